@@ -155,7 +155,7 @@ class ResumeMixin(Trainer):
         # the Trainer saves here; in an epoch's last step the checkpoint, perhaps one on SIGTERM, must wait for the
         # epoch's evaluation, to record the best model
         control = self.control
-        last = control.should_training_stop or self.state.epoch == int(self.state.epoch)
+        last = control.should_training_stop or self.state.global_step % self._steps_per_epoch == 0
         ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
         waits = control.should_save and ahead
         control.should_save = control.should_save and not waits
