@@ -4,7 +4,6 @@ import json
 import re
 import types
 
-import numpy as np
 import paddle
 import pytest
 import tables
@@ -263,41 +262,28 @@ def test_stage_3_cuts_large_parameters():
 @pytest.mark.parametrize(
     "build, says",
     [
-        (lambda: Transformer(0, 1, 1), "Received: hidden=0"),
         (lambda: Transformer(8, 1, 1, heads=3), "Received: heads=3"),
         (lambda: Transformer(8, 1, 1, heads=4, kv_heads=3), "Received: kv_heads=3"),
-        (lambda: Transformer.of_size(1e8), "Received: params=100000000.0"),
         (lambda: SMALL.weights(mp=3), "Received: mp=3, vocab=100"),
         (lambda: SMALL.weights(pp=3), "Received: pp=3, layers=4"),
-        (lambda: Layout(dp=0), "Received: dp=0"),
         (lambda: Layout(sharding=2, stage=4), "stage=4"),
         (lambda: Layout(stage=2), "Received: sharding=1, stage=2, split_param=False"),
         (lambda: Layout(split_param=True), "Received: sharding=1, stage=1, split_param=True"),
         (lambda: Layout(sharding=2, stage=2, split_param=True), "stage=2, split_param=True"),
         (lambda: Layout(sharding=2, stage=2, pp=2), "stage=2, split_param=False, pp=2"),
-        (lambda: OptimizerSpec("adam"), "Received: name='adam'"),
         (lambda: OptimizerSpec("lamb", beta1=0.9), "Received: beta1=0.9, name='lamb'"),
         (lambda: OptimizerSpec("lamb", compression=True), "Received: compression=True, name='lamb'"),
         (lambda: OptimizerSpec("came", amsgrad=True), "Received: amsgrad=True, name='came'"),
         (lambda: OptimizerSpec("came", beta1=0.0, compression=True), "Received: beta1=0.0"),
-        (lambda: OptimizerSpec("came", dtype="int8"), "Received: dtype='int8'"),
         (lambda: OptimizerSpec("came", dtype="float32", multi_precision=True), "dtype='float32'"),
         (lambda: estimate(SMALL, OptimizerSpec("came"), Layout(sharding=2, stage=3)), "Received: stage=3, name='came'"),
         (lambda: estimate({"a": [2]}, OptimizerSpec("came"), Layout(mp=2)), "Received: mp=2, pp=1"),
-        (lambda: estimate(SMALL, OptimizerSpec("came"), Layout(pp=2), tokens=0), "Received: tokens=0"),
     ],
 )
 def test_errors(build, says):
     with pytest.raises(ValueError) as error:
         build()
     assert says in str(error.value)
-
-
-@pytest.mark.parametrize("field, value", [("dp", 1.5), ("sharding", True), ("mp", "2")])
-def test_a_count_is_an_integer(field, value):
-    with pytest.raises(TypeError, match=f"`{field}` must be an integer. Received: {field}={value!r}"):
-        Layout(**{field: value})
-    assert Layout(**{field: np.int64(2)}) == Layout(**{field: 2})
 
 
 # ---- the command
