@@ -186,11 +186,6 @@ def test_a_schedule_on_a_metric_cannot_be_shown(tmp_path):
         train(tmp_path, ScheduleCallback(tmp_path / "schedule.png"), **settings)
 
 
-def test_another_ending():
-    with pytest.raises(ValueError, match="Received: path='schedule.txt'"):
-        ScheduleCallback("schedule.txt")
-
-
 def test_a_spike_between_two_columns_is_not_lost():
     rates = [0.0] * 1000
     rates[501] = 1.0
@@ -251,15 +246,12 @@ def test_layers_can_be_given_to_an_optimizer_without(tmp_path):
     assert changed(watch.weights[0], watch.weights[1]) == {3}
 
 
-def test_an_optimizer_without_layers(tmp_path):
+def test_an_optimizer_without_layers_or_with_two_maps(tmp_path):
     with pytest.raises(ValueError, match="needs an optimizer with layers.*Received: optimizer='AdamW'"):
         train(tmp_path, GradualUnfreezeCallback(2), layerwise_lr_decay=1.0, optim="adamw")
-
-
-@pytest.mark.parametrize("k, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
-def test_bad_k(k, error):
-    with pytest.raises(error, match=f"Received: every_k_steps={k}"):
-        GradualUnfreezeCallback(k)
+    twice = GradualUnfreezeCallback(2, layers=ldopt.LayerMap.from_model(common.tiny_model()))
+    with pytest.raises(ValueError, match="without ratios of its own. Received: optimizer='AdamWDL', layers=<"):
+        train(tmp_path, twice)
 
 
 def test_the_schedule_and_the_report_show_the_opening(tmp_path):
