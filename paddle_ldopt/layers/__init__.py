@@ -1,10 +1,10 @@
 """Which layer a parameter belongs to, and the ratio of its learning rate."""
 
 from .decay import CONVENTIONS, LayerDecay, as_decay
-from .hook_calls import adapt_hook
+from .hook_ratios import adapt_hook
+from .layer_ratios import LayerRatios
 from .map import Layer, LayerMap
 from .paddlenlp_hook import layerwise_lr_decay
-from .ratios import LayerRatios
 from .table import LayerRow, LayerTable
 from .weight_decay import decayed_parameter_names
 

@@ -1,4 +1,4 @@
-"""The default hook, PaddleNLP's `layerwise_lr_decay`; `hook_calls.py` calls it and hooks of the caller's own."""
+"""The default hook, PaddleNLP's `layerwise_lr_decay`; `hook_ratios.py` calls it and a caller's own hooks."""
 
 import re
 import warnings

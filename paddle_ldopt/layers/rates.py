@@ -7,13 +7,15 @@ import dataclasses
 import math
 from typing import Any, Callable, Optional
 
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import as_float, plain_number
-from .._messages import refusal
+from .._checks import as_float, checked_number, plain_number
+from .._messages import refusal, shown
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
-from .ratios import LayerRatios, rated
+from .layer_ratios import LayerRatios
+from .ratios import rated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,38 @@ def rate_divisor(optimizer: Any, ahead: int = 0) -> float:
 def next_rate(optimizer: Any) -> float:
     """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
     return float(unwrap(optimizer).get_lr()) / rate_divisor(optimizer)
+
+
+def check_table_arguments(
+    layers: Any, decay: Any, rate: Any, optimizer: Any, has_weight_decay: Any, num_steps: Any
+) -> None:
+    """Raise for arguments of `LayerMap.table` of another type, that exclude each other, or without effect."""
+    if (decay is None) == (optimizer is None):
+        raise ValueError(
+            "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
+            f"Received: layerwise_decay={shown(decay)}, optimizer={type(optimizer).__name__}"
+        )
+    if optimizer is not None:
+        for argument, value in {"learning_rate": rate, "apply_decay_param_fun": has_weight_decay}.items():
+            if value is not None:
+                raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
+        if not isinstance(unwrap(optimizer), Optimizer):
+            raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
+        if not parameters_of(optimizer):
+            advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
+            raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=[])
+        for param in parameters_of(optimizer):
+            layers.layer_of(param.name)  # raises for another model's
+        return
+    if has_weight_decay is not None and not callable(has_weight_decay):
+        raise refusal(TypeError, "`apply_decay_param_fun` must be callable.", apply_decay_param_fun=has_weight_decay)
+    if isinstance(rate, LRScheduler):
+        return
+    if rate is not None:
+        checked_number(rate, "learning_rate", kind="a number or an LRScheduler")
+    if num_steps is not None:
+        idle = "`num_steps` has no effect without a schedule as `learning_rate`."
+        raise refusal(ValueError, idle, num_steps=num_steps, learning_rate=rate)
 
 
 def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[str, Rate]:

@@ -5,8 +5,8 @@ from typing import Any, Callable, Optional, Union
 
 from .._messages import first_few, refusal, shown
 from .layer import HEAD
+from .numbered_lists import is_index
 from .patterns import check_matches, checked_patterns, matches_of
-from .stacks import is_index
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]

@@ -8,7 +8,7 @@ from paddle.optimizer import Optimizer
 
 from .._paddle import asks_for_rates, content_of, grad_of, may_have_cut, parameters_of, unwrap
 from ..layers.decay import LayerDecay
-from ..layers.ratio_checks import check_trained
+from ..layers.layer_ratios import check_trained
 from ._base.layerwise import LayerwiseMixin
 from ._base.layerwise_arguments import ratio_fn
 

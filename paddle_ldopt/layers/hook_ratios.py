@@ -1,4 +1,4 @@
-"""Calls of hooks (`set_param_lr_fun`): a caller's function parameter -> ratio, with any accepted signature."""
+"""The ratios of a hook (`set_param_lr_fun`), a caller's function parameter -> ratio with any accepted signature."""
 
 import functools
 import inspect

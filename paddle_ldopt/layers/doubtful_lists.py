@@ -1,12 +1,13 @@
-"""Doubts about the numbered lists of a model: a sentence for each guess, an error without credible blocks."""
+"""Numbered lists that may be misread: a sentence for each guess, an error without credible blocks."""
 
 import re
 from collections.abc import Iterator
 
 from .._messages import first_few
+from .known_names import STACK_NAMES, index_by_words
 from .layer import Layer
-from .names import is_hinted
-from .stacks import STACK_NAMES, NumberedLists, is_index
+from .numbered_lists import is_index
+from .stacks import NumberedLists
 
 
 def check_found(names: list[str], lists: NumberedLists, deepest: int) -> None:
@@ -19,7 +20,7 @@ def check_found(names: list[str], lists: NumberedLists, deepest: int) -> None:
     unknown = {
         tower: length
         for tower, length in lists.others.items()
-        if tower.rpartition(".")[2] not in STACK_NAMES and not is_hinted(tower)
+        if tower.rpartition(".")[2] not in STACK_NAMES and index_by_words(tower) is None
     }
     missed, known = sum(unknown.values()), sum(stack.depth for stack in lists.stacks)
     if missed >= known > 0:
