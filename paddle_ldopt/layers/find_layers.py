@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from paddle.nn import Layer as Sublayer
+import paddle
 
 from .before_blocks import PartBeforeBlocks, is_head
 from .doubtful_lists import check_found, guesses_of_lists
@@ -46,7 +46,7 @@ Found = tuple[dict[str, Layer], dict[str, int], list[str]]  # name -> Layer, tow
 
 
 def layers_of_model(
-    model: Sublayer, names: Mapping[str, str], rules: Optional[Rules], granularity: Granularity
+    model: paddle.nn.Layer, names: Mapping[str, str], rules: Optional[Rules], granularity: Granularity
 ) -> Found:
     """Return the layers of a model's parameters; `names` maps ``param.name`` to the structured name."""
     infos = parameter_infos(model, names)  # a shared parameter under all its names

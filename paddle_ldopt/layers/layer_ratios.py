@@ -9,7 +9,7 @@ from typing import Any, Optional
 from paddle import Tensor
 
 from .._messages import first_few, problem, quoted, refusal
-from .decay import OPTIONS, LayerDecay, mean_of
+from .decay import OPTIONS, LayerDecay, Ratio, mean_of
 from .layer import Layer
 from .patterns import check_matches, matches_of
 
@@ -37,7 +37,7 @@ class LayerRatios:
             for name in names:
                 self.multipliers[name] = self.multipliers.get(name, 1.0) * self.factors[pattern]
         self._now: dict[str, float] = self._ratios(0.0)
-        self._latest: tuple[Any, LayerRatios] = (0.0, self)
+        self._latest: tuple[Ratio, LayerRatios] = (0.0, self)
 
     def __call__(self, param: Tensor) -> float:
         """Return the ratio of a parameter."""
@@ -54,7 +54,7 @@ class LayerRatios:
         """Return the product of the decay's multipliers that match a parameter."""
         return self.multipliers.get(self.layers.name_of(param.name), 1.0)
 
-    def at(self, progress: Any) -> "LayerRatios":
+    def at(self, progress: Ratio) -> "LayerRatios":
         """Return the ratios after the fraction `progress` of the training, which may be a static graph's value."""
         if not self.decay.moves:
             return self
@@ -72,12 +72,12 @@ class LayerRatios:
             greatest[layer.tower, layer.index] = max(ratio, greatest.get((layer.tower, layer.index), 0.0))
         return greatest
 
-    def _ratios(self, progress: Any) -> dict[str, float]:
+    def _ratios(self, progress: Ratio) -> dict[str, float]:
         """Return structured name -> ratio."""
         without = self.without_multipliers(progress)
         return {name: ratio * self.multipliers.get(name, 1.0) for name, ratio in without.items()}
 
-    def without_multipliers(self, progress: Any) -> dict[str, Any]:
+    def without_multipliers(self, progress: Ratio) -> dict[str, Any]:
         """Return structured name -> ratio before multipliers."""
         places = {name: (self.layers.layer_of(name), self.tower_of[name]) for name in self.layers.names}
         unscaled = dict.fromkeys(places.values(), 1.0)

@@ -5,6 +5,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, Optional, Union
 
+import paddle
+from paddle.optimizer import Optimizer
+
 from .._checks import checked_steps
 from .._files import Path
 from .._messages import first_few, nearest, refusal, shown
@@ -16,7 +19,7 @@ from .granularity import Granularity, checked_granularity
 from .layer import Layer
 from .layer_ratios import LayerRatios, check_effects
 from .model_parameters import check_model
-from .rates import check_table_arguments, planned_rates, rates_of_optimizer
+from .rates import RateOrSchedule, Tensors, check_table_arguments, planned_rates, rates_of_optimizer
 from .ratios import ratios_of
 from .table import LayerTable
 from .user_rules import Rules, check_rules
@@ -48,7 +51,7 @@ class LayerMap:
         layers: dict[str, Layer],
         towers: dict[str, int],
         name_dict: Optional[dict[str, str]] = None,
-        parameters: Optional[dict[str, Any]] = None,
+        parameters: Optional[dict[str, paddle.Tensor]] = None,
     ) -> None:
         self._layers = layers  # structured name -> Layer
         self._parameters = parameters or {}  # structured name -> Parameter
@@ -86,7 +89,9 @@ class LayerMap:
         return cls(layers, towers)
 
     @classmethod
-    def from_model(cls, model: Any, rules: Optional[Rules] = None, granularity: Granularity = "block") -> "LayerMap":
+    def from_model(
+        cls, model: paddle.nn.Layer, rules: Optional[Rules] = None, granularity: Granularity = "block"
+    ) -> "LayerMap":
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
         Shared parameters count once, in the lowest of their layers. A single pipeline stage raises ValueError; use
@@ -147,8 +152,8 @@ class LayerMap:
     def table(
         self,
         layerwise_decay: Optional[Decay] = None,
-        learning_rate: Any = None,
-        optimizer: Any = None,
+        learning_rate: RateOrSchedule = None,
+        optimizer: Optional[Optimizer] = None,
         apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
         num_steps: Optional[int] = None,
     ) -> LayerTable:
@@ -179,13 +184,16 @@ class LayerMap:
             tensors, planned_rates(tensors, ratios, learning_rate, apply_decay_param_fun, num_steps)
         )
 
-    def _tensors(self) -> dict[str, tuple[Layer, str, Any]]:
-        """Return tensor name -> (Layer, structured name, Parameter or None)."""
+    def _tensors(self) -> Tensors:
         names = self.name_dict or {name: name for name in self._layers}
         return {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
 
     def plot(
-        self, path: Path, layerwise_decay: Optional[Decay] = None, learning_rate: Any = None, optimizer: Any = None
+        self,
+        path: Path,
+        layerwise_decay: Optional[Decay] = None,
+        learning_rate: RateOrSchedule = None,
+        optimizer: Optional[Optimizer] = None,
     ) -> str:
         """Draw the rate of each layer into a .png, .svg or .pdf file and return its path; arguments as in `table`."""
         return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
@@ -198,7 +206,7 @@ class LayerMap:
         }
 
 
-def layers_of(optimizer: Any) -> Optional[LayerMap]:
+def layers_of(optimizer: Optimizer) -> Optional[LayerMap]:
     """Return the LayerMap of an optimizer's ratios; None for a hook's, or without layer-wise rates."""
     ratios = ratios_of(optimizer)
     return None if ratios is None else ratios.layers

@@ -42,7 +42,10 @@ def parameter_infos(model: Sublayer, names: Mapping[str, str]) -> dict[str, Para
 
 
 def all_paths(
-    model: Sublayer, path: str = "", above: tuple[Sublayer, ...] = (), times: Optional[Counter[int]] = None
+    model: Sublayer,
+    path: str = "",
+    above: tuple[Sublayer, ...] = (),
+    times: Optional[Counter[int]] = None,
 ) -> Iterator[tuple[str, Sublayer]]:
     """Yield (path, sublayer) in the model's order; a shared sublayer under each of its paths, 1,000 at most."""
     times = Counter() if times is None else times

@@ -3,9 +3,10 @@
 from typing import Any, Optional, Protocol
 
 from paddle import Tensor
+from paddle.optimizer import Optimizer
 
 from .._paddle import unwrap
-from .decay import LayerDecay
+from .decay import LayerDecay, Ratio
 
 
 class Ratios(Protocol):
@@ -23,10 +24,10 @@ class Ratios(Protocol):
     def is_constant(self) -> bool:
         """Whether a step may reuse the ratios of the previous one."""
 
-    def at(self, progress: Any) -> "Ratios":
+    def at(self, progress: Ratio) -> "Ratios":
         """Return the ratios after the fraction `progress` of the training."""
 
-    def __call__(self, param: Tensor) -> Any:
+    def __call__(self, param: Tensor) -> Ratio:
         """Return the ratio of a parameter, a float or a static graph's value."""
 
 
@@ -35,7 +36,7 @@ class RatedOptimizer:
 
     ratio_of: Optional[Ratios] = None  # None: every ratio is 1
 
-    def layerwise_ratio(self, param: Tensor) -> Any:
+    def layerwise_ratio(self, param: Tensor) -> Ratio:
         """Return the current ratio of a parameter's rate to the optimizer's, without groups and ParamAttr."""
         return 1.0
 
@@ -64,18 +65,18 @@ class RatedOptimizer:
         return None
 
 
-def rated(optimizer: Any) -> RatedOptimizer:
+def rated(optimizer: Optimizer) -> RatedOptimizer:
     """Return the optimizer inside wrappers, or the defaults of `RatedOptimizer` for one of Paddle's."""
     inner = unwrap(optimizer)
     return inner if isinstance(inner, RatedOptimizer) else RatedOptimizer()
 
 
-def ratios_of(optimizer: Any) -> Optional[Ratios]:
+def ratios_of(optimizer: Optimizer) -> Optional[Ratios]:
     """Return the ratios of an optimizer, even inside `fleet`'s wrapper; None if all layers have the same rate."""
     return rated(optimizer).ratio_of
 
 
-def decay_of(optimizer: Any) -> Optional[LayerDecay]:
+def decay_of(optimizer: Optimizer) -> Optional[LayerDecay]:
     """Return the decay of an optimizer; None without a decay or with a hook."""
     ratios = ratios_of(optimizer)
     return None if ratios is None else ratios.decay

@@ -8,7 +8,7 @@ embedding must be larger than others to be one.
 
 from collections.abc import Container, Iterable, Mapping
 from os.path import commonprefix
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from .known_names import BETWEEN_STAGES, NORM_BETWEEN_STAGES, PART_NAMES, STAGED_NAMES, STATISTICS, index_by_words
 from .numbered_lists import Row, rows_of_lists
@@ -21,6 +21,8 @@ _MIN_KINDS_OF_PART = 6  # and if they are more than two convolutions or a convol
 _MIN_BLOCKS = 3  # a list called like a head or an embedding needs as many blocks to be a stack beside others
 _MOST_BLOCKS = 10_000  # numbers from here on are keys (dates, ids), not positions
 _MIN_ALIKE = 0.5  # Jaccard similarity from which on inner items count as blocks of one kind
+
+Stages = dict[int, dict[int, set[tuple[str, ...]]]]  # stage -> block -> kinds of its parameters
 
 
 class Stack:
@@ -51,7 +53,7 @@ class Stack:
         """The numbers of the first blocks of its stages; empty without stages."""
         return sorted(self._starts.values()) if self.staged else []
 
-    def join(self, tower: str, rows: list[Row], shapes: Mapping[str, Any]) -> bool:
+    def join(self, tower: str, rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Number a second list like this one of the same length, such as ConvNeXt's downsamplings, one per stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
@@ -170,9 +172,9 @@ def _ranks(indexes: Iterable[int], whole: bool, in_names: bool = False) -> dict[
     return {index: number for number, index in enumerate(ordered)}
 
 
-def _stages(rows: list[Row], sure: bool) -> Optional[dict[int, dict[int, set[tuple[str, ...]]]]]:
-    """Return stage -> block -> kinds of its parameters if the list consists of stages, None otherwise."""
-    stages: dict[int, dict[int, set[tuple[str, ...]]]] = {row.index: {} for row in rows}
+def _stages(rows: list[Row], sure: bool) -> Optional[Stages]:
+    """Return the stages of a list if it consists of stages, None otherwise."""
+    stages: Stages = {row.index: {} for row in rows}
     for row in rows:
         if row.inner is not None:
             stages[row.index].setdefault(row.inner, set()).add(row.inner_rest)
@@ -184,7 +186,7 @@ def _stages(rows: list[Row], sure: bool) -> Optional[dict[int, dict[int, set[tup
     return stages if 2 * sum(row.inner is not None for row in rows) > len(rows) else None
 
 
-def _count_through(rows: list[Row], stages: dict[int, Any], whole: bool) -> tuple[dict[str, int], int, dict[int, int]]:
+def _count_through(rows: list[Row], stages: Stages, whole: bool) -> tuple[dict[str, int], int, dict[int, int]]:
     """Number the blocks of all stages one after another; a stage's own parameters go to the nearest block."""
     ranks, starts, total = {}, {}, 0
     for stage in sorted(stages):
