@@ -19,6 +19,9 @@ from .warmup import WarmUp
 __all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"]
 
 
+_MOST_STEPS = 100_000  # steps of a curve to evaluate
+
+
 def length_of(schedule: LRScheduler) -> Optional[int]:
     """Return the number of steps that a schedule covers, counted from its first step; None if unknown."""
     curve = _curve_of(schedule)
@@ -47,10 +50,10 @@ def peak_learning_rate(
 ) -> Optional[float]:
     """Return the greatest rate that a schedule reaches from its present step on, or the rate itself if it is a number.
 
-    The peak of a `Curve` is known at any length. Of any other schedule, or if the divisor changes, a copy takes
-    `num_steps` steps: by default 10,000, or more if `warmup_steps` or `total_steps` of the schedule are larger. The
-    copy stops before the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a
-    warning.
+    A `Curve` is evaluated for `num_steps` steps, by default to its end; of more than 100,000 steps, at as many of them
+    and at the end of the warm-up. Of any other schedule, or if the divisor changes, a copy takes `num_steps` steps: by
+    default 10,000, or more if `warmup_steps` or `total_steps` of the schedule are larger. The copy stops before the
+    first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a warning.
 
     `divisor` maps steps ahead to the divisor of the rate there, see `rate_divisor`.
     """
@@ -63,10 +66,10 @@ def peak_learning_rate(
     curve = _curve_of(learning_rate)
     if curve is not None and divisor(1) == divisor(0):
         now = learning_rate.last_epoch
-        turning = [step - now for step in curve.turns(now + (num_steps or 0))]
-        last = max(turning) if num_steps is None else num_steps
-        ahead = [i for i in (0, last, *turning) if 0 <= i <= last]
-        rates += [(i, learning_rate.base_lr * curve(now + i)) for i in ahead]
+        end = max(curve.warmup, curve.length or 0) if num_steps is None else now + num_steps
+        top = [step for step in (curve.warmup - 1, curve.warmup) if now <= step <= end]  # of the warm-up
+        ahead = [*range(now, end + 1, max(1, (end - now) // _MOST_STEPS)), *top]
+        rates += [(step - now, learning_rate.base_lr * curve(step)) for step in ahead]
     else:
         if num_steps is None:
             lengths = [vars(learning_rate).get(name) for name in ("warmup_steps", "total_steps")]  # in any class

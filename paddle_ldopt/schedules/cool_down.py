@@ -6,7 +6,7 @@ from typing import Optional
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
-from .curves import Curve, cosine, waves
+from .curves import Curve, cosine
 from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
 from .registry import schedule
 
@@ -38,9 +38,6 @@ class CoolDown(Curve):
     def length(self) -> int:
         """The steps of the four phases."""
         return self.warmup + self.keep + self.decay + self.final
-
-    def _turns_after(self, until: int) -> list[int]:
-        return [*waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles), self.length]
 
 
 @schedule("cool_down")

@@ -38,18 +38,6 @@ class Curve:
         """The number of steps that the curve covers, counted from its first; None if it has no end."""
         return None
 
-    def turns(self, until: int = 0) -> list[int]:
-        """Return the steps at which a rise or a fall may end, up to the end of the curve or to step `until`.
-
-        The greatest factor from a step on is that of the step itself or of a later turn.
-        """
-        start = [max(self.warmup - 1, 0), self.warmup]  # a decay may begin with a far lower factor
-        return [*start, *self._turns_after(until)]
-
-    def _turns_after(self, until: int) -> list[int]:
-        """Return the turns after the warm-up."""
-        return []
-
 
 @dataclasses.dataclass(frozen=True)
 class DecayingCurve(Curve):
@@ -61,18 +49,3 @@ class DecayingCurve(Curve):
     def length(self) -> int:
         """The steps of both phases."""
         return self.warmup + self.decay
-
-
-def waves(start: int, steps: int, halves: float, until: int = 0) -> list[int]:
-    """Return the steps around the turns of a wave with `halves` half waves in `steps` steps.
-
-    The wave begins at step `start` and ends `steps` later, or at step `until` if that is later.
-    """
-    steps = max(steps, 0)
-    length = max(steps, until - start)
-    if halves >= steps:
-        return list(range(start, start + length + 1))
-    turns = {0, steps - 1, steps, length}
-    for i in range(1, math.floor(halves * length / steps) + 1):
-        turns.update(math.floor(i * steps / halves) + near for near in (-1, 0, 1, 2))
-    return [start + min(max(turn, 0), length) for turn in turns]

@@ -22,9 +22,6 @@ class Polynomial(DecayingCurve):
             return self.end
         return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
 
-    def _turns_after(self, until: int) -> list[int]:
-        return [] if self.decay < 0 else [self.warmup + self.decay + 1]
-
 
 @schedule("polynomial")
 def get_polynomial_decay_schedule_with_warmup(

@@ -1,9 +1,5 @@
 """The table of all kinds of schedules; the decorator `schedule` adds a function.
 
-    @schedule("triangle")
-    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> CurveSchedule:
-        return scheduled(optimizer, Linear(num_warmup_steps, num_warmup_steps), last_epoch)
-
 `get_scheduler`, `LdoptConfig`, the Trainer and the command line look a name up in this table, and read the options from
 the signature. Only the enum `SchedulerType` is fixed: it has the kinds of this package.
 """
@@ -16,7 +12,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option
 from .._messages import nearest, refusal, shown
-from .options import checks_arguments
+from .options import REQUIRED, checks_arguments
 
 _Function = TypeVar("_Function", bound=Callable[..., LRScheduler])
 _GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind
@@ -36,6 +32,11 @@ class Kind:
     def specific(self) -> dict[str, Option]:
         """The options allowed in `scheduler_specific_kwargs`."""
         return {key: option for key, option in self.options.items() if key not in _GENERAL}
+
+    @property
+    def required(self) -> list[str]:
+        """The options without a default."""
+        return [key for key, option in self.options.items() if option.default is REQUIRED]
 
     def idle_warmup(self, **given: Any) -> Iterator[str]:
         """Yield an error message if a warm-up is given to a kind without one."""

@@ -8,7 +8,7 @@ from typing import Annotated, Callable, Optional
 from .._messages import refusal
 from ._base import OptimizerOrRate
 from .curve_schedule import CurveSchedule, scheduled
-from .curves import Curve, cosine, waves
+from .curves import Curve, cosine
 from .options import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
 from .registry import schedule
 
@@ -52,10 +52,6 @@ class StableDecay(Curve):
     def length(self) -> int:
         """The steps of the three phases."""
         return self.warmup + self.stable + self.decay
-
-    def _turns_after(self, until: int) -> list[int]:
-        start = self.warmup + max(0, self.stable)  # a decay that begins in the warm-up is cut
-        return waves(start, self.decay, 2.0 * self.cycles)
 
 
 @schedule("warmup_stable_decay")

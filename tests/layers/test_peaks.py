@@ -124,17 +124,20 @@ CURVES = [
     CosineOneAhead(1, 50, 0.5, 0.1, 0.2),
     CosineRestarts(10, 50, 3.3),
     CosineRestarts(0, 53, 7),
+    CosineRestarts(4, 20, 2.6),
     StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
     StableDecay(10, 20, 30, "1-sqrt", "cosine", 0.1, 1.4),
     StableDecay(10, 0, 30, "cosine", "1-sqrt", 0.0, 0.5),
+    StableDecay(4, 7, 20, "linear", "cosine", 0.1, 1.6),
     CoolDown(10, 20, 30, 10, 0.1, 0.2, 0.8, 0.5),
     CoolDown(10, 0, 30, 10, 0.1, 0.2, 0.0, 1.9),
+    CoolDown(4, 7, 20, 5, 0.2, 0.3, 0.9, 1.6),
 ]
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=str)
 def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(curve):
-    schedule, end = CurveSchedule(0.3, curve), max(curve.turns())
+    schedule, end = CurveSchedule(0.3, curve), max(curve.warmup, curve.length or 0)
     for start in range(0, end + 5):
         schedule.step(start)
         ahead = [schedule.base_lr * curve(step) for step in range(start, max(end, start) + 1)]
@@ -145,7 +148,10 @@ def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(curve):
 
 
 def test_the_peak_of_a_long_schedule():
-    assert peak_learning_rate(get_linear_schedule_with_warmup(0.3, 10**8, 10**9)) == 0.3
+    assert peak_learning_rate(get_linear_schedule_with_warmup(0.3, 10**8 + 7, 10**9)) == 0.3
+    assert peak_learning_rate(CurveSchedule(0.3, CosineOneAhead(10**8 + 7, 10**8))) == 0.3
+    wave = CurveSchedule(0.3, CosineRestarts(0, 10**8, 10), last_epoch=10**7 // 2)
+    assert peak_learning_rate(wave) == pytest.approx(0.3, rel=1e-3)
     foreign = CurveSchedule(0.3, lambda step: min(step / 20_000, 1.0))
     assert peak_learning_rate(foreign) == pytest.approx(0.15), "10,000 steps, as documented"
     assert peak_learning_rate(foreign, 30_000) == pytest.approx(0.3)
