@@ -22,7 +22,7 @@ from .model_parameters import check_model
 from .rates import RateOrSchedule, Tensors, check_table_arguments, planned_rates, rates_of_optimizer
 from .ratios import ratios_of
 from .table import LayerTable
-from .user_rules import Rules, check_rules
+from .user_rules import Rules
 
 __all__ = ["Layer", "LayerMap"]
 
@@ -82,9 +82,7 @@ class LayerMap:
         Warns:
             UserWarning: layers that are guesses.
         """
-        names, granularity = _checked_names(names), checked_granularity(granularity)
-        check_rules(rules)
-        layers, towers, guesses = layers_of_names(names, rules, granularity, {})
+        layers, towers, guesses = layers_of_names(_checked_names(names), rules, checked_granularity(granularity), {})
         _warn_of(guesses, layers)
         return cls(layers, towers)
 
@@ -99,10 +97,9 @@ class LayerMap:
         `from_names`.
         """
         check_model(model)
-        check_rules(rules)
-        model, granularity = unwrap_model(model), checked_granularity(granularity)
+        model = unwrap_model(model)
         name_dict = name_dict_of(model)
-        layers, towers, guesses = layers_of_model(model, name_dict, rules, granularity)
+        layers, towers, guesses = layers_of_model(model, name_dict, rules, checked_granularity(granularity))
         _warn_of(guesses, layers)
         return cls(layers, towers, name_dict, dict(model.named_parameters()))
 

@@ -113,7 +113,7 @@ class WarmUp(LRScheduler):
             raise self._refusal(ValueError, step, given, "a finite rate of at least 0")
         return rate
 
-    def _refusal(self, kind: type[Exception], step: int, given: Any, expected: str) -> Exception:
+    def _refusal(self, kind: type[Exception], step: int, given: object, expected: str) -> Exception:
         sentence = f"`decay_schedule_fn` of {self.name or 'WarmUp'} must return {expected}."
         return refusal(kind, sentence, **{f"decay_schedule_fn({step})": given})
 
