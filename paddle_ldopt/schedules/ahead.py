@@ -51,9 +51,10 @@ def peak_learning_rate(
     """Return the greatest rate that a schedule reaches from its present step on, or the rate itself if it is a number.
 
     A `Curve` is evaluated for `num_steps` steps, by default to its end; of more than 100,000 steps, at as many of them
-    and at the end of the warm-up. Of any other schedule, or if the divisor changes, a copy takes `num_steps` steps: by
-    default 10,000, or more if `warmup_steps` or `total_steps` of the schedule are larger. The copy stops before the
-    first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a warning.
+    and at the ends of the warm-up and the curve. Of any other schedule, or if the divisor changes, a copy takes
+    `num_steps` steps: by default 10,000, or more if `warmup_steps` or `total_steps` of the schedule are larger. The
+    copy stops before the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a
+    warning.
 
     `divisor` maps steps ahead to the divisor of the rate there, see `rate_divisor`.
     """
@@ -67,8 +68,8 @@ def peak_learning_rate(
     if curve is not None and divisor(1) == divisor(0):
         now = learning_rate.last_epoch
         end = max(curve.warmup, curve.length or 0) if num_steps is None else now + num_steps
-        top = [step for step in (curve.warmup - 1, curve.warmup) if now <= step <= end]  # of the warm-up
-        ahead = [*range(now, end + 1, max(1, (end - now) // _MOST_STEPS)), *top]
+        ends = [step for step in (curve.warmup - 1, curve.warmup, end) if now <= step <= end]  # of the phases
+        ahead = [*range(now, end + 1, max(1, (end - now) // _MOST_STEPS)), *ends]
         rates += [(step - now, learning_rate.base_lr * curve(step)) for step in ahead]
     else:
         if num_steps is None:

@@ -11,7 +11,6 @@ from paddle_ldopt import AdamWDL, LayerMap
 from paddle_ldopt.schedules import CurveSchedule, get_linear_schedule_with_warmup
 from paddle_ldopt.schedules.ahead import peak_learning_rate, schedule_rates
 from paddle_ldopt.schedules.constant import Constant
-from paddle_ldopt.schedules.cool_down import CoolDown
 from paddle_ldopt.schedules.cosine import Cosine, CosineOneAhead, CosineRestarts
 from paddle_ldopt.schedules.inverse_sqrt import InverseSqrt
 from paddle_ldopt.schedules.linear import Linear
@@ -125,13 +124,13 @@ CURVES = [
     CosineRestarts(10, 50, 3.3),
     CosineRestarts(0, 53, 7),
     CosineRestarts(4, 20, 2.6),
-    StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
-    StableDecay(10, 20, 30, "1-sqrt", "cosine", 0.1, 1.4),
-    StableDecay(10, 0, 30, "cosine", "1-sqrt", 0.0, 0.5),
-    StableDecay(4, 7, 20, "linear", "cosine", 0.1, 1.6),
-    CoolDown(10, 20, 30, 10, 0.1, 0.2, 0.8, 0.5),
-    CoolDown(10, 0, 30, 10, 0.1, 0.2, 0.0, 1.9),
-    CoolDown(4, 7, 20, 5, 0.2, 0.3, 0.9, 1.6),
+    StableDecay(10, 20, 30, "linear", "cosine", 0.5, 0.1, 0.1, 0, 0.1),
+    StableDecay(10, 20, 30, "1-sqrt", "cosine", 1.4, 0.1, 0.1, 0, 0.1),
+    StableDecay(10, 0, 30, "cosine", "1-sqrt"),
+    StableDecay(4, 7, 20, "linear", "cosine", 1.6, 0.1, 0.1, 0, 0.1),
+    StableDecay(10, 20, 30, "linear", "cosine", 0.5, 0.1, 0.2, 10, 0.8),
+    StableDecay(10, 0, 30, "linear", "cosine", 1.9, 0.1, 0.2, 10, 0.0),
+    StableDecay(4, 7, 20, "linear", "cosine", 1.6, 0.2, 0.3, 5, 0.9),
 ]
 
 

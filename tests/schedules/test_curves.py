@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from schedule_cases import KINDS, make, rates
 
 from paddle_ldopt.schedules import ON_METRIC, get_scheduler
-from paddle_ldopt.schedules.cool_down import CoolDown
 from paddle_ldopt.schedules.cosine import CosineRestarts
 from paddle_ldopt.schedules.polynomial import Polynomial
 from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.schedules.stable_decay import StableDecay
 
 EDGE = {  # kind -> arguments with warm-up 0 and n = 4, its rates; the same with warm-up 4, its rates: by hand
     "linear": ([1, 0.75, 0.5, 0.25, 0, 0], [0, 0.25, 0.5, 0.75, 0, 0]),
@@ -40,7 +40,7 @@ def test_a_wave_begins_anew_after_each_third():
 
 
 def test_defaults_of_curves():
-    assert [CoolDown(2)(step) for step in range(3)] == [0.0, 0.5, 1.0]
+    assert [StableDecay(2)(step) for step in range(4)] == [0.0, 0.5, 1.0, 0.0]
     assert [CosineRestarts(1)(step) for step in range(3)] == [0.0, 1.0, 0.0]
     assert [Polynomial(2, 2)(step) for step in range(6)] == [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
 
