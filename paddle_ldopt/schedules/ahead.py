@@ -11,8 +11,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float
 from ._copies import copy_schedule
-from .curve_schedule import CurveSchedule
-from .curves import Curve
+from .curve_schedule import Curve, CurveSchedule
 from .metric import follows_metric
 from .warmup import WarmUp
 

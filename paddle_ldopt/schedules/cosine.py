@@ -5,8 +5,7 @@ from typing import Optional
 
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import DecayingCurve, cosine
+from .curve_schedule import CurveSchedule, DecayingCurve, cosine, scheduled
 from .options import Fraction, LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
 from .registry import schedule
 

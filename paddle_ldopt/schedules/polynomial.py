@@ -4,8 +4,7 @@ import dataclasses
 
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import DecayingCurve
+from .curve_schedule import CurveSchedule, DecayingCurve, scheduled
 from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, steps_left
 from .registry import schedule
 

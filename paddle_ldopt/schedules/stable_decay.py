@@ -7,8 +7,7 @@ from typing import Annotated, Callable, Optional
 
 from .._messages import refusal
 from ._base import OptimizerOrRate
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import Curve, cosine
+from .curve_schedule import Curve, CurveSchedule, cosine, scheduled
 from .options import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
 from .registry import schedule
 
