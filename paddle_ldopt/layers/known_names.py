@@ -59,7 +59,6 @@ _WORDS = {
     r"stem": EMBEDDINGS,  # ResNet, ConvNeXt
     r"(cls|class|mask|dist|query|register)_tokens?": EMBEDDINGS,  # ViT, DeiT, DINOv2
     r"(patch|pixel)_pos": EMBEDDINGS,  # TNT
-    r"patch_proj": EMBEDDINGS,  # ViT
     r"input_proj": EMBEDDINGS,  # DETR
     r"pos\w*_enc\w*|encode_positions": EMBEDDINGS,  # CTRL, SpeechT5
     r"rel\w*_(attention_)?bias\w*": EMBEDDINGS,  # BEiT, MPNet
