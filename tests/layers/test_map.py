@@ -99,11 +99,7 @@ def test_a_models_own_parameter_that_a_sublayer_shares_is_mapped_as_the_lower():
 @pytest.mark.parametrize(
     "rules, error, match",
     [
-        (
-            {"nowhere": 1},
-            ValueError,
-            r"matches no parameter; the names are \[embed.w, (h\.\S+, ){7}\.\.\. 3 more",
-        ),
+        ({"nowhere": 1}, ValueError, r"matches no parameter; the names are \[embed.w, (h\.\S+, ){7}\.\.\. 3 more"),
         ({"h": 1, "nowhere": 1}, ValueError, "matches no parameter.*Received: pattern='nowhere'"),
         (lambda name: None, ValueError, "`rules` place no parameter. Received: rules=<function .*names=.embed.w"),
         ({"(": 1}, ValueError, r"regular expressions .*Received: pattern='\('"),
