@@ -17,7 +17,7 @@ from .granularity import Granularity, grouped
 from .known_names import ONE_FOR_ALL_BLOCKS, index_by_paths, index_by_words
 from .layer import EMBEDDINGS, HEAD, Layer
 from .model_parameters import ParameterInfo, parameter_infos
-from .stacks import NumberedLists, Stack, find_stacks
+from .stacks import FoundLists, Stack, find_stacks
 from .user_rules import Rules, apply_rules, check_no_gap, close_gaps
 
 
@@ -25,7 +25,7 @@ class _Blocks(NamedTuple):
     """The blocks of a model."""
 
     by_rules: dict[str, int]  # name -> layer id, of all parameters that the user's rules place
-    lists: NumberedLists
+    lists: FoundLists
     deepest: int  # number of blocks of the deepest tower
 
     def nearest(self, name: str) -> tuple[int, list[Stack]]:

@@ -28,9 +28,9 @@ Stages = dict[int, dict[int, set[tuple[str, ...]]]]  # stage -> block -> kinds o
 class Stack:
     """A numbered list of blocks; unless `whole`, missing numbers below the last count as blocks."""
 
-    def __init__(self, tower: str, rows: list[Row], in_names: bool, whole: bool, doubted: bool) -> None:
+    def __init__(self, tower: str, rows: list[Row], in_names: bool, whole: bool, doubtful: bool) -> None:
         self.tower = tower  # its name, such as "bert.encoder.layers"
-        self.doubted = doubted  # whether it is named like a head or an embedding
+        self.doubtful = doubtful  # whether it is named like a head or an embedding
         self._in_names = in_names  # whether the numbers are parts of names, as in block1
         self.first = rows[0].position  # position of its first parameter among all names
         self.large = _kinds(rows) >= _MIN_KINDS
@@ -88,8 +88,8 @@ class Stack:
         return True
 
 
-class NumberedLists(NamedTuple):
-    """The numbered lists of a model."""
+class FoundLists(NamedTuple):
+    """The numbered lists of a model by kind."""
 
     stacks: list[Stack]
     others: dict[str, int]  # other lists that may be of blocks: name -> length
@@ -98,7 +98,7 @@ class NumberedLists(NamedTuple):
 
 def find_stacks(
     names: list[str], placed: Container[str], whole: bool, alone: bool, shapes: Mapping[str, tuple[int, ...]]
-) -> NumberedLists:
+) -> FoundLists:
     """Return the stacks, other lists that may be of blocks (name -> length), and lists of single layers.
 
     Args:
@@ -114,37 +114,37 @@ def find_stacks(
     lists = []
     for key, rows in known.items():
         tower = f"{key.tower}<i>" if key.in_names and key._replace(in_names=False) in known else key.tower
-        doubted = _is_doubted(".".join(key.tower.split(".")[common:]))
-        lists.append(Stack(tower, rows, key.in_names, whole and key not in partial, doubted))
+        doubtful = _is_doubtful(".".join(key.tower.split(".")[common:]))
+        lists.append(Stack(tower, rows, key.in_names, whole and key not in partial, doubtful))
     stacks = _lists_of_blocks(lists, alone)
-    found = NumberedLists(stacks, {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.long}, {})
+    found = FoundLists(stacks, {s.tower: s.depth for s in lists if s not in stacks and not s.doubtful and s.long}, {})
     in_stacks = {name for stack in stacks for name in stack.numbers}
     for name, rows in unknown.items():
         if any(stack.take_between(name, rows) for stack in stacks) or any(row.name in in_stacks for row in rows):
             continue
-        if not _is_doubted(name) and any(stack.join(name, rows, shapes) for stack in stacks):
+        if not _is_doubtful(name) and any(stack.join(name, rows, shapes) for stack in stacks):
             continue
         _note_other(name, rows, found)
     return found
 
 
-def _is_doubted(name: str) -> bool:
+def _is_doubtful(name: str) -> bool:
     """Return whether a list is named like a head or an embedding."""
     return index_by_words(name) is not None
 
 
-def _note_other(tower: str, rows: list[Row], found: NumberedLists) -> None:
+def _note_other(tower: str, rows: list[Row], found: FoundLists) -> None:
     """Add a list that is no stack to the lists that may be of blocks, or to the lists of single layers."""
-    length, kinds, in_parts, doubted = (
+    length, kinds, in_parts, doubtful = (
         len({row.token for row in rows}),
         _kinds(rows),
         "<i>" in tower,
-        _is_doubted(tower),
+        _is_doubtful(tower),
     )
     least, shortest = (_MIN_KINDS_OF_PART, _MIN_PARTS) if in_parts else (_MIN_KINDS, 2)
-    if kinds >= least and length >= shortest and not (in_parts and doubted):
+    if kinds >= least and length >= shortest and not (in_parts and doubtful):
         found.others[tower] = length
-    elif kinds < least and length >= _MIN_PARTS and not doubted:
+    elif kinds < least and length >= _MIN_PARTS and not doubtful:
         found.single[tower] = length
 
 
@@ -152,8 +152,8 @@ def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:
     """Return the most credible stacks: large lists first, then lists with fitting names; any list if `alone`."""
     large = [stack for stack in lists if stack.large]
     choices = [
-        [stack for stack in large if not stack.doubted or stack.long],
-        [stack for stack in lists if not stack.doubted or (alone and stack.long)],
+        [stack for stack in large if not stack.doubtful or stack.long],
+        [stack for stack in lists if not stack.doubtful or (alone and stack.long)],
         *([large, lists] if alone else []),
     ]
     return next(filter(None, choices), [])
