@@ -18,7 +18,7 @@ from .warmup import WarmUp
 __all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"]
 
 
-_MOST_STEPS = 100_000  # steps of a curve to evaluate
+_MOST_STEPS = 10_000  # to evaluate of a curve, to take of any other schedule
 
 
 def length_of(schedule: LRScheduler) -> Optional[int]:
@@ -49,7 +49,7 @@ def peak_learning_rate(
 ) -> Optional[float]:
     """Return the greatest rate that a schedule reaches from its present step on, or the rate itself if it is a number.
 
-    A `Curve` is evaluated for `num_steps` steps, by default to its end; of more than 100,000 steps, at as many of them
+    A `Curve` is evaluated for `num_steps` steps, by default to its end; of more than 10,000 steps, at as many of them
     and at the ends of the warm-up and the curve. Of any other schedule, or if the divisor changes, a copy takes
     `num_steps` steps: by default 10,000, or more if `warmup_steps` or `total_steps` of the schedule are larger. The
     copy stops before the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a
@@ -73,7 +73,7 @@ def peak_learning_rate(
     else:
         if num_steps is None:
             lengths = [vars(learning_rate).get(name) for name in ("warmup_steps", "total_steps")]  # in any class
-            num_steps = max([10_000, *(2 * steps for steps in lengths if isinstance(steps, int))])
+            num_steps = max([_MOST_STEPS, *(2 * steps for steps in lengths if isinstance(steps, int))])
         try:
             rates.extend(enumerate(itertools.islice(_rates_ahead(learning_rate), num_steps + 1)))
         except ValueError as error:
