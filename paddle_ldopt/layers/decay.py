@@ -162,6 +162,7 @@ class LayerDecay:
         return self.layerwise_decay if options.keys() <= {"layerwise_decay"} else options
 
 
+Decay = Union[float, LayerDecay]
 OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in dataclasses.fields(LayerDecay)}
 
 
@@ -171,10 +172,10 @@ def mean_of(ratios: Iterable[Ratio]) -> float:
     return sum(trained) / len(trained) if trained else 1.0
 
 
-def as_decay(layerwise_decay: Union[float, LayerDecay]) -> LayerDecay:
+def as_decay(layerwise_decay: Decay) -> LayerDecay:
     """Return a number as the `LayerDecay` with that decay; a `LayerDecay` as it is."""
     return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)
 
 
-def _as_tower(decay: Union[float, dict[str, Any], LayerDecay]) -> LayerDecay:
+def _as_tower(decay: Union[Decay, dict[str, Any]]) -> LayerDecay:
     return LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)

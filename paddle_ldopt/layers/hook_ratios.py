@@ -99,7 +99,7 @@ def adapt_hook(
     return HookRatios(call)
 
 
-def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Hook, bool]:
+def _bind(hook: Callable[..., Any], settings: tuple[float, Names, int]) -> tuple[Hook, bool]:
     """Return `hook` as a function of the parameter alone, and whether it receives the `settings`."""
     if not callable(hook):
         raise refusal(TypeError, "`set_param_lr_fun` must be callable or None.", set_param_lr_fun=hook)

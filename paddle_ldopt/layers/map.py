@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 import paddle
 from paddle.optimizer import Optimizer
@@ -13,7 +13,7 @@ from .._files import Path
 from .._messages import first_few, nearest, refusal, shown
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
-from .decay import LayerDecay, as_decay
+from .decay import Decay, as_decay
 from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
@@ -26,7 +26,6 @@ from .user_rules import Rules
 
 __all__ = ["Layer", "LayerMap"]
 
-Decay = Union[float, LayerDecay]
 _COPY = re.compile(r"(_deepcopy_\d+)+$")
 
 

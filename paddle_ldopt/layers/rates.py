@@ -15,6 +15,7 @@ from .._checks import as_float, checked_number, plain_number
 from .._messages import refusal, shown
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
+from .decay import Decay
 from .layer import Layer
 from .layer_ratios import LayerRatios
 from .ratios import rated
@@ -71,7 +72,12 @@ def next_rate(optimizer: Optimizer) -> float:
 
 
 def check_table_arguments(
-    layers: Any, decay: Any, rate: Any, optimizer: Optimizer, has_weight_decay: Any, num_steps: Any
+    layers: Any,
+    decay: Optional[Decay],
+    rate: RateOrSchedule,
+    optimizer: Optional[Optimizer],
+    has_weight_decay: Optional[Callable[[str], bool]],
+    num_steps: Optional[int],
 ) -> None:
     """Raise for arguments of `LayerMap.table` of another type, that exclude each other, or without effect."""
     if (decay is None) == (optimizer is None):
