@@ -1,4 +1,4 @@
-"""The peak of a schedule in the layer table: the schedule is read ahead without a trace."""
+"""The peak and the future rates of a schedule, also in the layer table: it is read ahead without a trace."""
 
 import functools
 import threading
@@ -26,6 +26,17 @@ def test_peak_learning_rate():
     assert peak_learning_rate(lr.ReduceOnPlateau(0.2)) == 0.2
     assert peak_learning_rate(lr.OneCycleLR(0.3, 20)) == pytest.approx(0.3), "it raises when it is stepped past its end"
     assert peak_learning_rate(0.4) == 0.4
+    assert peak_learning_rate(lr.ReduceOnPlateau(0.2), divisor=lambda ahead: 2.0) == 0.1
+    falling = lr.NaturalExpDecay(0.4, 0.1)
+    assert peak_learning_rate(falling, 3, lambda ahead: 1.0 + ahead) == 0.4
+
+
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_the_rates_of_a_schedule_are_known_from_its_first_step(step):
+    schedule = get_linear_schedule_with_warmup(0.1, 2, 4)
+    schedule.step(step)
+    assert schedule_rates(schedule, 5) == (0, [0.0, 0.05, 0.1, 0.05, 0.0])
+    assert schedule_rates(schedule, step) == (step, [])
 
 
 class Holder:
