@@ -9,9 +9,10 @@ from paddle.optimizer import Optimizer
 
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
+from ..layers.layer_ratios import LayerRatios
 from ..layers.map import LayerMap, layers_of
 from ..layers.rates import applied_rates, next_rate, rate_divisor, sets_own_rate
-from ..layers.ratios import LayerRatios, moves, ratios_of
+from ..layers.ratios import moves, ratios_of
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
