@@ -17,7 +17,7 @@ from ._base.declared import LAYERWISE
 from ._base.rule_optimizer import checked_rate
 from ._base.step import LayerwiseOptimizer, Task
 from ._fused.plan import FusedRule
-from ._fused.step import layer_rates
+from ._fused.step import rates_in_type
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
 from .options import flag, given_arguments, plain_weight_decay
 from .registry import register
@@ -240,4 +240,4 @@ class _LayerRate(NamedTuple):
     ratio: float
 
     def __float__(self) -> float:
-        return float(layer_rates(self.rate, self.factor, self.ratio))
+        return float(rates_in_type(self.rate, self.factor, self.ratio))

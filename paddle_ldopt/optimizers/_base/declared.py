@@ -123,13 +123,17 @@ class DeclaredMixin(_Base):
         group, defaults = self._group_of(param), self._defaults
         return {name: group.get(name, default) for name, default in defaults.items()} if group else dict(defaults)
 
-    def step_options(self, param: Any = None) -> dict[str, Any]:
+    def chosen_options(self, param: Any = None) -> dict[str, Any]:
         """Return all options of a parameter, or of the optimizer; "weight_decay" is 0 if it does not apply."""
         options = {**self.fixed_options(), **(self._defaults if param is None else self.options_of(param))}
         if param is not None and options.get("weight_decay") and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
         options.pop("lr", None)  # `own_rate` has it
         return options
+
+    def step_options(self, param: Any = None) -> dict[str, Any]:
+        """Return the options with their values in this step."""
+        return self.chosen_options(param)
 
     def has_weight_decay(self, param: Any) -> bool:
         """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""

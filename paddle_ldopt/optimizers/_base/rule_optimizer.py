@@ -13,11 +13,10 @@ from ..._messages import refusal
 from .._shards import Shard, ShardFinder
 from ..options import BATCHED
 from ..states import STEP
-from .batches import Batches
 from .declared import compute_dtype
-from .repeated import RepeatedStep
+from .operations import Operations
 from .rule_state import RuleState
-from .step import LayerwiseOptimizer, Task
+from .step import LayerwiseOptimizer, Task, in_shape
 from .updates import Update, Values, update, update_shards
 
 
@@ -70,7 +69,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
             raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)
-        self._finder, self._batches = ShardFinder(_paddle.flatten_groups(parameters or [])), Batches()
+        self._finder, self._operations = ShardFinder(_paddle.flatten_groups(parameters or [])), Operations()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         self._prepare(rate, parameters)
@@ -81,7 +80,6 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
     # ---- for subclasses to define or override
 
     rule: ClassVar[Callable[..., Update]]
-    _last: Optional[RepeatedStep] = None  # the last step, if Paddle's operations took it
 
     def own_rate(self, param: Any) -> Optional[float]:
         """Return the rate of the parameter's group that overrides the optimizer's, or None."""
@@ -119,27 +117,8 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
 
     # ---- the parts of `step`
 
-    def _repeat_step(self) -> bool:
-        """Repeat the last step with new gradients if nothing else has changed; return whether it was repeated."""
-        if self._last is not None and self._may_be_repeated():
-            with paddle.no_grad():
-                seen = self._last.again(self)
-                if seen is not None:
-                    if not _paddle.overflow_is_found(self):
-                        self._last.repeat(self, seen)
-                    return True
-        self._last = None
-        return False
-
-    def _may_be_repeated(self) -> bool:
-        """Return whether a step needs only clipping and updates, of parameters that this process has whole."""
-        return (
-            paddle.in_dynamic_mode()
-            and not _paddle.in_to_static_mode()
-            and self.regularization is None
-            and not self._missing.names
-            and self._finder.is_whole(_paddle.parameter_list(self))
-        )
+    def _backends(self) -> list[Any]:
+        return [self._fused_step, self._operations]
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         """Collect the update of one parameter; in a static graph, add its operations."""
@@ -147,7 +126,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         if self._is_frozen(param) or math.prod(param.shape) == 0:
             return
         self._check_shape(param)
-        task = Task(param, grad, self.step_options(param), self._rate(param, grad))
+        task = Task(param, in_shape(grad, param), self.step_options(param), self._rate(param, grad))
         if self._tasks is None:
             self._update_whole([task._replace(shard=Shard(self._whole_shape(param)))])
         else:
@@ -182,16 +161,9 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         slices = [task for task in tasks if task.shard.slice_size is not None]
         if whole and (self.fused or not paddle.in_dynamic_mode() or whole[0].param.place.is_cpu_place()):
             whole = self._fused_step.update(self, whole)
-        units = self._batches.split(self, whole)
-        for batch, members in units:
-            if batch is None:
-                update(self, members[0])
-            else:
-                batch.update([task.grad for task in members], batch.rates(members), members[0].options)
+        self._operations.update(self, whole)
         for task in slices:
             update(self, task)
-        if len(whole) == len(tasks) and self._tasks is None and paddle.in_dynamic_mode():
-            self._last = RepeatedStep.of(self, units)
 
     def _counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""

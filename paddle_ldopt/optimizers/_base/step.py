@@ -10,6 +10,7 @@ from ... import _paddle
 from .declared import DeclaredMixin
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
+from .whole_step import take_whole_step
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
@@ -38,7 +39,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
     def step(self) -> Any:
         """Update all parameters that have a gradient once."""
         with self._one_step():
-            if self._repeat_step() or self._fused_step.try_step(self):
+            if take_whole_step(self, self._backends()):
                 return None
             if not paddle.in_dynamic_mode():  # `to_static`, which calls `apply_gradients`
                 return super().step()
@@ -51,7 +52,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
                 params_grads = self._missing.drop_from(params_grads)
             pairs = _paddle.content_of(params_grads)
             for param, grad in pairs:
-                _check_gradient(self, param, grad)
+                check_gradient(self, param, grad)
             params = [param for param, _ in pairs]
             self._check_in_step(params)
             collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
@@ -93,9 +94,9 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
         """Return a reentrant context for the counts and schedules of a step."""
         return contextlib.nullcontext()
 
-    def _repeat_step(self) -> bool:
-        """Repeat the last step if only the gradients have changed; return whether it was repeated."""
-        return False
+    def _backends(self) -> list[Any]:
+        """Return the backends of whole steps, the preferred one first."""
+        return [self._fused_step]
 
     def _collects(self) -> bool:
         """Return whether tasks are collected."""
@@ -116,7 +117,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
         return False
 
 
-def _check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> None:
+def check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> None:
     """Raise TypeError for a parameter that is not floating-point or has a complex or sparse gradient."""
     if getattr(grad, "is_selected_rows", lambda: False)() and not optimizer._takes_sparse(param):
         needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
@@ -126,3 +127,8 @@ def _check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> Non
             "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
             f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
         )
+
+
+def in_shape(grad: Any, param: Any) -> Any:
+    """Return a gradient in the shape of its parameter; `ClipGradByGlobalNorm` makes [1] of []."""
+    return grad if list(grad.shape) == list(param.shape) else grad.reshape(param.shape)

@@ -52,7 +52,7 @@ class StepSchedulesMixin(StepCount):
         return {**super()._counted(state), **counted}
 
     def step_options(self, param: Any = None) -> Values:
-        """Return all options with their values in this step."""
+        """Return the options with their values in this step."""
         options = super().step_options(param)
         return {**options, "weight_decay": self._now(options["weight_decay"])}
 

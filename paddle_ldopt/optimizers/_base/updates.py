@@ -60,12 +60,8 @@ def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
             state[name] = state[name].reshape(rule_shape(kind, shard.shape))
     counted = optimizer._counted(state)
     state.update(counted)
-    grad = task.grad.astype(dtype)
-    if list(grad.shape) != list(target.shape):  # ClipGradByGlobalNorm makes [1] of []
-        grad = grad.reshape(target.shape)
-    rule = optimizer.rule(
-        shard.view(target.astype(dtype)), shard.view(grad), state, task.lr, shard=shard, **task.options
-    )
+    tensors = shard.view(target.astype(dtype)), shard.view(task.grad.astype(dtype))
+    rule = optimizer.rule(*tensors, state, task.lr, shard=shard, **task.options)
 
     def write(new_param: Any, new_state: dict[str, Any]) -> None:
         overflow = None if paddle.in_dynamic_mode() else _paddle.found_inf(optimizer)

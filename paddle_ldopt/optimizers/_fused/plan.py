@@ -9,9 +9,9 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle, kernels
+from .._base.whole_step import StepInputs
 from ..states import STEP
 from .memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, versions
-from .step_inputs import StepInputs
 
 _Tensor = paddle.Tensor
 _SMALLEST = float(np.finfo("float32").tiny)
@@ -81,19 +81,19 @@ class Plan:
             and self.is_current()
         )
 
-    def is_current(self, seen: Optional[StepInputs] = None) -> bool:
-        """Return whether no parameter (with `seen`: of `rows`) or state has moved, been replaced or changed its form.
+    def is_current(self, inputs: Optional[StepInputs] = None) -> bool:
+        """Return whether no parameter (with `inputs`: of `rows`) or state has moved, been replaced or changed its form.
 
         In large models each step checks all states for replacement, but only some for moves. Until a move is found, the
         library writes into memory that `_kept` holds on to.
         """
         params, masters, states = self._addresses
-        if seen is None:
+        if inputs is None:
             now, sizes = self.params, list(map(_Tensor.element_size, self.params))
             unmoved = addresses(now) == params and sizes == self._sizes and same_shapes(now, self._as_planned)
         else:
             at, sizes, shapes = self._live
-            unmoved = seen.params_at == at and seen.sizes == sizes and same_shapes(seen.params, shapes)
+            unmoved = inputs.params_at == at and inputs.sizes == sizes and same_shapes(inputs.params, shapes)
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
         some, (of_masters, of_states), state = self._states[part], self._versions, _state_tensors(self.optimizer)
@@ -105,14 +105,14 @@ class Plan:
             and (versions(self._masters), versions(some)) == (of_masters, of_states[part])
         )
 
-    def follow(self, seen: StepInputs) -> bool:
-        """Select the parameters seen for the next steps; return whether the plan has all of them."""
-        rows: Any = [self.index.get(param.name) for param in seen.params]
+    def follow(self, inputs: StepInputs) -> bool:
+        """Select the parameters inputs for the next steps; return whether the plan has all of them."""
+        rows: Any = [self.index.get(param.name) for param in inputs.params]
         if None in rows:
             return False
-        self.live, self.rows = seen.live, np.array(rows)
+        self.live, self.rows = inputs.live, np.array(rows)
         self._live = [[given[row] for row in rows] for given in (self._addresses[0], self._sizes, self._as_planned)]
-        self._types = [param.dtype for param in seen.params]
+        self._types = [param.dtype for param in inputs.params]
         self._codes = np.array([TYPES[kind] for kind in self._types])
         return True
 
@@ -190,11 +190,11 @@ class Plan:
             self._decayed = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
         return self._decayed
 
-    def grad_types(self, seen: StepInputs) -> Any:
+    def grad_types(self, inputs: StepInputs) -> Any:
         """Return the type of each gradient as a number for the library, None if it does not support one."""
-        if seen.types == self._types:  # identity is compared first: a look-up takes ten times as long
+        if inputs.types == self._types:  # identity is compared first: a look-up takes ten times as long
             return self._codes
-        types = list(map(TYPES.get, seen.types))
+        types = list(map(TYPES.get, inputs.types))
         return None if None in types else types
 
 

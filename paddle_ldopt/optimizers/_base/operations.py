@@ -1,0 +1,196 @@
+"""Updates by Paddle's operations: parameters of one shape, type and set of options in batches, others one by one."""
+
+import math
+import operator
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import paddle
+
+from ... import _paddle
+from .batches import Batch
+from .declared import compute_dtype
+from .step import Task, check_gradient, in_shape
+from .updates import update
+from .whole_step import StepInputs, create_state, current_rate, layer_rates
+
+_Tensor = paddle.Tensor
+
+
+class Operations:
+    """The updates of one optimizer with a rule by Paddle's operations: its batches, and its plan of a whole step."""
+
+    def __init__(self) -> None:
+        self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
+        self._plan: Optional[Plan] = None  # of the last whole step
+
+    def __deepcopy__(self, memo: Any) -> "Operations":
+        return Operations()  # the copied optimizer has tensors of its own
+
+    def may_take(self, optimizer: Any) -> bool:
+        """Return whether this process has all parameters whole."""
+        return bool(optimizer._finder.is_whole(_paddle.parameter_list(optimizer)))
+
+    def take(self, optimizer: Any, inputs: StepInputs) -> bool:
+        """Take a whole step; return False if the C library may have a part in it."""
+        if not optimizer._fused_step.takes_none(optimizer, inputs.params):
+            return False
+        if self._plan is None or not self._plan.holds(optimizer, inputs):
+            self._plan = self._planned(optimizer, inputs)
+        self._plan.run(optimizer, inputs)
+        return True
+
+    def _planned(self, optimizer: Any, inputs: StepInputs) -> "Plan":
+        """Return a plan of a step, after the checks that Paddle's loop does in each."""
+        for param, grad in zip(inputs.params, inputs.grads):
+            check_gradient(optimizer, param, grad)
+            optimizer._check_shape(param)
+        optimizer._check_in_step(inputs.params)
+        create_state(optimizer)
+        tasks, rows = [], {}
+        for row, (param, grad) in enumerate(zip(inputs.params, inputs.grads)):
+            if inputs.ratios[row] != 0.0:
+                rows[param.name] = row
+                tasks.append(Task(param, grad, optimizer.chosen_options(param), None))
+        split = self._split(optimizer, tasks)
+        units = [(batch, [rows[task.param.name] for task in members]) for batch, members in split]
+        return Plan(optimizer, inputs, units)
+
+    def update(self, optimizer: Any, tasks: list[Task]) -> None:
+        """Do collected tasks."""
+        for batch, members in self._split(optimizer, tasks):
+            if batch is None:
+                update(optimizer, members[0])
+            else:
+                batch.update([task.grad for task in members], batch.rates(members), members[0].options)
+
+    def _split(self, optimizer: Any, tasks: list[Task]) -> list[tuple[Optional[Batch], list[Task]]]:
+        """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
+        if not paddle.in_dynamic_mode():
+            return [(None, [task]) for task in tasks]
+        found: dict[Any, list[Task]] = {}
+        for task in tasks:
+            param = task.param
+            key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
+            found.setdefault(param.name if param.is_dist() else key, []).append(task)
+        units: list[tuple[Optional[Batch], list[Task]]] = []
+        for alike in found.values():
+            param = alike[0].param
+            limit = _most_bytes(optimizer, param) // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
+            if limit == 0 or param.is_dist():
+                units += [(None, [task]) for task in alike]
+                continue
+            for begin in range(0, len(alike), limit):
+                together = alike[begin : begin + limit]
+                batch = self._batch(optimizer, [task.param for task in together])
+                units += [(None, [task]) for task in together] if batch is None else [(batch, together)]
+        return units
+
+    def _batch(self, optimizer: Any, params: list[Any]) -> Optional[Batch]:
+        """Return the batch of these parameters, reused if it still holds; None if their state is not contiguous."""
+        names = tuple(param.name for param in params)
+        batch = self._batches.get(names)
+        if batch is not None and batch.holds():
+            return batch
+        for old in [old for old in self._batches if not set(names).isdisjoint(old)]:
+            self._batches.pop(old).release(set(old) - set(names))
+        batch = Batch(optimizer, params)
+        if not batch.is_contiguous():
+            return None
+        batch.build()
+        self._batches[names] = batch
+        return batch
+
+
+def _most_bytes(optimizer: Any, param: Any) -> int:
+    """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
+    if optimizer.batch_bytes is not None:
+        return int(optimizer.batch_bytes)
+    return 2**21 if param.place.is_cpu_place() else 2**26
+
+
+class Unit(NamedTuple):
+    """Parameters that are updated together."""
+
+    batch: Optional[Batch]  # None: a single parameter
+    rows: list[int]  # in `StepInputs`
+    dtype: Any  # in which the update is computed
+    factor: Any  # of their rates: a number, or a Tensor with one for each; 0 where the group has a rate of its own
+    ratio: Any
+    has_own_rate: bool  # whether a group has
+
+    def spread(self, values: list[float], dtype: Any) -> Any:
+        """Return one number for each parameter as a Tensor for the rule; the number itself if all are equal."""
+        if self.batch is None or all(value == values[0] for value in values):
+            return float(values[0])
+        return self.batch.column(paddle.to_tensor(values, dtype))
+
+
+class Plan:
+    """Which parameters are updated together in a whole step, and all inputs on which that depends."""
+
+    def __init__(self, optimizer: Any, inputs: StepInputs, units: list[tuple[Optional[Batch], list[int]]]) -> None:
+        self._inputs, self._settings = inputs._replace(grads=[]), _settings(optimizer)  # gradients would be kept alive
+        self._shapes = [_paddle.view_of(param.detach(), list(param.shape)) for param in inputs.params]
+        self._decayed = list(map(optimizer.has_weight_decay, inputs.params))
+        self._clips = _clips(optimizer, inputs.params)
+        dtype, self._units = current_rate(optimizer).dtype, []
+        for batch, rows in units:
+            own = [optimizer.own_rate(inputs.params[row]) is not None for row in rows]
+            unit = Unit(batch, rows, compute_dtype(inputs.params[rows[0]]), 1.0, 1.0, any(own))
+            factor = unit.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, own)], dtype)
+            ratio = unit.spread([inputs.ratios[row] for row in rows], dtype)
+            self._units.append(unit._replace(factor=factor, ratio=ratio))
+
+    def holds(self, optimizer: Any, inputs: StepInputs) -> bool:
+        """Return whether only the values of gradients, rates and counts have changed."""
+        then, settings, asked = self._inputs, _settings(optimizer), _paddle.weight_decay_fun(optimizer) is not None
+        return (
+            len(settings) == len(self._settings)
+            and all(map(operator.is_, settings, self._settings))
+            and (inputs.live, inputs.types, inputs.factors) == (then.live, then.types, then.factors)
+            and (inputs.params_at, inputs.sizes) == (then.params_at, then.sizes)
+            and np.array_equal(inputs.ratios, then.ratios)
+            and all(map(operator.is_, inputs.params, then.params))
+            and all(map(_Tensor.is_same_shape, inputs.params, self._shapes))
+            and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._decayed)
+            and all(unit.batch is None or unit.batch.holds() for unit in self._units)
+        )
+
+    def run(self, optimizer: Any, inputs: StepInputs) -> None:
+        """Take a step."""
+        params, grads, rate = inputs.params, list(inputs.grads), current_rate(optimizer).reshape([])
+        for clip, rows in self._clips:
+            clipped = {param.name: grad for param, grad in clip([(params[row], grads[row]) for row in rows])}
+            for row in rows:
+                grads[row] = in_shape(clipped[params[row].name], params[row])
+        for unit in self._units:
+            first, lr = params[unit.rows[0]], layer_rates(rate, unit.factor, unit.ratio)
+            if unit.has_own_rate:  # its factor is 0
+                own = unit.spread([optimizer.own_rate(params[row]) or 0.0 for row in unit.rows], rate.dtype)
+                lr = lr + layer_rates(paddle.full_like(rate, own) if isinstance(own, float) else own, 1.0, unit.ratio)
+            lr, options = lr.astype(unit.dtype), optimizer.step_options(first)
+            if unit.batch is None:
+                update(optimizer, Task(first, grads[unit.rows[0]], options, lr))
+            else:
+                unit.batch.update([grads[row] for row in unit.rows], lr, options)
+
+
+def _settings(optimizer: Any) -> list[Any]:
+    """Return the settings that decide which parameters are updated together, to be compared by identity."""
+    found = [_paddle.grad_clip(optimizer), _paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
+    groups = _paddle.param_groups(optimizer)
+    for group in groups if isinstance(groups[0], dict) else []:
+        found += [*group, *(value for key, value in group.items() if key != "params")]
+    return found
+
+
+def _clips(optimizer: Any, params: list[Any]) -> list[tuple[Any, list[int]]]:
+    """Return (clip, rows of its parameters) for each parameter group that is clipped."""
+    groups = _paddle.param_groups(optimizer)
+    if not isinstance(groups[0], dict):
+        found = [(_paddle.grad_clip(optimizer), list(range(len(params))))]
+    else:
+        row = {param.name: row for row, param in enumerate(params)}
+        found = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in groups]
+    return [(clip, rows) for clip, rows in found if clip is not None and rows]
