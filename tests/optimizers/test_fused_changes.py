@@ -10,7 +10,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.layers import adapt_hook
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
-from paddle_ldopt.optimizers._fused.step import rates_in_type
+from paddle_ldopt.optimizers._base.whole_step import layer_rates
 
 pytestmark = [
     needs_library,
@@ -430,8 +430,9 @@ def test_ratios_of_layers_are_asked_for_once_and_again_where_something_is_unfroz
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
     of = np.dtype(dtype).type
-    (rate,) = rates_in_type(paddle.to_tensor(0.1, dtype), [0.3], [0.7])
-    assert rate == of(0.1) * of(0.3) * of(0.7) and rate.dtype == dtype
+    for tensor in (paddle.to_tensor, np.array):
+        rate = layer_rates(*(tensor(number, dtype) for number in (0.1, 0.3, 0.7)))
+        assert float(rate) == of(0.1) * of(0.3) * of(0.7)
 
 
 class Descent(RuleOptimizer):

@@ -135,6 +135,10 @@ class DeclaredMixin(_Base):
         """Return the options with their values in this step."""
         return self.chosen_options(param)
 
+    def own_rate(self, param: Any) -> Optional[float]:
+        """Return the rate of the parameter's group that overrides the optimizer's, or None."""
+        return self._group_of(param).get("lr")
+
     def has_weight_decay(self, param: Any) -> bool:
         """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""
         chosen = weight_decay_fun(self)

@@ -72,12 +72,12 @@ class Operations:
         for task in tasks:
             param = task.param
             key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
-            found.setdefault(param.name if param.is_dist() else key, []).append(task)
+            found.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
         units: list[tuple[Optional[Batch], list[Task]]] = []
         for alike in found.values():
             param = alike[0].param
             limit = _most_bytes(optimizer, param) // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
-            if limit == 0 or param.is_dist():
+            if limit == 0 or not _can_be_stacked(alike[0]):
                 units += [(None, [task]) for task in alike]
                 continue
             for begin in range(0, len(alike), limit):
@@ -107,6 +107,10 @@ def _most_bytes(optimizer: Any, param: Any) -> int:
     if optimizer.batch_bytes is not None:
         return int(optimizer.batch_bytes)
     return 2**21 if param.place.is_cpu_place() else 2**26
+
+
+def _can_be_stacked(task: Task) -> bool:
+    return (task.shard is None or task.shard.slice_size is None) and not task.param.is_dist()
 
 
 class Unit(NamedTuple):

@@ -10,14 +10,13 @@ from paddle.optimizer.lr import LRScheduler
 from ... import _paddle
 from ..._checks import checked_number
 from ..._messages import refusal
-from .._shards import Shard, ShardFinder
+from .._shards import ShardFinder
 from ..options import BATCHED
 from ..states import STEP
-from .declared import compute_dtype
 from .operations import Operations
 from .rule_state import RuleState
 from .step import LayerwiseOptimizer, Task, in_shape
-from .updates import Update, Values, update, update_shards
+from .updates import Update, Values, update_shards
 
 
 class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
@@ -81,10 +80,6 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
 
     rule: ClassVar[Callable[..., Update]]
 
-    def own_rate(self, param: Any) -> Optional[float]:
-        """Return the rate of the parameter's group that overrides the optimizer's, or None."""
-        return self._group_of(param).get("lr")
-
     def _read_rate(self, learning_rate: Any) -> Any:
         """Return the constructor's rate after checking it."""
         return checked_rate(learning_rate, "learning_rate")
@@ -128,7 +123,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         self._check_shape(param)
         task = Task(param, in_shape(grad, param), self.step_options(param), self._rate(param, grad))
         if self._tasks is None:
-            self._update_whole([task._replace(shard=Shard(self._whole_shape(param)))])
+            self._operations.update(self, self._fused_step.update(self, [task]))
         else:
             self._tasks.append(task)
 
@@ -137,33 +132,17 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         if paddle.in_dynamic_mode() and self._finder.params:
             self._finder.check(param)
 
-    def _rate(self, param: Any, grad: Any) -> Any:
-        """Return the rate of a parameter, one Tensor for all collected parameters with this rate."""
-        dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
-        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
-        if self._tasks is None or key not in self._rates:
-            self._rates[key] = _paddle.rate_factor(self)((param, grad)).astype(dtype).reshape([])
-        return self._rates[key]
-
     def _update(self, tasks: list[Task]) -> None:
-        """Update whole parameters first, then parameters of which other processes have shards."""
+        """Update parameters of which this process has all elements, then those of which other processes have shards."""
         shards = self._finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(shard=shards[task.param.name]) for task in tasks if task.param.name in shards]
         if self.fused and any(task.shard.groups or task.shard.slice_size is not None for task in tasks):
             where = "parameters in shards (tensor parallel, sharding version 2)"
             raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
-        self._update_whole([task for task in tasks if not task.shard.groups])
+        alone = [task for task in tasks if not task.shard.groups]
+        rest = self._fused_step.update(self, [task for task in alone if task.shard.slice_size is None])
+        self._operations.update(self, [*rest, *(task for task in alone if task.shard.slice_size is not None)])
         update_shards(self, {task.param.name: task for task in tasks if task.shard.groups}, shards)
-
-    def _update_whole(self, tasks: list[Task]) -> None:
-        """Update whole parameters in the C library, in batches, or one by one."""
-        whole = [task for task in tasks if task.shard.slice_size is None]
-        slices = [task for task in tasks if task.shard.slice_size is not None]
-        if whole and (self.fused or not paddle.in_dynamic_mode() or whole[0].param.place.is_cpu_place()):
-            whole = self._fused_step.update(self, whole)
-        self._operations.update(self, whole)
-        for task in slices:
-            update(self, task)
 
     def _counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""

@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import paddle
 
 from ... import _paddle
-from .declared import DeclaredMixin
+from .declared import DeclaredMixin, compute_dtype
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
 from .whole_step import take_whole_step
@@ -22,7 +22,7 @@ class Task(NamedTuple):
     param: Any  # the parameter, or its flat slice under `fleet`
     grad: Any  # its gradient
     options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
-    lr: Any  # includes the layer's ratio; for a rule a Tensor of shape [] in the type that it computes in
+    lr: Any  # includes the layer's ratio; a Tensor of shape [] in the type that the update is computed in
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
@@ -83,6 +83,14 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
                 with paddle.no_grad():
                     self._update(tasks)
         return done
+
+    def _rate(self, param: Any, grad: Any) -> Any:
+        """Return the rate of a parameter, one Tensor for all collected parameters with this rate."""
+        dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
+        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
+        if self._tasks is None or key not in self._rates:
+            self._rates[key] = _paddle.rate_factor(self)((param, grad)).astype(dtype).reshape([])
+        return self._rates[key]
 
     def decays_weights(self, param: Any) -> bool:
         """Return whether the next step applies weight decay to a parameter."""

@@ -62,7 +62,7 @@ class FusedStep:
             optimizer.fused is not False
             and _unsupported_reason_here() is None
             and not isinstance(params[0], dict)
-            and (not _paddle.is_allocated(params[0]) or params[0].place.is_cpu_place())
+            and _is_on_cpu(params[0])
             and not paddle.distributed.is_initialized()
             and (clip is None or (by_norm and not (clip.auto_skip_clip or optimizer.rule_clips())))
         )
@@ -80,7 +80,9 @@ class FusedStep:
         optimizer._count_planned(plan)
         plan.refresh(options)
         structs, params = plan.structs.take(plan.rows), inputs.params  # indexing takes ten times as long
-        structs["lr"] = rates_in_type(current_rate(optimizer), inputs.factors, inputs.ratios)
+        rate = current_rate(optimizer)
+        kind = "f4" if rate.dtype == paddle.float32 else "f8"
+        structs["lr"] = layer_rates(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
         structs["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
         structs["grad"], structs["grad_type"] = inputs.grads_at, types
         structs["held"][:, kernels.PLACES["grad"]] = inputs.grad_bytes
@@ -106,24 +108,23 @@ class FusedStep:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
         if optimizer.fused:  # it may raise
             return False
-        if optimizer.fused is False or not params[0].place.is_cpu_place() or _warned_reason() is not None:
+        if optimizer.fused is False or not paddle.in_dynamic_mode() or not _is_on_cpu(params[0]):
             return True
-        return self._plan is not None and not self._plan.index and self._plan.holds(params)
+        why = _unsupported_reason_here()
+        if why is not None:
+            _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
+        return why is not None or (self._plan is not None and not self._plan.index and self._plan.holds(params))
 
     # ---- collected tasks
 
     def update(self, optimizer: Any, tasks: list[Any]) -> list[Any]:
         """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
-        if not tasks or optimizer.fused is False:
+        params = [task.param for task in tasks]
+        if not tasks or self.takes_none(optimizer, params):
             return tasks
         why = _unsupported_reason_here()
         if why is not None:
-            if optimizer.fused:
-                raise _not_possible(f": {why}. Use None or False.")
-            if paddle.in_dynamic_mode() and tasks[0].param.place.is_cpu_place():
-                _warned_reason()
-            return tasks
-        params = [task.param for task in tasks]
+            raise _not_possible(f": {why}. Use None or False.")
         if self._plan is None or not self._plan.holds(params):
             self._plan = Plan(optimizer, params)
         optimizer._count_planned(self._plan)
@@ -173,12 +174,6 @@ def _call(optimizer: Any, structs: NDArray[Any], params: list[Any]) -> None:
         collections.deque(map(_paddle.bump_version, params), maxlen=0)
 
 
-def rates_in_type(rate: Any, factors: Any, ratios: Any) -> NDArray[Any]:
-    """Return the rates of layers as numbers of the type of a Tensor `rate`."""
-    kind = "f4" if rate.dtype == paddle.float32 else "f8"
-    return np.asarray(layer_rates(*(np.array(numbers, kind) for numbers in (float(rate), factors, ratios))))
-
-
 def _unsupported_reason_here() -> Optional[str]:
     """Return why no step can be fused now, None if one can."""
     if not paddle.in_dynamic_mode():
@@ -188,12 +183,8 @@ def _unsupported_reason_here() -> Optional[str]:
     return kernels.unsupported_reason()
 
 
-def _warned_reason() -> Optional[str]:
-    """Return why no step can be fused now after a warning, None if one can."""
-    why = _unsupported_reason_here()
-    if why is not None:
-        _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
-    return why
+def _is_on_cpu(param: Any) -> bool:
+    return not _paddle.is_allocated(param) or bool(param.place.is_cpu_place())
 
 
 def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
