@@ -194,8 +194,8 @@ WHOLE = {
 @pytest.fixture
 def plans(monkeypatch):
     """Note the plan of each whole step."""
-    taken, run = [], operations.Plan.run
-    monkeypatch.setattr(operations.Plan, "run", lambda self, *given: taken.append(self) or run(self, *given))
+    taken, run = [], operations.OperationsPlan.run
+    monkeypatch.setattr(operations.OperationsPlan, "run", lambda self, *given: taken.append(self) or run(self, *given))
     return taken
 
 

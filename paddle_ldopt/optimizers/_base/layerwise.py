@@ -30,6 +30,7 @@ from ...layers.ratios import LayerRatios, RatedOptimizer, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
 from .._shards import unknown_parameter
 from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
+from .whole_step import layer_rates
 
 _Base: Any = object
 
@@ -192,9 +193,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr = super()._create_param_lr(param_and_grad)
         ratio = self.layerwise_ratio(param_and_grad[0])
-        if isinstance(ratio, float):
-            return lr if ratio == 1.0 else lr * ratio
-        return lr * (ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
+        return layer_rates(lr, 1.0, ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
 
 
 def _progress_in_graph(now: int, steps: int) -> Any:

@@ -8,13 +8,12 @@ import numpy as np
 import paddle
 
 from ... import _paddle
+from .._fused.memory import same_shapes
 from .batches import Batch
 from .declared import compute_dtype
 from .step import Task, check_gradient, in_shape
 from .updates import update
 from .whole_step import StepInputs, create_state, current_rate, layer_rates
-
-_Tensor = paddle.Tensor
 
 
 class Operations:
@@ -22,7 +21,7 @@ class Operations:
 
     def __init__(self) -> None:
         self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
-        self._plan: Optional[Plan] = None  # of the last whole step
+        self._plan: Optional[OperationsPlan] = None  # of the last whole step
 
     def __deepcopy__(self, memo: Any) -> "Operations":
         return Operations()  # the copied optimizer has tensors of its own
@@ -35,26 +34,22 @@ class Operations:
         """Take a whole step; return False if the C library may have a part in it."""
         if not optimizer._fused_step.takes_none(optimizer, inputs.params):
             return False
-        if self._plan is None or not self._plan.holds(optimizer, inputs):
-            self._plan = self._planned(optimizer, inputs)
-        self._plan.run(optimizer, inputs)
+        with paddle.no_grad():
+            if self._plan is None or not self._plan.holds(optimizer, inputs):
+                self._plan = self._planned(optimizer, inputs)
+            self._plan.run(optimizer, inputs)
         return True
 
-    def _planned(self, optimizer: Any, inputs: StepInputs) -> "Plan":
+    def _planned(self, optimizer: Any, inputs: StepInputs) -> "OperationsPlan":
         """Return a plan of a step, after the checks that Paddle's loop does in each."""
         for param, grad in zip(inputs.params, inputs.grads):
             check_gradient(optimizer, param, grad)
             optimizer._check_shape(param)
         optimizer._check_in_step(inputs.params)
         create_state(optimizer)
-        tasks, rows = [], {}
-        for row, (param, grad) in enumerate(zip(inputs.params, inputs.grads)):
-            if inputs.ratios[row] != 0.0:
-                rows[param.name] = row
-                tasks.append(Task(param, grad, optimizer.chosen_options(param), None))
-        split = self._split(optimizer, tasks)
-        units = [(batch, [rows[task.param.name] for task in members]) for batch, members in split]
-        return Plan(optimizer, inputs, units)
+        given = zip(inputs.params, inputs.grads, inputs.ratios)
+        tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in given if ratio != 0.0]
+        return OperationsPlan(optimizer, inputs, self._split(optimizer, tasks))
 
     def update(self, optimizer: Any, tasks: list[Task]) -> None:
         """Do collected tasks."""
@@ -130,16 +125,19 @@ class Unit(NamedTuple):
         return self.batch.column(paddle.to_tensor(values, dtype))
 
 
-class Plan:
+class OperationsPlan:
     """Which parameters are updated together in a whole step, and all inputs on which that depends."""
 
-    def __init__(self, optimizer: Any, inputs: StepInputs, units: list[tuple[Optional[Batch], list[int]]]) -> None:
-        self._inputs, self._settings = inputs._replace(grads=[]), _settings(optimizer)  # gradients would be kept alive
-        self._shapes = [_paddle.view_of(param.detach(), list(param.shape)) for param in inputs.params]
+    def __init__(self, optimizer: Any, inputs: StepInputs, split: list[tuple[Optional[Batch], list[Task]]]) -> None:
+        self._inputs = inputs.kept([_paddle.view_of(param.detach(), list(param.shape)) for param in inputs.params])
+        self._settings = _settings(optimizer)
         self._decayed = list(map(optimizer.has_weight_decay, inputs.params))
-        self._clips = _clips(optimizer, inputs.params)
+        row = {param.name: row for row, param in enumerate(inputs.params)}
+        clips = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in _groups(optimizer)]
+        self._clips = [(clip, rows) for clip, rows in clips if clip is not None and rows]
         dtype, self._units = current_rate(optimizer).dtype, []
-        for batch, rows in units:
+        for batch, tasks in split:
+            rows = [row[task.param.name] for task in tasks]
             own = [optimizer.own_rate(inputs.params[row]) is not None for row in rows]
             unit = Unit(batch, rows, compute_dtype(inputs.params[rows[0]]), 1.0, 1.0, any(own))
             factor = unit.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, own)], dtype)
@@ -152,11 +150,9 @@ class Plan:
         return (
             len(settings) == len(self._settings)
             and all(map(operator.is_, settings, self._settings))
-            and (inputs.live, inputs.types, inputs.factors) == (then.live, then.types, then.factors)
-            and (inputs.params_at, inputs.sizes) == (then.params_at, then.sizes)
+            and inputs.are_like(then)
+            and inputs.factors == then.factors
             and np.array_equal(inputs.ratios, then.ratios)
-            and all(map(operator.is_, inputs.params, then.params))
-            and all(map(_Tensor.is_same_shape, inputs.params, self._shapes))
             and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._decayed)
             and all(unit.batch is None or unit.batch.holds() for unit in self._units)
         )
@@ -167,7 +163,9 @@ class Plan:
         for clip, rows in self._clips:
             clipped = {param.name: grad for param, grad in clip([(params[row], grads[row]) for row in rows])}
             for row in rows:
-                grads[row] = in_shape(clipped[params[row].name], params[row])
+                grads[row] = clipped[params[row].name]
+            if not same_shapes(grads, params):
+                grads = list(map(in_shape, grads, params))
         for unit in self._units:
             first, lr = params[unit.rows[0]], layer_rates(rate, unit.factor, unit.ratio)
             if unit.has_own_rate:  # its factor is 0
@@ -180,21 +178,17 @@ class Plan:
                 unit.batch.update([grads[row] for row in unit.rows], lr, options)
 
 
+def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the parameter groups; without groups, one of all parameters."""
+    params = _paddle.parameter_list(optimizer)
+    if isinstance(params[0], dict):
+        return list(_paddle.param_groups(optimizer))
+    return [{"params": params, "grad_clip": _paddle.grad_clip(optimizer)}]
+
+
 def _settings(optimizer: Any) -> list[Any]:
     """Return the settings that decide which parameters are updated together, to be compared by identity."""
-    found = [_paddle.grad_clip(optimizer), _paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
-    groups = _paddle.param_groups(optimizer)
-    for group in groups if isinstance(groups[0], dict) else []:
-        found += [*group, *(value for key, value in group.items() if key != "params")]
+    found = [_paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
+    for group in _groups(optimizer):
+        found += [*group, *group.values()]
     return found
-
-
-def _clips(optimizer: Any, params: list[Any]) -> list[tuple[Any, list[int]]]:
-    """Return (clip, rows of its parameters) for each parameter group that is clipped."""
-    groups = _paddle.param_groups(optimizer)
-    if not isinstance(groups[0], dict):
-        found = [(_paddle.grad_clip(optimizer), list(range(len(params))))]
-    else:
-        row = {param.name: row for row, param in enumerate(params)}
-        found = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in groups]
-    return [(clip, rows) for clip, rows in found if clip is not None and rows]

@@ -17,6 +17,7 @@ from .operations import Operations
 from .rule_state import RuleState
 from .step import LayerwiseOptimizer, Task, in_shape
 from .updates import Update, Values, update_shards
+from .whole_step import layer_rates
 
 
 class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
@@ -105,7 +106,9 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr, own = super()._create_param_lr(param_and_grad), self.own_rate(param_and_grad[0])
-        return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
+        return (
+            lr if own is None else layer_rates(paddle.full_like(lr, own), 1.0, self.layerwise_ratio(param_and_grad[0]))
+        )
 
     def _known_names(self) -> Any:
         return self._finder.params

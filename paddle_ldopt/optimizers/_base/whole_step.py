@@ -88,6 +88,16 @@ class StepInputs(NamedTuple):
         columns.append(np.array(optimizer.ratio_list(every, all_frozen))[live])
         return cls(*columns)
 
+    def kept(self, forms: list[Any]) -> "StepInputs":
+        """Return the inputs for a plan to keep; `forms` share the parameters' memory and will keep their shapes."""
+        return self._replace(params=forms, grads=[])  # gradients would be kept alive
+
+    def are_like(self, kept: "StepInputs") -> bool:
+        """Return whether the parameters are those of earlier inputs, with their memory, shapes and types."""
+        return (
+            (self.live, self.params_at, self.sizes, self.types) == (kept.live, kept.params_at, kept.sizes, kept.types)
+        ) and same_shapes(self.params, kept.params)
+
 
 def _is_plain(optimizer: Any) -> bool:
     """Return whether a step needs only clipping and updates, as far as the optimizer's settings show."""
@@ -103,10 +113,15 @@ def _is_plain(optimizer: Any) -> bool:
 
 def take_whole_step(optimizer: Any, backends: Any) -> bool:
     """Take a whole step by the first backend that can; return False, with nothing changed, if none can."""
-    able = [backend for backend in backends if backend.may_take(optimizer)] if _is_plain(optimizer) else []
-    with paddle.no_grad():
-        inputs = StepInputs.of(optimizer) if able else None
-        return inputs is not None and any(backend.take(optimizer, inputs) for backend in able)
+    inputs = None
+    for backend in backends if _is_plain(optimizer) else ():
+        if backend.may_take(optimizer):
+            inputs = inputs or StepInputs.of(optimizer)
+            if inputs is None:
+                return False
+            if backend.take(optimizer, inputs):
+                return True
+    return False
 
 
 def all_parameters(optimizer: Any) -> list[Any]:

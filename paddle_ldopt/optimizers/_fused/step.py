@@ -69,10 +69,13 @@ class FusedStep:
 
     def take(self, optimizer: Any, inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if the library does not support all parameters."""
-        plan = self._plan_for(optimizer, inputs)
-        types = None if plan is None else plan.grad_types(inputs)
-        if plan is None or types is None:
-            return False
+        plan = self._plan
+        if plan is None or not plan.holds_for(inputs):
+            if plan is None or not plan.holds(inputs.params):
+                create_state(optimizer)
+                plan = self._plan = Plan(optimizer, inputs.params)
+            if not plan.follow(inputs):
+                return False
         moving = inputs.ratios != 0.0
         if not moving.any():
             return True
@@ -84,7 +87,7 @@ class FusedStep:
         kind = "f4" if rate.dtype == paddle.float32 else "f8"
         structs["lr"] = layer_rates(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
         structs["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
-        structs["grad"], structs["grad_type"] = inputs.grads_at, types
+        structs["grad"], structs["grad_type"] = inputs.grads_at, plan.grad_types
         structs["held"][:, kernels.PLACES["grad"]] = inputs.grad_bytes
         clip = _paddle.grad_clip(optimizer)
         if clip is not None:
@@ -93,16 +96,6 @@ class FusedStep:
             structs, params = structs[moving], [param for param, moves in zip(params, moving) if moves]
         _call(optimizer, structs, params)
         return True
-
-    def _plan_for(self, optimizer: Any, inputs: StepInputs) -> Optional[Plan]:
-        """Return a plan of the parameters, the last one if it still holds; None if the library refuses some."""
-        plan, every = self._plan, _paddle.parameter_list(optimizer)
-        if plan is not None and plan.live == inputs.live and plan.parameter_list is every and plan.is_current(inputs):
-            return plan
-        if plan is None or not plan.holds(inputs.params):
-            create_state(optimizer)
-            plan = self._plan = Plan(optimizer, inputs.params)
-        return plan if plan.follow(inputs) else None
 
     def takes_none(self, optimizer: Any, params: list[Any]) -> bool:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
