@@ -9,7 +9,7 @@ import paddle
 from .. import _paddle
 from .._messages import quoted, refusal, wrong_type
 from .._paddle import create_state, dtype_name, masters, name_dict_of, parameters_of, prefixed
-from ..optimizers import ShardedStateMixin
+from ..optimizers import LayerwiseOptimizer
 from ..optimizers.states import GLOBAL_STEP, STEP, check_value
 
 MASTER = "master"  # the float32 value of a parameter of lower precision
@@ -19,7 +19,7 @@ States = dict[str, dict[str, tuple[str, Any]]]  # param.name -> {state name: (dt
 def one_of_ours(optimizer: Any) -> Any:
     """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state."""
     inner = _paddle.unwrap(optimizer)
-    if not isinstance(inner, ShardedStateMixin):
+    if not isinstance(inner, LayerwiseOptimizer):
         paddles = "`paddle.save(optimizer.state_dict(), path)` saves one of Paddle's"
         raise wrong_type(inner, "optimizer", f"one of paddle_ldopt; {paddles}")
     _paddle.check_wrapper_state(optimizer)

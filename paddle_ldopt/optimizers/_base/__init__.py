@@ -1,6 +1,18 @@
-"""The base classes of the optimizers.
+"""The base classes of the optimizers and their step.
 
-`LayerwiseOptimizer.step` (step.py) takes a dygraph step in one of two ways:
+The bases, the first one outermost:
+
+- `RuleOptimizer` (rule_optimizer.py) updates by a pure function; its states, counts and groups. `AdamWDL` is none: it
+  has Paddle's own update instead (`LayerwiseAdamW`).
+- `LayerwiseOptimizer` (step.py) takes the steps.
+- `DeclaredMixin` (declared.py) reads the options and states that a class declares; saves and loads the states.
+- `LayerwiseMixin` (layerwise.py) multiplies the rate of each parameter by its layer's ratio, in any Paddle optimizer.
+- `RatedOptimizer` (`layers`) declares all that `layers` reads from an optimizer.
+
+A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates and decays that follow the steps),
+`SharedStepCount` (one count of steps for all parameters).
+
+`LayerwiseOptimizer.step` takes a dygraph step in one of two ways:
 
 - A whole step (whole_step.py) needs only clipping and updates of plain tensors. All inputs are read at once, and a
   backend takes the step with a plan that holds until an input other than a value changes: the C library

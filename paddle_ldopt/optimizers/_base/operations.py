@@ -13,7 +13,7 @@ from .batches import Batch
 from .declared import compute_dtype
 from .step import Task, check_gradient, in_shape
 from .updates import update
-from .whole_step import StepInputs, create_state, current_rate, layer_rates
+from .whole_step import StepInputs, create_missing_state, current_rate, layer_rates
 
 
 class Operations:
@@ -46,7 +46,7 @@ class Operations:
             check_gradient(optimizer, param, grad)
             optimizer._check_shape(param)
         optimizer._check_in_step(inputs.params)
-        create_state(optimizer)
+        create_missing_state(optimizer)
         given = zip(inputs.params, inputs.grads, inputs.ratios)
         tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in given if ratio != 0.0]
         return OperationsPlan(optimizer, inputs, self._split(optimizer, tasks))

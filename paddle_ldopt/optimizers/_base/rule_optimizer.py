@@ -8,19 +8,20 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
-from ..._checks import checked_number
+from ..._checks import checked_number, checked_state
 from ..._messages import refusal
 from .._shards import ShardFinder
 from ..options import BATCHED
-from ..states import STEP
+from ..states import COLUMN, ELEMENT, ROW, STEP
+from .declared import compute_dtype
 from .operations import Operations
-from .rule_state import RuleState
+from .rule_state import largest_of, plain, unified_name
 from .step import LayerwiseOptimizer, Task, in_shape
 from .updates import Update, Values, update_shards
 from .whole_step import layer_rates
 
 
-class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
+class RuleOptimizer(LayerwiseOptimizer, Optimizer):
     """Base of the optimizers whose update is a pure function.
 
     A subclass declares
@@ -147,9 +148,80 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         self._operations.update(self, [*rest, *(task for task in alone if task.shard.slice_size is not None)])
         update_shards(self, {task.param.name: task for task in tasks if task.shard.groups}, shards)
 
+    # ---- counts
+
+    _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
+    _elsewhere: Optional[tuple[Any, Any]] = None  # after a step elsewhere: (largest count here, steps taken)
+
     def _counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""
         return {STEP: state[STEP] + 1.0}
+
+    def _count_taken(self) -> Any:
+        """Return the number of steps taken, a Tensor."""
+        count = largest_of(self, self._COUNT)
+        if self._elsewhere is None:
+            return count
+        return paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
+
+    def _steps_taken(self) -> float:
+        """Return the number of steps taken; it waits for the device."""
+        return float(self._count_taken())
+
+    def _step_elsewhere(self) -> None:
+        self._elsewhere = largest_of(self, self._COUNT), self._count_taken() + 1.0
+
+    # ---- state
+
+    def _whole_shape(self, param: Any) -> list[int]:
+        return list(self._finder.shape(param))
+
+    def state_layout(self, param: Any) -> dict[str, Any]:
+        """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
+        # PaddleNLP's unified checkpoints cannot be read with shape []
+        layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
+        return {**layout, STEP: (compute_dtype(param), [1])}
+
+    def _create_accumulators(self, block: Any, parameters: Any) -> None:
+        for param in _paddle.content_of(parameters):
+            self.check_type(param)
+            if param.name in _paddle.with_state(self):
+                continue
+            self._check_shape(param)
+            other = [name for name, kind in self.state_kinds(param).items() if kind != ELEMENT]
+            if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
+                raise ValueError(
+                    "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
+                    "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
+                    f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
+                )
+            owner = _paddle.new_master(self)(param) if self.has_master(param) else param
+            for name, (dtype, shape) in self.state_layout(param).items():
+                _paddle.new_state(self)(name, owner, fill_value=0.0, dtype=_paddle.state_dtype(dtype), shape=shape)
+            _paddle.with_state(self).add(param.name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with names that PaddleNLP's unified checkpoints can hold.
+
+        Raises:
+            ValueError: sharding with `split_param` calls it and would take rows and columns for elements.
+        """
+        kinds = {name: kind for p in self._finder.params.values() for name, kind in self.state_kinds(p).items()}
+        sliced = _paddle.is_called_by("sharded_state_dict") and self._finder.is_sliced(_paddle.parameter_list(self))
+        if sliced and {ROW, COLUMN} & set(kinds.values()):
+            raise ValueError(
+                "Paddle's `sharded_state_dict` for `split_param` takes all state for elements and would save rows and "
+                "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
+                f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
+            )
+        # Paddle leaves out loaded state of parameters without a gradient so far
+        state = {**_paddle.waiting_state(self), **super().state_dict()}
+        names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in (STEP, *kinds))}
+        return {unified_name(key, names): value for key, value in state.items()}
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of `state_dict`, including "master_weights" and "LR_Scheduler" if present."""
+        super().set_state_dict(plain(checked_state(state_dict)))
 
 
 def checked_rate(learning_rate: Any, argument: str) -> Any:

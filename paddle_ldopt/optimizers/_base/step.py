@@ -9,7 +9,6 @@ import paddle
 from ... import _paddle
 from .declared import DeclaredMixin, compute_dtype
 from .layerwise import LayerwiseMixin
-from .sharded_state import ShardedStateMixin
 from .whole_step import take_whole_step
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
@@ -26,7 +25,7 @@ class Task(NamedTuple):
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
+class LayerwiseOptimizer(DeclaredMixin, LayerwiseMixin):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..._messages import refusal
-from .._base.whole_step import StepInputs, create_state, current_rate, layer_rates
+from .._base.whole_step import StepInputs, create_missing_state, current_rate, layer_rates
 from .memory import TYPES, allocated_bytes, unsupported_tensor
 from .plan import Plan
 
@@ -72,7 +72,7 @@ class FusedStep:
         plan = self._plan
         if plan is None or not plan.holds_for(inputs):
             if plan is None or not plan.holds(inputs.params):
-                create_state(optimizer)
+                create_missing_state(optimizer)
                 plan = self._plan = Plan(optimizer, inputs.params)
             if not plan.follow(inputs):
                 return False
