@@ -81,16 +81,17 @@ class Batch:
                 if param.name in names and tensor.data_ptr() == address:
                     _paddle.share_memory(tensor.clone(), tensor)
 
-    def column(self, numbers: Any) -> Any:
-        """Return one number for each parameter in the shape in which the rule sees it."""
-        return numbers.reshape(self._shape(SCALAR))
+    def spread(self, values: list[float], dtype: Any) -> Any:
+        """Return one number for each parameter as a Tensor for the rule; the number itself if all are equal."""
+        same = all(value == values[0] for value in values)
+        return float(values[0]) if same else paddle.to_tensor(values, dtype).reshape(self._shape(SCALAR))
 
     def rates(self, tasks: list[Task]) -> Any:
         """Return the rates of the parameters as a Tensor for the rule; of one rate, that Tensor itself."""
         rates = [task.lr for task in tasks]
         if all(rate is rates[0] for rate in rates):
             return rates[0]
-        return self.column(_paddle.stack(rates, 0))
+        return _paddle.stack(rates, 0).reshape(self._shape(SCALAR))
 
     def update(self, grads: list[Any], lr: Any, options: dict[str, Any]) -> None:
         """Update all parameters once."""

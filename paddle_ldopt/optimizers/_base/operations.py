@@ -1,4 +1,4 @@
-"""Updates by Paddle's operations: parameters of one shape, type and set of options in batches, others one by one."""
+"""Updates by Paddle's operations, in batches of parameters of one shape, type and set of options."""
 
 import math
 import operator
@@ -10,7 +10,6 @@ import paddle
 from ... import _paddle
 from .._fused.memory import same_shapes
 from .batches import Batch
-from .declared import compute_dtype
 from .step import Task, check_gradient, in_shape
 from .updates import update
 from .whole_step import StepInputs, create_missing_state, current_rate, layer_rates
@@ -37,11 +36,12 @@ class Operations:
         with paddle.no_grad():
             if self._plan is None or not self._plan.holds(optimizer, inputs):
                 self._plan = self._planned(optimizer, inputs)
-            self._plan.run(optimizer, inputs)
-        return True
+            if self._plan is not None:
+                self._plan.run(optimizer, inputs)
+        return self._plan is not None
 
-    def _planned(self, optimizer: Any, inputs: StepInputs) -> "OperationsPlan":
-        """Return a plan of a step, after the checks that Paddle's loop does in each."""
+    def _planned(self, optimizer: Any, inputs: StepInputs) -> "Optional[OperationsPlan]":
+        """Return a plan of a step after the checks that Paddle's loop does in each; None if some state has no batch."""
         for param, grad in zip(inputs.params, inputs.grads):
             check_gradient(optimizer, param, grad)
             optimizer._check_shape(param)
@@ -49,7 +49,9 @@ class Operations:
         create_missing_state(optimizer)
         given = zip(inputs.params, inputs.grads, inputs.ratios)
         tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in given if ratio != 0.0]
-        return OperationsPlan(optimizer, inputs, self._split(optimizer, tasks))
+        split = self._split(optimizer, tasks)
+        batches = [batch for batch, _ in split if batch is not None]
+        return OperationsPlan(optimizer, inputs, batches) if len(batches) == len(split) else None
 
     def update(self, optimizer: Any, tasks: list[Task]) -> None:
         """Do collected tasks."""
@@ -71,10 +73,11 @@ class Operations:
         units: list[tuple[Optional[Batch], list[Task]]] = []
         for alike in found.values():
             param = alike[0].param
-            limit = _most_bytes(optimizer, param) // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
-            if limit == 0 or not _can_be_stacked(alike[0]):
+            if not _can_be_stacked(alike[0]):
                 units += [(None, [task]) for task in alike]
                 continue
+            size = math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4)
+            limit = max(_most_bytes(optimizer, param) // size, 1)
             for begin in range(0, len(alike), limit):
                 together = alike[begin : begin + limit]
                 batch = self._batch(optimizer, [task.param for task in together])
@@ -85,7 +88,7 @@ class Operations:
         """Return the batch of these parameters, reused if it still holds; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._batches.get(names)
-        if batch is not None and batch.holds():
+        if batch is not None and all(map(operator.is_, batch.params, params)) and batch.holds():
             return batch
         for old in [old for old in self._batches if not set(names).isdisjoint(old)]:
             self._batches.pop(old).release(set(old) - set(names))
@@ -109,26 +112,19 @@ def _can_be_stacked(task: Task) -> bool:
 
 
 class Unit(NamedTuple):
-    """Parameters that are updated together."""
+    """A batch, and the rates of its parameters."""
 
-    batch: Optional[Batch]  # None: a single parameter
-    rows: list[int]  # in `StepInputs`
-    dtype: Any  # in which the update is computed
-    factor: Any  # of their rates: a number, or a Tensor with one for each; 0 where the group has a rate of its own
+    batch: Batch
+    rows: list[int]  # of its parameters in `StepInputs`
+    factor: Any  # a number, or a Tensor with one for each parameter; 0 where the group has a rate of its own
     ratio: Any
     has_own_rate: bool  # whether a group has
-
-    def spread(self, values: list[float], dtype: Any) -> Any:
-        """Return one number for each parameter as a Tensor for the rule; the number itself if all are equal."""
-        if self.batch is None or all(value == values[0] for value in values):
-            return float(values[0])
-        return self.batch.column(paddle.to_tensor(values, dtype))
 
 
 class OperationsPlan:
     """Which parameters are updated together in a whole step, and all inputs on which that depends."""
 
-    def __init__(self, optimizer: Any, inputs: StepInputs, split: list[tuple[Optional[Batch], list[Task]]]) -> None:
+    def __init__(self, optimizer: Any, inputs: StepInputs, batches: list[Batch]) -> None:
         self._inputs = inputs.kept([_paddle.view_of(param.detach(), list(param.shape)) for param in inputs.params])
         self._settings = _settings(optimizer)
         self._decayed = list(map(optimizer.has_weight_decay, inputs.params))
@@ -136,13 +132,12 @@ class OperationsPlan:
         clips = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in _groups(optimizer)]
         self._clips = [(clip, rows) for clip, rows in clips if clip is not None and rows]
         dtype, self._units = current_rate(optimizer).dtype, []
-        for batch, tasks in split:
-            rows = [row[task.param.name] for task in tasks]
-            own = [optimizer.own_rate(inputs.params[row]) is not None for row in rows]
-            unit = Unit(batch, rows, compute_dtype(inputs.params[rows[0]]), 1.0, 1.0, any(own))
-            factor = unit.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, own)], dtype)
-            ratio = unit.spread([inputs.ratios[row] for row in rows], dtype)
-            self._units.append(unit._replace(factor=factor, ratio=ratio))
+        for batch in batches:
+            rows = [row[param.name] for param in batch.params]
+            own = [optimizer.own_rate(param) is not None for param in batch.params]
+            factor = batch.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, own)], dtype)
+            ratio = batch.spread([inputs.ratios[row] for row in rows], dtype)
+            self._units.append(Unit(batch, rows, factor, ratio, any(own)))
 
     def holds(self, optimizer: Any, inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
@@ -154,7 +149,7 @@ class OperationsPlan:
             and inputs.factors == then.factors
             and np.array_equal(inputs.ratios, then.ratios)
             and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._decayed)
-            and all(unit.batch is None or unit.batch.holds() for unit in self._units)
+            and all(unit.batch.holds() for unit in self._units)
         )
 
     def run(self, optimizer: Any, inputs: StepInputs) -> None:
@@ -166,16 +161,13 @@ class OperationsPlan:
                 grads[row] = clipped[params[row].name]
             if not same_shapes(grads, params):
                 grads = list(map(in_shape, grads, params))
-        for unit in self._units:
-            first, lr = params[unit.rows[0]], layer_rates(rate, unit.factor, unit.ratio)
-            if unit.has_own_rate:  # its factor is 0
-                own = unit.spread([optimizer.own_rate(params[row]) or 0.0 for row in unit.rows], rate.dtype)
-                lr = lr + layer_rates(paddle.full_like(rate, own) if isinstance(own, float) else own, 1.0, unit.ratio)
-            lr, options = lr.astype(unit.dtype), optimizer.step_options(first)
-            if unit.batch is None:
-                update(optimizer, Task(first, grads[unit.rows[0]], options, lr))
-            else:
-                unit.batch.update([grads[row] for row in unit.rows], lr, options)
+        for batch, rows, factor, ratio, has_own_rate in self._units:
+            lr = layer_rates(rate, factor, ratio)
+            if has_own_rate:  # its factor is 0
+                own = batch.spread([optimizer.own_rate(param) or 0.0 for param in batch.params], rate.dtype)
+                lr = lr + layer_rates(paddle.full_like(rate, own) if isinstance(own, float) else own, 1.0, ratio)
+            options = optimizer.step_options(batch.params[0])
+            batch.update([grads[row] for row in rows], lr.astype(batch.dtype), options)
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:
