@@ -12,7 +12,7 @@ from .._fused.memory import same_shapes
 from .batches import Batch
 from .step import Task, check_gradient, in_shape
 from .updates import update
-from .whole_step import StepInputs, create_missing_state, current_rate, layer_rates
+from .whole_step import StepInputs, all_parameters, create_missing_state, current_rate, layer_rates, with_gradients
 
 
 class Operations:
@@ -26,13 +26,14 @@ class Operations:
         return Operations()  # the copied optimizer has tensors of its own
 
     def may_take(self, optimizer: Any) -> bool:
-        """Return whether this process has all parameters whole."""
-        return bool(optimizer._finder.is_whole(_paddle.parameter_list(optimizer)))
+        """Return whether this process has all parameters whole, and the C library has no part in the step."""
+        if not optimizer._finder.is_whole(_paddle.parameter_list(optimizer)):
+            return False
+        params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
+        return bool(optimizer._fused_step.takes_none(optimizer, params))
 
     def take(self, optimizer: Any, inputs: StepInputs) -> bool:
-        """Take a whole step; return False if the C library may have a part in it."""
-        if not optimizer._fused_step.takes_none(optimizer, inputs.params):
-            return False
+        """Take a whole step; return False, with nothing changed, if some state has no batch."""
         with paddle.no_grad():
             if self._plan is None or not self._plan.holds(optimizer, inputs):
                 self._plan = self._planned(optimizer, inputs)
@@ -41,7 +42,7 @@ class Operations:
         return self._plan is not None
 
     def _planned(self, optimizer: Any, inputs: StepInputs) -> "Optional[OperationsPlan]":
-        """Return a plan of a step after the checks that Paddle's loop does in each; None if some state has no batch."""
+        """Return a plan of a step after the checks that Paddle's loop does in each, None without one."""
         for param, grad in zip(inputs.params, inputs.grads):
             check_gradient(optimizer, param, grad)
             optimizer._check_shape(param)

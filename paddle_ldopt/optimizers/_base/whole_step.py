@@ -130,10 +130,14 @@ def all_parameters(optimizer: Any) -> list[Any]:
     return _paddle.flatten_groups(every) if isinstance(every[0], dict) else every
 
 
+def with_gradients(params: list[Any]) -> list[Any]:
+    """Return the parameters that have a gradient and are not frozen."""
+    return [param for param in params if not param.stop_gradient and _paddle.grad_of(param) is not None]
+
+
 def create_missing_state(optimizer: Any) -> None:
     """Create the state of all parameters that have a gradient, also of empty ones, as Paddle's loop does."""
-    given = [p for p in all_parameters(optimizer) if not p.stop_gradient and _paddle.grad_of(p) is not None]
-    _paddle.create_state(optimizer, given)
+    _paddle.create_state(optimizer, with_gradients(all_parameters(optimizer)))
 
 
 def current_rate(optimizer: Any) -> Any:

@@ -101,7 +101,7 @@ class FusedStep:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
         if optimizer.fused:  # it may raise
             return False
-        if optimizer.fused is False or not paddle.in_dynamic_mode() or not _is_on_cpu(params[0]):
+        if optimizer.fused is False or not params or not paddle.in_dynamic_mode() or not _is_on_cpu(params[0]):
             return True
         why = _unsupported_reason_here()
         if why is not None:
@@ -113,7 +113,7 @@ class FusedStep:
     def update(self, optimizer: Any, tasks: list[Any]) -> list[Any]:
         """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
         params = [task.param for task in tasks]
-        if not tasks or self.takes_none(optimizer, params):
+        if not params or self.takes_none(optimizer, params):
             return tasks
         why = _unsupported_reason_here()
         if why is not None:
