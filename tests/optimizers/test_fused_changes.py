@@ -427,6 +427,20 @@ def test_ratios_of_layers_are_asked_for_once_and_again_where_something_is_unfroz
     assert asked[2:] == [param.name for param in params]
 
 
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+@pytest.mark.parametrize("grouped", [False, True], ids=["list", "groups"])
+@every_optimizer
+def test_a_step_calls_a_hook_once_for_each_parameter(name, grouped, fused):
+    params, asked = parameters([3], [2, 2], [4]), []
+    given = [{"params": params[:1]}, {"params": params[1:]}] if grouped else params
+    opt = make(name, given, fused=fused, set_param_lr_fun=lambda param: asked.append(param.name) or 0.5)
+    for _ in range(3):
+        give_gradients(params)
+        asked.clear()
+        opt.step()
+        assert asked == [param.name for param in params]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
     of = np.dtype(dtype).type
