@@ -195,10 +195,6 @@ class DeclaredMixin(_Base):
 
     counts_steps = True  # whether the state `STEP` is a number of steps
 
-    def initial_state(self, param: Any, name: str) -> float:
-        """Return the fill value of a state before the first update."""
-        return 0.0
-
     def _add_accumulator(self, name: str, param: Any, *args: Any, **kwargs: Any) -> Any:
         loaded = waiting_state(self)
         if not loaded or not paddle.in_dynamic_mode():
