@@ -7,7 +7,7 @@ import paddle
 
 from ... import _paddle
 from .._fused.step_inputs import StepInputs
-from .batches import Batch
+from .batches import Batch, _cast
 from .declared import compute_dtype
 from .step import Task
 from .step_functions import StepFunction
@@ -36,7 +36,8 @@ class RepeatedStep:
         self._seen = seen._replace(grads=[])  # which would keep them alive
         self._ratios = optimizer._ratio_list(self._every, seen.frozen)
         self._decayed, self._defaults = list(map(optimizer.has_weight_decay, seen.params)), dict(optimizer._defaults)
-        self._shapes = [_paddle.view_of(param.detach(), list(param.shape)) for param in seen.params]
+        alike = {tuple(param.shape): _paddle.view_of(param.detach(), list(param.shape)) for param in seen.params}
+        self._shapes = [alike[tuple(param.shape)] for param in seen.params]
         row = {param.name: row for row, param in enumerate(seen.params)}
         dtype = _paddle.global_rate(optimizer)().dtype
         self.units = [
@@ -123,7 +124,7 @@ class RepeatedStep:
                 lr = lr.astype(compute_dtype(task.param))
                 update(optimizer, task._replace(grad=grads[rows[0]], lr=lr, options=options))
             else:
-                batch.update([grads[row] for row in rows], lr.astype(batch.dtype), options)
+                batch.update([grads[row] for row in rows], _cast(lr, batch.dtype), options)
 
 
 def _all_parameters(optimizer: Any) -> list[Any]:
