@@ -19,7 +19,7 @@ def add_to(x: Any, y: Any) -> Any:
 
 
 def multiply_by(x: Any, y: Any) -> Any:
-    """Return x * y; overwrites x. y is a Tensor or a number."""
+    """Return x * y; overwrites x. y is a Tensor or a float."""
     if not paddle.in_dynamic_mode():
         return x * y
     return _paddle.scale_to(x, y, 0.0, True) if isinstance(y, float) else _paddle.multiply_by(x, y)
