@@ -75,8 +75,9 @@ class LayerMap:
                 ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
 
         Raises:
-            TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; half of the blocks
-                in lists of unknown kind; a rule that is invalid or leaves layers empty; a granularity without effect.
+            TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; at least half of
+                the numbered blocks in lists with unknown names; a rule that is invalid or leaves layers empty; a
+                granularity without effect.
 
         Warns:
             UserWarning: layers that are guesses.

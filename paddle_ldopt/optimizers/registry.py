@@ -39,7 +39,7 @@ class OptimizerInfo:
         return {option.setting or name: option for name, option in taken.items()}
 
     def setting(self, name: str) -> str:
-        """Return the name in `settings` of an option that has this name there or in the class."""
+        """Return the key in `settings` of an option, given that key or the option's name in the class."""
         return (name in self.options and self.options[name].setting) or name
 
     @property

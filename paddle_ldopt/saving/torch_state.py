@@ -62,7 +62,7 @@ def convert_torch_optimizer(
         source (str|os.PathLike|dict): the dict of ``optimizer.state_dict()``, of Tensors or arrays, or a file. A
             ".safetensors" file names its tensors ``<parameter>.<state>``, by the name or number of the parameter,
             optionally after "state."; "step" is a state. Other files need PyTorch 2.6 or later, for its weights-only
-            loader. They hold the dict itself, or under "optimizer" or "optimizer_state_dict".
+            loader. They contain the dict itself, or a dict that has it under "optimizer" or "optimizer_state_dict".
         optimizer (Optimizer): an `AdamWDL`, `Adafactor`, `Came` or `Lamb`.
         model (paddle.nn.Layer): the model it trains; may be wrapped by `paddle.DataParallel`.
         names (Iterable[str], optional): PyTorch's parameter names in the order of their numbers:

@@ -67,8 +67,8 @@ def get_scheduler(
 ) -> LRScheduler:
     """Build a schedule by name.
 
-    The functions of the single kinds share these arguments. They also take `last_epoch`: the schedule continues with
-    step `last_epoch` + 1. An unknown, missing or bad argument raises TypeError or ValueError.
+    Each kind also has a function of its own, with the same arguments and `last_epoch`: the schedule continues with step
+    `last_epoch` + 1. An unknown, missing or bad argument raises TypeError or ValueError.
 
     Args:
         name: the kind.

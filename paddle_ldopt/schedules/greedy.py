@@ -23,7 +23,7 @@ class GreedyLR(MetricSchedule):
         patience: good or bad steps in a row before a change, at least 0.
         cooldown: steps after a reduction in which metrics do not count, at least 0.
         warmup: steps after an increase in which metrics do not count, at least 0.
-        min_lr: the lowest rate, at least 0. The default is above usual rates of fine-tuning.
+        min_lr: the lowest rate, at least 0. Set it for fine-tuning: the default, 1e-3, is above the usual rates.
         max_lr: the highest rate, above `min_lr`.
         smooth: compare the mean of the last `window_size` metrics, at least 1, instead of the last metric.
         reset_start: reductions at the lowest rate before a restart from the first rate, at least 1.

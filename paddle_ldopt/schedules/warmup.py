@@ -14,7 +14,7 @@ from .options import Flag, LastStep, NonNegative, Positive, Steps, checks_argume
 
 
 class WarmUp(Schedule):
-    r"""A warm-up before a schedule without one.
+    r"""Add a warm-up to a schedule that has none.
 
     With k the step, from 0, and w the steps of the warm-up:
 

@@ -1,6 +1,7 @@
 """Mixins for layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers.
 
-Importing this package imports neither of them. The classes that override their methods, and the functions of these::
+Importing `paddle_ldopt.trainer` imports neither of them. The classes that override methods of their Trainer, and the
+modules with the functions of each class::
 
     LdoptArgumentsMixin                 arguments.py    erniekit, lr_scheduler
     LdoptTrainerMixin                   mixin.py        record

@@ -131,13 +131,17 @@ class LdoptArgumentsMixin(_Settings, Args):
 
     @property
     def should_load_sharding_stage1_model(self) -> Any:
-        """The Trainer's own property, which its constructor reads: refuse a Trainer without our mixin."""
+        """The Trainer's own property, which its constructor reads.
+
+        Raises:
+            RuntimeError: the Trainer lacks `LdoptTrainerMixin`.
+        """
         if not self.ldopt_served:
             self._check_unused()
         return super().should_load_sharding_stage1_model
 
     def print_config(self, *args: Any, **kwargs: Any) -> None:
-        """Print as the Trainer's own does, which reads every property."""
+        """Print the arguments as the Trainer does, which reads every property."""
         before, self.ldopt_served = self.ldopt_served, True
         try:
             super().print_config(*args, **kwargs)

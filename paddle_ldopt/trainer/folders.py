@@ -107,7 +107,7 @@ def check_writable(output_dir: str) -> None:
 
 
 def last_checkpoint(output_dir: Path) -> Optional[str]:
-    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, to resume from; None without.
+    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, or None if there is none.
 
     Incomplete checkpoints are skipped, damaged checkpoints with a warning. A checkpoint of a Trainer without our mixins
     is complete if it has a trainer state.

@@ -68,7 +68,7 @@ class RunReport(Callback):
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_step_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
-        """Record the rate of the step if known; before the first step, also the step that opens each layer."""
+        """Record the rate of the step if known; before the first step, also the step that unfreezes each layer."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
         if self._recording and moves(ratios_of(optimizer)):

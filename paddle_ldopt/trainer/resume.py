@@ -20,17 +20,14 @@ class ResumeMixin(Trainer):
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
       `gradient_accumulation_steps` must divide the batches of an epoch, or the Trainer carries gradients over.
     - **Complete**: a resume refuses incomplete checkpoints and damaged files. ``train(resume_from_checkpoint=True)``
-      takes the last valid checkpoint and warns of damaged ones. (With asynchronous saving, a checkpoint counts as
-      complete once all files were begun, and damage is not detected.)
+      takes the last valid checkpoint and warns of damaged checkpoints. (With asynchronous saving, a checkpoint counts
+      as complete as soon as all of its files exist, and damage is not detected.)
     - **The run's end**: a finished run that is resumed takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
     - **Earlier checkpoints**: a run resumed from a checkpoint before the last renames the later ones to
       ``superseded-checkpoint-<step>`` with a warning, when it first saves. Automatic resumes ignore them, and nothing
       deletes them.
-
-    - **Errors of data sets and collators** are raised; the Trainer would wait forever.
-
-    It overrides methods of the Trainer; each override says why.
+    - **Errors of data sets and collators** are raised. Without the mixin, the Trainer hangs on such an error.
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
@@ -218,7 +215,7 @@ class ResumeMixin(Trainer):
             self.state.best_model_checkpoint = best
 
     def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:
-        # the Trainer goes by file times: after a clock was set back, it would delete the newest checkpoint
+        # The Trainer sorts by file times. After a clock was set back, it would delete the newest checkpoint.
         call = inspect.signature(super()._sorted_checkpoints).bind(*args, **kwargs)
         call.arguments["use_mtime"] = False
         saved = super()._sorted_checkpoints(*call.args, **call.kwargs)
