@@ -40,10 +40,10 @@ def build_optimizer(
     max_grad_norm: float = 0.0,
     **arguments: Any,
 ) -> Optimizer:
-    """Return an optimizer that trains a model, each layer at its rate. Most arguments are those of `create`.
+    """Return an optimizer that trains a model, each layer at its rate. `create` documents most arguments.
 
     `chosen` is a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
-    `apply_layerwise_decay`. `model` is None if `arguments` replace everything read from a model. `layers` is by default
+    `apply_layerwise_decay`. `model` is None if `arguments` replace all values read from a model. `layers` is by default
     read from the model if there is a decay and neither `name_dict` nor `set_param_lr_fun`. `groups` are parameters or
     parameter groups to train instead of all parameters; with groups, no exclusion from weight decay is added.
     """

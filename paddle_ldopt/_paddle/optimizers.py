@@ -61,7 +61,7 @@ def found_inf(optimizer: Optimizer) -> Any:
 
 
 def overflow_is_found(optimizer: Optimizer) -> bool:
-    """Return whether the running step must be skipped, by Paddle's step; note a False as that does, for its scaler."""
+    """Return whether an overflow skips the running step; note a False for the loss scaler, as Paddle's step does."""
     flag = found_inf(optimizer)
     found = bool(flag)
     if not found and isinstance(flag, paddle.Tensor):
@@ -90,7 +90,7 @@ def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
 def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, StateForm]:
     """Return the state that a step would create for a parameter in `group`; its float32 master is under `MASTER`.
 
-    Nothing is created: the functions that would do it are replaced by functions that note their arguments.
+    It creates nothing: functions that note their arguments replace the functions that create state.
     """
     found: dict[str, StateForm] = {}
 
@@ -148,10 +148,10 @@ def groups_by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
 
 
 def group_options(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a Paddle optimizer for a parameter in `group`, which is {} without groups."""
+    """Return the options of a Paddle optimizer for a parameter in `group`, an empty dict without groups."""
     defaults = {"weight_decay": optimizer.regularization, "grad_clip": grad_clip(optimizer), **_defaults(optimizer)}
     options = {name: group.get(name, default) for name, default in defaults.items()}
-    # of a parameter in a group, it is the group's weight decay
+    # the regularizer of a parameter in a group is the group's weight decay
     return {**options, "regularizer": None if group else param.regularizer}
 
 

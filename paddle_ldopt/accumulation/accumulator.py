@@ -264,7 +264,7 @@ class GradientAccumulator:
             check_gradient(gradients[place], total, names[place] if names else place)
 
     def _checked_target(self, target: Any, trained: Optional[list[Any]] = None) -> list[Any]:
-        """Return the parameters to write to: `target`, the last model's, or those that an optimizer trains."""
+        """Return the parameters to write to: `target`, the last model's, or an optimizer's trained parameters."""
         if not self._step and not self._synchronized:
             raise refusal(ValueError, "There are no gradients to write: call the accumulator first.", step=self._step)
         if target is None and self._parameters is None and trained is not None:

@@ -79,7 +79,7 @@ def check_table_arguments(
     has_weight_decay: Optional[Callable[[str], bool]],
     num_steps: Optional[int],
 ) -> None:
-    """Raise for arguments of `LayerMap.table` of another type, that exclude each other, or without effect."""
+    """Raise for arguments of `LayerMap.table` of a wrong type, that exclude each other, or without effect."""
     if (decay is None) == (optimizer is None):
         raise ValueError(
             "`table` and `plot` take either `layerwise_decay` or `optimizer`. "

@@ -134,7 +134,7 @@ def _is_doubtful(name: str) -> bool:
 
 
 def _note_other(tower: str, rows: list[Row], found: FoundLists) -> None:
-    """Add a list that is no stack to the lists that may be of blocks, or to the lists of single layers."""
+    """Add a list that is not a stack to the lists of possible blocks, or to the lists of single layers."""
     length, kinds, in_parts, doubtful = (
         len({row.token for row in rows}),
         _kinds(rows),

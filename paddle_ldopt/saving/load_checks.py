@@ -11,7 +11,7 @@ PDOPT = ".pdopt"  # extension of Paddle's own files
 
 
 def checked_target_path(path: Path) -> str:
-    """Return the path of a file to write; raise for one that `load_optimizer` would take for Paddle's."""
+    """Return the path of a file to write; raise if `load_optimizer` would read it as a file of Paddle."""
     path = checked_path(path)
     if path.endswith(PDOPT):
         problem = "`load_optimizer` would take it for one of Paddle's own files: use the extension .safetensors."

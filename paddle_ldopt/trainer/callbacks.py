@@ -52,7 +52,7 @@ class LayerLRCallback(Callback):
         """Find the layers."""
         if not self.attached:
             remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
-            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
+            raise TypeError(f"LayerLRCallback needs LdoptTrainerMixin to add rates to the logs: {remedy}")
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))

@@ -27,7 +27,7 @@ _SAME_STATE = {"AdamW", "AdamWDL"}  # each can load the state of the other
 
 
 def config_of(trainer: Trainer) -> Optional[LdoptConfig]:
-    """Return a Trainer's arguments as a config; None with a given optimizer, or one that only the Trainer has."""
+    """Return a Trainer's arguments as a config; None with a given optimizer, or if only the Trainer builds its kind."""
     if trainer.optimizer is not None or not hasattr(trainer.args, "layerwise_rules"):
         return None
     return LdoptConfig.from_arguments(trainer.args) if name_of(trainer.args.optim) in OPTIMIZERS else None

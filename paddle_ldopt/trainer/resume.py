@@ -114,7 +114,7 @@ class ResumeMixin(Trainer):
                 warn(self, f"{checkpoint} has no random state of its epoch: {effect}")
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        # some samplers make the Trainer call this in every epoch after a resume: only the first may count
+        # Some samplers make the Trainer call this in every epoch after a resume. Only the first call may restore.
         if checkpoint is not None and not self._rng_restored:
             self._rng_restored = True
             super()._load_rng_state(checkpoint)
@@ -149,8 +149,8 @@ class ResumeMixin(Trainer):
         return stopped
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # the Trainer saves here; in an epoch's last step the checkpoint, perhaps one on SIGTERM, must wait for the
-        # epoch's evaluation, to record the best model
+        # The Trainer saves here. In an epoch's last step, a checkpoint (also on SIGTERM) must wait for the epoch's
+        # evaluation, to record the best model.
         control = self.control
         last = control.should_training_stop or self.state.global_step % self._steps_per_epoch == 0
         ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
@@ -171,7 +171,7 @@ class ResumeMixin(Trainer):
         self._delayed_rotations = []
         try:
             super()._save_checkpoint(*args, **kwargs)
-            self._wait_for_all()  # now it is complete, and only then may others be deleted
+            self._wait_for_all()  # the checkpoint is complete now; only then may older checkpoints be deleted
             if self.args.should_save:
                 folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
             if not self._delayed_rotations and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0

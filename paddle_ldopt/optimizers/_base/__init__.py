@@ -2,12 +2,12 @@
 
 The bases, the first one outermost:
 
-- `RuleOptimizer` (rule_optimizer.py) updates by a pure function; its states, counts and groups. `AdamWDL` is none: it
-  has Paddle's own update instead (`LayerwiseAdamW`).
+- `RuleOptimizer` (rule_optimizer.py) updates by a pure function, and has states, counts and groups. `AdamWDL` is not a
+  `RuleOptimizer`: it has Paddle's own update (`LayerwiseAdamW`).
 - `LayerwiseOptimizer` (step.py) takes the steps.
 - `DeclaredMixin` (declared.py) reads the options and states that a class declares; saves and loads the states.
 - `LayerwiseMixin` (layerwise.py) multiplies the rate of each parameter by its layer's ratio, in any Paddle optimizer.
-- `RatedOptimizer` (`layers`) declares all that `layers` reads from an optimizer.
+- `RatedOptimizer` (`layers`) declares all attributes that `layers` reads from an optimizer.
 
 A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates and decays that follow the steps),
 `SharedStepCount` (one count of steps for all parameters).

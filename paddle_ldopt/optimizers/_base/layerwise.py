@@ -131,7 +131,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
-            raise refusal(ValueError, f"{needs}, none that follows a metric.", learning_rate=kind)
+            raise refusal(ValueError, f"{needs}, not a schedule that follows a metric.", learning_rate=kind)
         steps = (decay and decay.steps) or length_of(schedule) or self.training_steps
         if steps is None:
             needs = "A decay with `end` needs the number of steps, which the schedule does not tell"

@@ -26,7 +26,7 @@ class Operations:
         return Operations()  # the copied optimizer has tensors of its own
 
     def may_take(self, optimizer: Any) -> bool:
-        """Return whether this process has all parameters whole, and the C library has no part in the step."""
+        """Return whether this process has all parameters whole, and the C library updates none of them."""
         if not optimizer._finder.is_whole(_paddle.parameter_list(optimizer)):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
@@ -42,7 +42,7 @@ class Operations:
         return self._plan is not None
 
     def _planned(self, optimizer: Any, inputs: StepInputs) -> "Optional[OperationsPlan]":
-        """Return a plan of a step after the checks that Paddle's loop does in each, None without one."""
+        """Return the plan of a step after the checks of Paddle's loop; None if some state has no batch."""
         for param, grad in zip(inputs.params, inputs.grads):
             check_gradient(optimizer, param, grad)
             optimizer._check_shape(param)
@@ -86,7 +86,7 @@ class Operations:
         return units
 
     def _batch(self, optimizer: Any, params: list[Any]) -> Optional[Batch]:
-        """Return the batch of these parameters, reused if it still holds; None if their state is not contiguous."""
+        """Return the batch of these parameters, reused while it is valid; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._batches.get(names)
         if batch is not None and all(map(operator.is_, batch.params, params)) and batch.holds():
@@ -117,13 +117,13 @@ class Unit(NamedTuple):
 
     batch: Batch
     rows: list[int]  # of its parameters in `StepInputs`
-    factor: Any  # a number, or a Tensor with one for each parameter; 0 where the group has a rate of its own
+    factor: Any  # a number, or a Tensor with one element per parameter; 0 where the group has its own rate
     ratio: Any
-    has_own_rate: bool  # whether a group has
+    has_own_rate: bool  # whether a group has its own rate
 
 
 class OperationsPlan:
-    """Which parameters are updated together in a whole step, and all inputs on which that depends."""
+    """The parameters that a whole step updates together, and all inputs on which this choice depends."""
 
     def __init__(self, optimizer: Any, inputs: StepInputs, batches: list[Batch]) -> None:
         forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}

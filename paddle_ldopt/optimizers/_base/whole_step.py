@@ -1,8 +1,8 @@
-"""The whole step: a step of plain parameters and gradients, in which only clipping and updates are to be done.
+"""The whole step: a step of plain parameters and gradients that needs only clipping and updates.
 
-Paddle's loop, which all other steps take (step.py), runs its Python code for every parameter. A whole step reads the
-parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until other inputs than the
-values change:
+All other steps take Paddle's loop (step.py), which runs Python code for every parameter. A whole step reads the
+parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until an input other than a
+value changes:
 
 - `FusedStep` (`_fused/step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
 - `Operations` (operations.py): Paddle's operations, with a plan of which parameters are updated together.
@@ -28,7 +28,7 @@ _BLOCK = 64  # number of parameters read at a time
 class StepInputs(NamedTuple):
     """The inputs of a whole step; the gradients must live until its end."""
 
-    live: list[int]  # indices of parameters with a gradient that are not frozen; all lists are of these
+    live: list[int]  # indices of the parameters with a gradient that are not frozen; the other lists are in this order
     params: list[Any]
     grads: list[Any]
     grads_at: list[int]  # addresses
@@ -93,7 +93,7 @@ class StepInputs(NamedTuple):
         return self._replace(params=forms, grads=[])  # gradients would be kept alive
 
     def are_like(self, kept: "StepInputs") -> bool:
-        """Return whether the parameters are those of earlier inputs, with their memory, shapes and types."""
+        """Return whether earlier inputs had the same parameters, with the same memory, shapes and types."""
         return (
             (self.live, self.params_at, self.sizes, self.types) == (kept.live, kept.params_at, kept.sizes, kept.types)
         ) and same_shapes(self.params, kept.params)

@@ -42,8 +42,8 @@ class ShardFinder:
         shape, built_with = list(param.shape), self._shapes[param.name]
         if shape != built_with if param is known else len(shape) != 1:
             raise ValueError(
-                f"'{param.name}' had another shape when the optimizer was built, and is no slice of sharding stage 1. "
-                "Build the optimizer after the model is complete; "
+                f"'{param.name}' had another shape when the optimizer was built, and is not a slice of sharding stage "
+                "1. Build the optimizer after the model is complete; "
                 f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
             )
 
@@ -86,7 +86,7 @@ class ShardFinder:
         axis = getattr(param, "split_axis", None)
         if axis is None:
             raise ValueError(
-                "A tensor-parallel parameter must say which axis it is split along, as those of Paddle's layers do: "
+                "A tensor-parallel parameter needs the axis that it is split along, as in Paddle's layers: "
                 f"set `split_axis`. Received: '{param.name}' with is_distributed=True and no split_axis"
             )
         return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
