@@ -11,6 +11,7 @@ from schedule_cases import KINDS, make, rates
 from paddle_ldopt.schedules import ON_METRIC, get_scheduler
 from paddle_ldopt.schedules.cool_down import CoolDown
 from paddle_ldopt.schedules.cosine import Cosine, CosineRestarts
+from paddle_ldopt.schedules.curves import Curve, waves
 from paddle_ldopt.schedules.polynomial import Polynomial
 from paddle_ldopt.schedules.registry import SCHEDULES
 from paddle_ldopt.schedules.stable_decay import StableDecay
@@ -58,6 +59,7 @@ def test_the_greatest_factor_ahead_is_at_a_turn(curve):
 
 
 def test_defaults_of_curves():
+    assert Curve() == Curve(warmup=0) and Curve().turns() == [0, 0]
     assert [CoolDown(2)(step) for step in range(3)] == [0.0, 0.5, 1.0]
     assert [CosineRestarts(1)(step) for step in range(3)] == [0.0, 1.0, 0.0]
     assert Polynomial(2, 3).turns() == [1, 2, 6]  # the end is at the step after the decay
@@ -143,3 +145,16 @@ def test_properties(drawn):
     if top:  # continuous: the last step up to the peak is no longer than the steepest of its shape
         slope = {"linear": 1 / top, "cosine": math.pi / 2 / top, "1-sqrt": 1 / math.sqrt(top)}
         assert rise[-1] <= (peak - got[0]) * slope[arguments.get("warmup_type", "linear")] * (1 + 1e-9) + 1e-12 * peak
+
+
+def test_turns_of_waves():
+    """Around each turn, at the ends, and at all steps of waves that are shorter than two steps."""
+    for arguments, want in {
+        (2, 10, 0.5): [2, 11, 12],
+        (2, 10, 1.2): [2, 9, 10, 11, 12],
+        (2, 10, 0.5, 27): [2, 11, 12, 21, 22, 23, 24, 27],
+        (1, 3, 3.0): [1, 2, 3, 4],
+        (5, -2, 1.0): [5],
+        (5, -2, 1.0, 8): [5, 6, 7, 8],
+    }.items():
+        assert sorted(set(waves(*arguments))) == want
