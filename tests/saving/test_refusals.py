@@ -1,12 +1,14 @@
 """Files of another optimizer and bad arguments are refused, and nothing changes."""
 
 import os
+import types
 
 import paddle
 import pytest
 from saving_cases import HALF, Run, refused, same
 
 import paddle_ldopt as ldopt
+from paddle_ldopt import _paddle
 
 WRONG = {
     "class": ({"case": "adafactor"}, "is of Came"),
@@ -93,6 +95,30 @@ def test_arguments_are_checked(saved, tmp_path, victim):
     }.items():
         with refused(says, (TypeError, ValueError), victim):
             call()
+
+
+def test_a_state_that_is_not_whole_in_this_process_is_refused(saved, victim, monkeypatch):
+    """The file would have this process's part alone."""
+    layout = dict.fromkeys(("get_sharding_parallel_world_size", "get_model_parallel_world_size"), lambda: 2)
+    monkeypatch.setattr(_paddle, "topology", lambda: types.SimpleNamespace(**layout))
+    monkeypatch.setattr(_paddle, "is_group_sharded", lambda optimizer: True)
+    monkeypatch.setattr(paddle.distributed, "get_world_size", lambda: 4)
+    for call in (ldopt.save_optimizer, ldopt.load_optimizer):
+        with refused("Received: sharding 2, tensor parallel 2, group_sharded 4$", ValueError, victim):
+            call(saved, victim.optimizer, victim.model)
+
+
+def test_an_optimizer_of_a_static_graph_is_refused(saved, victim):
+    says = "use `paddle.static.save`. Received: an optimizer"
+    paddle.enable_static()
+    try:
+        without_parameters = ldopt.Lamb(1e-3)
+        with pytest.raises(ValueError, match=f"{says} in static graph mode"):
+            ldopt.load_optimizer(saved, victim.optimizer)
+    finally:
+        paddle.disable_static()
+    with pytest.raises(ValueError, match=f"{says} without parameters"):
+        ldopt.load_optimizer(saved, without_parameters)
 
 
 def warmed_up(steps):
