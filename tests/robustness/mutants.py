@@ -38,7 +38,7 @@ ROOMS = ("_checks.py", "layers", "schedules", "optimizers")
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
-    "_checks.py": ["schedules/test_*.py", "optimizers/test_lamb.py"],
+    "_checks.py": ["test_checks.py", "schedules/test_*.py", "optimizers/test_lamb.py"],
     "layers/decay.py": ["layers/test_ratios.py", "optimizers/test_adamwdl.py"],
     "layers/decay_checks.py": ["layers/test_decay.py", "optimizers/test_moving_decay.py"],
     "layers/map.py": ["layers/test_*.py"],
