@@ -158,3 +158,8 @@ def test_turns_of_waves():
         (5, -2, 1.0, 8): [5, 6, 7, 8],
     }.items():
         assert sorted(set(waves(*arguments))) == want
+
+
+def test_lengths_of_all_phases():
+    curves = [Curve(4), Cosine(4, 20, 1.6), StableDecay(4, 7, 20, "linear", "cosine"), CoolDown(4, 7, 20, 5)]
+    assert [curve.length for curve in curves] == [None, 24, 31, 36]
