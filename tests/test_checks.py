@@ -107,3 +107,14 @@ def test_an_option_is_checked_by_its_declaration():
     assert flag.span == "a bool" and flag.checked(False, "x") is False
     refuses("`x` must be a bool. Received: x=1", flag.checked, 1, "x", error=TypeError)
     assert Option(True, "a doc", check=checked_bool, kind="an apple").span == "an apple"
+
+
+def test_a_number_of_a_static_graph_is_known_at_run_time_only():
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            number = paddle.static.data("number", [1])
+            assert Option(1.0, "a doc", tensor=True).checked(number, "x") is number
+            refuses("`x` must be a number. Received: x=", Option(1.0, "a doc").checked, number, "x", error=TypeError)
+    finally:
+        paddle.disable_static()

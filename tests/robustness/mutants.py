@@ -34,7 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE, TESTS = ROOT / "paddle_ldopt", ROOT / "tests"
 MOST_MEMORY = 16 << 30  # addresses of a mutant: an endless list must not take the machine's memory
 # what is mutated by default: all modules of these
-ROOMS = ("_checks.py", "layers", "schedules", "optimizers")
+ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving")
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
