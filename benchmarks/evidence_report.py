@@ -203,7 +203,7 @@ def in_short(curves):
     highest = max(curves["uniform"])
     wide = listed(curves, lambda curve: span(*within(curve, 5)))
     lines = [
-        f"rates that lose at most 5 points against the tuned one: {wide};",
+        f"learning rates within 5 points of the tuned rate's accuracy: {wide};",
         f"at the highest rate, {number(highest)}: {listed(curves, lambda curve: spread(scores(curve[highest])))};",
         f"each at its tuned rate: {listed(curves, lambda curve: spread(scores(curve[chosen(curve)])))}.",
     ]

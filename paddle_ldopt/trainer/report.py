@@ -239,7 +239,8 @@ def _draw_history(axes: list[Any], history: list[dict[str, Any]], baseline: Any 
         lost = sum(not math.isfinite(value) for _, value in points)
         label = f"{key} ({lost} not finite)" if lost else key
         heights = [value if math.isfinite(value) else math.nan for _, value in points]
-        axis.plot([step for step, _ in points], heights, marker="." if key != "loss" else None, label=label)
+        marker = "." if key != "loss" or len(points) == 1 else None  # a line of one point is invisible
+        axis.plot([step for step, _ in points], heights, marker=marker, label=label)
     if baseline is not None and f"eval_{baseline[0]}" in keys:
         metric, name, value = baseline
         axes[1].axhline(value, color="0.5", ls="--", lw=1, label=f"{metric} of the baseline ({name})")

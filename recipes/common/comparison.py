@@ -52,7 +52,6 @@ def compare(args, learning_rates, seeds, train, description=""):
         now = copy.deepcopy(args)
         now.learning_rate, now.layerwise_lr_decay, now.seed = rate, arms[arm], seed
         now.layerwise_preserve_mean = args.layerwise_preserve_mean and arms[arm] != 1
-        now.layerwise_preserve_mean = args.layerwise_preserve_mean and arms[arm] != 1
         now.evaluation_strategy = now.save_strategy = type(args.save_strategy)("no")
         now.load_best_model_at_end, now.report_to = False, []
         try:

@@ -364,6 +364,15 @@ def test_rates_that_the_optimizer_sets_from_the_step_and_the_size_are_shown_as_t
     assert [row[4] for row in page.tables[1]] == ["lr peak", *shown]
 
 
+@pytest.mark.parametrize("losses, visible", [((1.0,), True), ((1.0, 0.9), False)])
+def test_a_single_logged_loss_is_drawn_as_a_dot(tmp_path, figures, losses, visible):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, *losses)
+    made.write({}, {})
+    (line,) = (line for axes in figures for axis in axes for line in axis.lines if line.get_label() == "loss")
+    assert (line.get_marker() == ".") is visible
+
+
 # --- crashes, resumes, several processes ---
 
 
