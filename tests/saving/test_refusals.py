@@ -3,6 +3,7 @@
 import os
 import types
 
+import numpy as np
 import paddle
 import pytest
 from saving_cases import HALF, Run, refused, same
@@ -84,7 +85,8 @@ def test_arguments_are_checked(saved, tmp_path, victim):
         "must be a paddle.nn.Layer": lambda: load(saved, optimizer, "model"),
         "`changed` may name": lambda: load(saved, optimizer, model, changed=["bta1"]),
         "`changed` must be a list": lambda: load(saved, optimizer, changed="beta1"),
-        "build it after the model": lambda: load(saved, optimizer, paddle.nn.Linear(2, 2)),
+        "`changed` must be a list of": lambda: load(saved, optimizer, changed=np.array("beta1")),
+        "^`model` must name every .* build it after the model": lambda: load(saved, optimizer, paddle.nn.Linear(2, 2)),
         "`step` must be an int": lambda: save(saved, optimizer, model, step=1.5),
         "`step` must be at least 0": lambda: save(saved, optimizer, model, step=-1),
         "a folder": lambda: save(tmp_path, optimizer, model),
@@ -115,6 +117,16 @@ def test_the_states_behind_a_parameter_without_state_are_checked(victim):
     del states[first], states[last]["exp_avg"]
     with pytest.raises(ValueError, match=f"The state of '{last}' must be .*Received: state="):
         check_state(victim.optimizer, states, dict(zip(names, names)))
+
+
+def test_two_parameters_of_one_name_are_refused(path):
+    """The file would have the state of one of them."""
+    run = Run("adamwdl", layerwise=False)
+    names = {param.name: "weight" for param in run.model.parameters()}
+    optimizer = ldopt.AdamWDL(1e-3, parameters=run.model.parameters(), name_dict=names, set_param_lr_fun=lambda *_: 1.0)
+    with refused("must not have the same name. Received: 'weight'", ValueError, run):
+        ldopt.save_optimizer(path, optimizer)
+    assert not os.path.exists(path)
 
 
 def test_an_optimizer_of_a_static_graph_is_refused(saved, victim):
