@@ -1,21 +1,24 @@
-"""The parameters, groups and state of Paddle's optimizers."""
+"""The parameters, groups, options and state of Paddle's optimizers."""
 
 import contextlib
+import inspect
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
 
 from .declared import ADAMW, EVERY, OPTIMIZER, attribute, lazy
+from .tensors import dtype_name
 
 # fmt: off
 __all__ = [
-    "accumulators", "content_of", "create_state", "drop_waiting_state", "flatten_groups", "found_inf", "grad_clip",
-    "groups_by_name", "is_called_by", "is_low_precision", "keeps_masters", "masters", "new_master", "new_state",
-    "overflow_is_found", "param_groups", "parameter_list", "prefixed", "set_attributes", "stand_in", "state_getter",
-    "state_prefix", "waiting_state", "waiting_state_as", "weight_decay_fun", "with_state",
+    "MASTER", "StateForm", "accumulators", "content_of", "create_state", "drop_waiting_state", "first_state",
+    "flatten_groups", "found_inf", "grad_clip", "group_options", "groups_by_name", "is_called_by", "is_low_precision",
+    "keeps_masters", "masters", "new_master", "new_state", "other_options", "overflow_is_found", "param_groups",
+    "parameter_list", "prefixed", "set_attributes", "stand_in", "state_getter", "state_prefix", "waiting_state",
+    "waiting_state_as", "weight_decay_fun", "with_state",
 ]
 # fmt: on
 
@@ -36,7 +39,19 @@ keeps_masters = attribute(ADAMW, "_multi_precision", EVERY)
 _auxiliary = attribute(OPTIMIZER, "_get_auxiliary_var", EVERY)
 _set_auxiliary = attribute(OPTIMIZER, "_set_auxiliary_var", EVERY)
 _create_accumulators = attribute(OPTIMIZER, "_create_accumulators", EVERY)
+_defaults = attribute(OPTIMIZER, "_default_dict", "Files of Paddle's optimizers")  # of the options of groups
+_ELSEWHERE = ("learning_rate", "grad_clip", "name")  # arguments that are not options
 _layer_helper = lazy("paddle.base.layer_helper.LayerHelper", EVERY)
+
+MASTER = "master"  # name of the float32 master of a parameter of lower precision, among its states
+
+
+class StateForm(NamedTuple):
+    """Type, shape and initial value of a state of a parameter."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fill: float
 
 
 def found_inf(optimizer: Any) -> Any:
@@ -69,6 +84,28 @@ def create_state(optimizer: Any, params: list[Any]) -> None:
     with paddle.no_grad():
         optimizer.helper = _layer_helper()(type(optimizer).__name__)
         _create_accumulators(optimizer)(paddle.static.default_main_program().global_block(), params)
+
+
+def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, StateForm]:
+    """Return the state that a step would create for a parameter in `group`; its float32 master is under `MASTER`.
+
+    Nothing is created: the functions that would do it are replaced by functions that note their arguments.
+    """
+    found: dict[str, StateForm] = {}
+
+    def note(name: str, param: Any, dtype: Any = None, fill_value: Any = 0.0, shape: Any = None, **_: Any) -> None:
+        shape = param.shape if shape is None else shape
+        found[name] = StateForm(dtype_name(dtype or param.dtype), tuple(shape), float(fill_value))
+
+    def note_master(param: Any) -> Any:
+        note(MASTER, param, "float32")
+        return types.SimpleNamespace(name=param.name, shape=param.shape, dtype=paddle.float32)
+
+    replaced = {"_add_accumulator": note, "_create_master_weight": note_master}
+    other = stand_in(optimizer, **replaced, _already_create_accumulator=set())
+    block = paddle.static.default_main_program().global_block()
+    _create_accumulators(other)(block, {**group, "params": [param]} if group else [param])
+    return found
 
 
 @contextlib.contextmanager
@@ -107,6 +144,21 @@ def groups_by_name(optimizer: Any) -> dict[str, dict[str, Any]]:
         grouped = isinstance(item, dict)
         found.update((param.name, item if grouped else {}) for param in (item["params"] if grouped else [item]))
     return found
+
+
+def group_options(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a Paddle optimizer for a parameter in `group`, which is {} without groups."""
+    defaults = {"weight_decay": optimizer.regularization, "grad_clip": grad_clip(optimizer), **_defaults(optimizer)}
+    options = {name: group.get(name, default) for name, default in defaults.items()}
+    # of a parameter in a group, it is the group's weight decay
+    return {**options, "regularizer": None if group else param.regularizer}
+
+
+def other_options(optimizer: Any) -> dict[str, Any]:
+    """Return the options of a Paddle optimizer that groups cannot override."""
+    names = inspect.signature(type(optimizer)).parameters.keys() - _defaults(optimizer).keys()
+    kept = {name: key for name in sorted(names) for key in (name, f"_{name}") if key in vars(optimizer)}
+    return {name: vars(optimizer)[key] for name, key in kept.items() if name not in _ELSEWHERE}
 
 
 def stand_in(optimizer: Any, params: Any = None, **attributes: Any) -> Any:

@@ -175,10 +175,6 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
     update = staticmethod(adamw_update)
     counts_steps = False
 
-    def initial_state(self, param: Any, name: str) -> float:
-        """Return the fill value of a state before the first update."""
-        return float(self.options_of(param)[BETA_OF[name]]) if name in BETA_OF else 0.0
-
     # ---- the fused step
 
     def _collects(self) -> bool:

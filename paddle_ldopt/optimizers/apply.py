@@ -6,7 +6,17 @@ from typing import Any, Optional, Union
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._paddle import asks_for_rates, content_of, grad_of, may_have_cut, parameters_of, unwrap
+from .._paddle import (
+    asks_for_rates,
+    content_of,
+    decayed_names,
+    grad_of,
+    group_options,
+    may_have_cut,
+    other_options,
+    parameters_of,
+    unwrap,
+)
 from ..layers.decay import LayerDecay
 from ..layers.ratio_checks import check_trained
 from ._base.layerwise import LayerwiseMixin
@@ -15,7 +25,7 @@ from ._base.layerwise_arguments import ratio_fn
 __all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
 
 
-def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Any:
+def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
     """Give any Paddle optimizer layer-wise learning rates, in place, and return it.
 
     Nothing is written into the parameters, so a second call replaces the first, and other optimizers of the same
@@ -43,7 +53,7 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
         0.125
     """
     inner = _inside(optimizer)
-    plain = vars(type(inner)).get("_plain", type(inner))
+    plain = plain_class(inner) or type(inner)
     name = plain.__name__
     if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
         advice = "give it `layers` and `layerwise_decay` when built."
@@ -58,11 +68,12 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
     # object, because these could not call the methods that they replace by `super()`.
     inner.__class__ = _layerwise_class(plain)
-    inner.ratio_of, inner._rates_asked = ratio_of, set()
+    own = {"ratio_of": ratio_of, "layerwise_decay": layerwise_decay, "n_layers": layers.n_layers}
+    vars(inner).update(own, structured_names=layers.name_dict, _rates_asked=set())
     return optimizer
 
 
-def reset_layerwise_decay(optimizer: Any) -> Any:
+def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
     """Undo `apply_layerwise_decay` and return the optimizer: all layers have the same rate again.
 
     Examples:
@@ -74,14 +85,20 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
         True
     """
     inner = _inside(optimizer)
-    if "_plain" in vars(type(inner)):
-        inner.__class__ = type(inner)._plain
-        for name in ("ratio_of", "_rates_asked"):
+    plain = plain_class(inner)
+    if plain is not None:
+        inner.__class__ = plain
+        for name in ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_rates_asked"):
             vars(inner).pop(name, None)
     return optimizer
 
 
-def _inside(optimizer: Any) -> Any:
+def plain_class(optimizer: Optimizer) -> Optional[type]:
+    """Return the class that an optimizer had before `apply_layerwise_decay`, None if this was not applied."""
+    return vars(type(optimizer)).get("_plain")
+
+
+def _inside(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer, taken out of LookAhead; raise TypeError for wrappers of `fleet`."""
     inner = unwrap(optimizer)
     if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
@@ -96,6 +113,22 @@ class _Applied(LayerwiseMixin):
     _rates_asked: Optional[set[str]] = (
         None  # names of the parameters whose rates the first step asked for; None after it
     )
+    # for files of its state (`saving`)
+    set_param_lr_fun = None
+    counts_steps = False
+
+    def fixed_options(self) -> dict[str, Any]:
+        """Return the options that no parameter group can override."""
+        return other_options(self)
+
+    def options_of(self, param: paddle.Tensor) -> dict[str, Any]:
+        """Return the options of a parameter's group."""
+        return group_options(self, param, self._group_of(param))
+
+    def has_weight_decay(self, param: paddle.Tensor) -> bool:
+        """Return whether the user's functions let weight decay apply to a parameter."""
+        chosen, excluded = decayed_names(self), self.options_of(param).get("exclude_from_weight_decay_fn")
+        return not (chosen and not chosen(param.name)) and not (excluded and excluded(param))
 
     def step(self) -> Any:
         if not paddle.in_dynamic_mode():

@@ -12,6 +12,7 @@ from .._messages import refusal, shown
 
 _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
 _LISTS = (list, tuple, collections.deque)
+PartAndState = tuple[Any, Any]  # a schedule or loss scaler, and a result of its `state_dict`
 
 
 def to_json(value: Any, where: str) -> Any:
@@ -74,7 +75,7 @@ def check_part(part: Any, state: Any, where: str) -> None:
     check_like(state, part.state_dict(), where, may_be_none)
 
 
-def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def set_parts(parts: list[PartAndState]) -> list[PartAndState]:
     """Load the states in [(schedule or loss scaler, state)], all or none; return the previous states likewise."""
     before = [(part, part.state_dict()) for part, _ in parts]
     try:
@@ -92,7 +93,7 @@ def _set(part: Any, state: Any) -> None:
         (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if value is None:
         return "None"
     if isinstance(value, bool):

@@ -1,18 +1,16 @@
 """Checks of `save_optimizer` and `load_optimizer`: their arguments, and the content of a file."""
 
-from typing import Any
-
 from paddle.optimizer.lr import LRScheduler
 
-from .._files import checked_path
+from .._files import Path, checked_path
 from .._messages import refusal
-from .json_state import check_part
-from .record import check_same
+from .json_state import PartAndState, check_part
+from .record import Record, check_same
 
 PDOPT = ".pdopt"  # extension of Paddle's own files
 
 
-def checked_target_path(path: Any) -> str:
+def checked_target_path(path: Path) -> str:
     """Return the path of a file to write; raise for one that `load_optimizer` would take for Paddle's."""
     path = checked_path(path)
     if path.endswith(PDOPT):
@@ -21,27 +19,27 @@ def checked_target_path(path: Any) -> str:
     return path
 
 
-def check_scaler(scaler: Any) -> None:
+def check_scaler(scaler: object) -> None:
     """Raise TypeError for an object without the `state_dict` of a loss scaler."""
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
         raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
 
 
-def check_pdopt_arguments(path: str, model: Any, scaler: Any, changed: set[str]) -> None:
+def check_pdopt_arguments(path: str, model: object, scaler: object, changed: set[str]) -> None:
     """Raise ValueError for arguments without effect on a .pdopt."""
     if scaler is not None or model is not None or changed - {"schedule"}:
         problem = "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler`, `changed`."
         raise refusal(ValueError, problem, path=path)
 
 
-def check_pdopt_schedule(state: Any, rate: Any) -> None:
+def check_pdopt_schedule(state: object, rate: object) -> None:
     """Raise ValueError if only one of file and optimizer has a schedule."""
     if (state is not None) != isinstance(rate, LRScheduler):
         problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
         raise ValueError(f"{problem} Received: {type(rate).__name__} as the rate")
 
 
-def check_contents(record: Any, present: Any, structured: bool, changed: set[str]) -> None:
+def check_contents(record: Record, present: Record, structured: bool, changed: set[str]) -> None:
     """Raise ValueError if a file's record does not fit the optimizer, described by `present`.
 
     `structured` says whether the optimizer's parameters have the model's names.
@@ -57,7 +55,7 @@ def check_contents(record: Any, present: Any, structured: bool, changed: set[str
         raise refusal(ValueError, "The file's record lacks the parameters with state.", with_state=with_state[:8])
 
 
-def checked_parts(schedule: tuple[Any, Any], scaler: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+def checked_parts(schedule: PartAndState, scaler: PartAndState) -> list[PartAndState]:
     """Return the pairs with a state to load, from (schedule, its state or None) and (scaler, its state or None)."""
     if (scaler[0] is None) != (scaler[1] is None):
         found = f"scaler of type {type(scaler[0]).__name__}, {'one' if scaler[0] is None else 'none'} in the file"

@@ -1,17 +1,20 @@
 """Reads the states of an optimizer from Paddle's ``.pdopt`` without `paddle.load`, which would run any code in it."""
 
 import re
-from typing import Any
+from typing import Any, Optional
+
+from numpy.typing import NDArray
+from paddle.optimizer import Optimizer
 
 from .._messages import quoted, refusal
-from .._paddle import parameters_of, prefixed
+from .._paddle import MASTER, prefixed
 from .plain_pickle import Array, is_plain, read_plain
-from .state import MASTER, States
+from .state import States, layouts
 
 _COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers the copies in a process
 
 
-def read_pdopt(path: str, optimizer: Any) -> tuple[States, Any]:
+def read_pdopt(path: str, optimizer: Optimizer) -> tuple[States, Optional[dict[str, Any]]]:
     """Return the states of an optimizer's parameters in a ``.pdopt``, and its schedule's state or None."""
     found = read_plain(path)
     masters = {name: _array(value) for name, value in found.pop("master_weights", {}).items()}
@@ -21,19 +24,19 @@ def read_pdopt(path: str, optimizer: Any) -> tuple[States, Any]:
     found.pop("StructuredToParameterName@@", None)  # Paddle's names of the state, without masters
     states: States = {}
     known = {_COUNTED.sub(lambda match: match[1] or "", key): key for key in found}
-    for param in parameters_of(optimizer):
+    for param, layout in layouts(optimizer).items():
         state = {}
-        for name, (_, shape) in optimizer.state_layout(param).items():
-            for owner in (f"{param.name}_fp32_master", param.name):
+        for name, (_, shape, _) in layout.items():
+            for owner in (f"{param}_fp32_master", param):
                 key = known.get(f"{owner}_{prefixed(optimizer, name)}")
                 if key in found:
                     dtype, values = _array(found.pop(key))
                     # [1] and [] are the same
                     state[name] = dtype, values.reshape(shape) if values.size == 1 else values
-        if param.name in masters:
-            state[MASTER] = masters.pop(param.name)
+        if param in masters:
+            state[MASTER] = masters.pop(param)
         if state:
-            states[param.name] = state
+            states[param] = state
     _check_all_used([*found, *masters])
     return states, schedule
 
@@ -45,7 +48,7 @@ def _check_all_used(unused: list[str]) -> None:
         raise ValueError(f"{problem} {todo} Received: {quoted(unused)} ({len(unused)} of them)")
 
 
-def _array(value: Any) -> tuple[str, Any]:
+def _array(value: object) -> tuple[str, NDArray[Any]]:
     """Return (dtype, values) of an array or, as Paddle writes some Tensors, of (name, array)."""
     array = value[1] if type(value) is tuple and len(value) == 2 else value
     if type(array) is not Array or not hasattr(array, "values"):

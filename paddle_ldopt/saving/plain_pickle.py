@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .._files import opened
 from .._messages import refusal, shown
@@ -44,7 +45,7 @@ class Array:
     """Replaces `numpy.ndarray`."""
 
     dtype: str
-    values: Any
+    values: NDArray[Any]
 
     def build(self, state: Any) -> None:
         """Set type and values; raise ValueError for another structure."""
@@ -58,11 +59,11 @@ class Array:
         self.values = np.frombuffer(data, dtype.code).reshape(shape, order="F" if by_columns else "C")
 
 
-def _new_array(kind: Any, shape: Any, code: Any) -> Array:
+def _new_array(kind: object, shape: object, code: object) -> Array:
     return Array()
 
 
-def _number(dtype: Any, data: Any) -> Any:
+def _number(dtype: object, data: object) -> Any:
     """Replace `numpy.core.multiarray.scalar`."""
     array = Array()
     array.build((1, (), dtype, False, data))
@@ -97,7 +98,7 @@ class _Reader(_Interpreter):
             raise ValueError(f"it asks for {module}.{name}")
         return _KNOWN[module, name]
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> None:
         raise ValueError("it asks for a persistent object")
 
     def load_reduce(self) -> None:
@@ -112,7 +113,7 @@ class _Reader(_Interpreter):
             raise ValueError("it changes an object other than an array")
         self.stack[-1].build(state)
 
-    def _check_keys(self, keys: list[Any]) -> None:
+    def _check_keys(self, keys: list[object]) -> None:
         if not all(type(key) is str for key in keys):
             raise ValueError("a key that is not text")
 

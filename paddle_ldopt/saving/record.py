@@ -9,16 +9,18 @@ from typing import Any, Optional
 import numpy as np
 import paddle
 import safetensors
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import quoted, refusal, shown
-from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source
+from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source, weight_decay_coefficient
 from ..layers.map import layers_of
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..layers.ratios import LayerRatios, moves
 from ..version import __version__
 from .json_state import to_json
 from .layerwise_record import ABSENT, differences
+from .state import paddles_class
 
 Record = dict[str, Any]
 CURVE_KEY = "rule"  # key of a schedule's curve; version 0.1 called it a rule, and its files can still be read
@@ -26,9 +28,9 @@ CURVE_KEY = "rule"  # key of a schedule's curve; version 0.1 called it a rule, a
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
 
-def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[Any]] = None) -> Record:
+def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
     """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the file."""
-    options: list[Any] = []
+    options: list[Record] = []
     parameters, layers = {}, layers_of(optimizer)
     for param in parameters_of(optimizer) if params is None else params:
         own = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
@@ -43,11 +45,10 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
             "multiplier": _plain((getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)),
             **layer,
         }
-    rate = rate_source(optimizer)
-    schedule = rate if isinstance(rate, LRScheduler) else None
+    rate, schedule = rate_source(optimizer), schedule_of(optimizer)
     lambs = getattr(optimizer, "rate_function", None)  # Lamb's: its present rate is not an argument
     return {
-        "optimizer": type(optimizer).__name__,
+        "optimizer": paddles_class(optimizer) or type(optimizer).__name__,
         "arguments": {name: _plain(value) for name, value in optimizer.fixed_options().items()},
         "options": options,
         "learning_rate": _plain(lambs if lambs is not None else None if schedule is not None else rate),
@@ -63,28 +64,37 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
     }
 
 
-def _ratio(optimizer: Any, param: Any) -> Any:
+def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
+    """Return the schedule of an optimizer, or None."""
+    rate = rate_source(optimizer)
+    return rate if isinstance(rate, LRScheduler) else None
+
+
+def _ratio(optimizer: Optimizer, param: paddle.Tensor) -> Any:
     """Return the ratio of a parameter for JSON; for a moving decay, the ratios at its start and end."""
     if moves(optimizer.ratio_of):
         return [_plain(optimizer.ratio_of.at(progress)(param)) for progress in (0.0, 1.0)]
     return _plain(optimizer.layerwise_ratio(param))
 
 
-def _index(options: list[Any], own: Any) -> int:
+def _index(options: list[Record], own: Record) -> int:
     """Return the index of `own` in `options`; append it if missing."""
     if own not in options:
         options.append(own)
     return options.index(own)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
+    if isinstance(value, paddle.nn.clip.ClipGradBase):
+        return _clip(value)
     try:
         return to_json(value, "an option")
     except ValueError:
-        return {"class": type(value).__name__}
+        coefficient = weight_decay_coefficient(value)  # of Paddle's L1Decay and L2Decay
+        return {"class": type(value).__name__, **({} if coefficient is None else {"coeff": coefficient})}
 
 
-def _layerwise(optimizer: Any) -> Record:
+def _layerwise(optimizer: Optimizer) -> Record:
     """Return the decay, and whether the ratios are constant; a user's hook may change them."""
     decay, ratio_of = optimizer.layerwise_decay, optimizer.ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
@@ -95,7 +105,7 @@ def _layerwise(optimizer: Any) -> Record:
     return {**plain, "n_layers": _plain(optimizer.n_layers), "constant": constant}
 
 
-def _schedule(schedule: Any) -> Record:
+def _schedule(schedule: LRScheduler) -> Record:
     """Return the class of a schedule and the arguments that it keeps; unlike its state, they never change."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
@@ -104,7 +114,7 @@ def _schedule(schedule: Any) -> Record:
     return {"class": class_in_files(schedule), **arguments}
 
 
-def class_in_files(value: Any) -> str:
+def class_in_files(value: object) -> str:
     """Return the name of a class in files; two classes keep their first name there."""
     name = type(value).__name__
     return {"CurveSchedule": "RuleSchedule", "Constant": "Warmup"}.get(name, name)
@@ -118,11 +128,11 @@ def _argument(value: Any) -> Any:
     return _plain(value)
 
 
-def _is_dataclass(value: Any) -> bool:
+def _is_dataclass(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _clip(clip: Any) -> Optional[Record]:
+def _clip(clip: Optional[paddle.nn.clip.ClipGradBase]) -> Optional[Record]:
     clip = inner_clip(clip)
     if clip is None:
         return None
@@ -132,7 +142,7 @@ def _clip(clip: Any) -> Optional[Record]:
 
 def merged(records: Sequence[Record]) -> Record:
     """Return the record of all parameters, from the records of all processes."""
-    options: list[Any] = []
+    options: list[Record] = []
     parameters = {}
     for record in records:
         for name, entry in record["parameters"].items():

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import safetensors
+from numpy.typing import NDArray
 
-from .._files import checked_path, opened, strict_json, write_file
+from .._files import opened, strict_json, write_file
 from .._messages import refusal
 
-Arrays = dict[str, tuple[str, Any]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
+Arrays = dict[str, tuple[str, NDArray[Any]]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", "1"
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors: about 170,000 parameters with state
 _UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
@@ -32,7 +33,7 @@ def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
     header: dict[str, Any] = {
         "__metadata__": {"format": FORMAT, "version": VERSION, "sha256": "0" * 64, "record": _dumps(record)}
     }
-    values: list[Any] = []
+    values: list[NDArray[Any]] = []
     end = 0
     for name in sorted(arrays, key=lambda name: (-arrays[name][1].itemsize, name)):  # widest first, for alignment
         dtype, array = arrays[name]
@@ -50,7 +51,7 @@ def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
     write_file(path, (length, head, *values))
 
 
-def _dumps(value: Any) -> str:
+def _dumps(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
@@ -61,9 +62,8 @@ def _checksum(*parts: Any) -> str:
     return found.hexdigest()
 
 
-def read_record(path: Any) -> tuple[dict[str, Any], Arrays]:
+def read_record(path: str) -> tuple[dict[str, Any], Arrays]:
     """Return record and tensors of a file of `write_record`; raise ValueError for any other or a changed file."""
-    path = checked_path(path)
     metadata, data = _read(path)
     found = metadata.get("format")
     if found != FORMAT:
@@ -84,9 +84,8 @@ def read_record(path: Any) -> tuple[dict[str, Any], Arrays]:
     return record, _arrays(path, data)
 
 
-def read_tensors(path: Any) -> Arrays:
+def read_tensors(path: str) -> Arrays:
     """Return the tensors of any safetensors file; raises as `read_record`."""
-    path = checked_path(path)
     return _arrays(path, _read(path)[1])
 
 

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from paddle.optimizer.lr import LRScheduler
+from paddle.nn import Layer
+from paddle.optimizer import Optimizer
 
 from .._checks import checked_int
-from .._files import checked_path, file_errors
+from .._files import Path, checked_path, file_errors
 from .._messages import refusal
 from .._paddle import parameters_of, rate_source
 from ..optimizers.states import GLOBAL_STEP, STEP
@@ -22,7 +23,7 @@ from .load_checks import (
     checked_target_path,
 )
 from .pdopt import read_pdopt
-from .record import describe
+from .record import describe, schedule_of
 from .report import LoadReport
 from .safetensors_file import Arrays, read_record, write_record
 from .state import (
@@ -30,6 +31,7 @@ from .state import (
     check_state,
     checked_name_list,
     checked_optimizer,
+    layouts,
     set_state,
     state_of,
     steps_of,
@@ -40,7 +42,7 @@ __all__ = ["load_optimizer", "save_optimizer"]
 
 
 def save_optimizer(
-    path: Any, optimizer: Any, model: Any = None, *, scaler: Any = None, step: Optional[int] = None
+    path: Path, optimizer: Optimizer, model: Optional[Layer] = None, *, scaler: Any = None, step: Optional[int] = None
 ) -> None:
     """Save an optimizer's state in a safetensors file, which can be read without running code.
 
@@ -51,8 +53,9 @@ def save_optimizer(
 
     Args:
         path (str|os.PathLike): the file, usually ".safetensors". Not a link.
-        optimizer (Optimizer): one of this package's, wrapped or not, with its whole state in this process: in data
-            parallel, one process saves; with pipeline stages, each saves its own file.
+        optimizer (Optimizer): one of this package's, or of `paddle.optimizer` after `apply_layerwise_decay`; wrapped or
+            not, with its whole state in this process: in data parallel, one process saves; with pipeline stages, each
+            saves its own file.
         model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
         scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
         step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.
@@ -81,7 +84,7 @@ def save_optimizer(
     step = None if step is None else checked_int(step, "step")
     check_scaler(scaler)
     names, structured = structured_names(inner, model)
-    states, schedule = state_of(inner), _schedule_of(inner)
+    states, schedule = state_of(inner), schedule_of(inner)
     record = {
         **describe(inner, names),
         "naming": "structured" if structured else "paddle",
@@ -94,14 +97,8 @@ def save_optimizer(
     write_record(path, arrays, record)
 
 
-def _schedule_of(optimizer: Any) -> Any:
-    """Return the schedule of an optimizer, or None."""
-    rate = rate_source(optimizer)
-    return rate if isinstance(rate, LRScheduler) else None
-
-
 def load_optimizer(
-    path: Any, optimizer: Any, model: Any = None, *, scaler: Any = None, changed: Iterable[str] = ()
+    path: Path, optimizer: Optimizer, model: Optional[Layer] = None, *, scaler: Any = None, changed: Iterable[str] = ()
 ) -> LoadReport:
     """Load a file of `save_optimizer`, or Paddle's ``.pdopt``, into an optimizer, completely or not at all.
 
@@ -149,7 +146,7 @@ def load_optimizer(
     saved = read(path, inner, model, scaler, changed)
     _fit_counts(inner, saved.states)
     check_state(inner, saved.states, saved.names)
-    set_parts(checked_parts((_schedule_of(inner), saved.schedule), (scaler, saved.scaler)))
+    set_parts(checked_parts((schedule_of(inner), saved.schedule), (scaler, saved.scaler)))
     set_state(inner, saved.states)
     step = steps_of(inner, saved.states) if saved.step is None else saved.step
     matched = tuple((name, name) for tensor, name in saved.names.items() if tensor in saved.states)
@@ -163,11 +160,11 @@ class _Saved(NamedTuple):
     names: dict[str, str]  # param.name -> name in the file
     states: States
     step: Optional[int] = None
-    schedule: Any = None  # state of the schedule to load
-    scaler: Any = None  # state of the scaler to load
+    schedule: Optional[dict[str, Any]] = None  # state of the schedule to load
+    scaler: Optional[dict[str, Any]] = None  # state of the scaler to load
 
 
-def _from_pdopt(path: str, optimizer: Any, model: Any, scaler: Any, changed: set[str]) -> _Saved:
+def _from_pdopt(path: str, optimizer: Optimizer, model: Optional[Layer], scaler: Any, changed: set[str]) -> _Saved:
     check_pdopt_arguments(path, model, scaler, changed)
     states, schedule = read_pdopt(path, optimizer)
     if "schedule" in changed:
@@ -177,7 +174,7 @@ def _from_pdopt(path: str, optimizer: Any, model: Any, scaler: Any, changed: set
     return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
 
 
-def _from_record(path: str, optimizer: Any, model: Any, scaler: Any, changed: set[str]) -> _Saved:
+def _from_record(path: str, optimizer: Optimizer, model: Optional[Layer], scaler: Any, changed: set[str]) -> _Saved:
     record, arrays = read_record(path)
     names, structured = structured_names(optimizer, model)
     present = describe(optimizer, names)
@@ -205,10 +202,10 @@ def _by_parameter(with_state: list[str], arrays: Arrays) -> States:
     return states
 
 
-def _fit_counts(optimizer: Any, states: States) -> None:
+def _fit_counts(optimizer: Optimizer, states: States) -> None:
     """Add or remove the step count, which only a Lamb with schedules has."""
-    for param in parameters_of(optimizer):
-        state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
+    for name, layout in layouts(optimizer).items():
+        state, wanted = states.get(name), GLOBAL_STEP in layout
         if state and wanted and GLOBAL_STEP not in state:
             counts = [own[STEP][1] for own in states.values() if STEP in own]
             count = max((float(values.max()) for values in counts if values.size), default=0.0)

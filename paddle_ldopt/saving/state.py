@@ -5,30 +5,45 @@ from typing import Any, Optional
 
 import numpy as np
 import paddle
+from paddle.nn import Layer
+from paddle.optimizer import Optimizer
 
 from .. import _paddle
 from .._messages import quoted, refusal, wrong_type
-from .._paddle import create_state, dtype_name, masters, name_dict_of, parameters_of, prefixed
+from .._paddle import MASTER, create_state, dtype_name, masters, name_dict_of, parameters_of, prefixed
 from ..optimizers import ShardedStateMixin
+from ..optimizers.apply import plain_class
 from ..optimizers.states import GLOBAL_STEP, STEP, check_value
+from .safetensors_file import Arrays
 
-MASTER = "master"  # the float32 value of a parameter of lower precision
-States = dict[str, dict[str, tuple[str, Any]]]  # param.name -> {state name: (dtype, values)}
+States = dict[str, Arrays]  # param.name -> {state name: (dtype, values)}
+Layout = dict[str, _paddle.StateForm]  # by state name
 
 
-def one_of_ours(optimizer: Any) -> Any:
-    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state."""
+def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
+    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state.
+
+    With `or_paddles`, it may also be one of Paddle's to which `apply_layerwise_decay` was applied.
+    """
     inner = _paddle.unwrap(optimizer)
-    if not isinstance(inner, ShardedStateMixin):
-        paddles = "`paddle.save(optimizer.state_dict(), path)` saves one of Paddle's"
-        raise wrong_type(inner, "optimizer", f"one of paddle_ldopt; {paddles}")
+    if not isinstance(inner, ShardedStateMixin) and not (or_paddles and paddles_class(inner)):
+        also = ", or one of paddle.optimizer after `apply_layerwise_decay`" if or_paddles else ""
+        paddles = "`paddle.save(optimizer.state_dict(), path)` saves any other"
+        raise wrong_type(inner, "optimizer", f"one of paddle_ldopt{also}; {paddles}")
     _paddle.check_wrapper_state(optimizer)
     return inner
 
 
-def checked_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer inside its wrappers; raise unless it is ours, with its whole state in this process."""
-    inner = one_of_ours(optimizer)
+def paddles_class(optimizer: Optimizer) -> Optional[str]:
+    """Return "paddle.optimizer.<class>" after `apply_layerwise_decay`, None for any other class."""
+    name = type(optimizer).__name__
+    plain = plain_class(optimizer)
+    return f"paddle.optimizer.{name}" if plain and plain is getattr(paddle.optimizer, name, None) else None
+
+
+def checked_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer inside its wrappers; raise unless its whole state can be read in this process."""
+    inner = one_of_ours(optimizer, or_paddles=True)
     if not paddle.in_dynamic_mode() or _paddle.parameter_list(inner) is None:
         problem = "In a static graph the state belongs to the program: use `paddle.static.save`."
         found = "without parameters" if paddle.in_dynamic_mode() else "in static graph mode"
@@ -48,7 +63,7 @@ def checked_optimizer(optimizer: Any) -> Any:
     return inner
 
 
-def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str], bool]:
+def structured_names(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple[dict[str, str], bool]:
     """Return ``param.name`` -> name in a file, and whether these are the model's names.
 
     The names come from `model`, otherwise from the optimizer's `layers` or `name_dict`, otherwise from Paddle.
@@ -68,44 +83,41 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
     return names, bool(known)
 
 
-def layout_of(optimizer: Any, param: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return state name -> (dtype, shape) of a parameter after its first update, its master included."""
-    layout = {name: (dtype_name(dtype), tuple(shape)) for name, (dtype, shape) in optimizer.state_layout(param).items()}
-    return {**layout, MASTER: ("float32", tuple(param.shape))} if optimizer.has_master(param) else layout
+def layouts(optimizer: Optimizer) -> dict[str, Layout]:
+    """Return ``param.name`` -> the layout of its state after the first update, its master included."""
+    groups = _paddle.groups_by_name(optimizer)
+    params = parameters_of(optimizer)
+    return {param.name: _paddle.first_state(optimizer, param, groups.get(param.name, {})) for param in params}
 
 
-def state_of(optimizer: Any) -> States:
+def state_of(optimizer: Optimizer) -> States:
     """Return the state of all parameters that have one."""
     states: States = {}
+    known = layouts(optimizer)
     for param in parameters_of(optimizer):
-        optimizer.check_type(param)
-        if tensors := _tensors(optimizer, param):
-            states[param.name] = {name: (dtype_name(tensor.dtype), tensor.numpy()) for name, tensor in tensors.items()}
+        if (tensors := _tensors(optimizer, param, known[param.name])) is not None:
+            plain = {name: x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x) for name, x in tensors.items()}
+            states[param.name] = {name: (dtype_name(tensor.dtype), tensor.numpy()) for name, tensor in plain.items()}
     return states
 
 
-def _master(optimizer: Any, param: Any) -> dict[str, Any]:
-    """Return {MASTER: tensor}, {} for a parameter without a master."""
-    master = masters(optimizer).get(param.name) if optimizer.has_master(param) else None
-    return {} if master is None else {MASTER: master}
+def _tensors(optimizer: Optimizer, param: paddle.Tensor, layout: Layout) -> Optional[dict[str, paddle.Tensor]]:
+    """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or None."""
+    owner = masters(optimizer).get(param.name, param) if MASTER in layout else param
+    found = {MASTER: None if owner is param else owner} if MASTER in layout else {}
+    live, waiting = param.name in _paddle.with_state(optimizer), _paddle.waiting_state(optimizer)
+    for name in layout.keys() - {MASTER}:
+        key = prefixed(optimizer, name)
+        own = _paddle.accumulators(optimizer).get(key, {}).get(owner.name)
+        found[name] = own if live else waiting.get(f"{owner.name}_{key}_0")
+    missing = sorted(name for name, value in found.items() if value is None)
+    if live and missing:
+        problem = f"'{param.name}' had another type when its state was made: build a new optimizer for it."
+        raise refusal(ValueError, problem, dtype=dtype_name(param.dtype), missing=missing)
+    return None if missing else found
 
 
-def _tensors(optimizer: Any, param: Any) -> dict[str, Any]:
-    """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or {}."""
-    master = _master(optimizer, param)
-    owner = master.get(MASTER, param).name
-    keys = {name: prefixed(optimizer, name) for name in optimizer.state_layout(param)}
-    if param.name in _paddle.with_state(optimizer):
-        accumulators = _paddle.accumulators(optimizer)
-        return {**{name: accumulators[key][owner] for name, key in keys.items()}, **master}
-    loaded = {name: _paddle.waiting_state(optimizer).get(f"{owner}_{key}_0") for name, key in keys.items()}
-    if any(value is None for value in loaded.values()):
-        return {}
-    found = {name: x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x) for name, x in loaded.items()}
-    return {**found, **master}
-
-
-def steps_of(optimizer: Any, states: States) -> Optional[int]:
+def steps_of(optimizer: Optimizer, states: States) -> Optional[int]:
     """Return the optimizer's step count, None without one (AdamWDL keeps powers of its betas)."""
     if not optimizer.counts_steps:
         return None
@@ -113,38 +125,40 @@ def steps_of(optimizer: Any, states: States) -> Optional[int]:
     return max((int(state[name][1].reshape(-1)[0]) for state in states.values()), default=0)
 
 
-def check_state(optimizer: Any, states: States, names: dict[str, str], optional: Collection[str] = ()) -> None:
+def check_state(optimizer: Optimizer, states: States, names: dict[str, str], optional: Collection[str] = ()) -> None:
     """Raise ValueError unless each parameter's state fits its layout; states in `optional` may be missing."""
+    known = layouts(optimizer)
     for param in parameters_of(optimizer):
+        layout, name = known[param.name], names[param.name]
+        _tensors(optimizer, param, layout)  # raises if the present state cannot be replaced
         state = states.get(param.name)
         if state is None:
             continue
-        layout, name = layout_of(optimizer, param), names[param.name]
         if set(layout) - set(state) - set(optional) or set(state) - set(layout):
             problem = f"The state of '{name}' must be {', '.join(sorted(layout))}: give the optimizer the same options."
             raise refusal(ValueError, problem, state=sorted(state))
         for key, (dtype, values) in state.items():
-            check_value(f"'{name}.{key}'", key, values, layout[key], dtype)
+            check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
 
 
-def set_state(optimizer: Any, states: States) -> None:
+def set_state(optimizer: Optimizer, states: States) -> None:
     """Load checked state. Missing masters are copied from parameters; parameters without state start anew."""
-    params = parameters_of(optimizer)
+    params, known = parameters_of(optimizer), layouts(optimizer)
     _paddle.drop_waiting_state(optimizer)
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         create_state(optimizer, [param for param in params if param.name in states])
         for param in params:
-            values = states.get(param.name, {})
-            for name, tensor in _tensors(optimizer, param).items():
+            values, layout = states.get(param.name, {}), known[param.name]
+            for name, tensor in (_tensors(optimizer, param, layout) or {}).items():
                 if name in values:
                     tensor.set_value(np.array(values[name][1]))
                 elif name == MASTER:
                     paddle.assign(param.astype("float32"), tensor)
                 else:
-                    paddle.assign(paddle.full_like(tensor, optimizer.initial_state(param, name)), tensor)
+                    paddle.assign(paddle.full_like(tensor, layout[name].fill), tensor)
 
 
-def checked_name_list(names: Any, argument: str) -> list[str]:
+def checked_name_list(names: object, argument: str) -> list[str]:
     """Return `names` as a list; raise TypeError unless all are strings."""
     single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
     listed: list[Any] = list(names) if isinstance(names, Iterable) and not single else [None]

@@ -2,33 +2,39 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .._files import checked_path
+from .._files import Path, checked_path
 from .._messages import quoted, refusal, shown
 from .safetensors_file import read_tensors
 from .state import checked_name_list
 
-TorchState = dict[str, Any]  # a parameter's states in the checkpoint, name -> array
+TorchState = dict[str, NDArray[Any]]  # a parameter's states in the checkpoint, name -> array
+Source = Union[Path, Mapping[str, Any]]
+Rename = Union[Mapping[str, str], Callable[[str], Optional[str]], None]
+Matched = dict[str, tuple[str, TorchState]]  # the model's name -> (PyTorch's name, state)
+_Found = dict[Union[int, str], TorchState]  # by the number or name of a parameter
+_Names = dict[Union[int, str], str]  # by the number of a parameter
 _LEAST_TORCH = (2, 6)  # earlier, `weights_only` could run code (CVE-2025-32434)
 
 
-def read_checkpoint(source: Any, names: Any, rename: Any, strict: bool) -> dict[str, tuple[str, TorchState]]:
+def read_checkpoint(source: Source, names: Optional[Iterable[str]], rename: Rename, strict: bool) -> Matched:
     """Return the model's name -> (PyTorch's name, {state: array}); the arguments of `convert_torch_optimizer`."""
     return _renamed(_named(*_read(source), names), rename, strict)
 
 
-def _read(source: Any) -> tuple[dict[Any, TorchState], Any]:
+def _read(source: Source) -> tuple[_Found, Optional[_Names]]:
     """Return (parameter's number or name -> {state: array}, names by number or None)."""
     if isinstance(source, Mapping):
         return _from_dict(source)
     path = checked_path(source, "source", "a dict or a path")
     if not path.endswith(".safetensors"):
         return _from_dict(_by_torch(path))
-    found: dict[Any, TorchState] = {}
+    found: _Found = {}
     for key, (dtype, values) in read_tensors(path).items():
         owner, _, state = re.sub(r"^state\.", "", key).rpartition(".")
         if dtype == "bfloat16":
@@ -58,13 +64,13 @@ def _by_torch(path: str) -> Any:
     return found
 
 
-def _from_dict(checkpoint: Any) -> tuple[dict[Any, TorchState], Any]:
+def _from_dict(checkpoint: Any) -> tuple[_Found, Optional[_Names]]:
     whole = isinstance(checkpoint, Mapping) and isinstance(checkpoint.get("state"), Mapping)
     if not whole or not isinstance(checkpoint.get("param_groups"), (list, tuple)):
         has = sorted(map(str, checkpoint)) if isinstance(checkpoint, Mapping) else type(checkpoint).__name__
         raise ValueError(f"A checkpoint of PyTorch must be a dict with 'state' and 'param_groups'. Received: {has}")
-    found: dict[Any, TorchState] = {}
-    named: dict[Any, str] = {}
+    found: _Found = {}
+    named: _Names = {}
     for key, state in checkpoint["state"].items():
         if not isinstance(state, Mapping) or not _are(str, list(state)):
             problem = "A parameter's state must be a dict with string keys."
@@ -83,11 +89,11 @@ def _from_dict(checkpoint: Any) -> tuple[dict[Any, TorchState], Any]:
     return found, named or None
 
 
-def _are(kind: Any, values: Any) -> bool:
+def _are(kind: Union[type, tuple[type, ...]], values: object) -> bool:
     return isinstance(values, (list, tuple)) and all(isinstance(value, kind) for value in values)
 
 
-def _array(value: Any) -> Any:
+def _array(value: Any) -> NDArray[Any]:
     """Return a PyTorch Tensor, or anything array-like, as an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -98,7 +104,7 @@ def _array(value: Any) -> Any:
         raise refusal(ValueError, f"A state must be an array: {error}.", value=value) from None
 
 
-def _named(found: dict[Any, TorchState], known: Any, names: Any) -> dict[str, TorchState]:
+def _named(found: _Found, known: Optional[_Names], names: Optional[Iterable[str]]) -> dict[str, TorchState]:
     """Return PyTorch's name -> {state: array}."""
     if names is not None:
         known = dict(enumerate(checked_name_list(names, "names")))
@@ -113,7 +119,7 @@ def _named(found: dict[Any, TorchState], known: Any, names: Any) -> dict[str, To
     return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
 
 
-def _renamed(found: dict[str, TorchState], rename: Any, strict: bool) -> dict[str, tuple[str, TorchState]]:
+def _renamed(found: dict[str, TorchState], rename: Rename, strict: bool) -> Matched:
     """Return the model's name -> (PyTorch's name, {state: array})."""
     if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
         raise refusal(TypeError, "`rename` must be a dict or callable.", rename=rename)
@@ -121,7 +127,7 @@ def _renamed(found: dict[str, TorchState], rename: Any, strict: bool) -> dict[st
     if strict and unknown:
         problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
         raise ValueError(f"{problem} Received: {quoted(unknown)}, not in the checkpoint")
-    out: dict[str, tuple[str, TorchState]] = {}
+    out: Matched = {}
     for torch_name, state in found.items():
         name = rename(torch_name) if callable(rename) else (rename or {}).get(torch_name, torch_name)
         if name in out:

@@ -5,6 +5,8 @@ from typing import Any, Optional
 
 import numpy as np
 import paddle
+from numpy.typing import NDArray
+from paddle.optimizer import Optimizer
 
 from .._messages import quoted, refusal, shown, wrong_type
 from .._paddle import unwrap_model
@@ -13,7 +15,7 @@ from .state import checked_name_list
 from .torch_checkpoint import TorchState
 
 
-def torch_names(optimizer: Any) -> dict[str, str]:
+def torch_names(optimizer: Optimizer) -> dict[str, str]:
     """Return our name of a state -> PyTorch's, where they differ; raise for an optimizer without a counterpart."""
     served = {info.cls: info.torch_names for info in REGISTRY.values() if info.torch_names is not None}
     if type(optimizer) not in served:
@@ -22,7 +24,7 @@ def torch_names(optimizer: Any) -> dict[str, str]:
     return served[type(optimizer)]
 
 
-def transposed_names(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
+def transposed_names(model: paddle.nn.Layer, transpose: Optional[Iterable[str]]) -> set[str]:
     """Return the names of the matrices that PyTorch stores transposed."""
     plain = unwrap_model(model)
     named = dict(plain.named_parameters())
@@ -68,7 +70,7 @@ def checked_updates(state: TorchState, step: Optional[int], name: str) -> int:
     return int(number)
 
 
-def checked_values(left: TorchState, name: str, shape: tuple[int, ...], torch_name: str) -> Any:
+def checked_values(left: TorchState, name: str, shape: tuple[int, ...], torch_name: str) -> NDArray[Any]:
     """Remove and return a parameter's state; raise ValueError if it is missing or has another shape."""
     values = left.pop(name, None)
     if values is None:

@@ -2,16 +2,21 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
+from numpy.typing import NDArray
+from paddle import Tensor
+from paddle.nn import Layer
+from paddle.optimizer import Optimizer
 
 from .._checks import checked_bool, checked_int
-from .._paddle import checked_model, parameters_of
+from .._paddle import MASTER, checked_model, parameters_of
 from ..optimizers.states import GLOBAL_STEP, STEP
 from .report import LoadReport
-from .state import MASTER, States, check_state, checked_optimizer, layout_of, set_state, structured_names
-from .torch_checkpoint import TorchState, read_checkpoint
+from .safetensors_file import Arrays
+from .state import Layout, States, check_state, checked_optimizer, layouts, set_state, structured_names
+from .torch_checkpoint import Rename, Source, TorchState, read_checkpoint
 from .torch_checks import (
     check_matched,
     check_step_is_used,
@@ -35,12 +40,12 @@ _SWAPPED = {"_row": "_col", "_col": "_row"}
 
 
 def convert_torch_optimizer(
-    source: Any,
-    optimizer: Any,
-    model: Any,
+    source: Source,
+    optimizer: Optimizer,
+    model: Layer,
     names: Optional[Iterable[str]] = None,
     *,
-    rename: Union[Mapping[str, str], Callable[[str], Optional[str]], None] = None,
+    rename: Rename = None,
     transpose: Optional[Iterable[str]] = None,
     step: Optional[int] = None,
     strict: bool = True,
@@ -104,7 +109,7 @@ def convert_torch_optimizer(
     found = read_checkpoint(source, names, rename, strict)
     check_step_is_used(step, found)
     states: States = {}
-    matched, missing, unexpected, steps = [], [], [], set()
+    matched, missing, unexpected, steps, known = [], [], [], set(), layouts(inner)
     for param in parameters_of(inner):
         name = ours[param.name]
         torch_name, torch_state = found.pop(name, ("", {}))
@@ -114,7 +119,7 @@ def convert_torch_optimizer(
         updates = checked_updates(torch_state, step, torch_name)
         steps.add(updates)
         left = _as_ours(torch_state, name in transposed)
-        states[param.name] = _state(inner, state_names, param, left, updates, torch_name)
+        states[param.name] = _state(inner, state_names, param, known[param.name], left, updates, torch_name)
         matched.append((torch_name, name))
         unexpected += [f"{torch_name}.{state}" for state in sorted(left)]
     unexpected += [torch_name for torch_name, torch_state in found.values() if torch_state]
@@ -137,16 +142,24 @@ def _as_ours(torch_state: TorchState, transposed: bool) -> TorchState:
     return states
 
 
-def _state(optimizer: Any, names: dict[str, str], param: Any, left: TorchState, step: int, torch_name: str) -> Any:
-    """Return our state of a parameter, and remove its parts from `left`."""
+def _state(
+    optimizer: Optimizer,
+    names: dict[str, str],
+    param: Tensor,
+    layout: Layout,
+    left: TorchState,
+    step: int,
+    owner: str,
+) -> Arrays:
+    """Return our state of a parameter from PyTorch's of `owner`, and remove its parts from `left`."""
     kinds, state = optimizer.state_kinds(param), {}
-    for name, (dtype, shape) in layout_of(optimizer, param).items():
+    for name, (dtype, shape, _) in layout.items():
         if name == MASTER:
             continue
         if kinds.get(name, "scalar") == "scalar":
             state[name] = dtype, np.full(shape, _scalar(optimizer, param, name, step), dtype)
             continue
-        values = checked_values(left, names.get(name, name), shape, torch_name)
+        values = checked_values(left, names.get(name, name), shape, owner)
         if dtype == "float16":  # as Came's `compression` stores it
             limits = np.finfo(dtype)
             values = np.clip(values, limits.min, limits.max)
@@ -154,14 +167,15 @@ def _state(optimizer: Any, names: dict[str, str], param: Any, left: TorchState, 
     return state
 
 
-def _without_kept_axis(key: str, value: Any) -> tuple[str, Any]:
+def _without_kept_axis(key: str, value: NDArray[Any]) -> tuple[str, NDArray[Any]]:
     """Return name and values of a state as in transformers' Adafactor."""
     name, axis = _KEPT.get(key, (key, None))
     return name, value if axis is None or value.shape[axis:][:1] != (1,) else value.squeeze(axis)
 
 
-def _scalar(optimizer: Any, param: Any, name: str, step: int) -> float:
-    """Return the value of a state of one number after some steps."""
+def _scalar(optimizer: Optimizer, param: Tensor, name: str, step: int) -> float:
+    """Return the value of a state of one number after some steps; 0 for the unknown last rate."""
     if name in (STEP, GLOBAL_STEP) and optimizer.counts_steps:
         return float(step)
-    return optimizer.initial_state(param, name) ** (step + 1)  # a power of a beta; 0 for the unknown last rate
+    beta, power, _ = name.partition("_pow_acc")
+    return float(optimizer.options_of(param)[beta]) ** (step + 1) if power else 0.0

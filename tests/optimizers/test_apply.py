@@ -84,9 +84,12 @@ def test_applying_twice_or_to_two_optimizers_never_compounds():
 
 def test_reset_undoes_it():
     model, layers = net()
-    opt = apply_layerwise_decay(paddle.optimizer.Momentum(0.05, parameters=model.parameters()), layers, 0.5)
+    opt = paddle.optimizer.Momentum(0.05, parameters=model.parameters())
+    attributes = vars(opt).keys() | set()
+    apply_layerwise_decay(opt, layers, 0.5)
     assert type(opt).__doc__ == paddle.optimizer.Momentum.__doc__
     assert reset_layerwise_decay(opt) is opt and type(opt) is paddle.optimizer.Momentum
+    assert vars(opt).keys() == attributes
     want, _ = net()
     for got, expected in zip(
         train(model, opt), train(want, paddle.optimizer.Momentum(0.05, parameters=want.parameters()))

@@ -56,13 +56,10 @@ def test_ratios_of_a_hook_are_compared(path):
     assert ldopt.load_optimizer(path, other.optimizer, other.model, changed=["layerwise_decay"]).step == 1
 
 
-def test_options_of_groups_are_compared(path):
+@pytest.mark.parametrize("case", ["adamwdl", "AdamW"])
+def test_options_of_groups_are_compared(case, path):
     def build(decay):
-        run = Run("adamwdl", layerwise=False)
-        params = run.model.parameters()
-        groups = [{"params": params[:2], "weight_decay": decay, "learning_rate": 0.5}, {"params": params[2:]}]
-        run.optimizer = ldopt.AdamWDL(1e-3, parameters=groups)
-        return run
+        return Run(case, groups=[{"weight_decay": decay, "learning_rate": 0.5}, {}])
 
     run, same_again, other = build(0.1).train(1), build(0.1), build(0.2).train(1)
     ldopt.save_optimizer(path, run.optimizer, run.model)
@@ -81,7 +78,7 @@ def test_arguments_are_checked(saved, tmp_path, victim):
     model, optimizer, foreign = victim.model, victim.optimizer, paddle.optimizer.Adam(parameters=[])
     load, save = ldopt.load_optimizer, ldopt.save_optimizer
     for says, call in {
-        r"one of paddle_ldopt; `paddle.save\(optimizer": lambda: load(saved, foreign, model),
+        r"paddle.optimizer after `apply_layerwise_decay`; `paddle.save\(optimizer": lambda: load(saved, foreign, model),
         "must be a paddle.nn.Layer": lambda: load(saved, optimizer, "model"),
         "`changed` may name": lambda: load(saved, optimizer, model, changed=["bta1"]),
         "`changed` must be a list": lambda: load(saved, optimizer, changed="beta1"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import struct
@@ -12,15 +13,16 @@ import numpy as np
 import paddle
 import pytest
 import safetensors.paddle
-from saving_cases import ALL, CASES, HALF, Run, digest, read, refused, same
+from saving_cases import ALL, CASES, HALF, PADDLES, Run, digest, read, refused, same
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.saving import safetensors_file
 
 
 @pytest.mark.promise("a saved optimizer resumes bit for bit, fused and with Paddle's operations")
-@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "fused"), [*itertools.product(CASES, (None, False)), *((case, None) for case in PADDLES)]
+)
 def test_a_resume_is_exact(case, fused, path):
     whole = Run(case, fused=fused).train(ALL)
     half = Run(case, fused=fused).train(HALF)
@@ -33,7 +35,7 @@ def test_a_resume_is_exact(case, fused, path):
 
 
 @pytest.mark.promise("loading replaces the whole state, also of an optimizer that has taken no step")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *PADDLES])
 def test_what_is_loaded_replaces_what_was_there(case, path):
     half, other = Run(case).train(HALF), Run(case, seed=1).train(ALL)
     ldopt.save_optimizer(path, half.optimizer, half.model)
@@ -44,7 +46,7 @@ def test_what_is_loaded_replaces_what_was_there(case, path):
 
 
 @pytest.mark.promise("loading replaces the whole state, also of an optimizer that has taken no step")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *(case for case in PADDLES if case != "SGD")])  # it has no state
 def test_an_optimizer_that_has_taken_no_step(case, path):
     fresh, used = Run(case), Run(case, seed=1).train(HALF)
     ldopt.save_optimizer(path, fresh.optimizer, fresh.model)

@@ -30,9 +30,29 @@ OPTIONS = {
     "came float64": {},
 }
 CASES = tuple(OPTIONS)
+# Paddle's own, after `apply_layerwise_decay`
+PADDLES = {
+    "SGD": {},
+    "SGD bf16": {"weight_decay": 0.1},
+    "Momentum": {"weight_decay": 0.1, "use_nesterov": True},
+    "Momentum multi-tensor": {"use_multi_tensor": True},
+    "Adam": {"amsgrad": True, "name": "of_a_user"},
+    "Adam multi-tensor": {"use_multi_tensor": True},
+    "AdamW": {"apply_decay_param_fun": lambda name: "w_0" in name},
+    "NAdam": {"weight_decay": paddle.regularizer.L1Decay(0.1)},
+    "Lamb": {"exclude_from_weight_decay_fn": lambda param: param.ndim < 2},
+    "Adamax": {},
+    "Adagrad": {"initial_accumulator_value": 0.1},
+    "Adadelta": {},
+    "RMSProp": {"centered": True, "momentum": 0.5},
+    "RAdam": {},
+    "ASGD": {"batch_num": 2},
+}
+# Paddle's kernels for 16-bit parameters run on GPUs only, except that of SGD
+UNTRAINED = {f"{name} bf16": {} for name in ("Momentum", "Adam", "AdamW", "Lamb", "ASGD")}
+OPTIONS.update({**PADDLES, **UNTRAINED})
 HALF, ALL = 3, 6  # steps
 SLOW = (pytest.mark.fault, pytest.mark.timeout(1800))
-_SHIFT = {"came": "learning_rate", "adafactor": "lr"}
 
 
 class Linear(nn.Layer):
@@ -66,22 +86,23 @@ class Run:
     """A model and its optimizer; the batch of a step is the same in all of them.
 
     Args:
-        case (str): of `CASES`.
+        case (str): of `OPTIONS`.
         seed (int): of the parameters.
         guard (bool): name the parameters as in a new process.
         rate (float|LRScheduler|list): the rate; its schedule is stepped.
         layerwise (bool): give the optimizer a rate for each layer, and so the names.
-        decay (float): of the rate.
+        decay (float|LayerDecay): of the rate.
         idle (str): a parameter without gradients.
         fused (bool|None): of the optimizer.
         width (int): of the model.
         blocks (int): of the model.
+        groups (list[dict]): the options of groups, over which the parameters are spread.
         options: of the optimizer.
     """
 
     def __init__(
         self, case, seed=0, guard=True, rate=1e-3, layerwise=True, decay=0.5, idle=None, fused=None, width=4, blocks=2,
-        **options,
+        groups=None, **options,
     ):  # fmt: skip
         name, _, kind = case.partition(" ")
         paddle.seed(seed)
@@ -97,11 +118,19 @@ class Run:
             options["multi_precision"] = True
         if not options.get("relative_step"):
             options["lr" if name == "adafactor" else "learning_rate"] = rate
-        if layerwise:
-            layers = ldopt.LayerMap.from_model(self.model, rules={"^scale$": "head"})
-            options.update(layers=layers, layerwise_decay=ldopt.LayerDecay(decay))
-        cls = ldopt.optimizer_class(name)
-        self.optimizer = cls(parameters=self.model.parameters(), fused=fused, **options)
+        layers = ldopt.LayerMap.from_model(self.model, rules={"^scale$": "head"}) if layerwise else None
+        decay = ldopt.LayerDecay(decay) if isinstance(decay, float) else decay
+        params = self.model.parameters()
+        if groups:
+            params = [{"params": params[i :: len(groups)], **group} for i, group in enumerate(groups)]
+        options["parameters"] = params
+        if name in paddle.optimizer.__all__:
+            self.optimizer = getattr(paddle.optimizer, name)(**options)
+            if layerwise:
+                ldopt.apply_layerwise_decay(self.optimizer, layers, decay)
+        else:
+            options.update({"layers": layers, "layerwise_decay": decay} if layerwise else {}, fused=fused)
+            self.optimizer = ldopt.optimizer_class(name)(**options)
         self.rate, self.idle, self.done, self.guard = rate, idle, 0, guard
 
     def train(self, until):

@@ -80,10 +80,6 @@ class ShardedStateMixin(_Base):
         with _paddle.waiting_state_as(self, loaded), paddle.utils.unique_name.guard():
             return super()._add_accumulator(name, param, *args, **kwargs)
 
-    def initial_state(self, param: Any, name: str) -> float:
-        """Return the fill value of a state before the first update."""
-        return 0.0
-
 
 def _placed(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
     """Return the ShardedWeight of a state of the parameter that `weight` describes."""
