@@ -77,8 +77,8 @@ $(VENV)/.installed-formers: setup.cfg
 # PaddleClas and PaddleOCR have their training code in their repositories alone: CLAS= and OCR= are folders of clones.
 # Their packages ask for versions that are gone (sklearn, opencv-python<=4.6), so what they import is named here.
 CLIENTS = paddleseg==2.8.0 paddledet==2.6.0
-FOR_CLIENTS = "numpy<2" "setuptools<81" colorlog easydict filelock imgaug lap lmdb motmetrics opencv-python-headless prettytable pyclipper \
-	pycocotools rapidfuzz scikit-image scikit-learn scipy shapely terminaltables tqdm typeguard visualdl
+FOR_CLIENTS = "numpy<2" "setuptools<81" albumentations colorlog easydict filelock imgaug lap lmdb motmetrics opencv-python-headless prettytable \
+	pyclipper pycocotools rapidfuzz scikit-image scikit-learn scipy shapely terminaltables tqdm typeguard visualdl
 SPEECH = paddlespeech==1.5.0 paddleslim==2.6.0
 FOR_SPEECH = "numpy<2" "setuptools<81" braceexpand colorlog editdistance g2p-en h5py hyperpyyaml inflect jsonlines kaldiio \
 	librosa loguru paddlenlp==3.0.0b4 paddlespeech-feat pandas pathos praatio prettytable python_speech_features resampy sacrebleu \

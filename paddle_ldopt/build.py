@@ -40,21 +40,12 @@ def build_optimizer(
     max_grad_norm: float = 0.0,
     **arguments: Any,
 ) -> Optimizer:
-    """Return an optimizer that trains a model, each layer at its rate.
+    """Return an optimizer that trains a model, each layer at its rate. Most arguments are those of `create`.
 
-    Args:
-        chosen: a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
-            `apply_layerwise_decay`.
-        model: the network; None if `arguments` replace everything read from a model.
-        layerwise_decay: how ratios fall from the head to the embeddings.
-        layers: the layer map. By default it is read from the model if there is a decay and neither `name_dict` nor
-            `set_param_lr_fun`.
-        rules: the `rules` of `LayerMap.from_model`.
-        granularity: the `granularity` of `LayerMap.from_model`.
-        groups: parameters or parameter groups to train instead of all parameters. With groups, `create`'s default
-            exclusion from weight decay is off.
-        max_grad_norm: the global norm for gradient clipping; 0 is off.
-        **arguments: arguments of the class. Options have the names of `OptimizerInfo.settings` or those of the class.
+    `chosen` is a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
+    `apply_layerwise_decay`. `model` is None if `arguments` replace everything read from a model. `layers` is by default
+    read from the model if there is a decay and neither `name_dict` nor `set_param_lr_fun`. `groups` are parameters or
+    parameter groups to train instead of all parameters; with groups, no exclusion from weight decay is added.
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)

@@ -80,7 +80,7 @@ def test_the_test_of_transformers():
 # ---- lists
 
 
-def test_none_stays_and_what_comes_to_it_later_is_left_out_aloud():
+def test_none_stays_and_a_later_gradient_is_ignored_with_a_warning():
     accumulator = GradientAccumulator()
     accumulator([None, tensor(1.0)])
     accumulator([None, None])
@@ -120,7 +120,7 @@ def test_reductions(dtype):
         assert accumulator.gradients[0].tolist() == [0.0] * 4
 
 
-def test_a_weight_of_nothing_leaves_out_what_is_not_a_number():
+def test_a_weight_of_0_ignores_nan_gradients():
     accumulator = GradientAccumulator("token")
     accumulator([tensor(float("nan"))], weight=0)
     with pytest.raises(ValueError, match="weight=0 in all of 1 calls"):
@@ -342,16 +342,13 @@ def test_bad_states_are_refused():
             {"received": [True]},
             "`received` must be a list with an entry for each slot. Received: received of 1, slots=2",
         ),
-        ({"received": None}, "received of NoneType"),
         ({"names": ["a"]}, "`names` must .*Received: names of 1, slots=2"),
         ({"slots": -1}, "`slots` must be at least 0. Received: slots=-1"),
         ({"slots": 10**15}, "received of 2, slots=10"),
-        ({"step": -1}, "step=-1"),
         ({"count": -3}, "`count` must be at least 1. Received: count=-3"),
         ({"count": 7}, "`count` must equal `step` before `synchronize`. Received: count=7, step=1"),
         ({"step": 0, "count": 0}, "Received: count=0"),
         ({"weight": -1.0}, "`weight` must be in .*Received: weight=-1.0"),
-        ({"weight": float("nan")}, "Received: weight=nan"),
         ({"synchronized": 1}, "`synchronized` must be a bool"),
         ({"gradients": {}}, r"`gradients` must be a dict .*Received: gradients of \[\], slots=2"),
         ({"gradients": {"0": np.ones(1, "float32"), "2": np.ones(1, "float32")}}, r"gradients of \['0', '2'\]"),
@@ -404,9 +401,6 @@ def test_bad_calls_are_refused_and_change_nothing():
     [
         ("token", None, ValueError),
         ("token", -1, ValueError),
-        ("token", float("nan"), ValueError),
-        ("token", "many", TypeError),
-        ("token", True, TypeError),
         ("sum", 1.0, ValueError),
         ("mean", 1.0, ValueError),
     ],

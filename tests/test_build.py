@@ -47,7 +47,7 @@ def test_create_trains_each_layer_at_its_rate(name):
 
 @pytest.mark.parametrize("name", list(REGISTRY))
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_what_was_frozen_when_an_optimizer_was_created_may_be_unfrozen(name, decay):
+def test_parameters_frozen_at_creation_can_be_unfrozen(name, decay):
     model = Net()
     for param in model.blocks.parameters():
         param.stop_gradient = True

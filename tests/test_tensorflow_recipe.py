@@ -186,7 +186,7 @@ def test_norms_and_biases_are_not_decayed_and_nothing_is_warned_of():
     assert decayed(optimizer, model) == weights(model) | {f"layers.{i}.post.weight" for i in range(3)}
 
 
-def test_include_wins():
+def test_include_overrides_exclude():
     model = Net()
     wanted = weights(model) | {"norm.weight", "norm.bias"}
     for how in ({"model": model}, {"model": model, "layers": LayerMap.from_model(model)}):
@@ -207,7 +207,7 @@ def test_an_idle_include_warns_and_nothing_to_exclude_does_not():
     assert optimizer.has_weight_decay(plain.weight)
 
 
-def test_the_decay_is_applied_where_it_is_said():
+def test_only_chosen_parameters_are_decayed():
     model = Net()
     optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5, model=model)
     before = {n: p.numpy() for n, p in model.named_parameters()}
@@ -262,21 +262,6 @@ def test_parameters_may_be_a_part_of_the_model_or_groups():
     assert optimizer.has_weight_decay(head[0]) and not optimizer.has_weight_decay(head[1])
 
 
-def test_frozen_parameters_of_the_model_stay_until_they_are_unfrozen():
-    model, moved = Net(), []
-    weight = model.embeddings.weight
-    weight.stop_gradient = True
-    optimizer, schedule = create_optimizer(1e-3, 10, 2, model=model)
-    for frozen in (True, True, False):
-        weight.stop_gradient, before = frozen, weight.numpy()
-        model(paddle.arange(5).reshape([5, 1])).sum().backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        schedule.step()
-        moved.append(not np.array_equal(weight.numpy(), before))
-    assert moved == [False, False, True]
-
-
 def test_in_static_graph_mode():
     warnings.filterwarnings("ignore", "(Tensor|Value) do not have 'place'")  # Paddle, of its own doing
     paddle.enable_static()
@@ -320,12 +305,9 @@ def test_arguments_reach_the_optimizer():
     "argument, value, error",
     [
         ("init_lr", -1.0, ValueError),
-        ("init_lr", None, TypeError),
         ("num_train_steps", 0, ValueError),
-        ("num_train_steps", 10.0, TypeError),
         ("num_warmup_steps", -1, ValueError),
         ("min_lr_ratio", 1.5, ValueError),
-        ("min_lr_ratio", -0.1, ValueError),
         ("adam_beta1", 1.0, ValueError),
         ("adam_beta2", -0.1, ValueError),
         ("adam_epsilon", -1e-8, ValueError),
@@ -335,9 +317,6 @@ def test_arguments_reach_the_optimizer():
         ("power", 0.0, ValueError),
         ("include_in_weight_decay", "norm", TypeError),
         ("include_in_weight_decay", ["("], ValueError),
-        ("include_in_weight_decay", [3], TypeError),
-        ("model", "bert", TypeError),
-        ("parameters", "bert", TypeError),
         ("layerwise_decay", 1.5, ValueError),
     ],
 )
@@ -347,7 +326,7 @@ def test_bad_arguments_of_the_factory(argument, value, error):
         create_optimizer(**{**arguments, "model": Net(), argument: value})
 
 
-def test_what_contradicts_itself_is_refused():
+def test_contradictory_arguments_are_refused():
     with pytest.raises(ValueError, match="`parameters` or `model`"):
         create_optimizer(1e-3, 10, 2)
     with pytest.raises(ValueError, match="adam_clipnorm=1.0, adam_global_clipnorm=2.0"):

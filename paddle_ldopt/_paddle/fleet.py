@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from .._messages import refusal
 from .declared import FLEET, SAVING, attribute, lazy
@@ -70,7 +71,7 @@ def topology() -> Any:
     return getattr(paddle.distributed.fleet.fleet, "_hcg", None)
 
 
-def topology_of(network: Any) -> Any:
+def topology_of(network: paddle.nn.Layer) -> Any:
     """Return the hybrid communicate group of a network from `fleet`, None for another network."""
     engines = _sharding_engine(), _tensor_engine()
     return _topology(network) if is_pipeline_engine(network) or isinstance(network, engines) else None
@@ -98,13 +99,13 @@ def check_own_gradients(until: str) -> None:
         raise refusal(ValueError, f"Each parameter must keep its own gradient until {until}: {todo}", **{setting: True})
 
 
-def weight_decay_fun_is_replaced(optimizer: Any) -> bool:
+def weight_decay_fun_is_replaced(optimizer: Optimizer) -> bool:
     """Return whether sharding version 1 has replaced `apply_decay_param_fun` by a function for its buffers."""
     module = getattr(decayed_names(optimizer), "__module__", None)
     return topology() is not None and module == sharding_v1().__module__
 
 
-def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
+def slice_ranges(optimizer: Optimizer) -> dict[str, tuple[int, int]]:
     """Return ``param.name`` -> range of the flattened parameter here, and fill the slices as the first step would."""
     collect_buffers(optimizer)()
     ranges = {}
@@ -117,26 +118,26 @@ def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
     return {name: (begin, end) for name, (begin, end) in ranges.items() if begin < end}
 
 
-def overlaps(network: Any) -> list[str]:
+def overlaps(network: paddle.nn.Layer) -> list[str]:
     """Return the enabled settings that let an engine reduce gradients during backward."""
     names = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
     return [name for name in names if getattr(network, f"_{name}", False)]
 
 
-def is_pipeline_engine(network: Any) -> bool:
+def is_pipeline_engine(network: paddle.nn.Layer) -> bool:
     """Return whether `fleet` made an engine of a PipelineLayer: of stages or, since Paddle 3.3, for one process."""
     alone = any(cls.__name__ == "NoPipelineParallel" for cls in type(network).__mro__)
     return alone or isinstance(network, pipeline_engine())
 
 
-def pipeline_of(model: Any) -> Any:
+def pipeline_of(model: paddle.nn.Layer) -> Any:
     """Return the `PipelineLayer` of several stages in a model, None without one."""
     parts = [part for part in model.sublayers(include_self=True) if isinstance(part, pipeline_layer())]
     return next((part for part in parts if _number_of_stages(part) > 1), None)
 
 
 @contextlib.contextmanager
-def stage_functions(engine: Any, loss: Any, forward: Any, backward: Any) -> Iterator[None]:
+def stage_functions(engine: Any, loss: paddle.Tensor, forward: Any, backward: Any) -> Iterator[None]:
     """Replace loss, forward and backward step of a pipeline engine's stage; its hooks cannot change results."""
     layers = engine_layers(engine)
     with _set(layers, "_loss_fn", [loss]), _set(layers, "forward", forward), _set(engine, "_backward_step", backward):
@@ -172,7 +173,7 @@ def forget_checkpoint(folder: str) -> None:
     getattr(module, "PATH_TO_CHECKPOINT_FILES", {}).pop(folder, None)
 
 
-def leave_out_frozen(optimizer: Any) -> None:
+def leave_out_frozen(optimizer: Optimizer) -> None:
     """Remove frozen parameters from an optimizer under sharding version 2, which cannot split them."""
     # sharding itself refuses parameter groups
     if sharding_setting("split_param") and not isinstance(param_groups(optimizer)[0], dict):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from .declared import ADAMW, EVERY, OPTIMIZER, attribute, lazy
 from .tensors import dtype_name
@@ -54,12 +55,12 @@ class StateForm(NamedTuple):
     fill: float
 
 
-def found_inf(optimizer: Any) -> Any:
+def found_inf(optimizer: Optimizer) -> Any:
     """Return the flag by which a gradient scaler skips the present step, None without a scaler."""
     return _auxiliary(optimizer)("found_inf")
 
 
-def overflow_is_found(optimizer: Any) -> bool:
+def overflow_is_found(optimizer: Optimizer) -> bool:
     """Return whether the running step must be skipped; note the answer as Paddle's step does, for its scaler."""
     flag = found_inf(optimizer)
     if isinstance(flag, paddle.Tensor):
@@ -68,18 +69,18 @@ def overflow_is_found(optimizer: Any) -> bool:
     return bool(flag)
 
 
-def set_attributes(optimizer: Any, **values: Any) -> None:
+def set_attributes(optimizer: Optimizer, **values: Any) -> None:
     """Set attributes that Paddle's code reads, and that its own classes set in their constructors."""
     for name, value in values.items():
         setattr(optimizer, f"_{name}", value)
 
 
-def prefixed(optimizer: Any, state: str = "") -> str:
+def prefixed(optimizer: Optimizer, state: str = "") -> str:
     """Return the key of a state in `accumulators`: its name with the optimizer's prefix, if any."""
     return f"{state_prefix(optimizer)}_{state}" if state_prefix(optimizer) else state
 
 
-def create_state(optimizer: Any, params: list[Any]) -> None:
+def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
     """Create the state that the first step would create."""
     with paddle.no_grad():
         optimizer.helper = _layer_helper()(type(optimizer).__name__)
@@ -109,7 +110,7 @@ def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, 
 
 
 @contextlib.contextmanager
-def waiting_state_as(optimizer: Any, state: dict[str, Any]) -> Iterator[None]:
+def waiting_state_as(optimizer: Optimizer, state: dict[str, Any]) -> Iterator[None]:
     """Replace the loaded state of parameters before their first step by `state`."""
     before, optimizer._accumulators_holder = optimizer._accumulators_holder, state
     try:
@@ -118,7 +119,7 @@ def waiting_state_as(optimizer: Any, state: dict[str, Any]) -> Iterator[None]:
         optimizer._accumulators_holder = before
 
 
-def drop_waiting_state(optimizer: Any) -> None:
+def drop_waiting_state(optimizer: Optimizer) -> None:
     """Drop the loaded state that is not assigned to its parameters yet."""
     optimizer._accumulators_holder = {}
 
@@ -128,7 +129,7 @@ def content_of(group: Any) -> Any:
     return group["params"] if isinstance(group, dict) else group
 
 
-def flatten_groups(parameters: Any) -> list[Any]:
+def flatten_groups(parameters: Any) -> list[paddle.Tensor]:
     """Return the parameters in a list of Tensors or parameter groups."""
     out: list[Any] = []
     for item in parameters:
@@ -137,7 +138,7 @@ def flatten_groups(parameters: Any) -> list[Any]:
     return out
 
 
-def groups_by_name(optimizer: Any) -> dict[str, dict[str, Any]]:
+def groups_by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
     """Return ``param.name`` -> group of the optimizer's parameters, {} without a group."""
     found: dict[str, dict[str, Any]] = {}
     for item in param_groups(optimizer) or []:
@@ -161,7 +162,7 @@ def other_options(optimizer: Any) -> dict[str, Any]:
     return {name: vars(optimizer)[key] for name, key in kept.items() if name not in _ELSEWHERE}
 
 
-def stand_in(optimizer: Any, params: Any = None, **attributes: Any) -> Any:
+def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Optimizer:
     """Return a copy that shares the state of an optimizer, with its own attributes and optionally parameters.
 
     Attributes that are set on it do not change the original, so it can be read without a trace.

@@ -1,30 +1,30 @@
 """Rates and weight decay in Paddle's optimizers."""
 
-import functools
-import inspect
-import types
 from typing import Any
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 from .optimizers import stand_in
 
 # fmt: off
 __all__ = [
-    "asks_for_rates", "create_rate", "decayed_names", "decays_weights", "global_rate", "rate_factor", "rate_parts",
+    "create_rate", "decayed_names", "decays_weights", "global_rate", "has_one_rate", "rate_of", "rate_parts",
     "rate_source", "ratio_in_kernel", "set_rate_source", "start_without_step", "weight_decay_coefficient",
 ]
 # fmt: on
 
 rate_source = attribute(OPTIMIZER, "_learning_rate", EVERY)  # a float or the LRScheduler
-rate_factor = attribute(OPTIMIZER, "_create_param_lr", EVERY)  # ((param, grad)) -> the rate, a Tensor
+rate_of = attribute(OPTIMIZER, "_create_param_lr", EVERY)  # ((param, grad)) -> the rate, a Tensor
 global_rate = attribute(OPTIMIZER, "_global_learning_rate", EVERY)  # () -> Tensor
 create_rate = attribute(OPTIMIZER, "_create_global_learning_rate", FUSED)
 ratio_in_kernel = attribute(ADAMW, "_lr_ratio", "AdamWDL")  # None, or parameter -> ratio
 declare(OPTIMIZER, "Reading a schedule ahead", "_learning_rate_map")
-declare(OPTIMIZER, "Reading the rate of each parameter", "_append_optimize_multi_tensor_op")
 declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_var_name")
+
+# Paddle's optimizers that ignore groups and ratios; no attribute tells. Paddle has Muon after 3.3.
+_ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
 
 _DECAY = "The weight decay in layer tables"
 decayed_names = attribute(ADAMW, "_apply_decay_param_fun", _DECAY, optional=True)
@@ -35,7 +35,7 @@ _momentum_decay = attribute("paddle.optimizer.Momentum", "_regularization_coeff"
 weight_decay_coefficient = attribute("paddle.regularizer.L2Decay", "_coeff", _DECAY, optional=True)
 
 
-def set_rate_source(optimizer: Any, source: Any) -> None:
+def set_rate_source(optimizer: Optimizer, source: Any) -> None:
     """Replace the schedule of an optimizer and drop the variable of the old one, without calling its class's code."""
     vars(optimizer).update(_learning_rate=source, _learning_rate_map={})
 
@@ -45,9 +45,9 @@ def start_without_step(schedule: Any) -> None:
     schedule._var_name = None
 
 
-def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
+def rate_parts(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:
     """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
-    if not asks_for_rates(optimizer.__class__):  # one rate for all parameters, regardless of groups
+    if has_one_rate(type(optimizer)):  # regardless of groups
         return {param.name: (1.0, 0.0) for param in params}
     other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU
     for rate in (0.0, 1.0):  # at 0 only a parameter's own rate is left (a Tensor in `optimize_attr`, a group's "lr")
@@ -59,47 +59,12 @@ def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, floa
     return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
 
 
-@functools.lru_cache(maxsize=128)
-def asks_for_rates(cls: Any) -> bool:
-    """Return whether the step of an optimizer class calls `_create_param_lr` for the rate of each parameter.
-
-    Paddle's Muon and others silently ignore it, and no attribute says so. A trial step would change the optimizer, and
-    not every class has its source at hand. So this searches the names in the code that `step` can reach.
-    """
-    pending, seen = _definition("step", cls.__mro__), set()
-    while pending:
-        name, function, bases = pending.pop()
-        names = _names_in(function.__code__)
-        if names & {"_create_param_lr", "rate_factor"}:  # `rate_factor` is our name for `_create_param_lr`
-            return True
-        seen.add(function)
-        called = []
-        for other in names - {"_append_optimize_multi_tensor_op"}:  # Adam's and Momentum's other path also asks
-            called += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
-            helper = function.__globals__.get(other)
-            if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:
-                called.append((other, helper, ()))
-        pending += [item for item in called if item[1] not in seen]
-    return False
+def has_one_rate(cls: type) -> bool:
+    """Return whether an optimizer class takes one rate for all parameters: its step never asks `_create_param_lr`."""
+    return any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
 
-def _definition(name: str, bases: Any) -> list[Any]:
-    """Return [(name, function, later base classes)] of a method's first definition, [] without one."""
-    for i, base in enumerate(bases):
-        if name in vars(base):
-            held = vars(base)[name]
-            function = inspect.unwrap(getattr(held, "__func__", held)) if callable(held) else None
-            return [(name, function, bases[i + 1 :])] if isinstance(function, types.FunctionType) else []
-    return []
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names in code, including inner functions and comprehensions."""
-    inner = [_names_in(const) for const in code.co_consts if isinstance(const, types.CodeType)]
-    return {*code.co_names, *code.co_freevars}.union(*inner)
-
-
-def decays_weights(optimizer: Any, param: Any, group: dict[str, Any]) -> bool:
+def decays_weights(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
     """Return whether a Paddle optimizer applies weight decay to `param` in `group`, by any of its options."""
     chosen, excluded = decayed_names(optimizer), _not_decayed(optimizer)
     if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):

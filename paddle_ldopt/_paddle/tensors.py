@@ -53,12 +53,12 @@ _graph_dtype = lazy("paddle.pir.core.convert_np_dtype_to_dtype_", _GRAPH)
 _in_pir_mode = lazy("paddle.framework.in_pir_mode", _GRAPH)
 
 
-def square_sum(tensor: Any) -> Any:
+def square_sum(tensor: paddle.Tensor) -> paddle.Tensor:
     """Return the sum of the squares of a tensor, shape []; in dygraph without a tensor of squares."""
     return _squared_norm(tensor).reshape([]) if paddle.in_dynamic_mode() else (tensor * tensor).sum()
 
 
-def is_float64(tensor: Any) -> bool:
+def is_float64(tensor: paddle.Tensor) -> bool:
     """Return whether a tensor, or a variable of a graph, is of type float64."""
     return bool(tensor.dtype == paddle.float64 or tensor.dtype == _data_type().FLOAT64)
 
@@ -73,7 +73,7 @@ def state_dtype(dtype: Any) -> Any:
     return _graph_dtype()(dtype_name(dtype)) if _in_pir_mode()() else dtype
 
 
-def checked_model(model: Any, argument: str = "model") -> Any:
+def checked_model(model: Any, argument: str = "model") -> paddle.nn.Layer:
     """Return `model`; raise TypeError unless it is a `paddle.nn.Layer`."""
     if not isinstance(model, paddle.nn.Layer):
         raise wrong_type(model, argument, "a paddle.nn.Layer")

@@ -1,6 +1,7 @@
 """The wrappers of `fleet`, `amp`, group sharding and LookAhead around optimizers and networks."""
 
-from typing import Any
+import paddle
+from paddle.optimizer import Optimizer
 
 from .declared import FLEET, declare
 from .optimizers import flatten_groups
@@ -41,7 +42,7 @@ _declare_all("Optimizers", _INNER)
 _declare_all("Networks", _INSIDE)
 
 
-def wrappers(optimizer: Any) -> list[Any]:
+def wrappers(optimizer: Optimizer) -> list[Optimizer]:
     """Return the wrappers of an optimizer from the outermost in, and last the optimizer itself."""
     found = [optimizer]
     while True:
@@ -51,22 +52,22 @@ def wrappers(optimizer: Any) -> list[Any]:
         found.append(inner[0])
 
 
-def unwrap(optimizer: Any) -> Any:
+def unwrap(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer inside the wrappers of `fleet` and `amp`, and inside LookAhead."""
     return wrappers(optimizer)[-1]
 
 
-def may_have_cut(optimizer: Any) -> bool:
+def may_have_cut(optimizer: Optimizer) -> bool:
     """Return whether an optimizer is a wrapper of `fleet` or group sharding, which may have split parameters."""
     return hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")
 
 
-def is_group_sharded(optimizer: Any) -> bool:
+def is_group_sharded(optimizer: Optimizer) -> bool:
     """Return whether `group_sharded_parallel` (stages 2 and 3) has wrapped an optimizer."""
     return any(hasattr(wrapper, "_optim") for wrapper in wrappers(optimizer))
 
 
-def check_wrapper_state(optimizer: Any) -> None:
+def check_wrapper_state(optimizer: Optimizer) -> None:
     """Raise TypeError if a wrapper keeps state that checkpoints of the optimizer would lack."""
     for wrapper in wrappers(optimizer)[:-1]:
         if not may_have_cut(wrapper):
@@ -77,19 +78,19 @@ def check_wrapper_state(optimizer: Any) -> None:
             )
 
 
-def parameters_of(optimizer: Any) -> list[Any]:
+def parameters_of(optimizer: Optimizer) -> list[paddle.Tensor]:
     """Return the parameters of an optimizer in order, without groups; under sharding, of all processes."""
     # the optimizer inside the sharding wrapper has only this process's parameters
     lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
     return flatten_groups(max(lists, key=len))
 
 
-def name_dict_of(model: Any) -> dict[str, str]:
+def name_dict_of(model: paddle.nn.Layer) -> dict[str, str]:
     """Return ``param.name`` -> structured name of the parameters of a model."""
     return {param.name: name for name, param in model.named_parameters()}
 
 
-def unwrap_model(model: Any) -> Any:
+def unwrap_model(model: paddle.nn.Layer) -> paddle.nn.Layer:
     """Return the network inside the wrappers of `fleet`, group sharding and `paddle.DataParallel`."""
     while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):
         inside = next((layer for key in _INSIDE for layer in [sublayers(model).get(key)] if layer), None)

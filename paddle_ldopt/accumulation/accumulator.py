@@ -5,6 +5,7 @@ import warnings
 from typing import Any, Optional
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from .._checks import checked_choice
 from .._messages import refusal
@@ -175,11 +176,11 @@ class GradientAccumulator:
         """
         self._write(self._checked_target(target))
 
-    def _write(self, parameters: list[Any]) -> None:
+    def _write(self, parameters: list[paddle.Tensor]) -> None:
         divisor, pairs = self._divisor(), zip(self._sums, self._received)
         write(parameters, (divided(total, divisor) if received else None for total, received in pairs))
 
-    def apply(self, optimizer: Any, target: Any = None) -> None:
+    def apply(self, optimizer: Optimizer, target: Any = None) -> None:
         """Take one step with the reduced gradients, then clear them and `reset`.
 
         `target` is as in `write_gradients`; for lists of gradients, by default the optimizer's trainable parameters.

@@ -4,6 +4,7 @@ from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
+from paddle.optimizer import Optimizer
 
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown, wrong_type
@@ -18,16 +19,14 @@ _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "
 
 def check_weight(weight: Any, reduction: str) -> None:
     """Raise unless the weight of a micro-batch is given with "token", and only then."""
-    if reduction != "token" and weight is not None:
-        effect = '`weight` has no effect without reduction="token".'
-        raise refusal(ValueError, effect, weight=weight, reduction=reduction)
-    if reduction == "token" and weight is None:
-        raise refusal(ValueError, '`weight` must be given with reduction="token".', weight=None)
-    if reduction == "token":
+    if (weight is None) == (reduction == "token"):
+        needed = '`weight` must be given with reduction="token", and has no effect without.'
+        raise refusal(ValueError, needed, weight=weight, reduction=reduction)
+    if weight is not None:
         checked_number(weight, "weight")
 
 
-def check_gradient(gradient: Any, total: Any, place: Any) -> None:
+def check_gradient(gradient: paddle.Tensor, total: Any, place: Any) -> None:
     """Raise if a gradient cannot be added to its sum."""
     if gradient is None:
         return
@@ -78,14 +77,16 @@ def checked_target(target: Any, names: Optional[list[str]], sums: list[Any]) -> 
     return parameters
 
 
-def checked_parameters_of(optimizer: Any) -> list[Any]:
+def checked_parameters_of(optimizer: Optimizer) -> list[Any]:
     """Return the parameters of an optimizer; raise TypeError for anything else."""
     if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
         raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
     return parameters_of(optimizer)
 
 
-def target_among(trained: list[Any], names: Optional[list[str]], own_names: Optional[list[str]]) -> Optional[list[Any]]:
+def target_among(
+    trained: list[paddle.Tensor], names: Optional[list[str]], own_names: Optional[list[str]]
+) -> Optional[list[Any]]:
     """Return the target among an optimizer's parameters: the trainable ones for a list, or None if unknown.
 
     `own_names` are Paddle's names of the target, from another process that has seen the model.
@@ -96,7 +97,7 @@ def target_among(trained: list[Any], names: Optional[list[str]], own_names: Opti
     return [by_name[name] for name in own_names] if own_names and by_name.keys() >= set(own_names) else None
 
 
-def check_trains(trained: Optional[list[Any]], target: list[Any]) -> None:
+def check_trains(trained: Optional[list[paddle.Tensor]], target: list[paddle.Tensor]) -> None:
     """Raise ValueError if an optimizer has parameters, but no parameter of the target."""
     names = [param.name for param in target]
     if trained and {param.name for param in trained}.isdisjoint(names):

@@ -9,7 +9,7 @@ from .._messages import wrong_type
 from .._paddle import sharding_setting, unwrap_model
 
 
-def gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[Any]], list[Any]]:
+def gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[paddle.Tensor]], list[paddle.Tensor]]:
     """Return the names, parameters and gradients of a model, or None, None and the gradients of a list."""
     if isinstance(source, (list, tuple)):
         return None, None, list(source)
@@ -23,24 +23,24 @@ def gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[Any]],
     return names, parameters, gradients
 
 
-def trainable(model: Any) -> tuple[list[str], list[Any]]:
+def trainable(model: paddle.nn.Layer) -> tuple[list[str], list[paddle.Tensor]]:
     """Return the structured names of a model's trainable parameters, and the parameters."""
     inner = unwrap_model(model) if isinstance(model, paddle.DataParallel) else model
     named = [(name, param) for name, param in inner.named_parameters() if not param.stop_gradient]
     return [name for name, _ in named], [param for _, param in named]
 
 
-def sum_dtype(gradient: Any) -> Any:
+def sum_dtype(gradient: paddle.Tensor) -> Any:
     """Return the type for the sum of such gradients."""
     return paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
 
 
-def divided(total: Any, divisor: float) -> Any:
+def divided(total: paddle.Tensor, divisor: float) -> paddle.Tensor:
     """Return the quotient; dividing by a Python number would multiply by its rounded reciprocal."""
     return total / paddle.full([], divisor, total.dtype)
 
 
-def write(parameters: list[Any], gradients: Iterable[Any]) -> None:
+def write(parameters: list[paddle.Tensor], gradients: Iterable[Optional[paddle.Tensor]]) -> None:
     """Set the gradients of parameters, in their types; None clears the gradient."""
     clear(parameters)
     for param, gradient in zip(parameters, gradients):
@@ -52,7 +52,7 @@ def write(parameters: list[Any], gradients: Iterable[Any]) -> None:
             paddle.assign(gradient.astype(param.dtype), param.grad)  # part of a buffer that sharding reduces
 
 
-def clear(parameters: Iterable[Any]) -> None:
+def clear(parameters: Iterable[paddle.Tensor]) -> None:
     """Clear gradients, or zero them where sharding reduces a buffer of gradients."""
     in_buffers = sharding_setting("split_param")
     for param in parameters:

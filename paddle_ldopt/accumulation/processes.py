@@ -79,11 +79,8 @@ def summed(sums: list[Any], slots: list[Slot], group: Any) -> list[Any]:
 
 def _difference(names: Optional[list[str]], rank: int, others: Optional[list[str]], other: int) -> str:
     """Describe how the names of two processes differ; None means a list of gradients."""
-    if names is None or others is None:
-        listed, modeled = (rank, other) if names is None else (other, rank)
-        return f"a list of gradients in process {listed}, a model in process {modeled}"
-    only = sorted(set(names) ^ set(others))
-    if not only:
-        return f"another order in process {rank} than in process {other}"
-    has, lacks = (rank, other) if only[0] in names else (other, rank)
-    return f"'{only[0]}' in process {has} and not in process {lacks}"
+    for mine, theirs, has, lacks in ((names, others, rank, other), (others, names, other, rank)):
+        only = set(mine or ()) - set(theirs or ())
+        if only:
+            return f"'{min(only)}' in process {has} and not in process {lacks}"
+    return f"another order in process {rank} than in process {other}"

@@ -1,9 +1,10 @@
 """`LdoptConfig`: the settings of optimizer, layers and schedule, their checks and their files."""
 
-from .decay import DecaySettings, decay_from, decay_problems, decay_setting, option_of, settings_of
-from .files import json_object, read_yaml
+from .decay import DecaySettings, decay_from, decay_problems, option_of, settings_of
+from .files import json_argument, json_object, read_yaml
 from .problems import MANY_STEPS, build_schedule, option_problems, schedule_problems
-from .settings import BUILT_IN, LdoptConfig, evaluation_metric, name_of, schedule_settings
+from .settings import LdoptConfig
+from .trainer_arguments import BUILT_IN, evaluation_metric, name_of, schedule_settings
 
 __all__ = [
     "BUILT_IN",
@@ -13,7 +14,7 @@ __all__ = [
     "build_schedule",
     "decay_from",
     "decay_problems",
-    "decay_setting",
+    "json_argument",
     "json_object",
     "option_of",
     "option_problems",

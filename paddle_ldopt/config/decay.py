@@ -17,11 +17,7 @@ _DICTS = {field.name for field in dataclasses.fields(LayerDecay) if "dict" in st
 
 
 class DecaySettings:
-    """Base of a dataclass with a `decay_setting` for each option of `LayerDecay`.
-
-    The fields are listed in `LdoptConfig` and in `LdoptArgumentsMixin`, because only one of the two is frozen, and a
-    frozen dataclass and a mutable one cannot inherit fields from the same dataclass.
-    """
+    """Base of `LdoptConfig`, which lists the settings, and of `LdoptArgumentsMixin`, which is made from its fields."""
 
     @property
     def layerwise_decay(self) -> LayerDecay:
@@ -37,8 +33,13 @@ class DecaySettings:
 def decay_setting(option: str) -> Any:
     """Return the field of a dataclass for an option of `LayerDecay`, with its default and a help text."""
     declared = OPTIONS[option]
-    help_text = f"{declared.doc[0].upper()}{declared.doc[1:]}: {declared.span}."
-    return dataclasses.field(default=declared.default, metadata={"help": help_text})
+    return setting(declared.default, f"{declared.doc[0].upper()}{declared.doc[1:]}: {declared.span}.")
+
+
+def setting(default: Any, help_text: str) -> Any:
+    """Return the field of a setting that is also an argument of the Trainer, whose command line shows the help text."""
+    how: Any = {"default_factory": dict} if default == {} else {"default": default}
+    return dataclasses.field(**how, metadata={"help": help_text})
 
 
 def decay_from(settings: Mapping[str, Any]) -> LayerDecay:

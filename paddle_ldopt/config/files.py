@@ -35,6 +35,11 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
     return dict(found or {})
 
 
+def json_argument(args: Any, name: str) -> dict[str, Any]:
+    """Return the dict in a Trainer's argument, which is a JSON object; empty if the Trainer lacks the argument."""
+    return json_object(getattr(args, name, None), name)
+
+
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file, in which 1e-5 is a number; raise ValueError like `read_json`."""
     import yaml

@@ -17,7 +17,6 @@ from ..schedules.factory import kwargs_problems
 from ..schedules.registry import SCHEDULES, follows_metric
 from .decay import decay_from, decay_problems
 
-_Check = Callable[[Any, str], Any]
 MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
 
 
@@ -48,12 +47,9 @@ def option_problems(
 
 def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     """Yield the problems of all settings of a `LdoptConfig`, or of an object with the same attributes."""
-    may_be_none = ("learning_rate", "layerwise_rules")
-    checks = {name: (check, getattr(config, name)) for name, check in _CHECKS.items()}
-    unreadable = list(
-        refused({name: check for name, check in checks.items() if name not in may_be_none or check[1] is not None})
-    )
-    layerwise = list(decay_problems(config))
+    absent = [name for name in ("learning_rate", "layerwise_rules") if getattr(config, name) is None]
+    checks = {name: (check, getattr(config, name)) for name, check in _CHECKS.items() if name not in absent}
+    unreadable, layerwise = list(refused(checks)), list(decay_problems(config))
     yield from [*unreadable, *layerwise]
     yield from _optimizer_problems(config, bool(unreadable))
     if config.learning_rate is None:
@@ -99,7 +95,7 @@ def _checked_names(value: Any, field: str) -> None:
         raise refusal(TypeError, f"`{field}` must be a dict.", **{field: value})
 
 
-_CHECKS: dict[str, _Check] = {
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "learning_rate": functools.partial(checked_number, kind="a number or None"),
     "weight_decay": checked_number,
     "max_grad_norm": checked_number,

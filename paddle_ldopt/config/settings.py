@@ -18,10 +18,10 @@ from .._paddle import parameters_of
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
-from ..schedules.registry import SCHEDULES, follows_metric
-from .decay import DecaySettings, decay_setting, settings_of
-from .files import json_object, read_yaml
+from .decay import DecaySettings, decay_setting, setting, settings_of
+from .files import read_yaml
 from .problems import build_schedule, config_problems
+from .trainer_arguments import arguments_of_settings, settings_of_arguments
 
 _VISION = '`layerwise_towers`, such as {"vision_model": {"layerwise_decay": 0.9, "convention": "ernie_vl"}}'
 _OF_ERNIEKIT = {  # argument of ERNIEKit's Trainer -> the equivalent settings
@@ -29,16 +29,6 @@ _OF_ERNIEKIT = {  # argument of ERNIEKit's Trainer -> the equivalent settings
     "moe_gate_lr_ratio": "`layerwise_multipliers`",
     "visual_ld": _VISION,
     "vit_lr_ratio": _VISION,
-}
-
-# Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the
-# Trainer builds them itself, so adding our mixin changes nothing.
-BUILT_IN: dict[str, tuple[str, ...]] = {
-    "linear": (),
-    "cosine": ("num_cycles",),
-    "constant": (),
-    "constant_with_warmup": (),
-    "polynomial": ("lr_end", "power"),
 }
 
 
@@ -83,7 +73,9 @@ class LdoptConfig(DecaySettings):
 
     # plain dicts: PdArgumentParser reads JSON for no other annotation
     optim: str = "adamwdl"
-    optim_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
+    optim_kwargs: dict = setting(  # type: ignore[type-arg]
+        {}, "Further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'."
+    )
     learning_rate: Optional[float] = 5e-5
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -99,10 +91,14 @@ class LdoptConfig(DecaySettings):
     layerwise_preserve_mean: bool = decay_setting("preserve_mean")
     layerwise_towers: Optional[dict] = decay_setting("towers")  # type: ignore[type-arg]
     layerwise_multipliers: Optional[dict] = decay_setting("multipliers")  # type: ignore[type-arg]
-    layerwise_rules: Optional[dict] = None  # type: ignore[type-arg]
-    layerwise_granularity: str = "block"
+    layerwise_rules: Optional[dict] = setting(  # type: ignore[type-arg]
+        None, 'Layers of parameters by name, as JSON: \'{"adapter": "head"}\'.'
+    )
+    layerwise_granularity: str = setting("block", "Size of a layer: block, stage, or a number of groups of blocks.")
     lr_scheduler_type: str = "linear"
-    lr_scheduler_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
+    lr_scheduler_kwargs: dict = setting(  # type: ignore[type-arg]
+        {}, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'."
+    )
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
 
@@ -110,8 +106,8 @@ class LdoptConfig(DecaySettings):
         tell_all(config_problems(self, _defaults(type(self))))
         for field in _defaults(type(self)):  # plain numbers for JSON; copies, so that later changes have no effect
             object.__setattr__(self, field, _copied(getattr(self, field)))
-        setting = OPTIMIZERS[self.optim].setting
-        object.__setattr__(self, "optim_kwargs", {setting(name): value for name, value in self.optim_kwargs.items()})
+        option = OPTIMIZERS[self.optim].setting
+        object.__setattr__(self, "optim_kwargs", {option(name): value for name, value in self.optim_kwargs.items()})
         for field, value in settings_of(self.layerwise_decay).items():
             object.__setattr__(self, field, value)
         object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
@@ -186,26 +182,7 @@ class LdoptConfig(DecaySettings):
 
         Raises ValueError for the Trainer's own optimizers other than "adamw".
         """
-        optim = name_of(args.optim)
-        options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
-        if optim in OPTIMIZERS:
-            info = OPTIMIZERS[optim]
-            mapped = {name: getattr(args, field) for name, field in info.trainer.items()}
-            options.update({name: value for name, value in mapped.items() if value != info.settings[name].default})
-        if args.fp16_opt_level == "O2":
-            options["multi_precision"] = True
-        own = settings_of(args.layerwise_decay) if isinstance(args, DecaySettings) else {}
-        rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
-        return cls(
-            optim=optim,
-            optim_kwargs=options,
-            weight_decay=args.weight_decay,
-            max_grad_norm=max(args.max_grad_norm, 0.0),  # for the Trainer, any negative number is off
-            **own,
-            layerwise_rules=rules or None,
-            layerwise_granularity=getattr(args, "layerwise_granularity", "block"),
-            **schedule_settings(args),
-        )
+        return cls(**settings_of_arguments(args))
 
     def to_arguments(self) -> dict[str, Any]:
         """Return the settings as keyword arguments of a Trainer's arguments with `LdoptArgumentsMixin`.
@@ -215,51 +192,7 @@ class LdoptConfig(DecaySettings):
         if self.learning_rate is None:
             advice = "Pass an optimizer that sets its own rate to the Trainer as `optimizers=config.build(model)`."
             raise refusal(ValueError, advice, optim_kwargs=self.optim_kwargs)
-        info, out = OPTIMIZERS[self.optim], self.to_dict()
-        options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
-        out.update({field: options.pop(name, info.settings[name].default) for name, field in info.trainer.items()})
-        if options.pop("multi_precision", False):
-            out["fp16_opt_level"] = "O2"
-        if "mode" in kwargs:
-            out["greater_is_better"] = kwargs.pop("mode") == "max"
-        out.update(optim_kwargs=options or None, lr_scheduler_kwargs=kwargs or None)
-        return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in out.items()}
-
-
-def name_of(choice: Any) -> str:
-    """Return the name of an optimizer, schedule or strategy given as a string or as a member of the Trainer's enum."""
-    return str(getattr(choice, "value", choice))
-
-
-def schedule_settings(args: Any) -> dict[str, Any]:
-    """Return the settings of the schedule from all fields of a Trainer's arguments."""
-    kind = name_of(args.lr_scheduler_type)
-    fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
-    kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
-    if follows_metric(kind):
-        mode = evaluation_metric(args)[1]
-        if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
-            kwargs["mode"] = mode
-    kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
-    return {
-        "lr_scheduler_type": kind,
-        "lr_scheduler_kwargs": kwargs,
-        "learning_rate": args.learning_rate,
-        "warmup_steps": args.warmup_steps,
-        "warmup_ratio": 0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as in the Trainer
-    }
-
-
-def evaluation_metric(args: Any) -> tuple[str, str]:
-    """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
-
-    The metric is `metric_for_best_model`, by default the loss. `greater_is_better` is by default false for the loss and
-    true for any other metric.
-    """
-    metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
-    if greater is None:
-        greater = metric not in ("loss", "eval_loss")
-    return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
+        return arguments_of_settings(self.to_dict())
 
 
 def _unknown(key: Any, value: Any, known: dict[str, Any]) -> str:

@@ -4,10 +4,14 @@ Call `register()` before PaddleOCR builds its optimizer, for example in tools/tr
 """
 
 import functools
+from typing import Any
 
+from .._messages import refusal
 from .settings import NAMES, Component, framework
 
 __all__ = ["register"]
+
+_OF_THE_WEIGHT_DECAY = "CosineWeightDecayScheduler"  # PaddleOCR 3.7's schedule, of `regularizer: {name: CosineL2}`
 
 
 def register() -> None:
@@ -19,3 +23,15 @@ def register() -> None:
     module = framework("ppocr.optimizer.optimizer", "PaddleOCR")
     for name in NAMES:
         setattr(module, name, functools.partial(Component, name))
+    package = framework("ppocr.optimizer", "PaddleOCR")
+    schedule = getattr(package, _OF_THE_WEIGHT_DECAY, None)
+    if schedule is not None and not isinstance(schedule, functools.partial):
+        setattr(package, _OF_THE_WEIGHT_DECAY, functools.partial(_scheduled_weight_decay, schedule))
+
+
+def _scheduled_weight_decay(schedule: Any, optimizer: Any, **settings: Any) -> Any:
+    """Return PaddleOCR's schedule of the weight decay; raise ValueError for our optimizers, which it cannot set."""
+    if type(optimizer).__name__ in NAMES:
+        advice = "The weight decay of paddle_ldopt's optimizers is constant here: use `regularizer: {name: L2, ...}`."
+        raise refusal(ValueError, advice, regularizer="CosineL2")
+    return schedule(optimizer, **settings)

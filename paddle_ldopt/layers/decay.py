@@ -1,11 +1,15 @@
 """LayerDecay: how learning rates fall from the head to the embeddings."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Callable, Optional, Union
+
+from paddle import Tensor
 
 from .._checks import Option, checked_bool, checked_choice, checked_int
 from .decay_checks import check_decay, check_ratio_arguments, checked_multipliers, checked_towers, idle_options
 
+Ratio = Union[float, Tensor]  # a Tensor in a static graph
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # top block d, embeddings d^(n+1); the numbers of BEiT's LayerDecayValueAssigner too
@@ -130,14 +134,14 @@ class LayerDecay:
         mean = mean_of(blocks) if self.preserve_mean else 1.0
         return self.unscaled_ratio(layer_id, n_layers, progress) * self.scale / mean
 
-    def unscaled_ratio(self, layer_id: int, n_layers: int, progress: Any = 0.0) -> Any:
+    def unscaled_ratio(self, layer_id: int, n_layers: int, progress: Ratio = 0.0) -> Ratio:
         """Return the ratio of a layer before scale, multipliers and mean; `progress` may be a static graph's value."""
         if layer_id > n_layers:
             return self.head_ratio
         d = self.bound if self.convention == "linear" else self.layerwise_decay
         if self.end is not None:
             d = (1.0 - progress) * d + progress * self.end
-        ratio: Any = CONVENTIONS[self.convention](d, layer_id, n_layers)
+        ratio: Ratio = CONVENTIONS[self.convention](d, layer_id, n_layers)
         if self.min_ratio:
             ratio = ratio.clip(self.min_ratio) if hasattr(ratio, "clip") else max(ratio, self.min_ratio)
         return 0.0 if self.freeze_below and ratio < self.freeze_below else ratio
@@ -158,19 +162,20 @@ class LayerDecay:
         return self.layerwise_decay if options.keys() <= {"layerwise_decay"} else options
 
 
+Decay = Union[float, LayerDecay]
 OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in dataclasses.fields(LayerDecay)}
 
 
-def mean_of(ratios: Any) -> float:
+def mean_of(ratios: Iterable[Ratio]) -> float:
     """Return the mean of the ratios other than 0; 1 if all are 0."""
     trained = [ratio for ratio in ratios if not isinstance(ratio, float) or ratio]
     return sum(trained) / len(trained) if trained else 1.0
 
 
-def as_decay(layerwise_decay: Union[float, LayerDecay]) -> LayerDecay:
+def as_decay(layerwise_decay: Decay) -> LayerDecay:
     """Return a number as the `LayerDecay` with that decay; a `LayerDecay` as it is."""
     return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)
 
 
-def _as_tower(decay: Union[float, dict[str, Any], LayerDecay]) -> LayerDecay:
+def _as_tower(decay: Union[Decay, dict[str, Any]]) -> LayerDecay:
     return LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)

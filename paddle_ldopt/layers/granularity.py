@@ -50,7 +50,7 @@ def grouped(
         index, depth = layer.index, new[layer.tower]
         if layer.tower in firsts:
             layer = dataclasses.replace(layer, kind=kind)
-        if index > layer.depth:
+        if layer.is_head:
             index = depth + 1
         elif index and layer.tower in firsts:
             index = bisect.bisect_right(firsts[layer.tower], index - 1)

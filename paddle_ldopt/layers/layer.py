@@ -2,7 +2,8 @@
 
 import dataclasses
 
-HEAD = -1  # stands for the head's layer id until the depth is known
+EMBEDDINGS = 0  # the layer id
+HEAD = -1  # stands for the layer id until the depth is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +19,11 @@ class Layer:
     def is_block(self) -> bool:
         """Whether the layer is a block (or stage, or group)."""
         return 0 < self.index <= self.depth
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the layer is the head."""
+        return self.index > self.depth
 
     @property
     def label(self) -> str:

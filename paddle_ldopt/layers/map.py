@@ -1,32 +1,31 @@
 """LayerMap: the layer of each parameter of a model, and its learning rate by a decay or in an optimizer."""
 
-import dataclasses
 import re
 import warnings
 from collections.abc import Iterable
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
+
+import paddle
+from paddle.optimizer import Optimizer
 
 from .._checks import checked_steps
 from .._files import Path
-from .._messages import first_few, refusal
+from .._messages import first_few, nearest, refusal, shown
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
-from .decay import LayerDecay, as_decay
+from .decay import Decay, as_decay
+from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
-from .head_or_embeddings import ParameterInfo
 from .layer import Layer
-from .map_checks import check_network, check_table_arguments, checked_names, unknown_name
-from .model_parameters import parameter_infos
-from .placement import place
-from .rates import planned_rates, rates_of_optimizer
-from .ratio_checks import check_effects
-from .ratios import LayerRatios, ratios_of
+from .layer_ratios import LayerRatios, check_effects
+from .model_parameters import check_model
+from .rates import RateOrSchedule, Tensors, check_table_arguments, planned_rates, rates_of_optimizer
+from .ratios import ratios_of
 from .table import LayerTable
-from .user_rules import Rules, check_rules
+from .user_rules import Rules
 
 __all__ = ["Layer", "LayerMap"]
 
-Decay = Union[float, LayerDecay]
 _COPY = re.compile(r"(_deepcopy_\d+)+$")
 
 
@@ -51,7 +50,7 @@ class LayerMap:
         layers: dict[str, Layer],
         towers: dict[str, int],
         name_dict: Optional[dict[str, str]] = None,
-        parameters: Optional[dict[str, Any]] = None,
+        parameters: Optional[dict[str, paddle.Tensor]] = None,
     ) -> None:
         self._layers = layers  # structured name -> Layer
         self._parameters = parameters or {}  # structured name -> Parameter
@@ -82,37 +81,26 @@ class LayerMap:
         Warns:
             UserWarning: layers that are guesses.
         """
-        names, granularity = checked_names(names), checked_granularity(granularity)
-        check_rules(rules)
-        layers, towers, guesses = place(names, rules, {}, granularity)
+        layers, towers, guesses = layers_of_names(_checked_names(names), rules, checked_granularity(granularity), {})
         _warn_of(guesses, layers)
         return cls(layers, towers)
 
     @classmethod
-    def from_model(cls, model: Any, rules: Optional[Rules] = None, granularity: Granularity = "block") -> "LayerMap":
+    def from_model(
+        cls, model: paddle.nn.Layer, rules: Optional[Rules] = None, granularity: Granularity = "block"
+    ) -> "LayerMap":
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
         Shared parameters count once, in the lowest of their layers. A single pipeline stage raises ValueError; use
         `trainer.stages.map_layers`, which numbers the blocks of all stages. Other arguments, errors and warnings as in
         `from_names`.
         """
-        check_network(model)
-        check_rules(rules)
-        model, granularity = unwrap_model(model), checked_granularity(granularity)
-        own_names = name_dict_of(model)
-        infos = parameter_infos(model, own_names)  # a shared parameter under all its names
-        in_sublayers = {info.tensor for info in infos.values()}
-        outside = {name: tensor for tensor, name in own_names.items() if tensor not in in_sublayers}  # ReFT
-        infos.update((name, ParameterInfo(tensor, "", ())) for name, tensor in outside.items())
-        by_name, depths, guesses = place(list(infos), rules, infos, granularity, whole=not outside)
-        lowest = _lowest_layers(by_name, infos)
-        layers = {name: lowest[tensor] for tensor, name in own_names.items()}
-        if not rules and all(layer.index for layer in layers.values()):  # no name or position shows the embeddings
-            layers.update(_embeddings_in_head(layers, infos))
+        check_model(model)
+        model = unwrap_model(model)
+        name_dict = name_dict_of(model)
+        layers, towers, guesses = layers_of_model(model, name_dict, rules, checked_granularity(granularity))
         _warn_of(guesses, layers)
-        used = {layer.tower for layer in layers.values()}  # a stack under a second name is not another tower
-        towers = {tower: depth for tower, depth in depths.items() if tower in used}
-        return cls(layers, towers, own_names, dict(model.named_parameters()))
+        return cls(layers, towers, name_dict, dict(model.named_parameters()))
 
     @property
     def names(self) -> list[str]:
@@ -133,7 +121,11 @@ class LayerMap:
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
         structured = self.name_dict.get(known, name)
         if structured not in self._layers:
-            raise unknown_name(name, self._layers, bool(self.name_dict))
+            how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
+            if not self.name_dict:
+                how = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
+            near = nearest(name, self._layers)
+            raise refusal(ValueError, f"The parameter is not in the LayerMap{near}: {how}.", name=name)
         return structured
 
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
@@ -156,8 +148,8 @@ class LayerMap:
     def table(
         self,
         layerwise_decay: Optional[Decay] = None,
-        learning_rate: Any = None,
-        optimizer: Any = None,
+        learning_rate: RateOrSchedule = None,
+        optimizer: Optional[Optimizer] = None,
         apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
         num_steps: Optional[int] = None,
     ) -> LayerTable:
@@ -188,13 +180,16 @@ class LayerMap:
             tensors, planned_rates(tensors, ratios, learning_rate, apply_decay_param_fun, num_steps)
         )
 
-    def _tensors(self) -> dict[str, tuple[Layer, str, Any]]:
-        """Return tensor name -> (Layer, structured name, Parameter or None)."""
+    def _tensors(self) -> Tensors:
         names = self.name_dict or {name: name for name in self._layers}
         return {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
 
     def plot(
-        self, path: Path, layerwise_decay: Optional[Decay] = None, learning_rate: Any = None, optimizer: Any = None
+        self,
+        path: Path,
+        layerwise_decay: Optional[Decay] = None,
+        learning_rate: RateOrSchedule = None,
+        optimizer: Optional[Optimizer] = None,
     ) -> str:
         """Draw the rate of each layer into a .png, .svg or .pdf file and return its path; arguments as in `table`."""
         return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
@@ -207,28 +202,23 @@ class LayerMap:
         }
 
 
-def layers_of(optimizer: Any) -> Optional[LayerMap]:
+def layers_of(optimizer: Optimizer) -> Optional[LayerMap]:
     """Return the LayerMap of an optimizer's ratios; None for a hook's, or without layer-wise rates."""
     ratios = ratios_of(optimizer)
     return None if ratios is None else ratios.layers
 
 
-def _lowest_layers(layers: dict[str, Layer], infos: dict[str, ParameterInfo]) -> dict[str, Layer]:
-    """Return tensor name -> layer; a shared parameter is in the lowest layer of its names."""
-    of_tensor: dict[str, list[Layer]] = {}
-    for name, info in infos.items():
-        of_tensor.setdefault(info.tensor, []).append(layers[name])
-    return {tensor: min(places, key=lambda layer: layer.index - layer.depth) for tensor, places in of_tensor.items()}
-
-
-def _embeddings_in_head(layers: dict[str, Layer], infos: dict[str, ParameterInfo]) -> dict[str, Layer]:
-    """Return name -> embeddings of the parameters of embedding sublayers that `layers` has in the head."""
-    heads = {name: layer for name, layer in layers.items() if layer.index > layer.depth}
-    return {
-        name: dataclasses.replace(layer, index=0)
-        for name, layer in heads.items()
-        if name in infos and infos[name].kind == "Embedding"
-    }
+def _checked_names(names: Iterable[str]) -> list[str]:
+    """Return structured names as a list; raise for other values and without names."""
+    if isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "ndim", 1) != 1:
+        raise refusal(TypeError, "`names` must be an iterable of strings.", names=names)
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"`names` must be an iterable of strings. Received: {shown(name)}")
+    if not names:
+        raise ValueError("There are no parameters to map. Received: names=[]")
+    return names
 
 
 def _warn_of(guesses: list[str], names: Iterable[str]) -> None:

@@ -1,16 +1,37 @@
-"""A network as the layer map sees it: its parameters under all their names, with kinds and shapes."""
+"""The parameters of a model under all their names, with kinds and shapes."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import Optional
 
-from .._paddle import own_parameters, sublayers
-from .head_or_embeddings import ParameterInfo
+from paddle.nn import Layer as Sublayer
+
+from .._messages import refusal
+from .._paddle import checked_model, own_parameters, pipeline_of, sublayers
 
 _MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at each level
 
 
-def parameter_infos(model: Any, names: Mapping[str, str]) -> dict[str, ParameterInfo]:
+@dataclasses.dataclass(frozen=True)
+class ParameterInfo:
+    """Tensor name, kind of sublayer and shape of a parameter."""
+
+    tensor: str  # ``param.name``
+    kind: str  # kind of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
+    shape: tuple[int, ...]
+
+
+def check_model(model: Sublayer) -> None:
+    """Raise for any object but a network with parameters, and for one stage of a pipeline."""
+    if pipeline_of(checked_model(model)) is not None:
+        how = "`paddle_ldopt.trainer.stages.map_layers(model)` maps all stages."
+        raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
+    if not model.parameters():
+        raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)
+
+
+def parameter_infos(model: Sublayer, names: Mapping[str, str]) -> dict[str, ParameterInfo]:
     """Return structured name -> `ParameterInfo` of the parameters in `names`; a shared one under each of its names."""
     infos: dict[str, ParameterInfo] = {}
     for path, sublayer in all_paths(model):
@@ -21,8 +42,11 @@ def parameter_infos(model: Any, names: Mapping[str, str]) -> dict[str, Parameter
 
 
 def all_paths(
-    model: Any, path: str = "", above: tuple[Any, ...] = (), times: Optional[Counter[int]] = None
-) -> Iterator[tuple[str, Any]]:
+    model: Sublayer,
+    path: str = "",
+    above: tuple[Sublayer, ...] = (),
+    times: Optional[Counter[int]] = None,
+) -> Iterator[tuple[str, Sublayer]]:
     """Yield (path, sublayer) in the model's order; a shared sublayer under each of its paths, 1,000 at most."""
     times = Counter() if times is None else times
     times[id(model)] += 1
@@ -33,7 +57,7 @@ def all_paths(
             yield from all_paths(inner, f"{path}{key}.", above, times)
 
 
-def _kind_of(sublayer: Any) -> str:
+def _kind_of(sublayer: Sublayer) -> str:
     """Return the kind of a sublayer: "Linear", "Conv", "Norm", "Embedding", or "" for any other."""
     classes = [cls.__name__ for cls in type(sublayer).__mro__]
     if "Linear" in classes:  # not ColumnParallelLinear, whose shape is a part of the whole

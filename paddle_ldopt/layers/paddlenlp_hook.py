@@ -1,21 +1,24 @@
-"""The default hook, PaddleNLP's `layerwise_lr_decay`; `hook_calls.py` calls it and hooks of the caller's own."""
+"""The default hook, PaddleNLP's `layerwise_lr_decay`; `hook_ratios.py` calls it and a caller's own hooks."""
 
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
+
+from paddle import Tensor
 
 from .._checks import checked_int
 from .._messages import first_few, refusal, wrong_type
 from .decay_checks import check_decay
+from .known_names import STACK_NAMES
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
 N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
 _ENCODER_BLOCK = re.compile(r"encoder\.layers\.(\d+)")
-_ANY_BLOCK = re.compile(r"[\w.]*\b(layers|layer|h|block|blocks|resblocks)\.\d+")
+_ANY_BLOCK = re.compile(rf"[\w.]*\b({'|'.join(sorted(STACK_NAMES))})\.\d+")
 
 
-def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param: Any) -> float:
+def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param: Tensor) -> float:
     r"""Return the ratio of a parameter, for models whose blocks are called ``encoder.layers.<i>``.
 
     .. math::
@@ -46,7 +49,7 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
     return d ** (n + 1) if "embedding" in name else 1.0
 
 
-def _checked_arguments(decay_rate: float, name_dict: Names, n_layers: int, param: Any) -> tuple[float, int, str]:
+def _checked_arguments(decay_rate: float, name_dict: Names, n_layers: int, param: Tensor) -> tuple[float, int, str]:
     """Return decay, number of blocks, and the structured name of the parameter."""
     d, n = check_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
     if name_dict is not None and not isinstance(name_dict, Mapping):

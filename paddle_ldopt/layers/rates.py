@@ -5,15 +5,23 @@ Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so
 
 import dataclasses
 import math
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
+from paddle import Tensor
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import as_float, plain_number
-from .._messages import refusal
+from .._checks import as_float, checked_number, plain_number
+from .._messages import refusal, shown
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
-from .ratios import LayerRatios, rated
+from .decay import Decay
+from .layer import Layer
+from .layer_ratios import LayerRatios
+from .ratios import rated
+
+RateOrSchedule = Union[float, LRScheduler, None]
+Tensors = dict[str, tuple[Layer, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +37,7 @@ class Rate:
     end: Optional[float] = None  # the ratio at the end of the training, if the decay moves
 
 
-def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict[str, float]:
+def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -> dict[str, float]:
     """Return tensor name -> rate of the optimizer's next step; 0 for parameters that it does not update.
 
     The rate includes groups, `ParamAttr` and layer-wise ratios. If `Adafactor` sets its own rate, it is the rate of the
@@ -43,27 +51,64 @@ def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
-def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
+def used_rates(optimizer: Optimizer) -> Optional[dict[str, float]]:
     """Return tensor name -> rate of the last update if the optimizer computes its own (`Adafactor`), None otherwise."""
     return rated(optimizer).used_rates()
 
 
-def sets_own_rate(optimizer: Any) -> bool:
+def sets_own_rate(optimizer: Optimizer) -> bool:
     """Return whether an optimizer computes its own rate, so that a scheduler has no effect."""
     return rated(optimizer).sets_own_rate
 
 
-def rate_divisor(optimizer: Any, ahead: int = 0) -> float:
+def rate_divisor(optimizer: Optimizer, ahead: int = 0) -> float:
     """Return the divisor of an optimizer's rate in its next step, or `ahead` steps later."""
     return rated(optimizer).rate_divisor(ahead)
 
 
-def next_rate(optimizer: Any) -> float:
+def next_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
     return float(unwrap(optimizer).get_lr()) / rate_divisor(optimizer)
 
 
-def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[str, Rate]:
+def check_table_arguments(
+    layers: Any,
+    decay: Optional[Decay],
+    rate: RateOrSchedule,
+    optimizer: Optional[Optimizer],
+    has_weight_decay: Optional[Callable[[str], bool]],
+    num_steps: Optional[int],
+) -> None:
+    """Raise for arguments of `LayerMap.table` of another type, that exclude each other, or without effect."""
+    if (decay is None) == (optimizer is None):
+        raise ValueError(
+            "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
+            f"Received: layerwise_decay={shown(decay)}, optimizer={type(optimizer).__name__}"
+        )
+    if optimizer is not None:
+        for argument, value in {"learning_rate": rate, "apply_decay_param_fun": has_weight_decay}.items():
+            if value is not None:
+                raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
+        if not isinstance(unwrap(optimizer), Optimizer):
+            raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
+        if not parameters_of(optimizer):
+            advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
+            raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=[])
+        for param in parameters_of(optimizer):
+            layers.layer_of(param.name)  # raises for another model's
+        return
+    if has_weight_decay is not None and not callable(has_weight_decay):
+        raise refusal(TypeError, "`apply_decay_param_fun` must be callable.", apply_decay_param_fun=has_weight_decay)
+    if isinstance(rate, LRScheduler):
+        return
+    if rate is not None:
+        checked_number(rate, "learning_rate", kind="a number or an LRScheduler")
+    if num_steps is not None:
+        idle = "`num_steps` has no effect without a schedule as `learning_rate`."
+        raise refusal(ValueError, idle, num_steps=num_steps, learning_rate=rate)
+
+
+def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer; `num_steps` as in `peak_learning_rate`."""
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     own, now, groups, rates = rated(optimizer), next_rate(optimizer), groups_by_name(optimizer), {}
@@ -90,16 +135,13 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
 
 
 def planned_rates(
-    tensors: dict[str, tuple[Any, str, Any]],
+    tensors: Tensors,
     ratios: LayerRatios,
-    learning_rate: Any,
+    learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
     num_steps: Optional[int],
 ) -> dict[str, Rate]:
-    """Return tensor name -> planned `Rate` of a decay, with the arguments of `LayerMap.table`.
-
-    `tensors` maps each tensor name to (Layer, structured name, Parameter or None).
-    """
+    """Return tensor name -> planned `Rate` of a decay, with the arguments of `LayerMap.table`."""
     now, peak = _planned_rate(learning_rate, num_steps)
     moves, rates = ratios.decay.moves, {}
     for tensor, (_, name, param) in tensors.items():
@@ -117,7 +159,7 @@ def planned_rates(
     return rates
 
 
-def _planned_rate(learning_rate: Any, num_steps: Optional[int]) -> tuple[Optional[float], Optional[float]]:
+def _planned_rate(learning_rate: RateOrSchedule, num_steps: Optional[int]) -> tuple[Optional[float], Optional[float]]:
     """Return the present rate and the peak of a number or a schedule, None if unknown; raise for a bad peak."""
     if not isinstance(learning_rate, LRScheduler):
         rate = None if learning_rate is None else as_float(plain_number(learning_rate))

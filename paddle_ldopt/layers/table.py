@@ -3,8 +3,18 @@
 import dataclasses
 import io
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from paddle import Tensor
+
+from .known_names import STATISTICS
+from .layer import Layer
+from .rates import Rate, Tensors
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.table import Table
 
 Ends = tuple[float, float]  # minimum and maximum over a layer's parameters
 
@@ -27,20 +37,20 @@ class LayerRow:
     multiplier: Optional[Ends] = None  #: product of the decay's `multipliers`, part of the ratio; None if all are 1
 
     @classmethod
-    def of(cls, layer: Any, entries: list[tuple[Any, Any]]) -> "LayerRow":
+    def of(cls, layer: Layer, entries: list[tuple[Optional[Tensor], Rate]]) -> "LayerRow":
         """Return the row of a layer from (Parameter or None, `Rate`) of its parameters."""
-        rates = [rate for _, rate in entries]
-        sized, decided = all(param is not None for param, _ in entries), all(rate.decayed is not None for rate in rates)
+        params, rates = [param for param, _ in entries if param is not None], [rate for _, rate in entries]
+        decayed = [rate.decayed for rate in rates if rate.decayed is not None]
         return cls(
             tower=layer.tower,
             index=layer.index,
             label=layer.label,
             tensors=len(entries),
-            elements=sum(int(param.size) for param, _ in entries) if sized else None,
+            elements=sum(int(param.size) for param in params) if len(params) == len(entries) else None,
             ratio=(min(rate.ratio for rate in rates), max(rate.ratio for rate in rates)),
             learning_rate=_ends([rate.now for rate in rates]),
             peak_learning_rate=_ends([rate.peak for rate in rates]),
-            decayed=sum(rate.decayed for rate in rates) if decided else None,
+            decayed=sum(decayed) if len(decayed) == len(rates) else None,
             frozen=sum(rate.frozen for rate in rates),
             end_ratio=_ends([rate.end for rate in rates]),
             multiplier=_ends([rate.multiplier for rate in rates]) if {r.multiplier for r in rates} != {1.0} else None,
@@ -58,11 +68,11 @@ class LayerTable:
         self.rows = rows
 
     @classmethod
-    def build(cls, tensors: dict[str, tuple[Any, str, Any]], rates: dict[str, Any]) -> "LayerTable":
-        """Group tensor name -> (Layer, structured name, Parameter or None) and tensor name -> `Rate` by layer."""
-        grouped: dict[Any, list[tuple[Any, Any]]] = {}
+    def build(cls, tensors: Tensors, rates: dict[str, Rate]) -> "LayerTable":
+        """Return the table of tensors with their rates; tensors without a rate are left out."""
+        grouped: dict[Layer, list[tuple[Optional[Tensor], Rate]]] = {}
         for tensor_name, (layer, name, param) in tensors.items():
-            statistic = name.split(".")[-1] in ("_mean", "_variance") and (param is None or param.stop_gradient)
+            statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)
             if tensor_name in rates and not statistic:
                 grouped.setdefault(layer, []).append((param, rates[tensor_name]))
         towers = list(dict.fromkeys(layer.tower for layer in grouped))
@@ -77,7 +87,7 @@ class LayerTable:
         """Return the table as GitHub Markdown."""
         return markdown(*self.cells())
 
-    def __rich_console__(self, console: Any, options: Any) -> Any:
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["Table"]:
         from rich.measure import Measurement
 
         header, rows = self.cells()
@@ -121,7 +131,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> Any:
+def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> "Table":
     """Return a table of text for rich's console, without markup; `wrapped` breaks cells that do not fit."""
     from rich import box
     from rich.table import Table
@@ -148,8 +158,9 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
     return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
 
 
-def _ends(values: list[Any]) -> Optional[Ends]:
-    return None if None in values else (min(values), max(values))
+def _ends(values: list[Optional[float]]) -> Optional[Ends]:
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if len(known) == len(values) else None
 
 
 def _span(ends: Optional[Ends], form: str) -> str:

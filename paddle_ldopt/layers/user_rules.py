@@ -5,17 +5,11 @@ from typing import Any, Callable, Optional, Union
 
 from .._messages import first_few, refusal, shown
 from .layer import HEAD
+from .numbered_lists import is_index
 from .patterns import check_matches, checked_patterns, matches_of
-from .stacks import is_index
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
-
-
-def check_rules(rules: Any) -> None:
-    """Raise unless `rules` is a dict of patterns, a function or None."""
-    if rules is not None and not callable(rules):
-        checked_rules(rules)
 
 
 def checked_rules(rules: Any, argument: str = "rules") -> dict[str, Place]:
@@ -27,9 +21,9 @@ def checked_rules(rules: Any, argument: str = "rules") -> dict[str, Place]:
 
 
 def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int], set[str]]:
-    """Return name -> layer id for names that `rules` place, and the names numbered by a template."""
-    if isinstance(rules, dict):
-        return _by_patterns(names, rules)
+    """Return name -> layer id for names that `rules` place, and the names numbered by a template; raise if invalid."""
+    if rules is not None and not callable(rules):
+        return _by_patterns(names, checked_rules(rules))
     places = {} if rules is None else {name: rules(name) for name in names}
     placed = {name: _layer_id(place, name) for name, place in places.items() if place is not None}
     if places and not placed:

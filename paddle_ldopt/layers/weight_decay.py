@@ -1,7 +1,8 @@
 """The parameters that weight decay applies to."""
 
 import re
-from typing import Any
+
+import paddle
 
 from .._paddle import checked_model, own_parameters
 
@@ -10,7 +11,7 @@ __all__ = ["decayed_parameter_names"]
 _NORM = re.compile(r"Norm(\dD)?$")
 
 
-def decayed_parameter_names(model: Any) -> set[str]:
+def decayed_parameter_names(model: paddle.nn.Layer) -> set[str]:
     """Return the `param.name` of the parameters to decay: all except biases and parameters of norms.
 
     Excluded are parameters with at most one axis, parameters of sublayers of a norm's class or a subclass (under any

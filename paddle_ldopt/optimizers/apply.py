@@ -7,18 +7,19 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._paddle import (
-    asks_for_rates,
     content_of,
     decayed_names,
+    found_inf,
     grad_of,
     group_options,
+    has_one_rate,
     may_have_cut,
     other_options,
     parameters_of,
     unwrap,
 )
 from ..layers.decay import LayerDecay
-from ..layers.ratio_checks import check_trained
+from ..layers.layer_ratios import check_trained
 from ._base.layerwise import LayerwiseMixin
 from ._base.layerwise_arguments import ratio_fn
 
@@ -58,7 +59,7 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
         advice = "give it `layers` and `layerwise_decay` when built."
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
-    if not asks_for_rates(plain):
+    if has_one_rate(plain):
         raise TypeError(
             f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay: "
             f"use another optimizer. Received: optimizer={name}"
@@ -110,9 +111,7 @@ def _inside(optimizer: Optimizer) -> Optimizer:
 class _Applied(LayerwiseMixin):
     """The mixin for any Paddle optimizer; its first step raises if it did not ask for every scaled rate."""
 
-    _rates_asked: Optional[set[str]] = (
-        None  # names of the parameters whose rates the first step asked for; None after it
-    )
+    _rates_asked: Optional[set[str]] = None  # names of the parameters of the first step; None after it
     # for files of its state (`saving`)
     set_param_lr_fun = None
     counts_steps = False
@@ -142,15 +141,15 @@ class _Applied(LayerwiseMixin):
         self._rates_asked = set()
         done = super().step()
         not_asked = scaled - self._rates_asked
-        if scaled and not not_asked:
-            self._rates_asked = None
-        elif not_asked != scaled:  # equal if an overflow skipped the step
+        if not_asked and not found_inf(self):  # an overflow skips the step
             name = type(self).__name__
             raise RuntimeError(
-                f"The step of {name} asked `_create_param_lr` for the rates of some parameters only and updated the "
-                "others without layer-wise decay: use another optimizer. "
+                f"The step of {name} did not ask `_create_param_lr` for all rates and updated some parameters without "
+                "layer-wise decay: use another optimizer. "
                 f"Received: optimizer={name}, no rate asked for {len(not_asked)} parameters, such as '{min(not_asked)}'"
             )
+        if scaled and not not_asked:
+            self._rates_asked = None
         return done
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from . import checkpoint_folder as files
 from .checkpoint_folder import RECORD, SCHEDULE
 
 
-def checked_arguments(folder: Any, network: Any, rename: Any) -> tuple[str, Any, dict[str, str]]:
+def checked_arguments(folder: Any, network: paddle.nn.Layer, rename: Any) -> tuple[str, Any, dict[str, str]]:
     """Return the folder, the network's weights, and structured name -> name in the checkpoint."""
     folder = checked_path(folder, "folder")
     _paddle.checked_model(network, "network")

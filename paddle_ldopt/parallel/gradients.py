@@ -29,11 +29,11 @@ class Gradients:
             check_same_trained(gathered(trained))
             self._trained = trained
 
-    def _listed(self) -> list[Any]:
+    def _listed(self) -> list[paddle.Tensor]:
         optimizer = self._groups.optimizer
         return _paddle.hybrid_parameters()(_paddle.sharded_optimizer(optimizer) if self._groups.hybrid else optimizer)
 
-    def parameters(self) -> list[Any]:
+    def parameters(self) -> list[paddle.Tensor]:
         """Return the parameters trained at present, in the optimizer's order."""
         return [param for param in self._listed() if not param.stop_gradient]
 
@@ -46,7 +46,7 @@ class Gradients:
                 finite.append(paddle.isfinite(gradient).all())
         return not finite or bool(paddle.stack(finite).all())
 
-    def local_norms(self) -> tuple[Any, Any]:
+    def local_norms(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return the norm of each parameter's gradient and the number of its elements, as two Tensors."""
         params = self.parameters()
         squares = [_square_sum(_gradient_of(param)) for param in params]
@@ -66,7 +66,7 @@ class Gradients:
         if group is not None:  # Paddle's engine for one process has no reducer
             _paddle.all_reduce_gradients()(params, group, scale=1.0 / group.nranks)
 
-    def _counted(self) -> list[Any]:
+    def _counted(self) -> list[paddle.Tensor]:
         """Return the parameters in the norm with reduced gradients in this process."""
         params = self.parameters()
         if self._groups.sharding_optimizer is not None:
@@ -98,12 +98,12 @@ class Gradients:
             self._groups.optimizer.step()
 
 
-def _gradient_of(param: Any) -> Any:
+def _gradient_of(param: paddle.Tensor) -> Any:
     main = getattr(param, "main_grad", None)  # float32, of a float16 or bfloat16 parameter
     return param.grad if main is None else main
 
 
-def _square_sum(gradient: Any) -> Any:
+def _square_sum(gradient: Optional[paddle.Tensor]) -> paddle.Tensor:
     """Return the sum of the squares, float32 of shape [1], 0 for None."""
     if gradient is None:
         return paddle.zeros([1])
@@ -111,7 +111,7 @@ def _square_sum(gradient: Any) -> Any:
     return _paddle.square_sum(gradient.astype(dtype)).astype("float32").reshape([1])
 
 
-def _fill_missing(params: list[Any], groups: list[Any]) -> list[Any]:
+def _fill_missing(params: list[paddle.Tensor], groups: list[Any]) -> list[paddle.Tensor]:
     """Return the parameters with a gradient in any process; fill gradients missing in this process with zeros."""
     present = [_gradient_of(param) is not None for param in params]
     anywhere = paddle.to_tensor(present, dtype="int32")

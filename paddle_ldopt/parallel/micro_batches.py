@@ -57,7 +57,7 @@ class MicroBatches:
         micro_batches = tuple(_split(value, self._count) for value in inputs)
         self._loss = run(micro_batches, scaler).detach().astype("float32").reshape([1])
 
-    def mean(self) -> tuple[Any, float]:
+    def mean(self) -> tuple[paddle.Tensor, float]:
         """Return the mean loss, shape [], and the factor that turns the gradients into a mean, still scaled.
 
         Both are means over micro-batches and processes, or over tokens.
@@ -77,7 +77,7 @@ class MicroBatches:
 
     # ---- in one stage, or without a pipeline
 
-    def _run_loop(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> Any:
+    def _run_loop(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:
         network = self._groups.network
         network.train()
         total = paddle.zeros([1])
@@ -91,16 +91,16 @@ class MicroBatches:
                     total += loss.detach()
         return total
 
-    def _forward(self, *inputs: Any) -> Any:
+    def _forward(self, *inputs: Any) -> paddle.Tensor:
         network = self._groups.network
         if self._pipeline_layer is None:
             return self._as_loss(network(*inputs))
         return self._loss_of(network(inputs[0] if len(inputs) == 2 else inputs[:-1]), inputs[-1])
 
-    def _loss_of(self, output: Any, labels: Any) -> Any:
+    def _loss_of(self, output: Any, labels: Any) -> paddle.Tensor:
         return self._as_loss(self._loss_function(output, labels))
 
-    def _as_loss(self, result: Any) -> Any:
+    def _as_loss(self, result: Any) -> paddle.Tensor:
         """Return the loss in float32; the engine sends only float32 and float16, in which sums overflow."""
         check_loss(result, self._per_token)
         if self._per_token:
@@ -112,7 +112,7 @@ class MicroBatches:
     # ---- in Paddle's engine. The other stages wait for messages of this one, so after an error it completes its
     # schedule with zeros, and raises at the end
 
-    def _run_engine(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> Any:
+    def _run_engine(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:
         engine, layers = self._groups.network, self._pipeline_layer
         self._error, self._shapes = None, self._next_shapes
         data = [micro_batches[0] if len(micro_batches) == 2 else micro_batches[:-1], micro_batches[-1]]
@@ -163,7 +163,7 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return None if value is None else function(value)
 
 
-def _zeros(shape: list[int], dtype: Any, stop_gradient: bool) -> Any:
+def _zeros(shape: list[int], dtype: Any, stop_gradient: bool) -> paddle.Tensor:
     zeros = paddle.zeros(shape, dtype)
     zeros.stop_gradient = stop_gradient
     return zeros

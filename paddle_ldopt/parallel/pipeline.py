@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple, Optional, Union
 
 import paddle
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_bool, checked_number, checked_steps
@@ -127,8 +128,8 @@ class PipelineWithLossScale:
 
     def __init__(
         self,
-        network: Any,
-        optimizer: Any,
+        network: paddle.nn.Layer,
+        optimizer: Optimizer,
         use_clip_grad: bool = True,
         max_grad_norm: float = 1.0,
         scale_sense: Any = 1.0,
@@ -169,11 +170,13 @@ class PipelineWithLossScale:
         self._epoch = getattr(schedule, "last_epoch", None)
         return output
 
-    def _check(self, inputs: tuple[Any, ...], schedule: Any) -> None:
+    def _check(self, inputs: tuple[Any, ...], schedule: Optional[LRScheduler]) -> None:
         check_schedule(schedule, self._epoch)
         self._micro_batches.check(inputs)
 
-    def _train(self, inputs: tuple[Any, ...], schedule: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
+    def _train(
+        self, inputs: tuple[Any, ...], schedule: Optional[LRScheduler]
+    ) -> Union[StepOutput, StepOutputWithLocalNorm]:
         groups, gradients = self._groups, self._gradients
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
         groups.together(lambda: self._micro_batches.forward_backward(inputs, self.scaler))
@@ -198,7 +201,7 @@ class PipelineWithLossScale:
         output = StepOutput(loss, paddle.to_tensor(overflow), scale, rate, norm if self._clips else None)
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
 
-    def _schedule(self) -> Any:
+    def _schedule(self) -> Optional[LRScheduler]:
         """Return the schedule that the step advances, or None."""
         schedule = rate_source(unwrap(self._optimizer))
         takes_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))

@@ -5,6 +5,7 @@ from typing import Any, Callable, Optional
 
 import paddle
 import paddle.distributed as dist
+from paddle.optimizer import Optimizer
 
 from .. import _paddle
 from .._processes import Outcome, together
@@ -14,7 +15,7 @@ from .step_checks import check_parallel_mode
 class ProcessGroups:
     """The groups of processes to sum over in a step."""
 
-    def __init__(self, network: Any, optimizer: Any) -> None:
+    def __init__(self, network: paddle.nn.Layer, optimizer: Optimizer) -> None:
         check_parallel_mode(network, optimizer)
         self.processes = dist.get_world_size()
         self.network, self.optimizer = network, optimizer
@@ -76,7 +77,7 @@ class ProcessGroups:
             error = RuntimeError(f"{problem} Received: an error in process {failed - 1}")
         return [(error, result)]
 
-    def sum_of_squares(self, split: Any, whole: Any) -> Any:
+    def sum_of_squares(self, split: paddle.Tensor, whole: paddle.Tensor) -> paddle.Tensor:
         """Return the sum over all parameters, from this process's sums over split and over whole parameters."""
         both = sum_of_processes([self.group("sharding"), self.group("pipe")], paddle.concat([split, whole]))
         return sum_of_processes([self.group("model")], both[:1]) + both[1:]
@@ -95,7 +96,7 @@ class ProcessGroups:
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
 
 
-def sum_of_processes(groups: list[Any], value: Any) -> Any:
+def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
     """Sum a Tensor in place over groups of processes, one after the other; None is a group of one."""
     for group in groups:
         if group is not None:

@@ -38,7 +38,7 @@ class LossScaler:
         """Return the scale of the next step."""
         return self._state["loss_scale"]
 
-    def scale(self, loss: Any) -> Any:
+    def scale(self, loss: paddle.Tensor) -> paddle.Tensor:
         """Return the loss times the scale."""
         return loss * self.get_loss_scale()
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional
 
 import paddle
 import paddle.distributed as dist
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
@@ -28,7 +29,9 @@ from .checkpoint_folder import RECORD, SCHEDULE
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
 
-def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[Callable[[str], str]] = None) -> None:
+def save_checkpoint(
+    folder: Any, network: paddle.nn.Layer, optimizer: Optimizer, rename: Optional[Callable[[str], str]] = None
+) -> None:
     """Save a network, its optimizer's state, masters and counters, and its schedule, to resume in any layout.
 
     All processes must call it. The record, written last, marks a complete checkpoint.
@@ -93,8 +96,8 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
 
 def load_checkpoint(
     folder: Any,
-    network: Any,
-    optimizer: Any,
+    network: paddle.nn.Layer,
+    optimizer: Optimizer,
     rename: Optional[Callable[[str], str]] = None,
     *,
     changed: Iterable[str] = (),
@@ -143,7 +146,7 @@ def load_checkpoint(
         rate_source(unwrap(optimizer)).set_state_dict(schedule)
 
 
-def _described(weights: Any, optimizer: Any, names: dict[str, str]) -> dict[str, Any]:
+def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
     """Return the record of the network's parameters in this process, with whole shapes."""
     inner = one_of_ours(optimizer)
     trained = {param.name for param in _paddle.parameters_of(optimizer) if not param.stop_gradient}
@@ -158,7 +161,7 @@ def _described(weights: Any, optimizer: Any, names: dict[str, str]) -> dict[str,
     return record
 
 
-def _sharded(weights: Any, optimizer: Any, shards: Any, names: dict[str, str]) -> dict[str, Any]:
+def _sharded(weights: Any, optimizer: Optimizer, shards: Any, names: dict[str, str]) -> dict[str, Any]:
     """Return key -> ShardedWeight to save or to load into; keys use the names in the checkpoint."""
     out: dict[str, Any] = {}
     for key, value in {**weights, **one_of_ours(optimizer).sharded_state_dict(weights, shards)}.items():
@@ -168,7 +171,7 @@ def _sharded(weights: Any, optimizer: Any, shards: Any, names: dict[str, str]) -
     return out
 
 
-def _shards(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
+def _shards(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
     """Return ``param.name`` -> range of the flattened parameter in this process; None if parameters are whole."""
     if _paddle.is_group_sharded(optimizer):
         raise ValueError(

@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
+from paddle.optimizer import Optimizer
 
 from .. import _paddle
 from .._messages import refusal, wrong_type
@@ -20,7 +21,7 @@ def check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) 
         raise refusal(ValueError, problem, **{name: value, needed: False})
 
 
-def check_parallel_mode(network: Any, optimizer: Any) -> None:
+def check_parallel_mode(network: paddle.nn.Layer, optimizer: Optimizer) -> None:
     """Raise unless the step can train this network with this optimizer in the present processes."""
     _paddle.checked_model(network, "network")
     if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
@@ -50,7 +51,7 @@ def check_parallel_mode(network: Any, optimizer: Any) -> None:
         _paddle.check_own_gradients("the overflow check")
 
 
-def check_optimizer(network: Any, optimizer: Any, parameters: list[Any]) -> None:
+def check_optimizer(network: paddle.nn.Layer, optimizer: Optimizer, parameters: list[paddle.Tensor]) -> None:
     """Raise if the optimizer clips gradients itself, or trains `parameters` of another network."""
     inner = _paddle.unwrap(optimizer)
     groups = [group for group in _paddle.param_groups(inner) or [] if isinstance(group, dict)]
@@ -68,7 +69,7 @@ def check_optimizer(network: Any, optimizer: Any, parameters: list[Any]) -> None
         raise ValueError(f"{problem} Received: {len(others)} others, such as {others[:3]}")
 
 
-def check_pipeline(network: Any, pipeline_layer: Any, micro_batch_num: int) -> None:
+def check_pipeline(network: paddle.nn.Layer, pipeline_layer: Any, micro_batch_num: int) -> None:
     """Raise if the engine has another number of micro-batches, or the PipelineLayer not exactly one loss function."""
     if _paddle.is_pipeline_engine(network) and network.accumulate_steps != micro_batch_num:
         problem = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."

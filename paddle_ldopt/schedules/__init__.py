@@ -29,9 +29,8 @@ from .cosine import (
     get_cosine_with_min_lr_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
 )
-from .curve_schedule import CurveSchedule, scheduled
+from .curve_schedule import Curve, CurveSchedule, scheduled
 from .curve_schedule import RuleSchedule as RuleSchedule
-from .curves import Curve
 from .factory import ON_METRIC as ON_METRIC
 from .factory import SchedulerType, get_scheduler
 from .greedy import GreedyLR, get_greedy_schedule

@@ -46,16 +46,12 @@ def peak_of(optimizer: OptimizerOrRate) -> float:
     if isinstance(optimizer, Optimizer):
         attached = rate_source(optimizer)
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
-    else:
-        hint = (
-            ". A schedule is built from a number, not from another schedule"
-            if isinstance(optimizer, LRScheduler)
-            else ""
-        )
-        kind = f"a Paddle optimizer or a learning rate{hint}"
-        argument = "learning_rate" if isinstance(plain_number(optimizer), (int, float)) else "optimizer"
-        peak = checked_number(optimizer, argument, ends="(]", kind=kind)
-    return checked_number(peak, "learning_rate", ends="(]")
+        return checked_number(peak, "learning_rate", ends="(]")
+    kind = "a Paddle optimizer or a learning rate"
+    if isinstance(optimizer, LRScheduler):
+        kind += ". A schedule is built from a number, not from another schedule"
+    argument = "learning_rate" if isinstance(plain_number(optimizer), (int, float)) else "optimizer"
+    return checked_number(optimizer, argument, ends="(]", kind=kind)
 
 
 def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:

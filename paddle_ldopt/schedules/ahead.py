@@ -11,12 +11,14 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float
 from ._copies import copy_schedule
-from .curve_schedule import CurveSchedule
-from .curves import Curve
+from .curve_schedule import Curve, CurveSchedule
 from .metric import follows_metric
 from .warmup import WarmUp
 
 __all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"]
+
+
+_MOST_STEPS = 10_000  # to evaluate of a curve, to take of any other schedule
 
 
 def length_of(schedule: LRScheduler) -> Optional[int]:
@@ -47,7 +49,8 @@ def peak_learning_rate(
 ) -> Optional[float]:
     """Return the greatest rate that a schedule reaches from its present step on, or the rate itself if it is a number.
 
-    The peak of a `Curve` is known at any length. Of any other schedule, or if the divisor changes, a copy takes
+    A `Curve` is evaluated for `num_steps` steps, by default to its end; of more than 10,000 steps, at as many of them
+    and at the ends of the warm-up and the curve. Of any other schedule, or if the divisor changes, a copy takes
     `num_steps` steps: by default 10,000, or more if `warmup_steps` or `total_steps` of the schedule are larger. The
     copy stops before the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a
     warning.
@@ -63,14 +66,14 @@ def peak_learning_rate(
     curve = _curve_of(learning_rate)
     if curve is not None and divisor(1) == divisor(0):
         now = learning_rate.last_epoch
-        turning = [step - now for step in curve.turns(now + (num_steps or 0))]
-        last = max(turning) if num_steps is None else num_steps
-        ahead = [i for i in (0, last, *turning) if 0 <= i <= last]
-        rates += [(i, learning_rate.base_lr * curve(now + i)) for i in ahead]
+        end = max(curve.warmup, curve.length or 0) if num_steps is None else now + num_steps
+        ends = [step for step in (curve.warmup - 1, curve.warmup, end) if now <= step <= end]  # of the phases
+        ahead = [*range(now, end + 1, max(1, (end - now) // _MOST_STEPS)), *ends]
+        rates += [(step - now, learning_rate.base_lr * curve(step)) for step in ahead]
     else:
         if num_steps is None:
             lengths = [vars(learning_rate).get(name) for name in ("warmup_steps", "total_steps")]  # in any class
-            num_steps = max([10_000, *(2 * steps for steps in lengths if isinstance(steps, int))])
+            num_steps = max([_MOST_STEPS, *(2 * steps for steps in lengths if isinstance(steps, int))])
         try:
             rates.extend(enumerate(itertools.islice(_rates_ahead(learning_rate), num_steps + 1)))
         except ValueError as error:

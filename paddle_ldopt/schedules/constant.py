@@ -3,8 +3,7 @@
 import dataclasses
 
 from ._base import OptimizerOrRate
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import Curve
+from .curve_schedule import Curve, CurveSchedule, scheduled
 from .options import LastStep, Steps
 from .registry import schedule
 

@@ -1,46 +1,13 @@
 """Warm-up, constant rate, decay, and low constant rates at the end."""
 
-import dataclasses
 from typing import Optional
 
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
-from .curves import Curve, cosine, waves
 from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
 from .registry import schedule
-
-
-@dataclasses.dataclass(frozen=True)
-class CoolDown(Curve):
-    """Linear from `start` to 1, `keep` steps at 1, a cosine to `end1`, `final` steps at `end1`, then `end2`."""
-
-    keep: int = 0
-    decay: int = 1
-    final: int = 0
-    start: float = 0.0
-    end1: float = 0.0
-    end2: float = 0.0
-    cycles: float = 0.5
-
-    def _before(self, step: int) -> float:
-        return self.start + (1.0 - self.start) * (step / self.warmup)
-
-    def _after(self, k: int) -> float:
-        k -= self.keep
-        if k < 0:
-            return 1.0
-        if k < self.decay:
-            return self.end1 + (1.0 - self.end1) * cosine(k / self.decay, self.cycles)
-        return self.end1 if k < self.decay + self.final else self.end2
-
-    @property
-    def length(self) -> int:
-        """The steps of the four phases."""
-        return self.warmup + self.keep + self.decay + self.final
-
-    def _turns_after(self, until: int) -> list[int]:
-        return [*waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles), self.length]
+from .stable_decay import StableDecay
 
 
 @schedule("cool_down")
@@ -91,7 +58,9 @@ def get_constant_schedule_with_cool_down(
         phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
         decay_steps = max(0, steps_left(num_training_steps, **phases))
     start = checked_fraction("warmup_lr_init", warmup_lr_init, peak)
-    end1 = checked_fraction("lr_end1", lr_end1, peak)
-    end2 = end1 if lr_end2 is None else checked_fraction("lr_end2", lr_end2, peak)
-    curve = CoolDown(num_warmup_steps, keep_steps, decay_steps, final_steps, start, end1, end2, num_cycles)
+    floor = checked_fraction("lr_end1", lr_end1, peak)
+    end = floor if lr_end2 is None else checked_fraction("lr_end2", lr_end2, peak)
+    curve = StableDecay(
+        num_warmup_steps, keep_steps, decay_steps, "linear", "cosine", num_cycles, start, floor, final_steps, end
+    )
     return scheduled(optimizer, curve, last_epoch)

@@ -1,13 +1,11 @@
 """Decays along a cosine: to 0, to a minimum rate, or several times."""
 
 import dataclasses
-import math
 from typing import Optional
 
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import DecayingCurve, cosine, waves
+from .curve_schedule import CurveSchedule, DecayingCurve, cosine, scheduled
 from .options import Fraction, LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
 from .registry import schedule
 
@@ -21,9 +19,6 @@ class Cosine(DecayingCurve):
 
     def _after(self, k: int) -> float:
         return cosine(k / max(1, self.decay), self.cycles) * (1.0 - self.floor) + self.floor
-
-    def _turns_after(self, until: int) -> list[int]:
-        return waves(self.warmup, self.decay, 2.0 * self.cycles, until)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +36,6 @@ class CosineOneAhead(Cosine):
     def _after(self, k: int) -> float:
         return super()._after(k + 1)
 
-    def _turns_after(self, until: int) -> list[int]:
-        return [max(step - 1, 0) for step in super()._turns_after(until + 1)]
-
 
 @dataclasses.dataclass(frozen=True)
 class CosineRestarts(DecayingCurve):
@@ -53,12 +45,7 @@ class CosineRestarts(DecayingCurve):
 
     def _after(self, k: int) -> float:
         progress = k / max(1, self.decay)
-        if progress >= 1.0:
-            return 0.0
-        return 0.5 * (1.0 + math.cos(math.pi * ((self.cycles * progress) % 1.0)))
-
-    def _turns_after(self, until: int) -> list[int]:
-        return waves(self.warmup, self.decay, self.cycles)
+        return cosine(self.cycles * progress % 1.0, 0.5) if progress < 1.0 else 0.0
 
 
 @schedule("cosine")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler
 
+from .._checks import refused
 from .._messages import refusal
 from . import (  # noqa: F401 - each adds its kinds to the table
     constant,
@@ -19,7 +20,6 @@ from . import (  # noqa: F401 - each adds its kinds to the table
     stable_decay,
 )
 from ._base import OptimizerOrRate
-from .options import REQUIRED
 from .registry import SCHEDULES, kind_of
 
 ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # of this package
@@ -102,8 +102,8 @@ def get_scheduler(
             raise TypeError(kind.unknown(key, value))
     general = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     arguments = {key: value for key, value in general.items() if key in kind.options and value is not None} | kwargs
-    for key, option in kind.options.items():
-        if option.default is REQUIRED and arguments.get(key) is None:
+    for key in kind.required:
+        if arguments.get(key) is None:
             raise ValueError(kind.missing(key))
     return kind.function(optimizer, **arguments)
 
@@ -116,10 +116,7 @@ def kwargs_problems(name: str, kwargs: dict[str, Any]) -> Iterator[str]:
     kind = kind_of(name)
     yield from (kind.unknown(key, value) for key, value in kwargs.items() if key not in kind.specific)
     for key, option in kind.specific.items():
-        if option.default is REQUIRED and kwargs.get(key) is None:
+        if key in kind.required and kwargs.get(key) is None:
             yield kind.missing(key)
         elif key in kwargs:
-            try:
-                option.checked(kwargs[key], key)
-            except (TypeError, ValueError) as error:
-                yield str(error)
+            yield from refused({key: (option.checked, kwargs[key])})

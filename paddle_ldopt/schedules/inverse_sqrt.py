@@ -5,8 +5,7 @@ import math
 from typing import Optional
 
 from ._base import OptimizerOrRate
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import Curve
+from .curve_schedule import Curve, CurveSchedule, scheduled
 from .options import LastStep, Positive, Steps
 from .registry import schedule
 

@@ -3,8 +3,7 @@
 import dataclasses
 
 from ._base import OptimizerOrRate
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import DecayingCurve
+from .curve_schedule import CurveSchedule, DecayingCurve, scheduled
 from .options import LastStep, Steps, StepsFrom1, steps_left
 from .registry import schedule
 

@@ -112,7 +112,7 @@ class MetricSchedule(Schedule):
         self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
 
 
-def follows_metric(schedule: Any) -> bool:
+def follows_metric(schedule: object) -> bool:
     """Return whether the `step` of a schedule, ours or another library's, needs a metric."""
     kind: Any = type(schedule)
     return isinstance(schedule, MetricSchedule) or (isinstance(schedule, LRScheduler) and _needs_argument(kind.step))

@@ -89,6 +89,6 @@ def steps_left(num_training_steps: int, **phases: int) -> int:
     return left
 
 
-def checked_fraction(name: str, value: Any, peak: float) -> float:
+def checked_fraction(name: str, value: float, peak: float) -> float:
     """Return a rate from 0 to the peak as a fraction of the peak."""
     return checked_number(value, name, 0.0, peak) / peak

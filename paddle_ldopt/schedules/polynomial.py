@@ -4,8 +4,7 @@ import dataclasses
 
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import DecayingCurve
+from .curve_schedule import CurveSchedule, DecayingCurve, scheduled
 from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, steps_left
 from .registry import schedule
 
@@ -21,9 +20,6 @@ class Polynomial(DecayingCurve):
         if k > self.decay:
             return self.end
         return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
-
-    def _turns_after(self, until: int) -> list[int]:
-        return [] if self.decay < 0 else [self.warmup + self.decay + 1]
 
 
 @schedule("polynomial")

@@ -1,22 +1,18 @@
 """The table of all kinds of schedules; the decorator `schedule` adds a function.
 
-    @schedule("triangle")
-    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> CurveSchedule:
-        return scheduled(optimizer, Linear(num_warmup_steps, num_warmup_steps), last_epoch)
-
 `get_scheduler`, `LdoptConfig`, the Trainer and the command line look a name up in this table, and read the options from
 the signature. Only the enum `SchedulerType` is fixed: it has the kinds of this package.
 """
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Callable, Optional, TypeVar
+from typing import Callable, Optional, TypeVar
 
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option
 from .._messages import nearest, refusal, shown
-from .options import checks_arguments
+from .options import REQUIRED, checks_arguments
 
 _Function = TypeVar("_Function", bound=Callable[..., LRScheduler])
 _GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind
@@ -37,14 +33,19 @@ class Kind:
         """The options allowed in `scheduler_specific_kwargs`."""
         return {key: option for key, option in self.options.items() if key not in _GENERAL}
 
-    def idle_warmup(self, **given: Any) -> Iterator[str]:
+    @property
+    def required(self) -> list[str]:
+        """The options without a default."""
+        return [key for key, option in self.options.items() if option.default is REQUIRED]
+
+    def idle_warmup(self, **given: float) -> Iterator[str]:
         """Yield an error message if a warm-up is given to a kind without one."""
         if any(given.values()) and "num_warmup_steps" not in self.options:
             other = f"{self.name}_with_warmup"
             advice = f": use {shown(other)}" if other in SCHEDULES else "; it would be ignored"
             yield str(refusal(ValueError, f"The schedule {shown(self.name)} has no warm-up{advice}.", **given))
 
-    def unknown(self, key: Any, value: Any) -> str:
+    def unknown(self, key: str, value: object) -> str:
         """Return the error message for an unknown keyword."""
         return (
             f"{self.function.__name__}() got an unexpected keyword argument {shown(key)} in "
@@ -79,12 +80,12 @@ def schedule(
     return add
 
 
-def follows_metric(name: Any) -> bool:
+def follows_metric(name: str) -> bool:
     """Return whether a name is that of a schedule that follows a metric."""
     return any(kind.on_metric for kind in SCHEDULES.values() if kind.name == name)
 
 
-def kind_of(name: Any) -> Kind:
+def kind_of(name: object) -> Kind:
     """Return the kind for a name, or for an enum member, ours or another library's, with a name as its value."""
     plain = getattr(name, "value", name)
     plain = plain.replace("-", "_") if isinstance(plain, str) else None

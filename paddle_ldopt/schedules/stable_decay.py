@@ -7,8 +7,7 @@ from typing import Annotated, Callable, Optional
 
 from .._messages import refusal
 from ._base import OptimizerOrRate
-from .curve_schedule import CurveSchedule, scheduled
-from .curves import Curve, cosine, waves
+from .curve_schedule import Curve, CurveSchedule, cosine, scheduled
 from .options import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
 from .registry import schedule
 
@@ -28,34 +27,36 @@ Shape = Annotated[str, choice(*FALLS)]
 
 @dataclasses.dataclass(frozen=True)
 class StableDecay(Curve):
-    """f + (1 - f) rise(step / w), then 1 for `stable` steps, then f + (1 - f) fall(k / decay), then f, the floor."""
+    """s + (1 - s) rise(step / w), 1 for `stable` steps, f + (1 - f) fall(k / decay), f for `final` steps, then e.
+
+    s, f and e are `start`, `floor` and `end`.
+    """
 
     stable: int = 0
     decay: int = 1
     rise: str = "linear"
     fall: str = "cosine"
-    floor: float = 0.0
     cycles: float = 0.5
+    start: float = 0.0
+    floor: float = 0.0
+    final: int = 0
+    end: float = 0.0
 
     def _before(self, step: int) -> float:
-        return RISES[self.rise](step / self.warmup) * (1.0 - self.floor) + self.floor
+        return RISES[self.rise](step / self.warmup) * (1.0 - self.start) + self.start
 
     def _after(self, k: int) -> float:
         k -= self.stable
         if k < 0:
             return 1.0
-        if k >= self.decay:
-            return self.floor
-        return FALLS[self.fall](k / self.decay, self.cycles) * (1.0 - self.floor) + self.floor
+        if k < self.decay:
+            return FALLS[self.fall](k / self.decay, self.cycles) * (1.0 - self.floor) + self.floor
+        return self.floor if k < self.decay + self.final else self.end
 
     @property
     def length(self) -> int:
-        """The steps of the three phases."""
-        return self.warmup + self.stable + self.decay
-
-    def _turns_after(self, until: int) -> list[int]:
-        start = self.warmup + max(0, self.stable)  # a decay that begins in the warm-up is cut
-        return waves(start, self.decay, 2.0 * self.cycles)
+        """The steps of the four phases."""
+        return self.warmup + self.stable + self.decay + self.final
 
 
 @schedule("warmup_stable_decay")
@@ -103,8 +104,8 @@ def get_wsd_schedule(
     else:
         stable = num_stable_steps
         if num_training_steps not in (None, num_warmup_steps + stable + num_decay_steps):
-            phases = f"{num_warmup_steps} + {stable} + {num_decay_steps} steps, the training {num_training_steps}"
-            message = f"The phases of the schedule have {phases}: num_stable_steps will be used."
-            warnings.warn(message, stacklevel=3)
-    curve = StableDecay(num_warmup_steps, stable, num_decay_steps, warmup_type, decay_type, min_lr_ratio, num_cycles)
+            steps = f"{num_warmup_steps} + {stable} + {num_decay_steps} steps, the training {num_training_steps}"
+            warnings.warn(f"The phases of the schedule have {steps}: num_stable_steps will be used.", stacklevel=3)
+    phases, f = (num_warmup_steps, stable, num_decay_steps), min_lr_ratio
+    curve = StableDecay(*phases, warmup_type, decay_type, num_cycles, start=f, floor=f, end=f)
     return scheduled(optimizer, curve, last_epoch)

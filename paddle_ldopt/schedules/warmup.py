@@ -7,12 +7,13 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_state, checked_steps
 from .._messages import refusal
+from ._base import Schedule
 from ._copies import copy_schedule
 from .metric import follows_metric
 from .options import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
 
 
-class WarmUp(LRScheduler):
+class WarmUp(Schedule):
     r"""A warm-up before a schedule without one.
 
     With k the step, from 0, and w the steps of the warm-up:
@@ -113,7 +114,7 @@ class WarmUp(LRScheduler):
             raise self._refusal(ValueError, step, given, "a finite rate of at least 0")
         return rate
 
-    def _refusal(self, kind: type[Exception], step: int, given: Any, expected: str) -> Exception:
+    def _refusal(self, kind: type[Exception], step: int, given: object, expected: str) -> Exception:
         sentence = f"`decay_schedule_fn` of {self.name or 'WarmUp'} must return {expected}."
         return refusal(kind, sentence, **{f"decay_schedule_fn({step})": given})
 
@@ -125,15 +126,14 @@ class WarmUp(LRScheduler):
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state from `state_dict`; the state of another kind of decay raises and changes nothing."""
         own = dict(checked_state(state_dict))
-        if ("decay" in own) != (self._decay is not None):
-            advice = "The state must be of a WarmUp whose `decay_schedule_fn` is of the same kind."
-            raise refusal(ValueError, advice, keys=list(own), decay_schedule_fn=self.decay_schedule_fn)
         inside = own.pop("decay", None)
-        for schedule, state in [(self, own)] + ([(self._decay, inside)] if self._decay is not None else []):
-            schedule.state_keys()
-            if not isinstance(state, dict) or not all(key in state for key in schedule.keys):
-                name = type(schedule).__name__
-                raise refusal(ValueError, f"The state of a {name} has {schedule.keys}.", state=state)
+        fits = inside is None
+        if self._decay is not None:
+            self._decay.state_keys()
+            fits = isinstance(inside, dict) and all(key in inside for key in self._decay.keys)
+        if not fits:
+            advice = "The state must be of a WarmUp whose `decay_schedule_fn` is of the same kind."
+            raise refusal(ValueError, advice, decay=inside, decay_schedule_fn=self.decay_schedule_fn)
         super().set_state_dict(own)
         if self._decay is not None:
             self._decay.set_state_dict(inside)

@@ -9,9 +9,9 @@ from ..build import OFF
 from ..config import (
     BUILT_IN,
     DecaySettings,
+    LdoptConfig,
     decay_problems,
-    decay_setting,
-    json_object,
+    json_argument,
     name_of,
     option_problems,
     settings_of,
@@ -22,8 +22,7 @@ from ..schedules.registry import SCHEDULES
 from . import lr_scheduler
 from .erniekit import with_erniekit
 from .shared import check_mixed_in_first
-
-_Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
+from .types import Args
 
 
 class OptimizerName(str):
@@ -38,17 +37,21 @@ class SchedulerName(str):
     value = property(str)
 
 
-def _flag(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+def _as_argument(setting: Any) -> tuple[str, Any, Any]:
+    """Return name, type and field of a setting of `LdoptConfig` as an argument; a dict becomes JSON in a string."""
+    is_dict = "dict" in str(setting.type)
+    field = dataclasses.field(default=None if is_dict else setting.default, metadata=setting.metadata)
+    return setting.name, Optional[str] if is_dict else setting.type, field
+
+
+# The settings with a help text, which every Trainer lacks. `LdoptConfig` is frozen, so it cannot be a base class here.
+_SETTINGS = [_as_argument(setting) for setting in dataclasses.fields(LdoptConfig) if "help" in setting.metadata]
+_Settings: Any = dataclasses.make_dataclass("_Settings", _SETTINGS, bases=(DecaySettings,))
 
 
 @dataclasses.dataclass
-class LdoptArgumentsMixin(DecaySettings, _Arguments):
+class LdoptArgumentsMixin(_Settings, Args):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
-
-    It overrides `__post_init__`, which checks all arguments and lets our names past the Trainer's enums,
-    `should_load_sharding_stage1_model`, which every Trainer reads when it is constructed, to refuse one without our
-    mixin, and `print_config`, which also reads that property.
 
     Args:
         layerwise_lr_decay: 1 is off, 0.8 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
@@ -84,23 +87,9 @@ class LdoptArgumentsMixin(DecaySettings, _Arguments):
         0.8
     """
 
-    allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
-    optim_kwargs: Optional[str] = _flag(None, "Further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'.")
-    layerwise_lr_decay: float = decay_setting("layerwise_decay")
-    layerwise_convention: str = decay_setting("convention")
-    layerwise_min_ratio: float = decay_setting("min_ratio")
-    layerwise_head_ratio: float = decay_setting("head_ratio")
-    layerwise_freeze_below: float = decay_setting("freeze_below")
-    layerwise_bound: float = decay_setting("bound")
-    layerwise_scale: float = decay_setting("scale")
-    layerwise_end: Optional[float] = decay_setting("end")
-    layerwise_steps: Optional[int] = decay_setting("steps")
-    layerwise_preserve_mean: bool = decay_setting("preserve_mean")
-    layerwise_towers: Optional[str] = decay_setting("towers")
-    layerwise_multipliers: Optional[str] = decay_setting("multipliers")
-    layerwise_rules: Optional[str] = _flag(None, 'Layers of parameters by name, as JSON: \'{"adapter": "head"}\'.')
-    layerwise_granularity: str = _flag("block", "Size of a layer: block, stage, or a number of groups of blocks.")
-    lr_scheduler_kwargs: Optional[str] = _flag(None, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'.")
+    allow_layerwise_change: bool = dataclasses.field(
+        default=False, metadata={"help": "Resume even if the checkpoint has other layer-wise settings."}
+    )
 
     ldopt_served = False  # whether a Trainer with our mixin has received the arguments
 
@@ -109,7 +98,7 @@ class LdoptArgumentsMixin(DecaySettings, _Arguments):
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
 
     def __post_init__(self) -> None:
-        args: Any = self
+        args: Args = self
         tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
         ours = kind in SCHEDULES and kind not in BUILT_IN
@@ -142,7 +131,7 @@ class LdoptArgumentsMixin(DecaySettings, _Arguments):
 
     @property
     def should_load_sharding_stage1_model(self) -> Any:
-        """The Trainer's own property, which every Trainer reads in its constructor: refuse one without our mixin."""
+        """The Trainer's own property, which its constructor reads: refuse a Trainer without our mixin."""
         if not self.ldopt_served:
             self._check_unused()
         return super().should_load_sharding_stage1_model
@@ -160,30 +149,29 @@ class LdoptArgumentsMixin(DecaySettings, _Arguments):
 
     def _check_unused(self) -> None:
         """Raise if our arguments are used, which a Trainer without our mixin would silently ignore."""
-        args: Any = self
         settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
         chosen = {name: value for name, value in settings.items() if value != off[name]}
-        if name_of(args.optim) in REGISTRY:
-            chosen["optim"] = name_of(args.optim)
-        if lr_scheduler.is_ours(args):
-            chosen["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
+        if name_of(self.optim) in REGISTRY:
+            chosen["optim"] = name_of(self.optim)
+        if lr_scheduler.is_ours(self):
+            chosen["lr_scheduler_type"] = name_of(self.lr_scheduler_type)
         if chosen:
             problem = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
             raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **chosen)
 
 
-def mark_received(args: Any) -> None:
+def mark_received(args: Args) -> None:
     """Mark our arguments as received by a Trainer with our mixin; leave other objects alone."""
     if isinstance(args, LdoptArgumentsMixin):
         args.ldopt_served = True
 
 
-def _problems(args: Any) -> Iterator[str]:
+def _problems(args: Args) -> Iterator[str]:
     yield from decay_problems(args)
     found = {}
     for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
         try:
-            found[name] = json_object(getattr(args, name), name)
+            found[name] = json_argument(args, name)
         except ValueError as error:
             yield str(error)
     if found.get("optim_kwargs"):
@@ -192,7 +180,7 @@ def _problems(args: Any) -> Iterator[str]:
         yield from lr_scheduler.schedule_problem(args)
 
 
-def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator[str]:
+def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterator[str]:
     received = f"optim_kwargs={shown(args.optim_kwargs)}"
     if optim not in REGISTRY:
         yield f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. Received: optim={shown(optim)}, {received}"

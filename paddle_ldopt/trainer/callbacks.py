@@ -4,16 +4,21 @@ import os
 from collections.abc import Iterable
 from typing import Any, Optional, Union
 
+import paddle
+from paddle.optimizer import Optimizer
+
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
+from ..layers.layer_ratios import LayerRatios
 from ..layers.map import LayerMap, layers_of
 from ..layers.rates import applied_rates, next_rate, rate_divisor, sets_own_rate
-from ..layers.ratios import LayerRatios, moves, ratios_of
+from ..layers.ratios import moves, ratios_of
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
 from .shared import Callback
 from .stages import map_layers
+from .types import Args, Control, State
 from .unfreezing import all_open
 
 
@@ -43,9 +48,11 @@ class LayerLRCallback(Callback):
         self.layers = layers
         self._step: Any = None  # the optimizer, and its rate in the last step
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Find the layers."""
-        self._check_attached()
+        if not self.attached:
+            remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
+            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
@@ -55,12 +62,9 @@ class LayerLRCallback(Callback):
             for tensor, layer in sorted(placed.items(), key=lambda item: (towers.index(item[1].tower), item[1].index))
         }
 
-    def _check_attached(self) -> None:
-        if not self.attached:
-            remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
-            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
-
-    def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_optimizer_begin(
+        self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         """Note the rate of the coming step, because the schedule advances before the log."""
         reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # reading them waits
         self._step = _at_this_step(optimizer), None if reports else next_rate(optimizer)
@@ -98,7 +102,7 @@ class ScheduleCallback(Callback):
         check_picture(path)
         self.path, self.layers = os.fspath(path), layers
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Print and write the schedule."""
         lr_scheduler = kwargs.get("lr_scheduler")
         _check_known_ahead(lr_scheduler, optimizer)
@@ -117,7 +121,7 @@ class ScheduleCallback(Callback):
         print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
 
 
-def _check_known_ahead(lr_scheduler: Any, optimizer: Any) -> None:
+def _check_known_ahead(lr_scheduler: Any, optimizer: Optimizer) -> None:
     """Raise ValueError if the rates depend on an evaluation metric or on the optimizer's state."""
     remedy = "leave it out; LayerLRCallback logs the rates."
     if follows_metric(lr_scheduler):
@@ -128,7 +132,7 @@ def _check_known_ahead(lr_scheduler: Any, optimizer: Any) -> None:
         raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
 
 
-def _rates_by_row(layers: LayerMap, optimizer: Any, first: int, rates: list[float]) -> dict[str, list[float]]:
+def _rates_by_row(layers: LayerMap, optimizer: Optimizer, first: int, rates: list[float]) -> dict[str, list[float]]:
     """Return the label of each row of the layer table -> its rate in every step from `first`."""
     opened, starts = all_open(optimizer)
     rows = layers.table(optimizer=opened).rows
@@ -144,7 +148,7 @@ def _rates_by_row(layers: LayerMap, optimizer: Any, first: int, rates: list[floa
     return series
 
 
-def _at_this_step(optimizer: Any) -> Any:
+def _at_this_step(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer to read from, with a moving decay fixed at its present value."""
     inner = unwrap(optimizer)
     if moves(ratios_of(inner)):
@@ -152,7 +156,7 @@ def _at_this_step(optimizer: Any) -> Any:
     return optimizer
 
 
-def _moved_ratios(optimizer: Any, steps: Iterable[int]) -> list[dict[tuple[str, int], float]]:
+def _moved_ratios(optimizer: Optimizer, steps: Iterable[int]) -> list[dict[tuple[str, int], float]]:
     """Return for each step (tower, layer id) -> ratio relative to now; empty if the decay does not move."""
     ratios = ratios_of(optimizer)
     if not isinstance(ratios, LayerRatios) or not ratios.decay.moves:
@@ -162,5 +166,5 @@ def _moved_ratios(optimizer: Any, steps: Iterable[int]) -> list[dict[tuple[str, 
     return [{at: ratio / now[at] if now[at] else 0.0 for at, ratio in then.items()} for then in moved]
 
 
-def _find_layers(layers: Optional[LayerMap], optimizer: Any, model: Any) -> LayerMap:
+def _find_layers(layers: Optional[LayerMap], optimizer: Optimizer, model: paddle.nn.Layer) -> LayerMap:
     return layers or layers_of(optimizer) or map_layers(model)

@@ -9,7 +9,7 @@ import paddle
 from .._paddle import MovedError, end_reading, reader_class
 
 
-def raising_errors(loader: Any) -> Any:
+def raising_errors(loader: paddle.io.DataLoader) -> paddle.io.DataLoader:
     """Return a DataLoader that raises the errors of its data set and collator.
 
     Without workers Paddle reads in a thread, and nothing reports an error in it. A loader with workers or an iteration

@@ -13,7 +13,7 @@ from typing import Any
 from .._checks import checked_number
 from .._messages import refusal
 from ..layers.decay import OPTIONS, LayerDecay
-from ..layers.map import LayerMap
+from .types import Args
 
 _GATE = r"^ernie\.layers\.0\.mlp\.gate\.weight$"
 # argument -> its neutral value, and the equivalent options of `LayerDecay`
@@ -25,7 +25,7 @@ _ARGUMENTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
+def with_erniekit(decay: LayerDecay, args: Args) -> LayerDecay:
     """Return a decay extended by ERNIEKit's arguments, the same decay if none is set.
 
     - `layerwise_lr_decay_bound`: the convention "linear";
@@ -52,20 +52,8 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
     return dataclasses.replace(decay, **options) if options else decay
 
 
-def check_router(args: Any, layers: LayerMap) -> None:
-    """Raise ValueError if the model lacks the router that `moe_gate_lr_ratio` applies to."""
-    gate = _active_arguments(args).get("moe_gate_lr_ratio")
-    if gate is not None and "ernie.layers.0.mlp.gate.weight" not in layers.names:
-        problem = (
-            "ERNIEKit gives `moe_gate_lr_ratio` to 'ernie.layers.0.mlp.gate.weight' alone, which the model does not "
-            "have: leave it out, or name the routers by `layerwise_multipliers`, such as "
-            "'{\"mlp\\\\.gate\\\\.weight\": 0.01}'."
-        )
-        raise refusal(ValueError, problem, moe_gate_lr_ratio=gate)
-
-
 @contextlib.contextmanager
-def left_to_us(args: Any) -> Iterator[None]:
+def left_to_us(args: Args) -> Iterator[None]:
     """Set the arguments to neutral values, so that ERNIEKit's `create_optimizer` passes no `lr_ratio` to AdamW."""
     before = {name: getattr(args, name) for name in _ARGUMENTS if hasattr(args, name)}
     try:
@@ -77,7 +65,7 @@ def left_to_us(args: Any) -> Iterator[None]:
             setattr(args, name, value)
 
 
-def _active_arguments(args: Any) -> dict[str, float]:
+def _active_arguments(args: Args) -> dict[str, float]:
     """Return the arguments with an effect, and their values."""
     values = {name: getattr(args, name, None) for name in _ARGUMENTS}
     if values["vit_lr_ratio"]:

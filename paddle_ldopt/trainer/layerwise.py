@@ -4,39 +4,33 @@ import functools
 from typing import Any, Optional
 
 from paddle import distributed
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import DecaySettings, json_object, name_of
+from ..config import DecaySettings, json_argument, name_of
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap, layers_of
 from ..layers.rates import sets_own_rate
-from ..optimizers import LayerwiseMixin
+from ..optimizers import LayerwiseMixin, OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from . import erniekit, lr_scheduler
 from .arguments import mark_received
-from .optimizer_checks import OwnRate, check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
+from .optimizer_checks import check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
 from .shared import agree, check_mixed_in_first, inform, listening
 from .stages import from_all_stages, map_layers
+from .types import Trainer
 from .unfreezing import all_open
 
-_Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
 
-
-class LayerwiseRatesMixin(_Trainer):
+class LayerwiseRatesMixin(Trainer):
     """Build a Trainer's optimizer and schedule with layer-wise rates; a half of `LdoptTrainerMixin`.
 
-    Methods of the Trainer that it overrides:
-
-    - `__init__` marks our arguments as received; a Trainer without the mixin refuses them.
-    - `train` checks optimizer and arguments before anything changes, and shows the rates before the first step.
-    - `create_optimizer` and `create_scheduler` build ours.
-    - `log` adds the rates of `LayerLRCallback`, because a callback cannot add to the logs.
-    - `evaluate` and `_maybe_log_save_evaluate` step a schedule that follows a metric between an evaluation and the
-      checkpoint after it.
+    It overrides methods of the Trainer; each override says why.
     """
 
     layer_rules: Any = None
@@ -60,7 +54,7 @@ class LayerwiseRatesMixin(_Trainer):
     @functools.cached_property
     def layer_map(self) -> LayerMap:
         """The layers of the model."""
-        rules = json_object(getattr(self.args, "layerwise_rules", None), "layerwise_rules")
+        rules = json_argument(self.args, "layerwise_rules")
         if rules and self.layer_rules is not None:
             problem = "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out."
             raise refusal(ValueError, problem, layerwise_rules=rules)
@@ -68,7 +62,7 @@ class LayerwiseRatesMixin(_Trainer):
         return map_layers(self.model, rules or self.layer_rules, granularity)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does, after all checks that can be made beforehand."""
+        """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step."""
         self._prepare()
         with listening(self, on_train_begin=self._begin):
             return super().train(*args, **kwargs)
@@ -80,13 +74,11 @@ class LayerwiseRatesMixin(_Trainer):
         if self._schedule_is_ours:
             passed = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
             check_trainer_schedule(self.optimizer, passed, self.args, self.eval_dataset)
-        if self._decay.multipliers:
-            erniekit.check_router(self.args, self.layer_map)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "extra_logs"):
                 callback.attached = True
 
-    def create_optimizer(self, lr_scheduler: Any = None) -> Any:
+    def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
         """Return the Trainer's optimizer; if it has none, create it with the layer-wise rates."""
         if self.optimizer is not None:
             self._check_optimizer()
@@ -110,7 +102,9 @@ class LayerwiseRatesMixin(_Trainer):
         self._set_steps(self._num_training_steps)
         return self.optimizer
 
-    def _build(self, info: Any, layers: Optional[LayerMap], learning_rate: Any) -> Any:
+    def _build(
+        self, info: OptimizerInfo, layers: Optional[LayerMap], learning_rate: Optional[LRScheduler]
+    ) -> Optimizer:
         """Return one of our optimizers with the settings of the Trainer's arguments."""
         args, groups = self.args, self.optimizer_grouped_parameters
         return build_optimizer(
@@ -124,22 +118,22 @@ class LayerwiseRatesMixin(_Trainer):
             weight_decay=args.weight_decay,
             multi_precision=args.fp16_opt_level == "O2",
             **{name: getattr(args, field) for name, field in info.trainer.items()},
-            **json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"),
+            **json_argument(args, "optim_kwargs"),
         )
 
-    def create_scheduler(self, num_training_steps: int) -> Any:
+    def create_scheduler(self, num_training_steps: int) -> LRScheduler:
         """Return the Trainer's schedule; if it has none, create ours."""
         self._num_training_steps = num_training_steps
         self._set_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and sets_own_rate(self.optimizer):
-            self.lr_scheduler = OwnRate(self.optimizer)
+            self.lr_scheduler = lr_scheduler.OwnRate(self.optimizer)
         elif self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
             self.lr_scheduler = self._own_scheduler = lr_scheduler.build_scheduler(self.args, num_training_steps)
         return super().create_scheduler(num_training_steps)
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Log as the Trainer does, with the values of callbacks such as `LayerLRCallback`."""
+        """Log as the Trainer does, with the values of `LayerLRCallback`: a callback cannot add to the logs."""
         if "loss" in logs:  # logs of the training, not of an evaluation or a summary
             found: dict[str, float] = {}
             for callback in self.callback_handler.callbacks:

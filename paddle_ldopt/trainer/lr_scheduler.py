@@ -5,36 +5,37 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
 from .._messages import refusal, shown
+from .._paddle import unwrap
 from ..config import (
     BUILT_IN,
     MANY_STEPS,
     build_schedule,
     evaluation_metric,
-    json_object,
+    json_argument,
     name_of,
     schedule_problems,
     schedule_settings,
 )
 from ..schedules import MetricSchedule
 from ..schedules.registry import SCHEDULES, follows_metric
+from .types import Args
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
 
 
-def _kwargs_of(args: Any) -> dict[str, Any]:
-    return json_object(args.lr_scheduler_kwargs, "lr_scheduler_kwargs")
-
-
-def is_ours(args: Any) -> bool:
+def is_ours(args: Args) -> bool:
     """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
     kind = name_of(args.lr_scheduler_type)
-    return kind in SCHEDULES and (kind not in BUILT_IN or bool(_kwargs_of(args)))
+    return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
 
 
-def schedule_problem(args: Any) -> Iterator[str]:
+def schedule_problem(args: Args) -> Iterator[str]:
     """Yield the first problem of `lr_scheduler_kwargs` and the other arguments of the schedule."""
-    kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
+    kind, kwargs = name_of(args.lr_scheduler_type), json_argument(args, "lr_scheduler_kwargs")
     fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
     warmup = {"warmup_steps": args.warmup_steps, "warmup_ratio": args.warmup_ratio}
     idle = list(SCHEDULES[kind].idle_warmup(**warmup)) if kind in SCHEDULES else []
@@ -57,7 +58,7 @@ def schedule_problem(args: Any) -> Iterator[str]:
         yield from schedule_problems(*_settings(args, args.max_steps if args.max_steps > 0 else MANY_STEPS))
 
 
-def build_scheduler(args: Any, num_training_steps: int) -> Any:
+def build_scheduler(args: Args, num_training_steps: int) -> LRScheduler:
     """Return the schedule for `num_training_steps` optimizer steps.
 
     As in the Trainer, the warm-up is `warmup_steps`, or if that is 0 `warmup_ratio` of the steps, rounded down. A
@@ -66,13 +67,11 @@ def build_scheduler(args: Any, num_training_steps: int) -> Any:
     schedule = build_schedule(*_settings(args, num_training_steps))
     if isinstance(schedule, MetricSchedule):
         plain: Any = type(schedule)
-        waiting = object.__new__(_on_metric_class(plain))
-        vars(waiting).update(vars(schedule))
-        return waiting
+        schedule.__class__ = _on_metric_class(plain)
     return schedule
 
 
-def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
+def _settings(args: Args, num_training_steps: int) -> tuple[Any, int]:
     """Return the settings of the schedule, and its number of steps."""
     settings = types.SimpleNamespace(**schedule_settings(args))
     if args.warmup_steps <= 0:  # a fraction of the training's steps, not of the schedule's
@@ -81,7 +80,19 @@ def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
     return settings, decay_steps if decay_steps and decay_steps > 0 else num_training_steps
 
 
-def check_evaluation(args: Any) -> None:
+class OwnRate(LRScheduler):
+    """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
+
+    def __init__(self, optimizer: Optimizer):
+        self.optimizer = unwrap(optimizer)
+        super().__init__(float(self.optimizer.get_lr()))
+
+    def get_lr(self) -> float:
+        """Return the rate that the optimizer reports."""
+        return float(self.optimizer.get_lr())
+
+
+def check_evaluation(args: Args) -> None:
     """Raise ValueError if the schedule follows a metric and the Trainer does not evaluate."""
     kind = name_of(args.lr_scheduler_type)
     if follows_metric(kind) and name_of(args.evaluation_strategy) == "no":
@@ -101,7 +112,7 @@ def _on_metric_class(plain: Any) -> Any:
     return type(plain.__name__, (plain,), {"step": step, "__doc__": plain.__doc__})
 
 
-def step_on_metric(schedule: Any, args: Any, metrics: dict[str, float]) -> bool:
+def step_on_metric(schedule: LRScheduler, args: Args, metrics: dict[str, float]) -> bool:
     """Step a schedule that follows a metric; return False if `metrics` lacks it."""
     if not isinstance(schedule, MetricSchedule):
         return True
@@ -111,7 +122,7 @@ def step_on_metric(schedule: Any, args: Any, metrics: dict[str, float]) -> bool:
     return key in metrics
 
 
-def check_metric_found(args: Any, other_metrics: Any) -> None:
+def check_metric_found(args: Args, other_metrics: Any) -> None:
     """Raise ValueError if an evaluation had `other_metrics` without the metric that the schedule follows."""
     if other_metrics:
         raise refusal(

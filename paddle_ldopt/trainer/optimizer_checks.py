@@ -2,33 +2,25 @@
 
 from typing import Any, Optional
 
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal, shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
 from ..build import OFF
-from ..config import json_object, name_of
+from ..config import json_argument, name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
 from ..schedules.registry import follows_metric
+from .types import Args
 
 
-class OwnRate(LRScheduler):
-    """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
-
-    def __init__(self, optimizer: Any):
-        self.optimizer = unwrap(optimizer)
-        super().__init__(float(self.optimizer.get_lr()))
-
-    def get_lr(self) -> float:
-        """Return the rate that the optimizer reports."""
-        return float(self.optimizer.get_lr())
-
-
-def check_trainer_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
+def check_trainer_optimizer(
+    optimizer: Optimizer, scheduler: Optional[LRScheduler], optim: str, decay: LayerDecay
+) -> None:
     """Raise if an optimizer that the mixin did not make contradicts the Trainer's schedule, `optim` or decay."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
@@ -47,11 +39,11 @@ def check_trainer_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: L
         )
 
 
-def check_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
+def check_settings(optimizer: Optimizer, args: Args, layers: Optional[LayerMap]) -> None:
     """Raise if an optimizer differs from `optim_kwargs` in an option, or from `layerwise_rules` in a layer."""
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
-    options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
+    options = json_argument(args, "optim_kwargs")
     remedy = "leave them out, or build the optimizer with"
     for param in parameters_of(optimizer):
         has = {"fused": optimizer.fused, **optimizer.fixed_options(), **optimizer.options_of(param)} if options else {}
@@ -74,7 +66,7 @@ def _ignored(argument: str, remedy: str, received: str) -> ValueError:
     return ValueError(f"{problem} Received: {received}")
 
 
-def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
+def _check_scheduler(optimizer: Optimizer, scheduler: Optional[LRScheduler]) -> None:
     """Raise if the Trainer would step a schedule that the optimizer does not use."""
     name, own = type(optimizer).__name__, rate_source(optimizer)
     scheduled, sets_own = isinstance(own, LRScheduler), sets_own_rate(optimizer)
@@ -95,7 +87,7 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
     )
 
 
-def check_trainer_schedule(optimizer: Any, scheduler: Any, args: Any, eval_dataset: Any) -> None:
+def check_trainer_schedule(optimizer: Optimizer, scheduler: Any, args: Args, eval_dataset: Any) -> None:
     """Raise if `lr_scheduler_type`, one of our schedules, would be ignored or lacks the metric that it follows.
 
     `scheduler` is the Trainer's, None if the mixin builds it.
@@ -114,7 +106,7 @@ def check_trainer_schedule(optimizer: Any, scheduler: Any, args: Any, eval_datas
     raise refusal(ValueError, problem, **received, lr_scheduler_type=kind)
 
 
-def check_unified(args: Any, optimizer: Any, processes: int) -> None:
+def check_unified(args: Args, optimizer: Optimizer, processes: int) -> None:
     """Raise if PaddleNLP could save unified checkpoints of one of our optimizers but not resume from them."""
     if processes == 1 or not getattr(args, "unified_checkpoint", False):
         return

@@ -3,16 +3,21 @@
 import os
 from typing import Any, Optional
 
+import paddle
+from paddle.optimizer import Optimizer
+
 from .._files import file_errors, read_json
 from .._messages import refusal
 from .._paddle import name_dict_of, parameters_of, unwrap
 from ..build import OFF, OPTIMIZERS
 from ..config import LdoptConfig, decay_from, name_of, settings_of
+from ..layers.layer_ratios import LayerRatios
 from ..layers.map import Layer, LayerMap, layers_of
-from ..layers.ratios import LayerRatios, decay_of, ratios_of
+from ..layers.ratios import decay_of, ratios_of
 from ..optimizers.registry import REGISTRY
 from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
 from .folders import FORMAT, RECORD
+from .types import Trainer
 from .unfreezing import GradualUnfreezeCallback
 
 Record = dict[str, Any]
@@ -21,14 +26,14 @@ _DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor",
 _SAME_STATE = {"AdamW", "AdamWDL"}  # each can load the state of the other
 
 
-def config_of(trainer: Any) -> Optional[LdoptConfig]:
+def config_of(trainer: Trainer) -> Optional[LdoptConfig]:
     """Return a Trainer's arguments as a config; None with a given optimizer, or one that only the Trainer has."""
     if trainer.optimizer is not None or not hasattr(trainer.args, "layerwise_rules"):
         return None
     return LdoptConfig.from_arguments(trainer.args) if name_of(trainer.args.optim) in OPTIMIZERS else None
 
 
-def record_of(trainer: Any, constant: Record) -> Record:
+def record_of(trainer: Trainer, constant: Record) -> Record:
     """Return the record for a checkpoint, from the `constant_settings` of the Trainer."""
     callbacks = trainer.callback_handler.callbacks
     unfreezing = (c.every_k_steps for c in callbacks if isinstance(c, GradualUnfreezeCallback))
@@ -36,7 +41,7 @@ def record_of(trainer: Any, constant: Record) -> Record:
     return {**constant, "unfreeze_every_k_steps": next(unfreezing, None), "layout": layout}
 
 
-def constant_settings(trainer: Any) -> Record:
+def constant_settings(trainer: Trainer) -> Record:
     """Return the constant part of the record: of the optimizer that will be built, or of a given one."""
     if trainer.optimizer is None:
         name, decay, ratios = _optimizer_name(trainer), trainer._decay, None
@@ -50,7 +55,7 @@ def constant_settings(trainer: Any) -> Record:
     return {"optimizer": name, DECAY_KEY: settings_of(decay), "ratios": ratios, **fingerprint}
 
 
-def _optimizer_name(trainer: Any) -> str:
+def _optimizer_name(trainer: Trainer) -> str:
     """Return the class name of the optimizer that a Trainer will build."""
     optim = name_of(trainer.args.optim)
     if optim in REGISTRY:
@@ -61,7 +66,7 @@ def _optimizer_name(trainer: Any) -> str:
         return optim
 
 
-def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
+def _hook_ratios(optimizer: Optimizer, model: paddle.nn.Layer) -> Optional[dict[str, float]]:
     """Return structured name -> ratio if the ratios come from a user's hook, else None."""
     ratios = ratios_of(optimizer)
     if ratios is None or ratios.decay is not None:
@@ -120,7 +125,8 @@ def comparable(record: Record) -> Settings:
 
 def _without_record(folder: str, record: Record, allowed: bool) -> list[str]:
     """Return the message for a checkpoint without a record; raise if there are layer-wise rates to compare."""
-    if not _is_active(record):
+    ratios, unfreezes = record["ratios"] or {}, record["unfreeze_every_k_steps"] is not None
+    if decay_from(record[DECAY_KEY]) == OFF and set(ratios.values()) <= {1.0} and not unfreezes:
         return []
     if not allowed:
         problem = (
@@ -129,16 +135,6 @@ def _without_record(folder: str, record: Record, allowed: bool) -> list[str]:
         )
         raise refusal(ValueError, problem, resume_from_checkpoint=folder)
     return [f"the checkpoint has no {RECORD}"]
-
-
-def _is_active(record: Record) -> bool:
-    """Return whether the settings give layers different rates."""
-    ratios = record["ratios"] or {}
-    return (
-        decay_from(record[DECAY_KEY]) != OFF
-        or any(ratio != 1.0 for ratio in ratios.values())
-        or record["unfreeze_every_k_steps"] is not None
-    )
 
 
 def _check_layout(folder: str, was: Record, record: Record) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 from urllib.parse import quote
 
+from paddle.optimizer import Optimizer
+
 from .._files import Path, checked_path, write_whole
 from .._messages import wrong_type
 from .._paddle import parameters_of
@@ -21,6 +23,7 @@ from ..plots import font_families, name_lines
 from . import report_page as page
 from .report_facts import run_facts
 from .shared import Callback
+from .types import Args, Control, State
 from .unfreezing import all_open
 
 
@@ -51,7 +54,7 @@ class RunReport(Callback):
         self._rates: list[Any] = []  # rates of the steps since the last log
         self._history = os.path.join(self.folder, "history.jsonl")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Take the layer table; drop the lines logged after the checkpoint that the run resumes from."""
         self._recording = state.is_world_process_zero
         self.facts = {} if args is None else run_facts(args)
@@ -64,7 +67,7 @@ class RunReport(Callback):
             os.makedirs(self.folder, exist_ok=True)
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the rate of the step if known; before the first step, also the step that opens each layer."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
@@ -73,12 +76,12 @@ class RunReport(Callback):
         elif self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the greatest rate of each layer if the optimizer sets its own rates."""
         if self._recording and used_rates(optimizer) is not None and not moves(ratios_of(optimizer)):
             self._rates.append(self._by_layer(optimizer))
 
-    def _by_layer(self, optimizer: Any) -> list[Optional[float]]:
+    def _by_layer(self, optimizer: Optimizer) -> list[Optional[float]]:
         """Return the greatest rate of each row of the table; None for a row without parameters in this process."""
         applied = applied_rates(optimizer)
         of_layer: dict[Any, list[float]] = {}
@@ -87,13 +90,13 @@ class RunReport(Callback):
             of_layer.setdefault((layer.tower, layer.index), []).append(applied[param.name])
         return [max(of_layer.get((row.tower, row.index), []), default=None) for row in self._table.rows]
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, args: Args, state: State, control: Control, logs: Any = None, **kwargs: Any) -> None:
         """Keep losses and metrics, but not the summary at the end."""
         found = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, numbers.Real)}
         if any(key == "loss" or key.startswith("eval_") for key in found):
             self._record(state.global_step, found)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Stop recording: later evaluations may use another model, the best."""
         if self._rates:
             self._record(state.global_step, {})

@@ -11,11 +11,10 @@ from ..config import name_of
 from . import epoch_rng, folders
 from .data_errors import raising_errors
 from .shared import agree, check_mixed_in_first, listening, warn
+from .types import Trainer
 
-_Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
 
-
-class ResumeMixin(_Trainer):
+class ResumeMixin(Trainer):
     """Make a Trainer resume exactly, and only from complete checkpoints. No arguments of ours and no decay are needed.
 
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
@@ -29,19 +28,9 @@ class ResumeMixin(_Trainer):
       ``superseded-checkpoint-<step>`` with a warning, when it first saves. Automatic resumes ignore them, and nothing
       deletes them.
 
-    Methods of the Trainer that it overrides:
+    - **Errors of data sets and collators** are raised; the Trainer would wait forever.
 
-    - `train` checks the checkpoint and that `output_dir` is writable, before the first step. It finds the best model of
-      a moved run beside the checkpoint that the run resumes from.
-    - `_inner_training_loop` takes no step if the run is over. It and `evaluation_loop` raise the errors of data sets
-      and collators, for which the Trainer would wait forever.
-    - `_load_rng_state` restores the random state once: the Trainer repeats it in every epoch, or leaves it out after
-      an epoch's end. The mixin also restores the order of batches in the second and later epochs.
-    - `_maybe_log_save_evaluate` saves a checkpoint that is due in an epoch's last step (by its number, or by a callback
-      on SIGTERM) after the epoch's evaluation, so that it records the best model.
-    - `_save_checkpoint` marks the checkpoint as complete before any other is deleted.
-    - `_rotate_checkpoints` also deletes in one process, and never the best checkpoint of another folder.
-    - `_sorted_checkpoints` sorts by steps: by file times, a clock set back would delete the newest.
+    It overrides methods of the Trainer; each override says why.
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
@@ -68,7 +57,7 @@ class ResumeMixin(_Trainer):
         check_mixed_in_first(cls, ResumeMixin, "_rotate_checkpoints")
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train from a checkpoint's folder, or with True from the last valid one."""
+        """Train from a checkpoint's folder, or with True from the last valid one; first check it and `output_dir`."""
         checkpoint = agree(self, lambda: self._checked_folder(resume_from_checkpoint))
         if name_of(self.args.save_strategy) != "no":
             agree(self, lambda: folders.check_writable(self.args.output_dir))
@@ -128,7 +117,7 @@ class ResumeMixin(_Trainer):
                 warn(self, f"{checkpoint} has no random state of its epoch: {effect}")
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        # some samplers make the Trainer call this in every epoch after a resume
+        # some samplers make the Trainer call this in every epoch after a resume: only the first may count
         if checkpoint is not None and not self._rng_restored:
             self._rng_restored = True
             super()._load_rng_state(checkpoint)
@@ -163,9 +152,10 @@ class ResumeMixin(_Trainer):
         return stopped
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # the Trainer saves here; in an epoch's last step the checkpoint must wait for the epoch's evaluation
+        # the Trainer saves here; in an epoch's last step the checkpoint, perhaps one on SIGTERM, must wait for the
+        # epoch's evaluation, to record the best model
         control = self.control
-        last = control.should_training_stop or self.state.epoch == int(self.state.epoch)
+        last = control.should_training_stop or self.state.global_step % self._steps_per_epoch == 0
         ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
         waits = control.should_save and ahead
         control.should_save = control.should_save and not waits
@@ -184,7 +174,7 @@ class ResumeMixin(_Trainer):
         self._delayed_rotations = []
         try:
             super()._save_checkpoint(*args, **kwargs)
-            self._wait_for_all()  # now it is complete
+            self._wait_for_all()  # now it is complete, and only then may others be deleted
             if self.args.should_save:
                 folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
             if not self._delayed_rotations and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0

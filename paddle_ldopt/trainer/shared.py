@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from .._processes import together
+from .types import Trainer
 
 
 def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
@@ -29,7 +30,7 @@ class Callback:
 
 
 @contextlib.contextmanager
-def listening(trainer: Any, **events: Callable[[], None]) -> Iterator[None]:
+def listening(trainer: Trainer, **events: Callable[[], None]) -> Iterator[None]:
     """Call functions at events of a Trainer, such as `on_train_begin`, before the user's callbacks."""
     listener: Any = Callback()
     for event, call in events.items():
@@ -41,7 +42,7 @@ def listening(trainer: Any, **events: Callable[[], None]) -> Iterator[None]:
         trainer.callback_handler.pop_callback(listener)
 
 
-def agree(trainer: Any, ask: Callable[[], Any]) -> Any:
+def agree(trainer: Trainer, ask: Callable[[], Any]) -> Any:
     """Return the result of `ask()` in the main process to all processes, or raise its error in all."""
     if trainer.args.world_size <= 1:
         return ask()
@@ -49,18 +50,18 @@ def agree(trainer: Any, ask: Callable[[], Any]) -> Any:
     return answers[0]
 
 
-def inform(trainer: Any, message: str) -> None:
+def inform(trainer: Trainer, message: str) -> None:
     """Log a message in the main process."""
     if trainer.is_world_process_zero():
         logger_of(trainer).info(message)
 
 
-def warn(trainer: Any, message: str) -> None:
+def warn(trainer: Trainer, message: str) -> None:
     """Log a warning."""
     logger_of(trainer).warning(message)
 
 
-def logger_of(trainer: Any) -> Any:
+def logger_of(trainer: Trainer) -> Any:
     """Return the logger of the Trainer's package."""
     packages = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
     for package in ("paddlenlp", "paddleformers"):

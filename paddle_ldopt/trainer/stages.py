@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import paddle
 from paddle import distributed
 from paddle.distributed import fleet
 
@@ -12,7 +13,7 @@ from ..layers.map import LayerMap
 from ..layers.table import LayerTable
 
 
-def map_layers(model: Any, rules: Any = None, granularity: Granularity = "block") -> LayerMap:
+def map_layers(model: paddle.nn.Layer, rules: Any = None, granularity: Granularity = "block") -> LayerMap:
     """Return the `LayerMap` of a model, or of a pipeline's stage; all stages must call it together.
 
     `rules` and `granularity` are as in `LayerMap.from_model`.
@@ -35,7 +36,7 @@ class StageLayers(LayerMap):
     """
 
     @classmethod
-    def from_model(cls, model: Any, rules: Any = None, granularity: Granularity = "block") -> "StageLayers":
+    def from_model(cls, model: paddle.nn.Layer, rules: Any = None, granularity: Granularity = "block") -> "StageLayers":
         """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
         trained = {param.name: param for param in model.parameters()}
         own = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}

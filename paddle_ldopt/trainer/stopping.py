@@ -6,14 +6,15 @@ import sys
 from typing import Any
 
 from .shared import Callback
+from .types import Args, Control, State
 
 
 class StopOnSigterm(Callback):
     """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before they kill.
 
-    In an epoch's last step the epoch's evaluation comes first, and a resume begins with the next epoch. The process
-    exits with ``SystemExit(143)``, the shell's code for the signal. A second signal kills at once. The callback listens
-    within ``with stop:``, in the main thread. `asked` is True after the signal.
+    In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
+    the shell's code for the signal. A second signal kills at once. The callback listens within ``with stop:``, in the
+    main thread. `asked` is True after the signal.
 
     Examples:
         >>> from paddle_ldopt.trainer import StopOnSigterm
@@ -24,7 +25,6 @@ class StopOnSigterm(Callback):
     """
 
     asked = False
-    _waits = False  # whether the checkpoint waits for the end of the epoch
 
     def __enter__(self) -> "StopOnSigterm":
         """Install the signal handler."""
@@ -41,24 +41,14 @@ class StopOnSigterm(Callback):
         self.asked = True
         signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
 
-    def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        """Request a checkpoint, unless the epoch is over."""
-        try:
-            steps = max(len(train_dataloader) // args.gradient_accumulation_steps, 1)
-        except (TypeError, ValueError):  # the data has no length: all steps make one epoch
-            steps = state.max_steps
-        self._waits = state.global_step % steps == 0 or control.should_training_stop
-        if self.asked and not self._waits:
-            control.should_save = True
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+        """Request a checkpoint."""
+        control.should_save = control.should_save or self.asked
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Request a checkpoint after the epoch's evaluation."""
-        self._waits = False
-        if self.asked:
-            control.should_save = True
+    on_epoch_end = on_step_end  # for a signal after the epoch's last step
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Exit."""
-        if self.asked and not self._waits:
+        if self.asked:
             print(f"SIGTERM: resume with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM)

@@ -4,6 +4,9 @@ import copy
 import warnings
 from typing import Any, Optional
 
+import paddle
+from paddle.optimizer import Optimizer
+
 from .._checks import checked_steps
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
@@ -12,6 +15,7 @@ from ..layers.ratios import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from .shared import Callback
+from .types import Args, Control, State
 
 
 class GradualUnfreezeCallback(Callback):
@@ -44,7 +48,7 @@ class GradualUnfreezeCallback(Callback):
         self.layers: Any = layers
         self._ratio: Any = None  # the optimizer's own ratios, during training
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Wrap the optimizer's ratios in `UnfreezingRatios`."""
         optimizer = unwrap(optimizer)
         own = layers_of(optimizer)
@@ -62,7 +66,9 @@ class GradualUnfreezeCallback(Callback):
             received = f"every_k_steps={self.every_k_steps}, max_steps={state.max_steps}"
             warnings.warn(f"{problem} Received: {received}", stacklevel=2)
 
-    def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_optimizer_begin(
+        self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         """Open the layers due in the coming step; clear the gradients of the others."""
         self._ratio.step = state.global_step
         for param in parameters_of(unwrap(optimizer)):
@@ -72,27 +78,22 @@ class GradualUnfreezeCallback(Callback):
                 if getattr(param, "main_grad", None) is not None:
                     param.main_grad.zero_()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_train_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Restore the optimizer's ratios."""
         self._restore(unwrap(optimizer))
 
-    def _restore(self, optimizer: Any) -> None:
+    def _restore(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer.ratio_of, UnfreezingRatios):
             optimizer.ratio_of = optimizer.ratio_of.when_open
 
 
-def _check_layers(optimizer: Any, own: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
-    """Raise ValueError unless either the optimizer has layers of its `own`, or the callback has `layers`."""
-    name = type(optimizer).__name__
-    if own is None and layers is None:
-        needs = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or `layers`"
-        raise refusal(ValueError, f"{needs} (LayerMap.from_model(model)) to the callback.", optimizer=name)
-    if own is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None:
-        problem = "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook."
-        raise refusal(ValueError, problem, set_param_lr_fun=optimizer.set_param_lr_fun)
-    if own is not None and layers is not None and layers is not own:
-        problem = "The optimizer has layers of its own: leave out the callback's."
-        raise refusal(ValueError, problem, layers=layers, optimizer=name)
+def _check_layers(optimizer: Optimizer, own: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
+    """Raise ValueError unless the layers are known: the optimizer's `own`, or the callback's if it has no ratios."""
+    hooked = own is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
+    if hooked or (own or layers) is None or (own is not None and layers not in (None, own)):
+        needs = "GradualUnfreezeCallback needs an optimizer with layers (give a layer-wise decay), or `layers`"
+        advice = "(LayerMap.from_model(model)) beside an optimizer without ratios of its own."
+        raise refusal(ValueError, f"{needs} {advice}", optimizer=type(optimizer).__name__, layers=layers)
 
 
 class UnfreezingRatios:
@@ -106,12 +107,12 @@ class UnfreezingRatios:
         # (tower, layer id) -> the step from which it is trained
         self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
 
-    def is_closed(self, param: Any) -> bool:
+    def is_closed(self, param: paddle.Tensor) -> bool:
         """Return whether the layer of a parameter is still closed."""
         layer = self.layers.layer_of(param.name)
         return self.step < self.starts[layer.tower, layer.index]
 
-    def __call__(self, param: Any) -> Any:
+    def __call__(self, param: paddle.Tensor) -> Any:
         """Return the ratio of a parameter."""
         return 0.0 if self.is_closed(param) else self.when_open(param)
 
@@ -122,7 +123,7 @@ class UnfreezingRatios:
         return other
 
 
-def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
+def all_open(optimizer: Optimizer) -> tuple[Any, dict[tuple[str, int], int]]:
     """Return the optimizer to read from with every layer open, and (tower, layer id) -> the step that opens it."""
     ratios = ratios_of(optimizer)
     if not isinstance(ratios, UnfreezingRatios):

@@ -50,9 +50,9 @@ def build(name, rate=None, **options):
         return net, ldopt.create(name, net, 0.5, learning_rate=rate, **options), rate
 
 
-def prepared(net, optimizer, specs=()):
+def prepared(net, optimizer, specs=(), **settings):
     model = paddle.Model(net, *specs)
-    model.prepare(optimizer, nn.CrossEntropyLoss(), paddle.metric.Accuracy())
+    model.prepare(optimizer, nn.CrossEntropyLoss(), paddle.metric.Accuracy(), **settings)
     return model
 
 
@@ -87,6 +87,16 @@ def test_fit_takes_the_steps_of_a_loop(name, accumulate):
     got = fit(prepared(net, optimizer), accumulate_grad_batches=accumulate)
     assert schedule.last_epoch == STEPS and optimizer.get_lr() == schedule(), "after every batch"
     assert_same(got, by_hand(*build(name), accumulate=accumulate))
+
+
+@pytest.mark.filterwarnings("ignore:Am.* can only be enabled on CUDAPlace:UserWarning")  # Paddle's, on a CPU
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_mixed_precision_changes_nothing_on_a_cpu(level):
+    """Paddle turns it off there, but `fit` steps through `GradScaler.minimize`."""
+    net, optimizer, schedule = build("adamwdl")
+    got = fit(prepared(net, optimizer, amp_configs=level))
+    assert schedule.last_epoch == STEPS
+    assert_same(got, by_hand(*build("adamwdl")))
 
 
 def test_each_layer_moves_at_its_rate():

@@ -1,8 +1,7 @@
-"""PaddleOCR (a clone of its repository on PYTHONPATH): `main` of tools/train.py, from a YAML file, for SVTR."""
+"""PaddleOCR 3.7 (a clone of its repository on PYTHONPATH): `main` of tools/train.py, from a YAML file, for SVTR."""
 
 import functools
 import importlib
-import inspect
 import logging
 import re
 
@@ -89,23 +88,22 @@ def run(tmp_path, monkeypatch):
         return own_loop(config, *args, **kwargs)
 
     def watched(config, *args, model, **kwargs):
-        opt, schedule = build(config, *args, model=model, **kwargs)
+        opt, *schedules = build(config, *args, model=model, **kwargs)
         built.append((model, opt, frameworks.Watched(opt, model)))
-        return opt, schedule
+        return opt, *schedules
 
     monkeypatch.setattr(train, "build_optimizer", watched)
 
-    def main(epochs=1, stop=None, checkpoints="null", **optimizer):
+    def main(epochs=1, stop=None, checkpoints="null", more=(), **optimizer):
         config = yaml.safe_load(YAML.format(folder=tmp_path, epochs=epochs, checkpoints=checkpoints))
+        config["Global"].update(more)
         optimizer = {**config["Optimizer"], "rules": RULES, **optimizer}
         config["Optimizer"] = {key: value for key, value in optimizer.items() if value is not None}
-        given = {"vdl_writer": None, "log_writer": None, "seed": 0}
-        given = {name: value for name, value in given.items() if name in inspect.signature(train.main).parameters}
         paddle.seed(3)
         # names as in a process of its own, by which states are found
         with paddle.utils.unique_name.guard(), monkeypatch.context() as patch:
             patch.setattr(train.program, "train", functools.partial(loop, stop))
-            train.main(config, "cpu", logging.getLogger("ppocr"), **given)
+            train.main(config, "cpu", logging.getLogger("ppocr"), vdl_writer=None)
         return built[-1]
 
     return main
@@ -123,14 +121,35 @@ def test_the_training_script_gives_each_layer_its_rate(run):
     )
 
 
-def test_a_resumed_script_goes_on_exactly(run, tmp_path):
-    straight, _, _ = run(epochs=2)
-    run(epochs=2, stop=1)
-    resumed, _, watched = run(epochs=2, checkpoints=str(tmp_path / "run" / "latest"))
+EMA = {"use_ema": True, "ema_decay": 0.5}
+AMP = {"use_amp": True, "amp_level": "O2", "amp_dtype": "bfloat16", "scale_loss": 128.0}
+
+
+@pytest.mark.parametrize("more", [{}, EMA], ids=str)
+def test_a_resumed_script_goes_on_exactly(run, tmp_path, more):
+    straight, _, _ = run(epochs=2, more=more)
+    run(epochs=2, stop=1, more=more)
+    resumed, _, watched = run(epochs=2, more=more, checkpoints=str(tmp_path / "run" / "latest"))
     assert len(watched.rates) == 5
     frameworks.assert_same_weights(straight, resumed)
     with pytest.raises(ValueError, match=frameworks.another_decay(DECAY)):
         run(epochs=2, checkpoints=str(tmp_path / "run" / "latest"), layerwise_decay=0.5)
+
+
+@pytest.mark.parametrize("more", [EMA, AMP], ids=str)
+def test_an_average_of_the_weights_and_amp_change_no_rate(run, more):
+    plain, *_ = run()
+    model, *_ = run(more=more)
+    frameworks.assert_same_weights(plain, model)
+
+
+def test_a_schedule_of_the_weight_decay_is_refused(run):
+    cosine = {"regularizer": {"name": "CosineL2", "factor": 0.1, "end_factor": 0.01}, "weight_decay": None}
+    with pytest.raises(ValueError, match="constant here: use .*Received: regularizer='CosineL2'"):
+        run(**cosine)
+    paddleocr.register()  # a second time
+    _, opt, watched = run(name="Adam", layerwise_decay=None, rules=None, epsilon=None, **cosine)
+    assert len(watched.rates) == 5 and opt.regularization._coeff == pytest.approx(0.01), "PaddleOCR's own"
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])

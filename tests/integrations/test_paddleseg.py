@@ -106,12 +106,13 @@ def test_the_training_loop_gives_each_layer_its_rate(built, tmp_path):
     watched.assert_follows(ratio, weight_decay=0.1)
 
 
-def test_an_average_of_the_weights_changes_no_rate(built, tmp_path):
-    plain, averaged = built(), built()
+@pytest.mark.parametrize("more", [{"use_ema": True}, {"precision": "fp16", "amp_level": "O2"}], ids=str)
+def test_an_average_of_the_weights_and_amp_change_no_rate(built, tmp_path, more):
+    plain, other = built(), built()
     train(plain, tmp_path / "plain")
-    train(averaged, tmp_path / "averaged", use_ema=True)
-    frameworks.assert_same_weights(plain.model, averaged.model)
-    frameworks.assert_ratios(averaged.optimizer, averaged.model, ratio)
+    train(other, tmp_path / "other", **more)
+    frameworks.assert_same_weights(plain.model, other.model)
+    frameworks.assert_ratios(other.optimizer, other.model, ratio)
 
 
 @pytest.mark.parametrize("shape", ["linear", "multipliers", "towers"])

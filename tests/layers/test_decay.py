@@ -44,6 +44,9 @@ def test_floor_head_and_freezing():
     assert [LayerDecay(0.5, freeze_below=0.25).ratio(i, 2) for i in range(4)] == [0.0, 0.25, 0.5, 1.0]
 
 
+SCALED = {"v": LayerDecay(scale=0.1)}
+
+
 @pytest.mark.parametrize(
     "arguments, error, match",
     [
@@ -51,11 +54,7 @@ def test_floor_head_and_freezing():
         ({"layerwise_decay": -0.1}, ValueError, "Received: layerwise_decay=-0.1"),
         ({"layerwise_decay": 1.01}, ValueError, "Received: layerwise_decay=1.01"),
         ({"layerwise_decay": None}, TypeError, "Received: layerwise_decay=None"),
-        (
-            {"convention": "beit2"},
-            ValueError,
-            "'paddlenlp', 'electra', 'xlnet', 'ernie_vl', 'linear'. Received: convention='beit2'",
-        ),
+        ({"convention": "beit2"}, ValueError, "'paddlenlp', .*'linear'. Received: convention='beit2'"),
         ({"convention": ["xlnet"]}, ValueError, "Received: convention="),
         ({"min_ratio": -0.1}, ValueError, "Received: min_ratio=-0.1"),
         ({"min_ratio": 1.1}, ValueError, r"must be in \[0, 1\]. Received: min_ratio=1.1"),
@@ -64,11 +63,7 @@ def test_floor_head_and_freezing():
         ({"head_ratio": float("inf")}, ValueError, "Received: head_ratio=inf"),
         ({"freeze_below": 2}, ValueError, "Received: freeze_below=2"),
         ({"freeze_below": float("nan")}, ValueError, "Received: freeze_below=nan"),
-        (
-            {"layerwise_decay": 1, "convention": "xlnet"},
-            ValueError,
-            "`convention` has no effect while `layerwise_decay`",
-        ),
+        ({"layerwise_decay": 1, "convention": "xlnet"}, ValueError, "`convention` has no effect while `layerwise_d"),
         ({"layerwise_decay": 1, "min_ratio": 0.1}, ValueError, "Received: min_ratio=0.1"),
         ({"layerwise_decay": 1, "freeze_below": 0.1}, ValueError, "Received: freeze_below=0.1"),
         ({"convention": "linear"}, ValueError, "`layerwise_decay` has no effect with a linear decay"),
@@ -78,11 +73,7 @@ def test_floor_head_and_freezing():
         ({"bound": 0.5}, ValueError, "`bound` has no effect unless `convention` is 'linear'. Received: bound=0.5"),
         ({"bound": 0}, ValueError, r"must be in \(0, 1\]. Received: bound=0"),
         ({"scale": 0}, ValueError, "Received: scale=0"),
-        (
-            {"layerwise_decay": 1, "preserve_mean": True, "towers": {"v": LayerDecay(scale=0.1)}},
-            ValueError,
-            "`preserve_mean` has no effect while",
-        ),
+        ({"layerwise_decay": 1, "preserve_mean": True, "towers": SCALED}, ValueError, "`preserve_mean` has no effect"),
         ({"end": 0.8}, ValueError, "if the decay starts at this value. Received: end=0.8"),
         ({"end": 1, "freeze_below": 0.1}, ValueError, "exclude each other: frozen layers stay frozen"),
         ({"steps": 10}, ValueError, "`steps` has no effect without `end`. Received: steps=10"),
@@ -90,22 +81,10 @@ def test_floor_head_and_freezing():
         ({"preserve_mean": 1}, TypeError, "must be a bool. Received: preserve_mean=1"),
         ({"layerwise_decay": 1, "preserve_mean": True}, ValueError, "`preserve_mean` has no effect while"),
         ({"towers": {}}, TypeError, "`towers` must be a dict from the names of towers to decays"),
-        ({"towers": {"vision": 2}}, ValueError, "Received: layerwise_decay=2"),
-        (
-            {"towers": {"vision": 0.8}},
-            ValueError,
-            "no effect if its decay is the decay of the rest. Received: vision=0.8",
-        ),
-        (
-            {"towers": {"vision": {"decay": 0.5}}},
-            ValueError,
-            "'decay' is not a known option of LayerDecay; the nearest",
-        ),
-        (
-            {"towers": {"v": LayerDecay(0.5, preserve_mean=True)}},
-            ValueError,
-            "`preserve_mean` is an option of the whole model",
-        ),
+        ({"towers": {"left": 2.0}}, ValueError, "decay of the tower 'left': .*Received: layerwise_decay=2.0"),
+        ({"towers": {"v": 0.8}}, ValueError, "no effect if its decay is the decay of the rest. Received: v=0.8"),
+        ({"towers": {"v": {"decay": 0.5}}}, ValueError, "'decay' is not a known option of LayerDecay; the nearest"),
+        ({"towers": {"v": LayerDecay(0.5, preserve_mean=True)}}, ValueError, "is an option of the whole model"),
         ({"multipliers": ["crf"]}, TypeError, "must be a dict from regular expressions to factors"),
         ({"multipliers": {"(": 2}}, ValueError, "must be regular expressions .*Received: pattern='\\('"),
         ({"multipliers": {"crf": 1}}, ValueError, "A factor of 1 in `multipliers` has no effect"),
@@ -153,8 +132,3 @@ def test_what_a_decay_hands_out_is_not_its_own():
 def test_arguments_of_ratio(arguments, error, match):
     with pytest.raises(error, match=f"Received: {match}"):
         LayerDecay(0.5).ratio(*arguments)
-
-
-def test_a_bad_tower_is_named():
-    with pytest.raises(ValueError, match="the decay of the tower 'left': .*Received: layerwise_decay=2.0"):
-        LayerDecay(0.8, towers={"left": 2.0})

@@ -13,20 +13,12 @@ from layer_models import PARTS, Parts, block, blocks, ids, indexes, names_of
 from paddle_ldopt import LayerMap
 from paddle_ldopt.layers.model_parameters import all_paths
 
-HINTED = ["embed", "text_embedder", "embs", "wte", "shared", "shared_encoder", "stem", "cls_tokens", "pos_encoder"]
-HINTED += ["encode_positions", "rel_pos_bias", "relative_attention_bias", "masked_spec_embed", "heads", "head_encoder"]
-HINTED += [
-    "pooler",
-    "classifier",
-    "predictions",
-    "score",
-    "logits",
-    "extractor",
-    "feature_extractor",
-    "postnet",
-    "neck",
-]
-HINTED += ["project_out", "final_ln", "final_layernorm", "encoder_layernorm", "cls", "attnpool", "ln_f", "embeddings"]
+HINTED = [
+    "embed", "text_embedder", "embs", "wte", "shared", "shared_encoder", "stem", "cls_tokens", "pos_encoder",
+    "encode_positions", "rel_pos_bias", "relative_attention_bias", "masked_spec_embed", "heads", "head_encoder",
+    "pooler", "classifier", "predictions", "score", "logits", "extractor", "feature_extractor", "postnet", "neck",
+    "project_out", "final_ln", "final_layernorm", "encoder_layernorm", "cls", "attnpool", "ln_f", "embeddings",
+]  # fmt: skip
 WORDS = st.sampled_from([*HINTED, "backbone", "encoder", "fusion", "cells", "fc"]) | st.from_regex(
     r"[a-z]{1,3}(_[a-z]{1,3})?", fullmatch=True
 )

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import paddle
 import pytest
-from layer_models import PARTS, Tied, names_of
+from layer_models import PARTS, Tied, names_of, tied
 from matplotlib.figure import Figure
 
 import paddle_ldopt as ldopt
@@ -36,8 +36,7 @@ def test_layers_of_rules_have_rows_of_their_own_labels():
 
 
 def test_the_table_is_read_back_from_what_the_optimizer_uses():
-    model = Tied()
-    layers = LayerMap.from_model(model)
+    model, layers = tied()
     model.norm.bias.stop_gradient = True
     schedule = paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 100, 0.0), 10, 0.0, 1e-3)
     groups = [
@@ -60,8 +59,7 @@ def test_the_table_is_read_back_from_what_the_optimizer_uses():
 
 
 def test_the_table_shows_hooks_and_undecayed_optimizers_too():
-    model = Tied()
-    layers = LayerMap.from_model(model)
+    model, layers = tied()
     plain = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
     assert {r.ratio for r in layers.table(optimizer=plain).rows} == {(1.0, 1.0)}
     hooked = AdamWDL(0.1, parameters=model.parameters(), set_param_lr_fun=lambda p: 0.0 if p.ndim == 1 else 0.5)
@@ -84,8 +82,7 @@ def test_applied_rates_are_those_of_a_step():
 
 
 def test_what_weight_decay_the_table_sees():
-    model = Tied()
-    layers = LayerMap.from_model(model)
+    model, layers = tied()
     cases = [
         (paddle.optimizer.Momentum(0.1, parameters=model.parameters(), weight_decay=0.1), True),
         (paddle.optimizer.Momentum(0.1, parameters=model.parameters()), False),
@@ -104,8 +101,7 @@ def test_what_weight_decay_the_table_sees():
 
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_decay_of_the_rate_is_shown(scheduled):
-    model = Tied()
-    layers = LayerMap.from_model(model)
+    model, layers = tied()
     rate = CurveSchedule(0.1, lambda step: min((step + 1) / 10, 1.0)) if scheduled else 0.1
     opt = AdamWeightDecay(rate, decay=0.5, layers=layers, layerwise_decay=0.5, parameters=model.parameters())
     for step in range(3):
@@ -243,8 +239,7 @@ def rates(layers, opt):
 
 @pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
 def test_the_table_shows_a_groups_own_rate(name):
-    model = Tied()
-    layers = LayerMap.from_model(model)
+    model, layers = tied()
     inside, rest = model.layers.parameters(), [model.lm_head.weight, *model.norm.parameters()]
     for groups in (
         [{"params": inside, "lr": 0.5}, {"params": rest}],
@@ -266,8 +261,7 @@ def test_the_table_shows_a_groups_own_rate(name):
 
 
 def test_the_table_says_what_it_cannot_know_of_relative_steps():
-    model = Tied()
-    layers = LayerMap.from_model(model)
+    model, layers = tied()
     came = ldopt.Came(relative_step=True, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
     assert set(rates(layers, came).values()) == {(None, None)}
     opt = ldopt.Adafactor(model.parameters(), layers=layers, layerwise_decay=0.5)
@@ -280,8 +274,7 @@ def test_the_table_says_what_it_cannot_know_of_relative_steps():
 
 
 def test_the_table_shows_schedules_that_advance_with_the_optimizer():
-    model = Tied()
-    layers = LayerMap.from_model(model)
+    model, layers = tied()
     how = {"parameters": model.parameters(), "layers": layers, "layerwise_decay": 0.5}
     assert rates(layers, ldopt.Lamb([1e-4, 9e-4, 2e-4], **how))["head"] == ((1e-4, 1e-4), (9e-4, 9e-4))
     found = rates(layers, ldopt.Lamb(lambda step: 1e-3 * (step + 1), **how))["block 2"]

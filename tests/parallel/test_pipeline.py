@@ -262,25 +262,17 @@ def test_a_state_of_another_scaler_is_an_error():
     [
         ({"scale_sense": "8"}, TypeError, "scale_sense='8'"),
         ({"scale_sense": paddle.ones([2])}, ValueError, r"shape=\[2\]"),
-        ({"use_clip_grad": 1}, TypeError, "use_clip_grad=1"),
         ({"max_grad_norm": 0.0}, ValueError, "max_grad_norm=0.0"),
-        ({"max_grad_norm": math.inf}, ValueError, "max_grad_norm=inf"),
         ({"use_clip_grad": False, "max_grad_norm": 2.0}, ValueError, "max_grad_norm=2.0, use_clip_grad=False"),
         ({"micro_batch_num": 0}, ValueError, "micro_batch_num=0"),
-        ({"micro_batch_num": 2.0}, TypeError, "micro_batch_num=2.0"),
-        ({"local_norm": None}, TypeError, "local_norm=None"),
-        ({"calculate_per_token_loss": "yes"}, TypeError, "calculate_per_token_loss='yes'"),
-        ({"parallel_config": {}}, TypeError, "unexpected keyword argument 'parallel_config'"),
-        ({"print_separate_loss": True}, TypeError, "unexpected keyword argument 'print_separate_loss'"),
         ({"global_norm_spike_threshold": 2.0}, ValueError, "global_norm_spike_threshold=2.0"),
-        ({"use_skip_data_by_global_norm": 1}, TypeError, "use_skip_data_by_global_norm=1"),
         ({"use_skip_data_by_global_norm": True, "use_clip_grad": False}, ValueError, "use_clip_grad=False"),
     ],
 )
 def test_wrong_arguments(arguments, error, message):
     network = paddle.nn.Linear(2, 1)
     optimizer = paddle.optimizer.SGD(parameters=network.parameters())
-    with pytest.raises(error, match=message if "unexpected" in message else f"Received: .*{message}"):
+    with pytest.raises(error, match=f"Received: .*{message}"):
         ldopt.PipelineWithLossScale(network, optimizer, **arguments)
 
 

@@ -109,12 +109,6 @@ def test_the_adaptive_window_as_documented():
     assert scaler.scale_window == 20, "next to it"
 
 
-def test_the_numbers_that_are_documented():
-    assert AdaptiveLossScaler(212, 2, 1000, max_scale_window=1000, min_scale_window=20).get_loss_scale() == 212
-    assert AdaptiveLossScaler(4294967296, 2, 20, 1000, 20).windows == WINDOWS
-    assert DynamicLossScaler(loss_scale_value=2**12, scale_factor=2, scale_window=1000).get_loss_scale() == 4096.0
-
-
 @pytest.mark.parametrize(
     ("low", "high", "windows"),
     [(20, 150, [20, 150]), (7, 50, [7, 8, 11, 15, 18, 22, 25, 29, 32, 36, 39, 43, 46, 50]), (100, 250, [100, 250])],
@@ -169,11 +163,6 @@ def test_a_state_that_is_wrong_changes_nothing(state, message):
     assert scaler.state_dict() == before
 
 
-def test_a_fixed_scale_takes_nothing_else():
-    with pytest.raises(TypeError, match="positional arguments"):
-        FixedLossScaler(8, 1.0)
-
-
 def test_scale_multiplies():
     assert FixedLossScaler(4).scale(paddle.to_tensor([1.5])).tolist() == [6.0]
 
@@ -182,16 +171,11 @@ def test_scale_multiplies():
     ("cls", "arguments", "error"),
     [
         (FixedLossScaler, {"loss_scale_value": 0}, ValueError),
-        (FixedLossScaler, {"loss_scale_value": math.nan}, ValueError),
-        (FixedLossScaler, {"loss_scale_value": "1"}, TypeError),
         (DynamicLossScaler, {"loss_scale_value": 0.5}, ValueError),
         (DynamicLossScaler, {"scale_factor": 1}, ValueError),
         (DynamicLossScaler, {"scale_window": 0}, ValueError),
-        (DynamicLossScaler, {"scale_window": 1.5}, TypeError),
         (AdaptiveLossScaler, {"max_scale_window": 20}, ValueError),
-        (AdaptiveLossScaler, {"min_scale_window": 0}, ValueError),
         (AdaptiveLossScaler, {"scale_window": 25}, ValueError),
-        (AdaptiveLossScaler, {"max_scale_window": 1000.0}, TypeError),
     ],
 )
 def test_wrong_arguments(cls, arguments, error):
@@ -208,18 +192,15 @@ def test_a_number_is_a_fixed_scale(given):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ("64", TypeError, "scale_sense='64'"),
-        (None, TypeError, "scale_sense=None"),
         (True, TypeError, "scale_sense=True"),
         (np.ones(2), TypeError, "array"),
         (paddle.ones([2]), ValueError, r"shape=\[2\]"),
         (paddle.ones([1, 1]), ValueError, r"shape=\[1, 1\]"),
         (0, ValueError, "scale_sense=0"),
-        (-1.0, ValueError, "scale_sense=-1.0"),
         (math.inf, ValueError, "scale_sense=inf"),
     ],
 )
-def test_what_is_no_scale(given, error, message):
+def test_wrong_scales(given, error, message):
     with pytest.raises(error, match=f"Received: .*{message}"):
         as_scaler(given)
 
@@ -232,7 +213,7 @@ def test_paddles_scaler_is_off_on_a_cpu():
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim")  # of Paddle's own scaler, where it halves
-def test_paddles_scaler_is_told(monkeypatch, capsys):
+def test_paddles_scaler_gets_our_overflows(monkeypatch, capsys):
     """As it is on GPU: its own arithmetic and its own state, our decisions."""
     place = type("Place", (), {"is_gpu_place": lambda self: True})()
     tracer = type("Tracer", (), {"_expected_place": place})()

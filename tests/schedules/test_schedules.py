@@ -87,7 +87,7 @@ def test_cool_down_is_mindformers():
     assert got[10] == got[19] == got[20] == 0.005  # the fall starts at 20 with the peak itself
     assert got[29] > got[30] == got[39] > got[40] == got[59]
     by_default = schedules.get_constant_schedule_with_cool_down(0.005, 10, 40, keep_steps=10, final_steps=10)
-    assert by_default.curve.decay == 10 and by_default.curve.end2 == by_default.curve.end1 == 0.0
+    assert by_default.curve.decay == 10 and by_default.curve.end == by_default.curve.floor == 0.0
     zero_last = schedules.get_constant_schedule_with_cool_down(0.005, 0, 10, lr_end1=0.002, lr_end2=0.0)
     zero_last.step(10)
     assert zero_last() == 0.0, "MindFormers takes lr_end2=0 for none"
@@ -162,17 +162,6 @@ def test_a_million_steps_on_a_metric(kind):
 
 
 @every_kind
-def test_a_schedule_is_attached_to_an_optimizer(kind):
-    optimizer = optimizer_of()
-    schedule = make(kind, optimizer)
-    assert optimizer._learning_rate is schedule
-    want = rates(make(kind), 60)
-    for rate in want:
-        assert optimizer.get_lr() == rate
-        advance(schedule)
-
-
-@every_kind
 def test_the_rate_of_an_update_is_the_schedules(kind):
     weight = paddle.create_parameter([2], "float32", default_initializer=paddle.nn.initializer.Constant(0.0))
     optimizer = paddle.optimizer.SGD(0.1, parameters=[weight])
@@ -186,7 +175,9 @@ def test_the_rate_of_an_update_is_the_schedules(kind):
 
     np.testing.assert_allclose(update(), 0.1, rtol=1e-6)  # taken before there was a schedule
     schedule = make(kind, optimizer)
-    for rate in rates(make(kind), 25):
+    assert optimizer._learning_rate is schedule
+    for rate in rates(make(kind), 60):
+        assert optimizer.get_lr() == rate
         np.testing.assert_allclose(update(), rate, rtol=1e-4, atol=1e-6)
         advance(schedule)
 
@@ -251,9 +242,7 @@ def test_names():
 
     assert SchedulerType(Foreign.COSINE) is SchedulerType.COSINE
     assert SchedulerType("cool-down") is SchedulerType.COOL_DOWN
-    with pytest.raises(
-        ValueError, match="'cosin' is not a valid SchedulerType.*nearest is 'cosine'. Received: name='cosin'"
-    ):
+    with pytest.raises(ValueError, match="'cosin' is not a valid Sch.*nearest is 'cosine'. Received: name='cosin'"):
         get_scheduler("cosin", 0.1)
     with pytest.raises(ValueError, match="Received: name=None"):
         get_scheduler(None, 0.1)

@@ -2,6 +2,8 @@
 
 import paddle
 
+from paddle_ldopt import LayerMap
+
 PARTS = ("attn.w", "attn.b", "mlp.w")
 
 
@@ -58,3 +60,9 @@ class Tied(paddle.nn.Layer):
         for layer in self.layers:
             x = layer(x)
         return self.lm_head(self.norm(x))
+
+
+def tied():
+    """Return a `Tied` and its map."""
+    model = Tied()
+    return model, LayerMap.from_model(model)

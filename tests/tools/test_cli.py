@@ -81,11 +81,6 @@ def test_names_that_paddlenlp_knows_by_heart_need_no_architecture(tmp_path):
         load_model(str(tmp_path))
 
 
-def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys):
-    assert main(["layers", "--model", BERT, "--plot", "rates.txt"]) == 2
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     "arguments, says",
     [
@@ -95,7 +90,6 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
         (["--model", BERT, "--decay", "1.5"], "`--decay` must be in (0, 1]. Received: --decay=1.5"),
         (["--model", BERT, "--lr", "-1"], "Received: --lr=-1.0"),
         (["--model", BERT, "--min-ratio", "0.1"], "`--min-ratio` has no effect while `--decay` is 1"),
-        (["--model", BERT, "--decay", "1", "--freeze-below", "0.1"], "Received: --freeze-below=0.1"),
         (["--model", BERT, "--convention", "xlnet"], "Received: --convention='xlnet'"),
         (
             ["--model", BERT, "--towers", "[]"],
@@ -112,7 +106,8 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
 def test_errors(arguments, says, tmp_path, capsys):
     arguments, says = [a.format(folder=tmp_path) for a in arguments], says.format(folder=tmp_path)
     assert main(["layers", *arguments]) == 2
-    assert says in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert says in shown.err and not shown.out
 
 
 def test_it_runs_as_a_module():

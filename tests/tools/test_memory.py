@@ -4,7 +4,6 @@ import json
 import re
 import types
 
-import numpy as np
 import paddle
 import pytest
 import tables
@@ -22,6 +21,7 @@ from paddle_ldopt.optimizers._shards import Shard
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, Weight, calculation, estimate
 
+CASES = {**ROWS, **{f"came, beta1 {beta}": ({"learning_rate": 1e-3, "beta1": beta}, "") for beta in (0.0, None)}}
 SMALL = Transformer(hidden=64, layers=4, vocab=100, intermediate=96, heads=4, kv_heads=2)
 
 
@@ -76,9 +76,9 @@ def shapes_of(model):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("build", [bert, llama])
-@pytest.mark.parametrize("name", ROWS)
-def test_state_and_masters_are_what_the_optimizers_hold(name, build, dtype):
-    shapes, (arguments, _) = build(), ROWS[name]
+@pytest.mark.parametrize("name", CASES)
+def test_state_and_masters_equal_the_bytes_of_real_optimizers(name, build, dtype):
+    shapes, (arguments, _) = build(), CASES[name]
     optimizer = optimizer_of(name, arguments, shapes, dtype)
     optimizer.step()
     answer = estimate(shapes, spec(name, arguments, dtype), Layout())
@@ -89,15 +89,6 @@ def test_state_and_masters_are_what_the_optimizers_hold(name, build, dtype):
     assert answer.parameters == answer.gradients == size * (4 if dtype == "float32" else 2)
     assert answer.total == answer.parameters + answer.gradients + answer.state + answer.masters
     assert (answer.sent_gradients, answer.sent_parameters, answer.sent_sums, answer.sent_activations) == (0, 0, 0, 0)
-
-
-@pytest.mark.parametrize("arguments", [{"beta1": 0.0}, {"beta1": None}])
-def test_came_without_momentum(arguments):
-    shapes = llama()
-    answer = estimate(shapes, OptimizerSpec("came", dtype="float32", **arguments), Layout())
-    optimizer = optimizer_of("came", {"learning_rate": 1e-3, **arguments}, shapes)
-    optimizer.step()
-    assert answer.state == bytes_of(optimizer)
 
 
 def test_a_transformer_is_a_llama():
@@ -111,7 +102,7 @@ def test_a_transformer_is_a_llama():
 
 
 @pytest.mark.parametrize("params", [1e9, 7e9, 70e9, 400e9, 1e12])
-def test_sizes_are_near_what_was_asked_for(params):
+def test_sizes_are_near_the_requested_number(params):
     model = Transformer.of_size(params)
     assert abs(model.size / params - 1) < 0.06
     assert model.weights(mp=8, pp=4), "and can be cut"
@@ -119,7 +110,7 @@ def test_sizes_are_near_what_was_asked_for(params):
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "came", "adamweightdecay"])
 @pytest.mark.parametrize("shape", [[6], [4, 6], [2, 4, 6]])
-def test_sums_are_what_the_rules_ask_for(name, shape):
+def test_sums_are_those_that_the_rules_request(name, shape):
     optimizer = optimizer_of(name, ROWS[name][0], {"weight": shape})
     (param,) = optimizer._parameter_list
     state = {key: paddle.ones(rule_shape(kind, shape)) for key, kind in optimizer.state_kinds(param).items()}
@@ -159,7 +150,7 @@ def params_of(weights, dtype="float32"):
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("stage", [1, 2])
-def test_whole_parameters_are_dealt_out_as_paddle_does(stage, ranks):
+def test_whole_parameters_are_assigned_as_in_paddle(stage, ranks):
     weights = SMALL.weights()
     params = params_of(weights)
     if stage == 1:
@@ -211,7 +202,7 @@ def test_volumes_by_hand():
     assert sent("adamwdl", sharding=2, stage=3) == (120, 0, 0), "small parameters stay whole"
 
 
-def test_slices_send_the_sums_of_what_is_cut():
+def test_slices_send_the_sums_of_split_parameters():
     shapes = {"cut": [64, 6], "whole": [6]}  # 384 and 128 elements with padding: 256 on each device
 
     def sent(name):
@@ -226,7 +217,7 @@ def test_slices_send_the_sums_of_what_is_cut():
     assert sent("adamwdl") == sent("adamweightdecay") == 0
 
 
-def test_tensor_parallel_sends_the_sums_of_what_is_cut():
+def test_tensor_parallel_sends_the_sums_of_split_parameters():
     model = Transformer(hidden=8, layers=1, vocab=6, intermediate=16, heads=2)
     lines = (6 + 8) + 4 * (8 + 8) + 3 * (8 + 16) + (8 + 6)  # all nine matrices are cut, by rows or by columns
     answer = estimate(model, OptimizerSpec("came", dtype="float32"), Layout(mp=2))
@@ -271,41 +262,28 @@ def test_stage_3_cuts_large_parameters():
 @pytest.mark.parametrize(
     "build, says",
     [
-        (lambda: Transformer(0, 1, 1), "Received: hidden=0"),
         (lambda: Transformer(8, 1, 1, heads=3), "Received: heads=3"),
         (lambda: Transformer(8, 1, 1, heads=4, kv_heads=3), "Received: kv_heads=3"),
-        (lambda: Transformer.of_size(1e8), "Received: params=100000000.0"),
         (lambda: SMALL.weights(mp=3), "Received: mp=3, vocab=100"),
         (lambda: SMALL.weights(pp=3), "Received: pp=3, layers=4"),
-        (lambda: Layout(dp=0), "Received: dp=0"),
         (lambda: Layout(sharding=2, stage=4), "stage=4"),
         (lambda: Layout(stage=2), "Received: sharding=1, stage=2, split_param=False"),
         (lambda: Layout(split_param=True), "Received: sharding=1, stage=1, split_param=True"),
         (lambda: Layout(sharding=2, stage=2, split_param=True), "stage=2, split_param=True"),
         (lambda: Layout(sharding=2, stage=2, pp=2), "stage=2, split_param=False, pp=2"),
-        (lambda: OptimizerSpec("adam"), "Received: name='adam'"),
         (lambda: OptimizerSpec("lamb", beta1=0.9), "Received: beta1=0.9, name='lamb'"),
         (lambda: OptimizerSpec("lamb", compression=True), "Received: compression=True, name='lamb'"),
         (lambda: OptimizerSpec("came", amsgrad=True), "Received: amsgrad=True, name='came'"),
         (lambda: OptimizerSpec("came", beta1=0.0, compression=True), "Received: beta1=0.0"),
-        (lambda: OptimizerSpec("came", dtype="int8"), "Received: dtype='int8'"),
         (lambda: OptimizerSpec("came", dtype="float32", multi_precision=True), "dtype='float32'"),
         (lambda: estimate(SMALL, OptimizerSpec("came"), Layout(sharding=2, stage=3)), "Received: stage=3, name='came'"),
         (lambda: estimate({"a": [2]}, OptimizerSpec("came"), Layout(mp=2)), "Received: mp=2, pp=1"),
-        (lambda: estimate(SMALL, OptimizerSpec("came"), Layout(pp=2), tokens=0), "Received: tokens=0"),
     ],
 )
 def test_errors(build, says):
     with pytest.raises(ValueError) as error:
         build()
     assert says in str(error.value)
-
-
-@pytest.mark.parametrize("field, value", [("dp", 1.5), ("sharding", True), ("mp", "2")])
-def test_a_count_is_an_integer(field, value):
-    with pytest.raises(TypeError, match=f"`{field}` must be an integer. Received: {field}={value!r}"):
-        Layout(**{field: value})
-    assert Layout(**{field: np.int64(2)}) == Layout(**{field: 2})
 
 
 # ---- the command

@@ -22,10 +22,10 @@ from ..._paddle import (
     sharding_setting,
     weight_decay_fun_is_replaced,
 )
-from ...layers.hook_calls import HookRatios
+from ...layers.hook_ratios import HookRatios
+from ...layers.layer_ratios import LayerRatios, check_trained
 from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
-from ...layers.ratio_checks import check_trained
-from ...layers.ratios import LayerRatios, RatedOptimizer, decay_of, moves
+from ...layers.ratios import RatedOptimizer, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
 from .._shards import unknown_parameter
 from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding

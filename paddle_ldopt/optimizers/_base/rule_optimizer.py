@@ -163,7 +163,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
         key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
         if self._tasks is None or key not in self._rates:
-            self._rates[key] = _paddle.rate_factor(self)((param, grad)).astype(dtype).reshape([])
+            self._rates[key] = _paddle.rate_of(self)((param, grad)).astype(dtype).reshape([])
         return self._rates[key]
 
     def _update(self, tasks: list[Task]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Callable, ClassVar
 import paddle
 from paddle.optimizer import AdamW
 
-from ..._paddle import masters, rate_factor, ratio_in_kernel, set_attributes, state_getter
+from ..._paddle import masters, rate_of, ratio_in_kernel, set_attributes, state_getter
 from .._base.layerwise import LayerwiseMixin
 
 __all__ = ["BETA_OF", "LayerwiseAdamW"]
@@ -51,7 +51,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         if not decay:
             return super()._append_optimize_op(block, given)
         # Paddle's kernel rounds the decay to float32, too coarse for float64 parameters: decay them here
-        paddle.assign(param * (1.0 - rate_factor(self)((param, grad)) * decay), param)
+        paddle.assign(param * (1.0 - rate_of(self)((param, grad)) * decay), param)
         try:
             undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}
             return super()._append_optimize_op(block, undecayed)
@@ -64,7 +64,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         weight = masters(self)[param.name] if has_master else param.astype("float32")
         stored = {name: state_getter(self)(name, param) for name in ("moment1", "moment2", *BETA_OF)}
         state = {name: value.astype("float32") for name, value in stored.items()}
-        rate = rate_factor(self)((param, grad))
+        rate = rate_of(self)((param, grad))
         numbers = {name: float(options[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")}
         new_weight, new_state = self.update(weight, grad.astype("float32"), state, rate, **numbers)
         for name, old in stored.items():

@@ -1,4 +1,4 @@
-"""Calls of hooks (`set_param_lr_fun`): a caller's function parameter -> ratio, with any accepted signature."""
+"""The ratios of a hook (`set_param_lr_fun`), a caller's function parameter -> ratio with any accepted signature."""
 
 import functools
 import inspect
@@ -12,10 +12,13 @@ import paddle
 from .._checks import checked_number, plain_number
 from .._messages import refusal, shown
 from .._paddle import graph_value
+from .decay import Ratio
 from .paddlenlp_hook import N_LAYERS, Names
 
+Hook = Callable[[paddle.Tensor], Any]  # parameter -> ratio, or None if it wrote the ratio to the parameter
 
-def check_ratio(ratio: Any, name: str) -> Any:
+
+def check_ratio(ratio: Any, name: str) -> Ratio:
     """Return a hook's ratio for parameter `name` as a float, a static graph's value unchanged; raise if invalid."""
     in_graph = not paddle.in_dynamic_mode() and isinstance(ratio, graph_value())
     if in_graph or isinstance(ratio, (paddle.Tensor, np.ndarray)):
@@ -40,11 +43,11 @@ class HookRatios:
     decay = layers = None
     is_constant = False  # every step calls the hook
 
-    def __init__(self, call: Callable[[Any], Any]) -> None:
+    def __init__(self, call: Hook) -> None:
         self._call = call
         self.last: dict[str, float] = {}  # last ratios of a hook that writes to parameters: reading must write nothing
 
-    def __call__(self, param: Any) -> Any:
+    def __call__(self, param: paddle.Tensor) -> Ratio:
         """Return the hook's ratio for a parameter, with its `optimize_attr` unchanged afterwards."""
         attr = getattr(param, "optimize_attr", None)
         if attr is None:
@@ -66,7 +69,7 @@ class HookRatios:
             self.last[param.name] = ratio
         return ratio
 
-    def at(self, progress: Any) -> "HookRatios":
+    def at(self, progress: Ratio) -> "HookRatios":
         """Return the same function: a hook only knows the present."""
         return self
 
@@ -96,7 +99,7 @@ def adapt_hook(
     return HookRatios(call)
 
 
-def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable[[Any], Any], bool]:
+def _bind(hook: Callable[..., Any], settings: tuple[float, Names, int]) -> tuple[Hook, bool]:
     """Return `hook` as a function of the parameter alone, and whether it receives the `settings`."""
     if not callable(hook):
         raise refusal(TypeError, "`set_param_lr_fun` must be callable or None.", set_param_lr_fun=hook)

@@ -1,4 +1,4 @@
-"""The peak of a schedule in the layer table: the schedule is read ahead without a trace."""
+"""The peak and the future rates of a schedule, also in the layer table: it is read ahead without a trace."""
 
 import functools
 import threading
@@ -11,7 +11,6 @@ from paddle_ldopt import AdamWDL, LayerMap
 from paddle_ldopt.schedules import CurveSchedule, get_linear_schedule_with_warmup
 from paddle_ldopt.schedules.ahead import peak_learning_rate, schedule_rates
 from paddle_ldopt.schedules.constant import Constant
-from paddle_ldopt.schedules.cool_down import CoolDown
 from paddle_ldopt.schedules.cosine import Cosine, CosineOneAhead, CosineRestarts
 from paddle_ldopt.schedules.inverse_sqrt import InverseSqrt
 from paddle_ldopt.schedules.linear import Linear
@@ -27,6 +26,17 @@ def test_peak_learning_rate():
     assert peak_learning_rate(lr.ReduceOnPlateau(0.2)) == 0.2
     assert peak_learning_rate(lr.OneCycleLR(0.3, 20)) == pytest.approx(0.3), "it raises when it is stepped past its end"
     assert peak_learning_rate(0.4) == 0.4
+    assert peak_learning_rate(lr.ReduceOnPlateau(0.2), divisor=lambda ahead: 2.0) == 0.1
+    falling = lr.NaturalExpDecay(0.4, 0.1)
+    assert peak_learning_rate(falling, 3, lambda ahead: 1.0 + ahead) == 0.4
+
+
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_the_rates_of_a_schedule_are_known_from_its_first_step(step):
+    schedule = get_linear_schedule_with_warmup(0.1, 2, 4)
+    schedule.step(step)
+    assert schedule_rates(schedule, 5) == (0, [0.0, 0.05, 0.1, 0.05, 0.0])
+    assert schedule_rates(schedule, step) == (step, [])
 
 
 class Holder:
@@ -124,17 +134,20 @@ CURVES = [
     CosineOneAhead(1, 50, 0.5, 0.1, 0.2),
     CosineRestarts(10, 50, 3.3),
     CosineRestarts(0, 53, 7),
-    StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
-    StableDecay(10, 20, 30, "1-sqrt", "cosine", 0.1, 1.4),
-    StableDecay(10, 0, 30, "cosine", "1-sqrt", 0.0, 0.5),
-    CoolDown(10, 20, 30, 10, 0.1, 0.2, 0.8, 0.5),
-    CoolDown(10, 0, 30, 10, 0.1, 0.2, 0.0, 1.9),
+    CosineRestarts(4, 20, 2.6),
+    StableDecay(10, 20, 30, "linear", "cosine", 0.5, 0.1, 0.1, 0, 0.1),
+    StableDecay(10, 20, 30, "1-sqrt", "cosine", 1.4, 0.1, 0.1, 0, 0.1),
+    StableDecay(10, 0, 30, "cosine", "1-sqrt"),
+    StableDecay(4, 7, 20, "linear", "cosine", 1.6, 0.1, 0.1, 0, 0.1),
+    StableDecay(10, 20, 30, "linear", "cosine", 0.5, 0.1, 0.2, 10, 0.8),
+    StableDecay(10, 0, 30, "linear", "cosine", 1.9, 0.1, 0.2, 10, 0.0),
+    StableDecay(4, 7, 20, "linear", "cosine", 1.6, 0.2, 0.3, 5, 0.9),
 ]
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=str)
 def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(curve):
-    schedule, end = CurveSchedule(0.3, curve), max(curve.turns())
+    schedule, end = CurveSchedule(0.3, curve), max(curve.warmup, curve.length or 0)
     for start in range(0, end + 5):
         schedule.step(start)
         ahead = [schedule.base_lr * curve(step) for step in range(start, max(end, start) + 1)]
@@ -145,7 +158,10 @@ def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(curve):
 
 
 def test_the_peak_of_a_long_schedule():
-    assert peak_learning_rate(get_linear_schedule_with_warmup(0.3, 10**8, 10**9)) == 0.3
+    assert peak_learning_rate(get_linear_schedule_with_warmup(0.3, 10**8 + 7, 10**9)) == 0.3
+    assert peak_learning_rate(CurveSchedule(0.3, CosineOneAhead(10**8 + 7, 10**8))) == 0.3
+    wave = CurveSchedule(0.3, CosineRestarts(0, 10**8, 10), last_epoch=10**7 // 2)
+    assert peak_learning_rate(wave) == pytest.approx(0.3, rel=1e-3)
     foreign = CurveSchedule(0.3, lambda step: min(step / 20_000, 1.0))
     assert peak_learning_rate(foreign) == pytest.approx(0.15), "10,000 steps, as documented"
     assert peak_learning_rate(foreign, 30_000) == pytest.approx(0.3)

@@ -1,23 +1,14 @@
-"""Embeddings or head? Parts of a model that are declared before its blocks, with names that fit both."""
+"""Parts of a model that are declared before its blocks, with a name that fits embeddings and head."""
 
 import dataclasses
-import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Callable
 
-# Possible names of heads; used only for parts declared before the blocks.
-_MAYBE_HEAD = re.compile(r"(^|[._])(fc|linear|dense|outputs?|out|proj_out|out_proj|task\w*)\d*$", re.I)
-_INPUT = re.compile(r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*proj|in|input|down\w*|tok|vis)", re.I)
+from .known_names import MAYBE_EMBEDDINGS, MAYBE_HEAD
+from .model_parameters import ParameterInfo
 
-
-@dataclasses.dataclass(frozen=True)
-class ParameterInfo:
-    """Tensor name, kind of sublayer and shape of a parameter."""
-
-    tensor: str  # ``param.name``
-    kind: str  # kind of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
-    shape: tuple[int, ...]
+_Infos = Mapping[str, ParameterInfo]
 
 
 @dataclasses.dataclass
@@ -28,15 +19,12 @@ class PartBeforeBlocks:
     stacks: list[dict[str, int]]  # name -> number of its block
     depth: int
 
-    def ends(self, infos: dict[str, ParameterInfo]) -> tuple[int, int]:
+    def ends(self, infos: _Infos) -> tuple[int, int]:
         """Return input and output size of its linear and convolutional layers; (0, 0) without any."""
         weights = [infos[name] for name in self.names if len(infos[name].shape) > 1]
         weights = [info for info in weights if info.kind in ("Linear", "Conv")]
         sizes = [info.shape[:2] if info.kind == "Linear" else info.shape[1::-1] for info in weights]
         return (sizes[0][0], sizes[-1][1]) if sizes else (0, 0)
-
-
-_Infos = dict[str, ParameterInfo]
 
 
 def is_head(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> tuple[bool, bool]:
@@ -45,16 +33,16 @@ def is_head(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> t
     Layers from the blocks' width to another size are a head; layers to the width feed the blocks, and a norm of the
     last width only is a head. If the sizes fit both, the name decides.
     """
-    part, called_head = parts[branch], bool(_MAYBE_HEAD.search(branch))
+    part, called_head = parts[branch], bool(MAYBE_HEAD.search(branch))
     kinds = {infos[name].kind for name in part.names} if infos else set()
     start, end = part.ends(infos) if infos else (0, 0)
     if not end or "Embedding" in kinds:
-        is_input = bool(kinds & {"Embedding", "Norm"})
+        is_embeddings = bool(kinds & {"Embedding", "Norm"})
         sizes = {size for name in part.names for size in infos[name].shape} if kinds == {"Norm"} else set()
         if sizes and sizes <= _widths(part.stacks, infos, max) - _widths(part.stacks, infos, min):
             return True, False
-        called_head = called_head and not is_input
-        return called_head, called_head or not (is_input or _INPUT.search(branch.rpartition(".")[2]))
+        called_head = called_head and not is_embeddings
+        return called_head, called_head or not (is_embeddings or MAYBE_EMBEDDINGS.search(branch.rpartition(".")[2]))
     entry, exit_ = _widths(part.stacks, infos, min), _widths(part.stacks, infos, max)
     # several parts may follow one another: Linear(8, 32) and Linear(32, 8), or Linear(32, 2)
     beside = [ends for name, other in parts.items() if name != branch for ends in [other.ends(infos)] if ends[1]]

@@ -1,4 +1,4 @@
-"""Structured parameter name -> layer, for any model, from names and shapes; pure Python.
+"""Structured parameter name -> layer, for any model, from names and shapes.
 
 Layer 0 has the embeddings, 1..n the blocks, n + 1 the head. Each tower (encoder and decoder, text and vision) counts by
 its own depth.
@@ -6,25 +6,26 @@ its own depth.
 
 import dataclasses
 import os
-import re
+from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from .granularity import Granularity, grouped
-from .guesses import check_found, guesses_of_lists
-from .head_or_embeddings import ParameterInfo, PartBeforeBlocks, is_head
-from .layer import HEAD, Layer
-from .names import encoder_norms, exceptions, index_by_words, is_hinted
-from .stacks import NumberedLists, Stack, find_stacks
-from .user_rules import Rules, apply_rules, check_no_gap, close_gaps
+import paddle
 
-_RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
+from .before_blocks import PartBeforeBlocks, is_head
+from .doubtful_lists import check_found, guesses_of_lists
+from .granularity import Granularity, grouped
+from .known_names import ONE_FOR_ALL_BLOCKS, index_by_paths, index_by_words
+from .layer import EMBEDDINGS, HEAD, Layer
+from .model_parameters import ParameterInfo, parameter_infos
+from .stacks import FoundLists, Stack, find_stacks
+from .user_rules import Rules, apply_rules, check_no_gap, close_gaps
 
 
 class _Blocks(NamedTuple):
     """The blocks of a model."""
 
     by_rules: dict[str, int]  # name -> layer id, of all parameters that the user's rules place
-    lists: NumberedLists
+    lists: FoundLists
     deepest: int  # number of blocks of the deepest tower
 
     def nearest(self, name: str) -> tuple[int, list[Stack]]:
@@ -41,21 +42,49 @@ class _Blocks(NamedTuple):
         return Layer(tower, depth + 1 if index == HEAD else 0, depth)
 
 
-def place(
+Found = tuple[dict[str, Layer], dict[str, int], list[str]]  # name -> Layer, tower -> depth, a sentence for each guess
+
+
+def layers_of_model(
+    model: paddle.nn.Layer, names: Mapping[str, str], rules: Optional[Rules], granularity: Granularity
+) -> Found:
+    """Return the layers of a model's parameters; `names` maps ``param.name`` to the structured name."""
+    infos = parameter_infos(model, names)  # a shared parameter under all its names
+    in_sublayers = {info.tensor for info in infos.values()}
+    outside = {name: tensor for tensor, name in names.items() if tensor not in in_sublayers}  # ReFT
+    infos.update((name, ParameterInfo(tensor, "", ())) for name, tensor in outside.items())
+    by_name, depths, guesses = layers_of_names(list(infos), rules, granularity, infos, whole=not outside)
+    of_tensor: dict[str, list[Layer]] = {}
+    for name, info in infos.items():
+        of_tensor.setdefault(info.tensor, []).append(by_name[name])
+    # a shared parameter is in the lowest layer of its names
+    lowest = {tensor: min(places, key=lambda layer: layer.index - layer.depth) for tensor, places in of_tensor.items()}
+    layers = {name: lowest[tensor] for tensor, name in names.items()}
+    if not rules and all(layer.index for layer in layers.values()):  # no name or position shows the embeddings
+        layers.update(_embeddings_in_head(layers, infos))
+    used = {layer.tower for layer in layers.values()}  # a stack under a second name is not another tower
+    return layers, {tower: depth for tower, depth in depths.items() if tower in used}, guesses
+
+
+def _embeddings_in_head(layers: dict[str, Layer], infos: Mapping[str, ParameterInfo]) -> dict[str, Layer]:
+    """Return name -> embeddings of the parameters of embedding sublayers that `layers` has in the head."""
+    return {
+        name: dataclasses.replace(layer, index=EMBEDDINGS)
+        for name, layer in layers.items()
+        if layer.is_head and name in infos and infos[name].kind == "Embedding"
+    }
+
+
+def layers_of_names(
     names: list[str],
     rules: Optional[Rules],
-    infos: dict[str, ParameterInfo],
     granularity: Granularity,
+    infos: Mapping[str, ParameterInfo],
     whole: bool = False,
-) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
-    """Return name -> Layer, tower -> depth, and a sentence for each guess.
+) -> Found:
+    """Return the layers of structured `names` in the model's order; `whole` if the names are complete.
 
-    Args:
-        names: structured names in the model's order.
-        rules: the user's `rules`.
-        infos: structured name -> `ParameterInfo`; empty if only names are known.
-        granularity: the user's `granularity`.
-        whole: whether `names` are complete.
+    `infos` has the `ParameterInfo` of each name; it is empty if only names are known.
     """
     blocks = _find_blocks(names, rules, infos, whole)
     layers = _number_blocks(blocks)
@@ -69,12 +98,12 @@ def place(
     return (*grouped(layers, depths, stages, granularity), guesses)
 
 
-def _find_blocks(names: list[str], rules: Optional[Rules], infos: dict[str, ParameterInfo], whole: bool) -> _Blocks:
+def _find_blocks(names: list[str], rules: Optional[Rules], infos: Mapping[str, ParameterInfo], whole: bool) -> _Blocks:
     """Return the blocks that rules place, and the stacks among the other names; raise if there are none."""
     by_rules, numbered = apply_rules(names, rules)
     alone = all(index < 1 for index in by_rules.values())
     shapes = {name: info.shape for name, info in infos.items()}
-    lists = find_stacks(names, by_rules.keys() | exceptions(names).keys(), is_hinted, whole, alone, shapes)
+    lists = find_stacks(names, by_rules.keys() | index_by_paths(names).keys(), whole, alone, shapes)
     in_stacks = max((stack.depth for stack in lists.stacks), default=0)
     close_gaps(by_rules, numbered, in_stacks)
     deepest = max([in_stacks, *by_rules.values()])
@@ -89,15 +118,15 @@ def _number_blocks(blocks: _Blocks) -> dict[str, Layer]:
     layers = {name: Layer("", depth + 1 if index == HEAD else index, depth) for name, index in blocks.by_rules.items()}
     for stack in blocks.lists.stacks:
         layers.update({name: Layer(stack.tower, number + 1, stack.depth) for name, number in stack.numbers.items()})
-        shared = [name for name in stack.numbers if _RELATIVE_BIAS.search(name)]
-        if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
-            layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
+        shared = [name for name in stack.numbers if ONE_FOR_ALL_BLOCKS.search(name)]
+        if len(shared) == 1 < stack.depth:
+            layers[shared[0]] = Layer(stack.tower, EMBEDDINGS, stack.depth)
     return layers
 
 
 def _place_by_name(names: list[str], blocks: _Blocks, layers: dict[str, Layer]) -> None:
     """Add the embeddings and heads with a known name to `layers`."""
-    known = {**exceptions(names), **encoder_norms(names)}
+    known = index_by_paths(names)
     for name in [name for name in names if name not in layers]:
         common, _ = blocks.nearest(name)
         # without the parts shared with the tower: `ernie_embed.classifier` is not an embedding
@@ -127,7 +156,7 @@ def _place_by_order(names: list[str], blocks: _Blocks, layers: dict[str, Layer])
 
 
 def _move_heads(
-    parts: dict[str, PartBeforeBlocks], blocks: _Blocks, infos: dict[str, ParameterInfo], layers: dict[str, Layer]
+    parts: dict[str, PartBeforeBlocks], blocks: _Blocks, infos: Mapping[str, ParameterInfo], layers: dict[str, Layer]
 ) -> list[str]:
     """Move heads that are declared before the blocks from the embeddings to the head; return the guesses."""
     guesses = []

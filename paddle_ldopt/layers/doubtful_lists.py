@@ -1,15 +1,16 @@
-"""Doubts about the numbered lists of a model: a sentence for each guess, an error without credible blocks."""
+"""Numbered lists that may be misread: a sentence for each guess, an error without credible blocks."""
 
 import re
 from collections.abc import Iterator
 
 from .._messages import first_few
+from .known_names import STACK_NAMES, index_by_words
 from .layer import Layer
-from .names import is_hinted
-from .stacks import STACK_NAMES, NumberedLists, is_index
+from .numbered_lists import is_index
+from .stacks import FoundLists
 
 
-def check_found(names: list[str], lists: NumberedLists, deepest: int) -> None:
+def check_found(names: list[str], lists: FoundLists, deepest: int) -> None:
     """Raise if no blocks were found, or half of them are in lists of unknown kind."""
     if not deepest:
         raise ValueError(
@@ -19,7 +20,7 @@ def check_found(names: list[str], lists: NumberedLists, deepest: int) -> None:
     unknown = {
         tower: length
         for tower, length in lists.others.items()
-        if tower.rpartition(".")[2] not in STACK_NAMES and not is_hinted(tower)
+        if tower.rpartition(".")[2] not in STACK_NAMES and index_by_words(tower) is None
     }
     missed, known = sum(unknown.values()), sum(stack.depth for stack in lists.stacks)
     if missed >= known > 0:
@@ -39,7 +40,7 @@ def _advice(lists: dict[str, int]) -> str:
     return f"give `rules`, such as {{r'{pattern}\\.': r'\\1'}}"
 
 
-def guesses_of_lists(lists: NumberedLists, by_rules: dict[str, int], layers: dict[str, Layer]) -> list[str]:
+def guesses_of_lists(lists: FoundLists, by_rules: dict[str, int], layers: dict[str, Layer]) -> list[str]:
     """Return a sentence for each list that may be misread; `by_rules` has the layer ids of the user's rules."""
     guesses = [*_of_stacks(lists), *_of_other_lists(lists, layers), *_of_nested_stacks(lists, list(layers))]
     placed = {index for index in by_rules.values() if index > 0}
@@ -48,18 +49,18 @@ def guesses_of_lists(lists: NumberedLists, by_rules: dict[str, int], layers: dic
     return guesses
 
 
-def _of_stacks(lists: NumberedLists) -> Iterator[str]:
+def _of_stacks(lists: FoundLists) -> Iterator[str]:
     """Yield a sentence for each stack with the numbers of keys, or with the name of a head or an embedding."""
     for stack in lists.stacks:
         if stack.keyed:
             yield f"the numbers of '{stack.tower}' are too large for positions and count in their order"
-    sure = max((stack.depth for stack in lists.stacks if not stack.doubted), default=0)
+    sure = max((stack.depth for stack in lists.stacks if not stack.doubtful), default=0)
     for stack in lists.stacks:
-        if stack.doubted and stack.depth < sure:
+        if stack.doubtful and stack.depth < sure:
             yield f"'{stack.tower}' is called like a head or an embedding and counts as a tower of {stack.depth} blocks"
 
 
-def _of_other_lists(lists: NumberedLists, layers: dict[str, Layer]) -> Iterator[str]:
+def _of_other_lists(lists: FoundLists, layers: dict[str, Layer]) -> Iterator[str]:
     """Yield a sentence for each list that counts as one layer, of single layers only if these are the embeddings."""
     for tower, length in lists.others.items():
         start = tower.partition("<i>")[0] if "<i>" in tower else f"{tower}."
@@ -73,7 +74,7 @@ def _of_other_lists(lists: NumberedLists, layers: dict[str, Layer]) -> Iterator[
             yield f"'{tower}' is a list of {length} items that count as one layer (embeddings)"
 
 
-def _of_nested_stacks(lists: NumberedLists, names: list[str]) -> Iterator[str]:
+def _of_nested_stacks(lists: FoundLists, names: list[str]) -> Iterator[str]:
     """Yield a sentence for each list of stacks that has other items between them: HarDNet's `base`."""
     nested: dict[str, set[str]] = {}
     for parts in (stack.tower.split(".") for stack in lists.stacks):
