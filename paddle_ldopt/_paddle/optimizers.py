@@ -61,12 +61,12 @@ def found_inf(optimizer: Optimizer) -> Any:
 
 
 def overflow_is_found(optimizer: Optimizer) -> bool:
-    """Return whether the running step must be skipped; note the answer as Paddle's step does, for its scaler."""
+    """Return whether the running step must be skipped, by Paddle's step; note a False as that does, for its scaler."""
     flag = found_inf(optimizer)
-    if isinstance(flag, paddle.Tensor):
-        flag = bool(flag)
-        _set_auxiliary(optimizer)("found_inf", flag)
-    return bool(flag)
+    found = bool(flag)
+    if not found and isinstance(flag, paddle.Tensor):
+        _set_auxiliary(optimizer)("found_inf", False)
+    return found
 
 
 def set_attributes(optimizer: Optimizer, **values: Any) -> None:

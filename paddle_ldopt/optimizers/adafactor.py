@@ -14,6 +14,7 @@ from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
 from ._base.arithmetic import average, minus_step, multiply_by, power
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
+from ._base.rule_state import state_of_all
 from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._shards import Shard
@@ -217,7 +218,7 @@ class Adafactor(FactoredOptimizer):
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def _used_lr(self, param: Any) -> Optional[float]:
-        used, steps = self._state_of_all(_USED_LR), self._state_of_all(STEP)
+        used, steps = state_of_all(self, _USED_LR), state_of_all(self, STEP)
         owner = masters(self).get(param.name, param).name
         known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
         return float(used[owner].item()) if known else None

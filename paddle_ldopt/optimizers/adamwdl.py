@@ -5,19 +5,19 @@ layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, ht
 """
 
 import math
-from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
+from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
 
 from .._checks import Option
-from .._paddle import content_of, global_rate, set_attributes, state_getter
+from .._paddle import content_of, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import root
 from ._base.declared import LAYERWISE
 from ._base.rule_optimizer import checked_rate
 from ._base.step import LayerwiseOptimizer, Task
+from ._base.whole_step import all_parameters
 from ._fused.plan import FusedRule
-from ._fused.step import layer_rates
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
 from .options import flag, given_arguments, plain_weight_decay
 from .registry import register
@@ -178,7 +178,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
     # ---- the fused step
 
     def _collects(self) -> bool:
-        return self.fused is not False and super()._collects()
+        return super()._collects() and not self._fused_step.takes_none(self, all_parameters(self))
 
     _fused_bumps_version = False  # like Paddle's kernel
 
@@ -219,21 +219,6 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
                 why = "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations"
                 raise ValueError(f"{why}: use None or False. Received: fused=True")
             return self._update_by_paddle(block, param, grad)
-        ratio = self.layerwise_ratio(param)
-        if ratio != 0.0 and math.prod(param.shape) != 0:
-            own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
-            absolute = isinstance(own, paddle.Tensor)  # Paddle's way to set an absolute rate
-            rate = _LayerRate(own, 1.0, ratio) if absolute else _LayerRate(global_rate(self)(), own, ratio)
-            self._tasks.append(Task(param, grad, self.step_options(param), rate))
+        if not self._is_frozen(param) and math.prod(param.shape) != 0:
+            self._tasks.append(Task(param, grad, self.step_options(param), self._rate(param, grad)))
         return None
-
-
-class _LayerRate(NamedTuple):
-    """The rate of a parameter as a lazy product: only the C library reads it, because that waits for the device."""
-
-    rate: Any  # a Tensor
-    factor: float
-    ratio: float
-
-    def __float__(self) -> float:
-        return float(layer_rates(self.rate, self.factor, self.ratio))

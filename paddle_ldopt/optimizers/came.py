@@ -23,6 +23,7 @@ from ._base.factored import (
     row_col_sums,
     scaled_rate,
 )
+from ._base.rule_state import largest_of
 from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._ports.mindspore import without_order
@@ -275,4 +276,4 @@ class Came(FactoredOptimizer):
         """Return the rate of the next step for a layer whose ratio is 1, without the factor of `scale_parameter`."""
         if not self.sets_own_rate or not paddle.in_dynamic_mode():
             return float(super().get_lr())
-        return float(relative_rate(self._largest_of(STEP) + 1.0, self._fixed["warmup_init"]))
+        return float(relative_rate(largest_of(self, STEP) + 1.0, self._fixed["warmup_init"]))

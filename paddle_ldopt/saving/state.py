@@ -11,7 +11,7 @@ from paddle.optimizer import Optimizer
 from .. import _paddle
 from .._messages import quoted, refusal, wrong_type
 from .._paddle import MASTER, create_state, dtype_name, masters, name_dict_of, parameters_of, prefixed
-from ..optimizers import ShardedStateMixin
+from ..optimizers import LayerwiseOptimizer
 from ..optimizers.apply import plain_class
 from ..optimizers.states import GLOBAL_STEP, STEP, check_value
 from .safetensors_file import Arrays
@@ -26,7 +26,7 @@ def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
     With `or_paddles`, it may also be one of Paddle's to which `apply_layerwise_decay` was applied.
     """
     inner = _paddle.unwrap(optimizer)
-    if not isinstance(inner, ShardedStateMixin) and not (or_paddles and paddles_class(inner)):
+    if not isinstance(inner, LayerwiseOptimizer) and not (or_paddles and paddles_class(inner)):
         also = ", or one of paddle.optimizer after `apply_layerwise_decay`" if or_paddles else ""
         paddles = "`paddle.save(optimizer.state_dict(), path)` saves any other"
         raise wrong_type(inner, "optimizer", f"one of paddle_ldopt{also}; {paddles}")

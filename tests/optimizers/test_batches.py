@@ -12,8 +12,8 @@ from test_parity import trajectory
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt.optimizers._base import operations
 from paddle_ldopt.optimizers._base.batches import Batch
-from paddle_ldopt.optimizers._base.repeated import RepeatedStep
 from paddle_ldopt.trainer import LayerLRCallback
 
 BATCHED = [name for name in VARIANTS if name != "adamwdl"]
@@ -170,10 +170,10 @@ def test_what_batch_bytes_may_be():
         make("came", params, batch_bytes=10, fused=True)
 
 
-# ---- a step like the last one
+# ---- whole steps
 
 CLIP = paddle.nn.ClipGradByGlobalNorm(0.1)
-LIKE_THE_LAST = {
+WHOLE = {
     "plain": lambda params: (params, {}),
     "clipped": lambda params: (params, {"grad_clip": CLIP}),
     "groups": lambda params: (
@@ -192,17 +192,23 @@ LIKE_THE_LAST = {
 
 
 @pytest.fixture
-def repeated(monkeypatch):
-    """Count the steps that are taken like the last one."""
-    taken, repeat = [], RepeatedStep.repeat
-    monkeypatch.setattr(RepeatedStep, "repeat", lambda self, *given: taken.append(self) or repeat(self, *given))
+def plans(monkeypatch):
+    """Note the plan of each whole step."""
+    taken, run = [], operations.OperationsPlan.run
+    monkeypatch.setattr(operations.OperationsPlan, "run", lambda self, *given: taken.append(self) or run(self, *given))
     return taken
+
+
+@pytest.fixture
+def by_paddles_loop(monkeypatch):
+    """Return a function after which no step is a whole one."""
+    return lambda: monkeypatch.setattr(operations.Operations, "may_take", lambda *given: False)
 
 
 def some_steps(name, how, before_step=lambda opt, params, step: None):
     with paddle.utils.unique_name.guard():
         params, draw, seen = parameters([[3, 4]] * 4 + [[4]] * 3 + [[2, 5]]), np.random.default_rng(0), []
-        given, more = LIKE_THE_LAST[how](params)
+        given, more = WHOLE[how](params)
         opt = make(name, given, fused=False, **more)
         for step in range(5):
             give_gradients(params, draw)
@@ -214,28 +220,56 @@ def some_steps(name, how, before_step=lambda opt, params, step: None):
 
 @pytest.mark.representatives
 @every_rule
-@pytest.mark.parametrize("how", LIKE_THE_LAST)
-def test_a_step_like_the_last_one_gives_the_same_bits(name, how, repeated, monkeypatch):
+@pytest.mark.parametrize("how", WHOLE)
+def test_a_whole_step_gives_the_bits_of_paddles_loop(name, how, plans, by_paddles_loop):
     if "own" in how and (name.startswith("adamweightdecay") or "relative" in name):
         pytest.skip("its groups have no rate of their own")
     got = some_steps(name, how)
-    assert len(repeated) == 4
-    monkeypatch.setattr(RepeatedStep, "of", lambda *given: None)
+    assert len(plans) == 5 and len(set(plans)) == 1
+    by_paddles_loop()
     for one, other in zip(got, some_steps(name, how)):
         np.testing.assert_equal(one, other)
-    assert len(repeated) == 4
+    assert len(plans) == 5
+
+
+@pytest.mark.parametrize("what", ["rate", "weight decay"])
+@pytest.mark.parametrize("kind", ["callable", "scheduler"])
+def test_a_schedule_of_a_group_goes_on_in_whole_steps(what, kind, plans, by_paddles_loop):
+    if (what, kind) == ("weight decay", "scheduler"):
+        pytest.skip("a weight decay follows no scheduler")
+
+    def steps():
+        schedule = paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 0.5**step) if kind == "scheduler" else None
+        value = schedule or (lambda step: 0.2 * (step % 2))  # every other decay is 0, as the decay of the other group
+        params, draw, seen = parameters([[3, 4]] * 4 + [[4]] * 3), np.random.default_rng(0), []
+        group = {"params": params[::2], "lr" if what == "rate" else "weight_decay": value}
+        names = [param.name for param in params[:4]]
+        opt = make("lamb", [group, {"params": params[1::2]}], fused=False, apply_decay_param_fun=names.__contains__)
+        for _ in range(4):
+            give_gradients(params, draw)
+            opt.step()
+            seen.append([param.numpy() for param in params])
+            if schedule:
+                schedule.step()
+        return seen
+
+    got = steps()
+    assert len(plans) == 4 and len(set(plans)) == 1
+    by_paddles_loop()
+    for one, other in zip(got, steps()):
+        np.testing.assert_equal(one, other)
 
 
 @pytest.mark.parametrize("how", ["plain", "groups"])
-def test_a_scaler_skips_and_repeats_steps(how, repeated, monkeypatch):
+def test_a_scaler_skips_a_step_between_whole_ones(how, plans, by_paddles_loop):
     def scaled(opt, params, step):
         assert step == 0 or opt._get_auxiliary_var("found_inf") is (step == 3), "the scaler reads the last answer here"
         opt._set_auxiliary_var("found_inf", paddle.to_tensor([step == 2]))
 
     got = some_steps("came", how, scaled)
-    assert len(repeated) == 3
+    assert len(plans) == 4 and len(set(plans)) == 1
     np.testing.assert_equal(got[1], got[2])
-    monkeypatch.setattr(RepeatedStep, "of", lambda *given: None)
+    by_paddles_loop()
     np.testing.assert_equal(got, some_steps("came", how, scaled))
 
 
@@ -250,14 +284,15 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_step_that_differs_is_not_repeated(change, repeated, monkeypatch):
+def test_a_step_that_differs_is_planned_anew(change, plans, by_paddles_loop):
     def changed(opt, params, step):
         if step == 3:
             CHANGES[change](opt, params)
 
     got = some_steps("came", "groups", changed)
-    assert len(repeated) == (2 if "missing" in change else 3), "steps 1, 2 and, if the next is alike again, 4"
-    monkeypatch.setattr(RepeatedStep, "of", lambda *given: None)
+    assert len(set(plans[:3])) == 1 and plans[3] is not plans[2]
+    assert (plans[4] is plans[3]) == ("missing" not in change)
+    by_paddles_loop()
     np.testing.assert_equal(got, some_steps("came", "groups", changed))
 
 

@@ -10,7 +10,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.layers import adapt_hook
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
-from paddle_ldopt.optimizers._fused.step import layer_rates
+from paddle_ldopt.optimizers._base.whole_step import layer_rates
 
 pytestmark = [
     needs_library,
@@ -169,7 +169,7 @@ def test_a_parameter_that_was_cast_is_refused_where_it_has_or_lacks_a_master(nam
     with pytest.raises(ValueError, match=says):
         opt.step()
     np.testing.assert_array_equal(model.weight.astype("float32").numpy(), before)
-    with pytest.raises(ValueError, match=f"another type.* Received: dtype='{dtypes[1]}', missing="):
+    with pytest.raises(ValueError, match=rf"another type.* Received: dtype='{dtypes[1]}', missing=\["):
         ldopt.save_optimizer(tmp_path / "optimizer.safetensors", opt, model)
 
 
@@ -427,11 +427,26 @@ def test_ratios_of_layers_are_asked_for_once_and_again_where_something_is_unfroz
     assert asked[2:] == [param.name for param in params]
 
 
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+@pytest.mark.parametrize("grouped", [False, True], ids=["list", "groups"])
+@every_optimizer
+def test_a_step_calls_a_hook_once_for_each_parameter(name, grouped, fused):
+    params, asked = parameters([3], [2, 2], [4]), []
+    given = [{"params": params[:1]}, {"params": params[1:]}] if grouped else params
+    opt = make(name, given, fused=fused, set_param_lr_fun=lambda param: asked.append(param.name) or 0.5)
+    for _ in range(3):
+        give_gradients(params)
+        asked.clear()
+        opt.step()
+        assert asked == [param.name for param in params]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
     of = np.dtype(dtype).type
-    (rate,) = layer_rates(paddle.to_tensor(0.1, dtype), [0.3], [0.7])
-    assert rate == of(0.1) * of(0.3) * of(0.7) and rate.dtype == dtype
+    for tensor in (paddle.to_tensor, np.array):
+        rate = layer_rates(*(tensor(number, dtype) for number in (0.1, 0.3, 0.7)))
+        assert float(rate) == of(0.1) * of(0.3) * of(0.7)
 
 
 class Descent(RuleOptimizer):

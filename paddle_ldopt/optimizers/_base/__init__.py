@@ -1,15 +1,26 @@
-"""The base classes of the optimizers.
+"""The base classes of the optimizers and their step.
 
-`LayerwiseOptimizer.step` (step.py) lists one dygraph step:
+The bases, the first one outermost:
 
-1. `_repeat_step`: if only the gradients differ from the last step, repeat it with the new ones (repeated.py).
-2. `FusedStep.try_step` (`_fused/step.py`): take the whole step in the C library, if it needs only updates and clipping.
-3. `_with_ratios` (layerwise.py): compute and check the ratio of every parameter.
-4. `_apply_optimize`, which Paddle calls for each parameter group: check the gradients, then let Paddle clip them and
-   create missing state (rule_state.py).
-5. `_append_optimize_op`, which Paddle calls for each parameter: append a `Task` with its options and rate.
-6. `_update`: do the tasks, in the C library, in batches of one shape (batches.py) or one by one (updates.py).
+- `RuleOptimizer` (rule_optimizer.py) updates by a pure function; its states, counts and groups. `AdamWDL` is none: it
+  has Paddle's own update instead (`LayerwiseAdamW`).
+- `LayerwiseOptimizer` (step.py) takes the steps.
+- `DeclaredMixin` (declared.py) reads the options and states that a class declares; saves and loads the states.
+- `LayerwiseMixin` (layerwise.py) multiplies the rate of each parameter by its layer's ratio, in any Paddle optimizer.
+- `RatedOptimizer` (`layers`) declares all that `layers` reads from an optimizer.
 
-`minimize` and the sharding wrappers call 4 without `step`; it then includes 3, 5 and 6. In a static graph 5 adds the
-operations of the parameter.
+A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates and decays that follow the steps),
+`SharedStepCount` (one count of steps for all parameters).
+
+`LayerwiseOptimizer.step` takes a dygraph step in one of two ways:
+
+- A whole step (whole_step.py) needs only clipping and updates of plain tensors. All inputs are read at once, and a
+  backend takes the step with a plan that holds until an input other than a value changes: the C library
+  (`_fused/step.py`) or Paddle's operations (operations.py).
+- Paddle's loop takes all other steps. `_apply_optimize`, which Paddle calls for each parameter group, checks the
+  gradients and lets Paddle clip them; `_append_optimize_op`, which Paddle calls for each parameter, appends a `Task`
+  with its options and rate; `_update` lets the C library, then Paddle's operations (batches.py, updates.py) do them.
+
+`minimize` and the sharding wrappers enter Paddle's loop at `_apply_optimize`. In a static graph `_append_optimize_op`
+adds the operations of the parameter.
 """

@@ -8,8 +8,7 @@ other memory (after loading, casting or copying), the batch is built again. Para
 stack in each step, which is freed after it.
 """
 
-import math
-from typing import Any, Optional
+from typing import Any
 
 import paddle
 
@@ -21,53 +20,6 @@ from .step import Task
 
 _MASTER = "master"
 _Tensor = paddle.Tensor
-
-
-class Batches:
-    """The batches of an optimizer's parameters."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
-
-    def __deepcopy__(self, memo: Any) -> "Batches":
-        return Batches()  # the copied optimizer has tensors of its own
-
-    def split(self, optimizer: Any, tasks: list[Task]) -> list[tuple[Optional["Batch"], list[Task]]]:
-        """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
-        if not paddle.in_dynamic_mode():
-            return [(None, [task]) for task in tasks]
-        found: dict[Any, list[Task]] = {}
-        for task in tasks:
-            param = task.param
-            key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
-            found.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
-        units: list[tuple[Optional[Batch], list[Task]]] = []
-        for alike in found.values():
-            param = alike[0].param
-            limit = _most_bytes(optimizer, param) // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
-            if limit == 0 or not _can_be_stacked(alike[0]):
-                units += [(None, [task]) for task in alike]
-                continue
-            for begin in range(0, len(alike), limit):
-                together = alike[begin : begin + limit]
-                batch = self._batch(optimizer, [task.param for task in together])
-                units += [(None, [task]) for task in together] if batch is None else [(batch, together)]
-        return units
-
-    def _batch(self, optimizer: Any, params: list[Any]) -> Optional["Batch"]:
-        """Return the batch of these parameters, reused if it still holds; None if their state is not contiguous."""
-        names = tuple(param.name for param in params)
-        batch = self._kept.get(names)
-        if batch is not None and batch.holds():
-            return batch
-        for old in [old for old in self._kept if not set(names).isdisjoint(old)]:
-            self._kept.pop(old).release(set(old) - set(names))
-        batch = Batch(optimizer, params)
-        if not batch.is_contiguous():
-            return None
-        batch.build()
-        self._kept[names] = batch
-        return batch
 
 
 class Batch:
@@ -132,7 +84,7 @@ class Batch:
     def spread(self, values: list[float], dtype: Any) -> Any:
         """Return one number for each parameter as a Tensor for the rule; the number itself if all are equal."""
         same = all(value == values[0] for value in values)
-        return values[0] if same else paddle.to_tensor(values, dtype).reshape(self._shape(SCALAR))
+        return float(values[0]) if same else paddle.to_tensor(values, dtype).reshape(self._shape(SCALAR))
 
     def rates(self, tasks: list[Task]) -> Any:
         """Return the rates of the parameters as a Tensor for the rule; of one rate, that Tensor itself."""
@@ -163,17 +115,6 @@ class Batch:
         new_params = _cast(new_params, self.params[0].dtype)
         for row, param in zip([new_params] if single else _paddle.unstack(new_params, 0), self.params):
             _paddle.assign_out(row, param)
-
-
-def _most_bytes(optimizer: Any, param: Any) -> int:
-    """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
-    if optimizer.batch_bytes is not None:
-        return int(optimizer.batch_bytes)
-    return 2**21 if param.place.is_cpu_place() else 2**26
-
-
-def _can_be_stacked(task: Task) -> bool:
-    return task.grad.is_same_shape(task.param) and not task.param.is_dist()
 
 
 def _cast(tensor: Any, dtype: Any) -> Any:

@@ -13,6 +13,9 @@ from ..._paddle import (
     is_low_precision,
     keeps_masters,
     masters,
+    prefixed,
+    waiting_state,
+    waiting_state_as,
     weight_decay_fun,
     with_state,
 )
@@ -22,6 +25,8 @@ from .._fused.step import FusedStep, check_fused
 from .._shards import MissingGradients, refuse_sharded_groups
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
+from .loading import loadable
+from .sharded_state import sharded_state
 
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
@@ -123,13 +128,21 @@ class DeclaredMixin(_Base):
         group, defaults = self._group_of(param), self._defaults
         return {name: group.get(name, default) for name, default in defaults.items()} if group else dict(defaults)
 
-    def step_options(self, param: Any = None) -> dict[str, Any]:
+    def chosen_options(self, param: Any = None) -> dict[str, Any]:
         """Return all options of a parameter, or of the optimizer; "weight_decay" is 0 if it does not apply."""
         options = {**self.fixed_options(), **(self._defaults if param is None else self.options_of(param))}
         if param is not None and options.get("weight_decay") and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
         options.pop("lr", None)  # `own_rate` has it
         return options
+
+    def step_options(self, param: Any = None) -> dict[str, Any]:
+        """Return the options with their values in this step."""
+        return self.chosen_options(param)
+
+    def own_rate(self, param: Any) -> Optional[float]:
+        """Return the rate of the parameter's group that overrides the optimizer's, or None."""
+        return self._group_of(param).get("lr")
 
     def has_weight_decay(self, param: Any) -> bool:
         """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""
@@ -179,6 +192,42 @@ class DeclaredMixin(_Base):
 
     def has_master(self, param: Any) -> bool:
         return bool(keeps_masters(self) and is_low_precision(self)(param.dtype))
+
+    counts_steps = True  # whether the state `STEP` is a number of steps
+
+    def _add_accumulator(self, name: str, param: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = waiting_state(self)
+        if not loaded or not paddle.in_dynamic_mode():
+            return super()._add_accumulator(name, param, *args, **kwargs)
+        if f"{param.name}_{prefixed(self)}{name}_0" not in loaded:
+            loaded = {}  # the parameter had no gradient before the state was saved
+        # Paddle looks for the names of a process's first optimizer
+        with waiting_state_as(self, loaded), paddle.utils.unique_name.guard():
+            return super()._add_accumulator(name, param, *args, **kwargs)
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
+        self._fused_step.forget()
+        super().set_state_dict(loadable(self, state_dict))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of `state_dict`, as `set_state_dict` does."""
+        self.set_state_dict(state_dict)
+
+    def sharded_state_dict(self, model_sharded_state_dict: dict[str, Any], shards: Any = None) -> dict[str, Any]:
+        """Return key -> ShardedWeight of all state and masters; missing state is created, to be loaded into.
+
+        `paddle_ldopt.parallel.save_checkpoint` and `load_checkpoint` call it, under every layout.
+
+        Args:
+            model_sharded_state_dict: the result of ``model.sharded_state_dict()``.
+            shards: ``param.name`` -> the range (begin, end) of the flattened parameter in this process, if a wrapper
+                has cut the parameters. Parameters without an entry have no element here.
+
+        Raises:
+            ValueError: a parameter that is missing in the model's dict, or a shard whose offset is unknown.
+        """
+        return sharded_state(self, model_sharded_state_dict, shards)
 
 
 def rule_shape(kind: str, shape: Any) -> list[int]:

@@ -7,6 +7,7 @@ nothing is written into the parameters.
 
 import contextlib
 import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, Optional
 
@@ -29,6 +30,7 @@ from ...layers.ratios import RatedOptimizer, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
 from .._shards import unknown_parameter
 from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
+from .whole_step import layer_rates
 
 _Base: Any = object
 
@@ -44,7 +46,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
     _built_with: Optional[list[Any]] = None  # the parameters before any wrapper; None without `ratio_of`
     _by_name: dict[str, Any] = {}  # of `_built_with`
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
-    _last_ratio_list: Any = None  # of `_ratio_list`: function, parameters, which of them were frozen, ratios
+    _last_ratios: Any = (None, [], [], [])  # of `ratio_list`: function, parameters, which of them were frozen, ratios
     structured_names: Mapping[str, str] = {}  # param.name -> structured name, if given
     _groups: dict[str, dict[str, Any]] = {}  # param.name -> its group; filled on demand
     training_steps: Optional[int] = None  # for a moving decay, if neither it nor the schedule has them
@@ -76,15 +78,16 @@ class LayerwiseMixin(RatedOptimizer, _Base):
         self.ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
         self._documented = layers is None and set_param_lr_fun is layerwise_lr_decay
         if params is not None and self.ratio_of is not None:
-            self._check_ratios([param for param in params if not param.stop_gradient])
+            self._check_ratios(self.ratio_of, [param for param in params if not param.stop_gradient])
             if isinstance(self.ratio_of, LayerRatios):
                 check_trained(self.ratio_of, params)
             self._built_with = params
 
-    def _check_ratios(self, params: list[Any]) -> None:
-        with self._with_ratios(params, self.ratio_of):
-            if self._documented:
-                check_documented_hook([self.structured_names[param.name] for param in params])
+    def _check_ratios(self, ratio_of: Any, params: list[Any]) -> None:
+        for param in params:
+            ratio_of(self._original(param))
+        if self._documented:
+            check_documented_hook([self.structured_names[param.name] for param in params])
 
     def layerwise_ratio(self, param: Any) -> Any:
         """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
@@ -95,16 +98,15 @@ class LayerwiseMixin(RatedOptimizer, _Base):
                 return known[param.name]
         return self.current_ratio_of()(self._original(param))
 
-    def _ratio_list(self, params: list[Any], frozen: list[bool]) -> list[float]:
+    def ratio_list(self, params: list[Any], frozen: list[bool]) -> list[Any]:
         """Return the current ratios of parameters, computed and checked; 0 for frozen ones."""
         if self.ratio_of is None:
             return [1.0] * len(params)
-        ratio_of, kept = self.current_ratio_of(), self._last_ratio_list
-        if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
-            return kept[3]
-        ratios = [0.0 if idle else ratio_of(param) for param, idle in zip(params, frozen)]
-        if ratio_of.is_constant:  # a LayerMap's
-            self._last_ratio_list = ratio_of, params, frozen, ratios
+        ratio_of, (known, of, were_frozen, ratios) = self.current_ratio_of(), self._last_ratios
+        if known is not ratio_of or frozen != were_frozen or not (of is params or all(map(operator.is_, params, of))):
+            ratios = [0.0 if idle else ratio_of(self._original(param)) for param, idle in zip(params, frozen)]
+            if ratio_of.is_constant:  # a LayerMap's
+                self._last_ratios = ratio_of, params, frozen, ratios
         return ratios
 
     def _is_frozen(self, param: Any) -> bool:
@@ -164,11 +166,10 @@ class LayerwiseMixin(RatedOptimizer, _Base):
         super()._add_param_group(param_group)
 
     @contextlib.contextmanager
-    def _with_ratios(self, params: list[Any], ratio_of: Any = None) -> Iterator[None]:
+    def _with_ratios(self, params: list[Any]) -> Iterator[None]:
         """Compute and check the ratios of a step, and keep them until it ends."""
-        ratio_of = ratio_of or self.current_ratio_of()
-        trained = [] if ratio_of is None else [param for param in params if not param.stop_gradient]
-        self._step_ratios = {param.name: ratio_of(self._original(param)) for param in trained}
+        ratios = self.ratio_list(params, [param.stop_gradient for param in params])
+        self._step_ratios = dict(zip([param.name for param in params], ratios))
         try:
             yield
         finally:
@@ -180,7 +181,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
         Sharding v1 may replace `apply_decay_param_fun` by a function of buffers, which the optimizer does not update.
         """
         if self.ratio_of is not None and self._built_with is None and self._documented:
-            self._check_ratios(params)
+            self._check_ratios(self.ratio_of, params)
         known = sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")
         if weight_decay_fun_is_replaced(self) and not known:
             setting = sharding_setting("comm_overlap", "tensor_fusion")
@@ -192,9 +193,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr = super()._create_param_lr(param_and_grad)
         ratio = self.layerwise_ratio(param_and_grad[0])
-        if isinstance(ratio, float):
-            return lr if ratio == 1.0 else lr * ratio
-        return lr * (ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
+        return layer_rates(lr, 1.0, ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
 
 
 def _progress_in_graph(now: int, steps: int) -> Any:

@@ -8,20 +8,20 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
-from ..._checks import checked_number
+from ..._checks import checked_number, checked_state
 from ..._messages import refusal
-from .._shards import Shard, ShardFinder
+from .._shards import ShardFinder
 from ..options import BATCHED
-from ..states import STEP
-from .batches import Batches
+from ..states import COLUMN, ELEMENT, ROW, STEP
 from .declared import compute_dtype
-from .repeated import RepeatedStep
-from .rule_state import RuleState
-from .step import LayerwiseOptimizer, Task
-from .updates import Update, Values, update, update_shards
+from .operations import Operations
+from .rule_state import largest_of, plain, unified_name
+from .step import LayerwiseOptimizer, Task, in_shape
+from .updates import Update, Values, update_shards
+from .whole_step import layer_rates
 
 
-class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
+class RuleOptimizer(LayerwiseOptimizer, Optimizer):
     """Base of the optimizers whose update is a pure function.
 
     A subclass declares
@@ -70,7 +70,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
             raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)
-        self._finder, self._batches = ShardFinder(_paddle.flatten_groups(parameters or [])), Batches()
+        self._finder, self._operations = ShardFinder(_paddle.flatten_groups(parameters or [])), Operations()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         self._prepare(rate, parameters)
@@ -81,11 +81,6 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
     # ---- for subclasses to define or override
 
     rule: ClassVar[Callable[..., Update]]
-    _last: Optional[RepeatedStep] = None  # the last step, if Paddle's operations took it
-
-    def own_rate(self, param: Any) -> Optional[float]:
-        """Return the rate of the parameter's group that overrides the optimizer's, or None."""
-        return self._group_of(param).get("lr")
 
     def _read_rate(self, learning_rate: Any) -> Any:
         """Return the constructor's rate after checking it."""
@@ -112,34 +107,17 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr, own = super()._create_param_lr(param_and_grad), self.own_rate(param_and_grad[0])
-        return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
+        return (
+            lr if own is None else layer_rates(paddle.full_like(lr, own), 1.0, self.layerwise_ratio(param_and_grad[0]))
+        )
 
     def _known_names(self) -> Any:
         return self._finder.params
 
     # ---- the parts of `step`
 
-    def _repeat_step(self) -> bool:
-        """Repeat the last step with new gradients if nothing else has changed; return whether it was repeated."""
-        if self._last is not None and self._may_be_repeated():
-            with paddle.no_grad():
-                seen = self._last.again(self)
-                if seen is not None:
-                    if not _paddle.overflow_is_found(self):
-                        self._last.repeat(self, seen)
-                    return True
-        self._last = None
-        return False
-
-    def _may_be_repeated(self) -> bool:
-        """Return whether a step needs only clipping and updates, of parameters that this process has whole."""
-        return (
-            paddle.in_dynamic_mode()
-            and not _paddle.in_to_static_mode()
-            and self.regularization is None
-            and not self._missing.names
-            and self._finder.is_whole(_paddle.parameter_list(self))
-        )
+    def _backends(self) -> list[Any]:
+        return [self._fused_step, self._operations]
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         """Collect the update of one parameter; in a static graph, add its operations."""
@@ -147,9 +125,9 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         if self._is_frozen(param) or math.prod(param.shape) == 0:
             return
         self._check_shape(param)
-        task = Task(param, grad, self.step_options(param), self._rate(param, grad))
+        task = Task(param, in_shape(grad, param), self.step_options(param), self._rate(param, grad))
         if self._tasks is None:
-            self._update_whole([task._replace(shard=Shard(self._whole_shape(param)))])
+            self._operations.update(self, self._fused_step.update(self, [task]))
         else:
             self._tasks.append(task)
 
@@ -158,44 +136,92 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         if paddle.in_dynamic_mode() and self._finder.params:
             self._finder.check(param)
 
-    def _rate(self, param: Any, grad: Any) -> Any:
-        """Return the rate of a parameter, one Tensor for all collected parameters with this rate."""
-        dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
-        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
-        if self._tasks is None or key not in self._rates:
-            self._rates[key] = _paddle.rate_of(self)((param, grad)).astype(dtype).reshape([])
-        return self._rates[key]
-
     def _update(self, tasks: list[Task]) -> None:
-        """Update whole parameters first, then parameters of which other processes have shards."""
+        """Update parameters of which this process has all elements, then those of which other processes have shards."""
         shards = self._finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(shard=shards[task.param.name]) for task in tasks if task.param.name in shards]
         if self.fused and any(task.shard.groups or task.shard.slice_size is not None for task in tasks):
             where = "parameters in shards (tensor parallel, sharding version 2)"
             raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
-        self._update_whole([task for task in tasks if not task.shard.groups])
+        alone = [task for task in tasks if not task.shard.groups]
+        rest = self._fused_step.update(self, [task for task in alone if task.shard.slice_size is None])
+        self._operations.update(self, [*rest, *(task for task in alone if task.shard.slice_size is not None)])
         update_shards(self, {task.param.name: task for task in tasks if task.shard.groups}, shards)
 
-    def _update_whole(self, tasks: list[Task]) -> None:
-        """Update whole parameters in the C library, in batches, or one by one."""
-        whole = [task for task in tasks if task.shard.slice_size is None]
-        slices = [task for task in tasks if task.shard.slice_size is not None]
-        if whole and (self.fused or not paddle.in_dynamic_mode() or whole[0].param.place.is_cpu_place()):
-            whole = self._fused_step.update(self, whole)
-        units = self._batches.split(self, whole)
-        for batch, members in units:
-            if batch is None:
-                update(self, members[0])
-            else:
-                batch.update([task.grad for task in members], batch.rates(members), members[0].options)
-        for task in slices:
-            update(self, task)
-        if len(whole) == len(tasks) and self._tasks is None and paddle.in_dynamic_mode():
-            self._last = RepeatedStep.of(self, units)
+    # ---- counts
+
+    _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
+    _elsewhere: Optional[tuple[Any, Any]] = None  # after a step elsewhere: (largest count here, steps taken)
 
     def _counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""
         return {STEP: state[STEP] + 1.0}
+
+    def _count_taken(self) -> Any:
+        """Return the number of steps taken, a Tensor."""
+        count = largest_of(self, self._COUNT)
+        if self._elsewhere is None:
+            return count
+        return paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
+
+    def _steps_taken(self) -> float:
+        """Return the number of steps taken; it waits for the device."""
+        return float(self._count_taken())
+
+    def _step_elsewhere(self) -> None:
+        self._elsewhere = largest_of(self, self._COUNT), self._count_taken() + 1.0
+
+    # ---- state
+
+    def _whole_shape(self, param: Any) -> list[int]:
+        return list(self._finder.shape(param))
+
+    def state_layout(self, param: Any) -> dict[str, Any]:
+        """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
+        # PaddleNLP's unified checkpoints cannot be read with shape []
+        layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
+        return {**layout, STEP: (compute_dtype(param), [1])}
+
+    def _create_accumulators(self, block: Any, parameters: Any) -> None:
+        for param in _paddle.content_of(parameters):
+            self.check_type(param)
+            if param.name in _paddle.with_state(self):
+                continue
+            self._check_shape(param)
+            other = [name for name, kind in self.state_kinds(param).items() if kind != ELEMENT]
+            if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
+                raise ValueError(
+                    "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
+                    "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
+                    f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
+                )
+            owner = _paddle.new_master(self)(param) if self.has_master(param) else param
+            for name, (dtype, shape) in self.state_layout(param).items():
+                _paddle.new_state(self)(name, owner, fill_value=0.0, dtype=_paddle.state_dtype(dtype), shape=shape)
+            _paddle.with_state(self).add(param.name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with names that PaddleNLP's unified checkpoints can hold.
+
+        Raises:
+            ValueError: sharding with `split_param` calls it and would take rows and columns for elements.
+        """
+        kinds = {name: kind for p in self._finder.params.values() for name, kind in self.state_kinds(p).items()}
+        sliced = _paddle.is_called_by("sharded_state_dict") and self._finder.is_sliced(_paddle.parameter_list(self))
+        if sliced and {ROW, COLUMN} & set(kinds.values()):
+            raise ValueError(
+                "Paddle's `sharded_state_dict` for `split_param` takes all state for elements and would save rows and "
+                "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
+                f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
+            )
+        # Paddle leaves out loaded state of parameters without a gradient so far
+        state = {**_paddle.waiting_state(self), **super().state_dict()}
+        names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in (STEP, *kinds))}
+        return {unified_name(key, names): value for key, value in state.items()}
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of `state_dict`, including "master_weights" and "LR_Scheduler" if present."""
+        super().set_state_dict(plain(checked_state(state_dict)))
 
 
 def checked_rate(learning_rate: Any, argument: str) -> Any:

@@ -7,78 +7,41 @@ AdamW, keys are structured names: "<parameter>.<state>_0", and "<parameter>.w_0"
 import math
 from typing import Any, Optional
 
-import paddle
-
 from ... import _paddle
 from ..._paddle import create_state, prefixed
 from ..states import ELEMENT, ROW, SCALAR, STEP
-from .loading import loadable
-
-_Base: Any = object
 
 
-class ShardedStateMixin(_Base):
-    """Saves and loads the state that `DeclaredMixin.state_layout` and `state_kinds` describe."""
+def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
+    """Return key -> ShardedWeight of an optimizer's state; see `DeclaredMixin.sharded_state_dict`."""
+    keys: dict[str, str] = {}
+    for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
+        keys.setdefault(model_sharded_state_dict[key].local_tensor.name, key)
+    params = [p for p in _paddle.parameters_of(optimizer) if not p.stop_gradient and _paddle.is_allocated(p)]
+    unknown = [param.name for param in params if param.name not in keys]
+    if unknown:
+        wrong = "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model."
+        raise ValueError(f"{wrong} Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})")
+    create_state(optimizer, [p for p in params if optimizer.layerwise_ratio(p) != 0.0])
+    found = {}
+    for param in params:
+        if shards is not None and param.name not in shards:
+            continue  # only padding
+        shard = shards and shards[param.name]
+        weight = model_sharded_state_dict[keys[param.name]]
+        for name, (value, kind) in _state_of(optimizer, param).items():
+            key = f"{keys[param.name]}.{name}_0"
+            found[key] = _placed(key, value, kind, weight, shard)
+    return found
 
-    counts_steps = True  # whether the state `STEP` is a number of steps
 
-    def sharded_state_dict(self, model_sharded_state_dict: dict[str, Any], shards: Any = None) -> dict[str, Any]:
-        """Return key -> ShardedWeight of all state and masters; missing state is created, to be loaded into.
-
-        `paddle_ldopt.parallel.save_checkpoint` and `load_checkpoint` call it, under every layout.
-
-        Args:
-            model_sharded_state_dict: the result of ``model.sharded_state_dict()``.
-            shards: ``param.name`` -> the range (begin, end) of the flattened parameter in this process, if a wrapper
-                has cut the parameters. Parameters without an entry have no element here.
-
-        Raises:
-            ValueError: a parameter that is missing in the model's dict, or a shard whose offset is unknown.
-        """
-        keys: dict[str, str] = {}
-        for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
-            keys.setdefault(model_sharded_state_dict[key].local_tensor.name, key)
-        params = [p for p in _paddle.parameters_of(self) if not p.stop_gradient and _paddle.is_allocated(p)]
-        unknown = [param.name for param in params if param.name not in keys]
-        if unknown:
-            wrong = "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model."
-            raise ValueError(f"{wrong} Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})")
-        create_state(self, [p for p in params if self.layerwise_ratio(p) != 0.0])
-        found = {}
-        for param in params:
-            if shards is not None and param.name not in shards:
-                continue  # only padding
-            shard = shards and shards[param.name]
-            weight = model_sharded_state_dict[keys[param.name]]
-            for name, (value, kind) in self._state_of(param).items():
-                key = f"{keys[param.name]}.{name}_0"
-                found[key] = _placed(key, value, kind, weight, shard)
-        return found
-
-    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
-        self._fused_step.forget()
-        super().set_state_dict(loadable(self, state_dict))
-
-    load_state_dict = set_state_dict
-
-    def _state_of(self, param: Any) -> dict[str, tuple[Any, str]]:
-        """Return state name -> (Tensor, kind) of a parameter, with its master as "w"."""
-        kinds, prefix = {**self.state_kinds(param), STEP: SCALAR}, prefixed(self)
-        owner = _paddle.masters(self).get(param.name, param)
-        found = {name[len(prefix) :]: values.get(owner.name) for name, values in _paddle.accumulators(self).items()}
-        state = {name: (value, kinds[name]) for name, value in found.items() if value is not None}
-        return state if owner is param else {**state, "w": (owner, ELEMENT)}
-
-    def _add_accumulator(self, name: str, param: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = _paddle.waiting_state(self)
-        if not loaded or not paddle.in_dynamic_mode():
-            return super()._add_accumulator(name, param, *args, **kwargs)
-        if f"{param.name}_{prefixed(self)}{name}_0" not in loaded:
-            loaded = {}  # the parameter had no gradient before the state was saved
-        # Paddle looks for the names of a process's first optimizer
-        with _paddle.waiting_state_as(self, loaded), paddle.utils.unique_name.guard():
-            return super()._add_accumulator(name, param, *args, **kwargs)
+def _state_of(optimizer: Any, param: Any) -> dict[str, tuple[Any, str]]:
+    """Return state name -> (Tensor, kind) of a parameter, with its master as "w"."""
+    kinds, prefix = {**optimizer.state_kinds(param), STEP: SCALAR}, prefixed(optimizer)
+    owner = _paddle.masters(optimizer).get(param.name, param)
+    found = {name[len(prefix) :]: values.get(owner.name) for name, values in _paddle.accumulators(optimizer).items()}
+    state = {name: (value, kinds[name]) for name, value in found.items() if value is not None}
+    return state if owner is param else {**state, "w": (owner, ELEMENT)}
 
 
 def _placed(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:

@@ -7,9 +7,9 @@ from typing import Any, Callable, NamedTuple, Optional
 import paddle
 
 from ... import _paddle
-from .declared import DeclaredMixin
+from .declared import DeclaredMixin, compute_dtype
 from .layerwise import LayerwiseMixin
-from .sharded_state import ShardedStateMixin
+from .whole_step import take_whole_step
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
@@ -21,11 +21,11 @@ class Task(NamedTuple):
     param: Any  # the parameter, or its flat slice under `fleet`
     grad: Any  # its gradient
     options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
-    lr: Any  # includes the layer's ratio; for a rule a Tensor of shape [] in the type that it computes in
+    lr: Any  # includes the layer's ratio; a Tensor of shape [] in the type that the update is computed in
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
+class LayerwiseOptimizer(DeclaredMixin, LayerwiseMixin):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
@@ -38,7 +38,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
     def step(self) -> Any:
         """Update all parameters that have a gradient once."""
         with self._one_step():
-            if self._repeat_step() or self._fused_step.try_step(self):
+            if take_whole_step(self, self._backends()):
                 return None
             if not paddle.in_dynamic_mode():  # `to_static`, which calls `apply_gradients`
                 return super().step()
@@ -51,7 +51,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
                 params_grads = self._missing.drop_from(params_grads)
             pairs = _paddle.content_of(params_grads)
             for param, grad in pairs:
-                _check_gradient(self, param, grad)
+                check_gradient(self, param, grad)
             params = [param for param, _ in pairs]
             self._check_in_step(params)
             collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
@@ -83,6 +83,14 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
                     self._update(tasks)
         return done
 
+    def _rate(self, param: Any, grad: Any) -> Any:
+        """Return the rate of a parameter, one Tensor for all collected parameters with this rate."""
+        dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
+        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
+        if self._tasks is None or key not in self._rates:
+            self._rates[key] = _paddle.rate_of(self)((param, grad)).astype(dtype).reshape([])
+        return self._rates[key]
+
     def decays_weights(self, param: Any) -> bool:
         """Return whether the next step applies weight decay to a parameter."""
         return bool(self.step_options(param).get("weight_decay", 0.0) != 0)
@@ -93,9 +101,9 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
         """Return a reentrant context for the counts and schedules of a step."""
         return contextlib.nullcontext()
 
-    def _repeat_step(self) -> bool:
-        """Repeat the last step if only the gradients have changed; return whether it was repeated."""
-        return False
+    def _backends(self) -> list[Any]:
+        """Return the backends of whole steps, the preferred one first."""
+        return [self._fused_step]
 
     def _collects(self) -> bool:
         """Return whether tasks are collected."""
@@ -116,7 +124,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
         return False
 
 
-def _check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> None:
+def check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> None:
     """Raise TypeError for a parameter that is not floating-point or has a complex or sparse gradient."""
     if getattr(grad, "is_selected_rows", lambda: False)() and not optimizer._takes_sparse(param):
         needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
@@ -126,3 +134,8 @@ def _check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> Non
             "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
             f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
         )
+
+
+def in_shape(grad: Any, param: Any) -> Any:
+    """Return a gradient in the shape of its parameter; `ClipGradByGlobalNorm` makes [1] of []."""
+    return grad if list(grad.shape) == list(param.shape) else grad.reshape(param.shape)

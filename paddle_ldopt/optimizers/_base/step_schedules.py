@@ -1,28 +1,32 @@
 """Rates and weight decays that are functions of the optimizer's own steps."""
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any, Optional
 
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from ... import _paddle
 from ..._checks import checked_state
 from ..._messages import refusal
 from ..states import GLOBAL_STEP, SCALAR, STEP, State
-from .rule_state import largest
-from .step_count import StepCount
+from .rule_state import largest, state_of_all
 from .step_functions import StepFunction, rate_or_function
 from .updates import Values
 
+_Base: Any = object
 
-class StepSchedulesMixin(StepCount):
+
+class StepSchedulesMixin(_Base):
     """Lets the rate and the options "lr" and "weight_decay" be a `StepFunction`, listed before `RuleOptimizer`.
 
     With any of them, the state of each parameter includes the number of all steps, so a resume is exact.
     """
 
     _COUNT = GLOBAL_STEP
+    _known: Optional[tuple[list[Any], list[int], Any, float]] = None  # the result of `_noted` after the last step
 
     def _read_rate(self, learning_rate: Any) -> Any:
         return rate_or_function(learning_rate, "learning_rate")
@@ -52,7 +56,7 @@ class StepSchedulesMixin(StepCount):
         return {**super()._counted(state), **counted}
 
     def step_options(self, param: Any = None) -> Values:
-        """Return all options with their values in this step."""
+        """Return the options with their values in this step."""
         options = super().step_options(param)
         return {**options, "weight_decay": self._now(options["weight_decay"])}
 
@@ -91,7 +95,29 @@ class StepSchedulesMixin(StepCount):
             counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *own.values()), "float32")
         super().set_state_dict({**state_dict, **counts})
 
-    load_state_dict = set_state_dict
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, which the caller may change."""
+        self._known = None
+        return super().state_dict()
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the state with its offsets, to be loaded into."""
+        self._known = None
+        return super().sharded_state_dict(*args, **kwargs)
+
+    def _steps_taken(self) -> float:
+        """Return the number of steps taken; it waits for the device unless the last step noted the number."""
+        if self._known is not None:
+            counts, versions, waiting, count = self._known
+            now, now_versions, now_waiting, _ = self._noted(count)
+            if now_waiting is waiting and now_versions == versions and all(map(operator.is_, now, counts)):
+                return count
+        return super()._steps_taken()
+
+    def _noted(self, count: float) -> tuple[list[Any], list[int], Any, float]:
+        """Return a count with the tensors, versions and loaded state that it was read from."""
+        counts = list(state_of_all(self, self._COUNT).values())
+        return counts, list(map(_paddle.version_of, counts)), _paddle.waiting_state(self), count
 
     def _now(self, value: Any) -> float:
         """Return the value of a rate or a decay in this step."""

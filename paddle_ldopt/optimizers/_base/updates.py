@@ -15,10 +15,10 @@ Values = dict[str, Any]  # by name, of states or of options
 Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 
 
-def update(optimizer: Any, task: Task) -> None:
-    """Update a parameter that this process has whole."""
-    rule, write = _start(optimizer, task)
-    write(*answer_locally(rule))
+def update(optimizer: Any, task: Task, rule: Optional[Callable[..., Any]] = None) -> None:
+    """Update a parameter that this process has whole, by `rule` or the optimizer's."""
+    running, write = _start(optimizer, task, rule or optimizer.rule)
+    write(*answer_locally(running))
 
 
 def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
@@ -31,7 +31,7 @@ def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shar
         if optimizer.layerwise_ratio(param) == 0.0:
             continue
         if name in tasks:
-            rule, write = _start(optimizer, tasks[name])
+            rule, write = _start(optimizer, tasks[name], optimizer.rule)
         elif shard.span == (0, 0):  # the other processes wait for its sums
             rule, write = _start_empty(optimizer, param, shard), None
         else:
@@ -43,7 +43,7 @@ def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shar
             write(*result)
 
 
-def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
+def _start(optimizer: Any, task: Task, rule: Callable[..., Any]) -> tuple[Update, Callable[..., None]]:
     """Return the rule of a task, not run yet, and a function that writes its result."""
     param, shard = task.param, task.shard or Shard(optimizer._whole_shape(task.param))
     target = _paddle.masters(optimizer)[param.name] if optimizer.has_master(param) else param
@@ -60,12 +60,8 @@ def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
             state[name] = state[name].reshape(rule_shape(kind, shard.shape))
     counted = optimizer._counted(state)
     state.update(counted)
-    grad = task.grad.astype(dtype)
-    if list(grad.shape) != list(target.shape):  # ClipGradByGlobalNorm makes [1] of []
-        grad = grad.reshape(target.shape)
-    rule = optimizer.rule(
-        shard.view(target.astype(dtype)), shard.view(grad), state, task.lr, shard=shard, **task.options
-    )
+    tensors = shard.view(target.astype(dtype)), shard.view(task.grad.astype(dtype))
+    running = rule(*tensors, state, task.lr, shard=shard, **task.options)
 
     def write(new_param: Any, new_state: dict[str, Any]) -> None:
         overflow = None if paddle.in_dynamic_mode() else _paddle.found_inf(optimizer)
@@ -75,7 +71,7 @@ def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
         if target is not param:
             _write(new_param, param, overflow, shard)
 
-    return rule, write
+    return running, write
 
 
 def _start_empty(optimizer: Any, param: Any, shard: Shard) -> Update:

@@ -9,9 +9,9 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle, kernels
+from .._base.whole_step import StepInputs
 from ..states import STEP
 from .memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, versions
-from .step_inputs import StepInputs
 
 _Tensor = paddle.Tensor
 _SMALLEST = float(np.finfo("float32").tiny)
@@ -62,58 +62,53 @@ class Plan:
                 for tensors in (self._states, self.params)
             )
         self._sizes = list(map(_Tensor.element_size, self.params))
-        self._addresses = [addresses(tensors) for tensors in (self.params, self._masters, self._states)]
-        self._versions = versions(self._masters), versions(self._states)
+        self._params_at = addresses(self.params)
+        self._masters_at, self._states_at = ((addresses(t), versions(t)) for t in (self._masters, self._states))
         self._rule: Optional[FusedRule] = None
         self._decayed: Any = None
-        self.live: Optional[list[int]] = None  # `StepInputs.live` of the last step
-        self.rows: Any = None  # their rows in `structs`
-        self._live: Any = None  # their addresses, element sizes and shapes (as tensors) in the plan
-        self._types: list[Any] = []  # of these parameters
-        self._codes: Any = None  # the same as numbers for the library
+        self._inputs: Optional[StepInputs] = None  # of the last whole step
+        self.rows: Any = None  # the rows of its parameters
+        self.grad_types: Any = None  # the types of its gradients as numbers for the library
 
     def holds(self, params: list[Any]) -> bool:
-        """Return whether the plan covers all of these parameters and no buffer has moved."""
+        """Return whether the plan covers all of these parameters, and no buffer has moved."""
         rows = [self.index.get(param.name) for param in params]
         return (
             all(p.name in self.refused if row is None else self.params[row] is p for p, row in zip(params, rows))
-            and self.parameter_list is _paddle.parameter_list(self.optimizer)
-            and self.is_current()
+            and (addresses(self.params), list(map(_Tensor.element_size, self.params))) == (self._params_at, self._sizes)
+            and same_shapes(self.params, self._as_planned)
+            and self._has_all_state()
         )
 
-    def is_current(self, seen: Optional[StepInputs] = None) -> bool:
-        """Return whether no parameter (with `seen`: of `rows`) or state has moved, been replaced or changed its form.
+    def holds_for(self, inputs: StepInputs) -> bool:
+        """Return whether the plan can be used again for a whole step of the same parameters."""
+        return self._inputs is not None and inputs.are_like(self._inputs) and self._has_all_state()
+
+    def _has_all_state(self) -> bool:
+        """Return whether no state has moved, been replaced or changed its form.
 
         In large models each step checks all states for replacement, but only some for moves. Until a move is found, the
         library writes into memory that `_kept` holds on to.
         """
-        params, masters, states = self._addresses
-        if seen is None:
-            now, sizes = self.params, list(map(_Tensor.element_size, self.params))
-            unmoved = addresses(now) == params and sizes == self._sizes and same_shapes(now, self._as_planned)
-        else:
-            at, sizes, shapes = self._live
-            unmoved = seen.params_at == at and seen.sizes == sizes and same_shapes(seen.params, shapes)
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
-        some, (of_masters, of_states), state = self._states[part], self._versions, _state_tensors(self.optimizer)
+        some, state = self._states[part], _state_tensors(self.optimizer)
         return (
-            unmoved
+            self.parameter_list is _paddle.parameter_list(self.optimizer)
             and len(state) == len(self._every_state)
             and all(map(operator.is_, state, self._every_state))
-            and (addresses(self._masters), addresses(some)) == (masters, states[part])
-            and (versions(self._masters), versions(some)) == (of_masters, of_states[part])
+            and (addresses(self._masters), versions(self._masters)) == self._masters_at
+            and (addresses(some), versions(some)) == (self._states_at[0][part], self._states_at[1][part])
         )
 
-    def follow(self, seen: StepInputs) -> bool:
-        """Select the parameters seen for the next steps; return whether the plan has all of them."""
-        rows: Any = [self.index.get(param.name) for param in seen.params]
-        if None in rows:
+    def follow(self, inputs: StepInputs) -> bool:
+        """Select the parameters of the next whole steps; return whether the library supports all of them."""
+        rows: Any = [self.index.get(param.name) for param in inputs.params]
+        types: Any = list(map(TYPES.get, inputs.types))
+        if None in rows or None in types:
             return False
-        self.live, self.rows = seen.live, np.array(rows)
-        self._live = [[given[row] for row in rows] for given in (self._addresses[0], self._sizes, self._as_planned)]
-        self._types = [param.dtype for param in seen.params]
-        self._codes = np.array([TYPES[kind] for kind in self._types])
+        self.rows, self.grad_types = np.array(rows), np.array(types)
+        self._inputs = inputs.kept([self._as_planned[row] for row in rows])
         return True
 
     def _fill(self, struct: Any, param: Any, updated: bool) -> Optional[str]:
@@ -189,13 +184,6 @@ class Plan:
         if self._decayed is None or _paddle.weight_decay_fun(self.optimizer) is not None:
             self._decayed = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
         return self._decayed
-
-    def grad_types(self, seen: StepInputs) -> Any:
-        """Return the type of each gradient as a number for the library, None if it does not support one."""
-        if seen.types == self._types:  # identity is compared first: a look-up takes ten times as long
-            return self._codes
-        types = list(map(TYPES.get, seen.types))
-        return None if None in types else types
 
 
 def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:

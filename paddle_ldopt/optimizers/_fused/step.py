@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..._messages import refusal
+from .._base.whole_step import StepInputs, create_missing_state, current_rate, layer_rates
 from .memory import TYPES, allocated_bytes, unsupported_tensor
 from .plan import Plan
-from .step_inputs import StepInputs
 
 
 def check_fused(fused: Optional[bool]) -> Optional[bool]:
@@ -48,31 +48,47 @@ class FusedStep:
         """Drop the plan, as after state was loaded."""
         self._plan = None
 
-    # ---- a whole step, without Paddle's Python code for each parameter
+    # ---- a whole step
 
-    def try_step(self, optimizer: Any) -> bool:
-        """Take a step that needs only updates and clipping; return False, with nothing changed, for other steps."""
-        every = _paddle.parameter_list(optimizer)
-        seen = StepInputs.of(every) if _may_be_taken(optimizer) else None
-        if seen is None:
-            return False
-        ratios = np.array(optimizer._ratio_list(every, seen.frozen))[seen.live]
-        plan = self._plan_for(optimizer, seen, every)
-        types = None if plan is None else plan.grad_types(seen)
-        if plan is None or types is None:
-            return False
-        moving = ratios != 0.0
+    def may_take(self, optimizer: Any) -> bool:
+        """Return whether the library may take whole steps, as far as the optimizer's settings show.
+
+        The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle,
+        and an interrupted run must have the same bits.
+        """
+        clip, params = _paddle.grad_clip(optimizer), _paddle.parameter_list(optimizer)
+        by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm
+        return (
+            optimizer.fused is not False
+            and _unsupported_reason_here() is None
+            and not isinstance(params[0], dict)
+            and _is_on_cpu(params[0])
+            and not paddle.distributed.is_initialized()
+            and (clip is None or (by_norm and not (clip.auto_skip_clip or optimizer.rule_clips())))
+        )
+
+    def take(self, optimizer: Any, inputs: StepInputs) -> bool:
+        """Take a whole step; return False, with nothing changed, if the library does not support all parameters."""
+        plan = self._plan
+        if plan is None or not plan.holds_for(inputs):
+            if plan is None or not plan.holds(inputs.params):
+                create_missing_state(optimizer)
+                plan = self._plan = Plan(optimizer, inputs.params)
+            if not plan.follow(inputs):
+                return False
+        moving = inputs.ratios != 0.0
         if not moving.any():
             return True
         options = optimizer.step_options()
         optimizer._count_planned(plan)
         plan.refresh(options)
-        structs, params = plan.structs.take(plan.rows), seen.params  # indexing takes ten times as long
-        _paddle.create_rate(optimizer)()
-        structs["lr"] = layer_rates(_paddle.global_rate(optimizer)(), seen.factors, ratios)
+        structs, params = plan.structs.take(plan.rows), inputs.params  # indexing takes ten times as long
+        rate = current_rate(optimizer)
+        kind = "f4" if rate.dtype == paddle.float32 else "f8"
+        structs["lr"] = layer_rates(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
         structs["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
-        structs["grad"], structs["grad_type"] = seen.grads_at, types
-        structs["held"][:, kernels.PLACES["grad"]] = seen.grad_bytes
+        structs["grad"], structs["grad_type"] = inputs.grads_at, plan.grad_types
+        structs["held"][:, kernels.PLACES["grad"]] = inputs.grad_bytes
         clip = _paddle.grad_clip(optimizer)
         if clip is not None:
             _clip_by_norm(structs, params, clip.clip_norm)
@@ -81,31 +97,27 @@ class FusedStep:
         _call(optimizer, structs, params)
         return True
 
-    def _plan_for(self, optimizer: Any, seen: StepInputs, every: list[Any]) -> Optional[Plan]:
-        """Return a plan of the parameters seen, the last one if it still holds; None if the library refuses some."""
-        plan = self._plan
-        if plan is not None and plan.live == seen.live and plan.parameter_list is every and plan.is_current(seen):
-            return plan
-        if plan is None or not plan.holds(seen.params):
-            given = [p for p in every if not p.stop_gradient and _paddle.grad_of(p) is not None]
-            _paddle.create_state(optimizer, given)  # for empty ones too, as Paddle's step does
-            plan = self._plan = Plan(optimizer, seen.params)
-        return plan if plan.follow(seen) else None
+    def takes_none(self, optimizer: Any, params: list[Any]) -> bool:
+        """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
+        if optimizer.fused:  # it may raise
+            return False
+        if optimizer.fused is False or not params or not paddle.in_dynamic_mode() or not _is_on_cpu(params[0]):
+            return True
+        why = _unsupported_reason_here()
+        if why is not None:
+            _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
+        return why is not None or (self._plan is not None and not self._plan.index and self._plan.holds(params))
 
     # ---- collected tasks
 
     def update(self, optimizer: Any, tasks: list[Any]) -> list[Any]:
         """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
-        if not tasks or optimizer.fused is False:
+        params = [task.param for task in tasks]
+        if not params or self.takes_none(optimizer, params):
             return tasks
         why = _unsupported_reason_here()
         if why is not None:
-            if optimizer.fused:
-                raise _not_possible(f": {why}. Use None or False.")
-            if paddle.in_dynamic_mode() and tasks[0].param.place.is_cpu_place():
-                _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
-            return tasks
-        params = [task.param for task in tasks]
+            raise _not_possible(f": {why}. Use None or False.")
         if self._plan is None or not self._plan.holds(params):
             self._plan = Plan(optimizer, params)
         optimizer._count_planned(self._plan)
@@ -123,28 +135,6 @@ class FusedStep:
         if chosen:
             _call(optimizer, _structs_of(self._plan, chosen), [task.param for task in chosen])
         return rest
-
-
-def _may_be_taken(optimizer: Any) -> bool:
-    """Return whether a step needs only updates and clipping, as far as the optimizer's settings show.
-
-    The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle, and
-    an interrupted run must have the same bits.
-    """
-    clip, params = _paddle.grad_clip(optimizer), _paddle.parameter_list(optimizer)
-    by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm
-    return (
-        optimizer.fused is not False
-        and _unsupported_reason_here() is None
-        and bool(params)
-        and not isinstance(params[0], dict)
-        and (not _paddle.is_allocated(params[0]) or params[0].place.is_cpu_place())
-        and not _paddle.in_to_static_mode()
-        and not paddle.distributed.is_initialized()
-        and (clip is None or (by_norm and not (clip.auto_skip_clip or optimizer.rule_clips())))
-        and optimizer.regularization is None
-        and not _paddle.found_inf(optimizer)
-    )
 
 
 def _clip_by_norm(structs: NDArray[Any], params: list[Any], most: float) -> None:
@@ -177,12 +167,6 @@ def _call(optimizer: Any, structs: NDArray[Any], params: list[Any]) -> None:
         collections.deque(map(_paddle.bump_version, params), maxlen=0)
 
 
-def layer_rates(rate: Any, factors: Any, ratios: Any) -> NDArray[Any]:
-    """Return rate * factor * ratio, rounded after each product as in `LayerwiseMixin._create_param_lr`."""
-    kind = "f4" if rate.dtype == paddle.float32 else "f8"
-    return np.array(float(rate), kind) * np.array(factors, kind) * np.array(ratios, kind)
-
-
 def _unsupported_reason_here() -> Optional[str]:
     """Return why no step can be fused now, None if one can."""
     if not paddle.in_dynamic_mode():
@@ -190,6 +174,10 @@ def _unsupported_reason_here() -> Optional[str]:
     if _paddle.flags()["FLAGS_check_nan_inf"]:
         return "FLAGS_check_nan_inf checks the results of Paddle's operations"
     return kernels.unsupported_reason()
+
+
+def _is_on_cpu(param: Any) -> bool:
+    return not _paddle.is_allocated(param) or bool(param.place.is_cpu_place())
 
 
 def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:

@@ -5,8 +5,10 @@ from typing import Any, Callable, ClassVar
 import paddle
 from paddle.optimizer import AdamW
 
-from ..._paddle import masters, rate_of, ratio_in_kernel, set_attributes, state_getter
+from ..._paddle import rate_of, ratio_in_kernel, set_attributes
 from .._base.layerwise import LayerwiseMixin
+from .._base.step import Task
+from .._base.updates import update
 
 __all__ = ["BETA_OF", "LayerwiseAdamW"]
 
@@ -60,16 +62,9 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
 
     def _low_precision_step(self, param: Any, grad: Any) -> None:
         """Update a float16 or bfloat16 parameter on a CPU, where Paddle has no kernel for it."""
-        has_master, options = self.has_master(param), self.step_options(param)
-        weight = masters(self)[param.name] if has_master else param.astype("float32")
-        stored = {name: state_getter(self)(name, param) for name in ("moment1", "moment2", *BETA_OF)}
-        state = {name: value.astype("float32") for name, value in stored.items()}
-        rate = rate_of(self)((param, grad))
-        numbers = {name: float(options[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")}
-        new_weight, new_state = self.update(weight, grad.astype("float32"), state, rate, **numbers)
-        for name, old in stored.items():
-            paddle.assign(new_state[name].reshape(old.shape).astype(old.dtype), old)
-        new_weight = new_weight.reshape(param.shape)  # the powers are of shape [1], the parameter may be of []
-        if has_master:
-            paddle.assign(new_weight, weight)
-        paddle.assign(new_weight.astype(param.dtype), param)
+        options = {name: float(value) for name, value in self.step_options(param).items() if name != "lazy_mode"}
+        task = Task(param, grad, options, rate_of(self)((param, grad)).reshape([]))
+        update(self, task, lambda *tensors, shard, **options: self.update(*tensors, **options))
+
+    def _counted(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {}  # `update` counts

@@ -62,10 +62,10 @@ class ShardFinder:
         return self._found
 
     def is_whole(self, parameter_list: Any) -> bool:
-        """Return whether the last step had the same list, and this process has each of its parameters whole."""
-        if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
+        """Return whether this process has each parameter whole; it waits for no other process."""
+        if self.is_sliced(parameter_list):
             return False
-        return all(not shard.groups and shard.slice_size is None for shard in self._found.values())
+        return all(not shard.groups and shard.slice_size is None for shard in self.find(parameter_list).values())
 
     def is_sliced(self, parameter_list: Any) -> bool:
         """Return whether sharding with `split_param` has replaced the parameters by slices."""

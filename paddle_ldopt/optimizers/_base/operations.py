@@ -1,0 +1,187 @@
+"""Updates by Paddle's operations, in batches of parameters of one shape, type and set of options."""
+
+import math
+import operator
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import paddle
+
+from ... import _paddle
+from .._fused.memory import same_shapes
+from .batches import Batch
+from .step import Task, check_gradient, in_shape
+from .updates import update
+from .whole_step import StepInputs, all_parameters, create_missing_state, current_rate, layer_rates, with_gradients
+
+
+class Operations:
+    """The updates of one optimizer with a rule by Paddle's operations: its batches, and its plan of a whole step."""
+
+    def __init__(self) -> None:
+        self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
+        self._plan: Optional[OperationsPlan] = None  # of the last whole step
+
+    def __deepcopy__(self, memo: Any) -> "Operations":
+        return Operations()  # the copied optimizer has tensors of its own
+
+    def may_take(self, optimizer: Any) -> bool:
+        """Return whether this process has all parameters whole, and the C library has no part in the step."""
+        if not optimizer._finder.is_whole(_paddle.parameter_list(optimizer)):
+            return False
+        params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
+        return bool(optimizer._fused_step.takes_none(optimizer, params))
+
+    def take(self, optimizer: Any, inputs: StepInputs) -> bool:
+        """Take a whole step; return False, with nothing changed, if some state has no batch."""
+        with paddle.no_grad():
+            if self._plan is None or not self._plan.holds(optimizer, inputs):
+                self._plan = self._planned(optimizer, inputs)
+            if self._plan is not None:
+                self._plan.run(optimizer, inputs)
+        return self._plan is not None
+
+    def _planned(self, optimizer: Any, inputs: StepInputs) -> "Optional[OperationsPlan]":
+        """Return a plan of a step after the checks that Paddle's loop does in each, None without one."""
+        for param, grad in zip(inputs.params, inputs.grads):
+            check_gradient(optimizer, param, grad)
+            optimizer._check_shape(param)
+        optimizer._check_in_step(inputs.params)
+        create_missing_state(optimizer)
+        given = zip(inputs.params, inputs.grads, inputs.ratios)
+        tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in given if ratio != 0.0]
+        split = self._split(optimizer, tasks)
+        batches = [batch for batch, _ in split if batch is not None]
+        return OperationsPlan(optimizer, inputs, batches) if len(batches) == len(split) else None
+
+    def update(self, optimizer: Any, tasks: list[Task]) -> None:
+        """Do collected tasks."""
+        for batch, members in self._split(optimizer, tasks):
+            if batch is None:
+                update(optimizer, members[0])
+            else:
+                batch.update([task.grad for task in members], batch.rates(members), members[0].options)
+
+    def _split(self, optimizer: Any, tasks: list[Task]) -> list[tuple[Optional[Batch], list[Task]]]:
+        """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
+        if not paddle.in_dynamic_mode():
+            return [(None, [task]) for task in tasks]
+        found: dict[Any, list[Task]] = {}
+        for task in tasks:
+            param = task.param
+            key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
+            found.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
+        units: list[tuple[Optional[Batch], list[Task]]] = []
+        for alike in found.values():
+            param = alike[0].param
+            if not _can_be_stacked(alike[0]):
+                units += [(None, [task]) for task in alike]
+                continue
+            size = math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4)
+            limit = max(_most_bytes(optimizer, param) // size, 1)
+            for begin in range(0, len(alike), limit):
+                together = alike[begin : begin + limit]
+                batch = self._batch(optimizer, [task.param for task in together])
+                units += [(None, [task]) for task in together] if batch is None else [(batch, together)]
+        return units
+
+    def _batch(self, optimizer: Any, params: list[Any]) -> Optional[Batch]:
+        """Return the batch of these parameters, reused if it still holds; None if their state is not contiguous."""
+        names = tuple(param.name for param in params)
+        batch = self._batches.get(names)
+        if batch is not None and all(map(operator.is_, batch.params, params)) and batch.holds():
+            return batch
+        for old in [old for old in self._batches if not set(names).isdisjoint(old)]:
+            self._batches.pop(old).release(set(old) - set(names))
+        batch = Batch(optimizer, params)
+        if not batch.is_contiguous():
+            return None
+        batch.build()
+        self._batches[names] = batch
+        return batch
+
+
+def _most_bytes(optimizer: Any, param: Any) -> int:
+    """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
+    if optimizer.batch_bytes is not None:
+        return int(optimizer.batch_bytes)
+    return 2**21 if param.place.is_cpu_place() else 2**26
+
+
+def _can_be_stacked(task: Task) -> bool:
+    return (task.shard is None or task.shard.slice_size is None) and not task.param.is_dist()
+
+
+class Unit(NamedTuple):
+    """A batch, and the rates of its parameters."""
+
+    batch: Batch
+    rows: list[int]  # of its parameters in `StepInputs`
+    factor: Any  # a number, or a Tensor with one for each parameter; 0 where the group has a rate of its own
+    ratio: Any
+    has_own_rate: bool  # whether a group has
+
+
+class OperationsPlan:
+    """Which parameters are updated together in a whole step, and all inputs on which that depends."""
+
+    def __init__(self, optimizer: Any, inputs: StepInputs, batches: list[Batch]) -> None:
+        self._inputs = inputs.kept([_paddle.view_of(param.detach(), list(param.shape)) for param in inputs.params])
+        self._settings = _settings(optimizer)
+        self._decayed = list(map(optimizer.has_weight_decay, inputs.params))
+        row = {param.name: row for row, param in enumerate(inputs.params)}
+        clips = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in _groups(optimizer)]
+        self._clips = [(clip, rows) for clip, rows in clips if clip is not None and rows]
+        dtype, self._units = current_rate(optimizer).dtype, []
+        for batch in batches:
+            rows = [row[param.name] for param in batch.params]
+            own = [optimizer.own_rate(param) is not None for param in batch.params]
+            factor = batch.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, own)], dtype)
+            ratio = batch.spread([inputs.ratios[row] for row in rows], dtype)
+            self._units.append(Unit(batch, rows, factor, ratio, any(own)))
+
+    def holds(self, optimizer: Any, inputs: StepInputs) -> bool:
+        """Return whether only the values of gradients, rates and counts have changed."""
+        then, settings, asked = self._inputs, _settings(optimizer), _paddle.weight_decay_fun(optimizer) is not None
+        return (
+            len(settings) == len(self._settings)
+            and all(map(operator.is_, settings, self._settings))
+            and inputs.are_like(then)
+            and inputs.factors == then.factors
+            and np.array_equal(inputs.ratios, then.ratios)
+            and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._decayed)
+            and all(unit.batch.holds() for unit in self._units)
+        )
+
+    def run(self, optimizer: Any, inputs: StepInputs) -> None:
+        """Take a step."""
+        params, grads, rate = inputs.params, list(inputs.grads), current_rate(optimizer).reshape([])
+        for clip, rows in self._clips:
+            clipped = {param.name: grad for param, grad in clip([(params[row], grads[row]) for row in rows])}
+            for row in rows:
+                grads[row] = clipped[params[row].name]
+            if not same_shapes(grads, params):
+                grads = list(map(in_shape, grads, params))
+        for batch, rows, factor, ratio, has_own_rate in self._units:
+            lr = layer_rates(rate, factor, ratio)
+            if has_own_rate:  # its factor is 0
+                own = batch.spread([optimizer.own_rate(param) or 0.0 for param in batch.params], rate.dtype)
+                lr = lr + layer_rates(paddle.full_like(rate, own) if isinstance(own, float) else own, 1.0, ratio)
+            options = optimizer.step_options(batch.params[0])
+            batch.update([grads[row] for row in rows], lr.astype(batch.dtype), options)
+
+
+def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the parameter groups; without groups, one of all parameters."""
+    params = _paddle.parameter_list(optimizer)
+    if isinstance(params[0], dict):
+        return list(_paddle.param_groups(optimizer))
+    return [{"params": params, "grad_clip": _paddle.grad_clip(optimizer)}]
+
+
+def _settings(optimizer: Any) -> list[Any]:
+    """Return the settings that decide which parameters are updated together, to be compared by identity."""
+    found = [_paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
+    for group in _groups(optimizer):
+        found += [*group, *group.values()]
+    return found

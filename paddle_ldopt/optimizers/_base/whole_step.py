@@ -1,0 +1,154 @@
+"""The whole step: a step of plain parameters and gradients, in which only clipping and updates are to be done.
+
+Paddle's loop, which all other steps take (step.py), runs its Python code for every parameter. A whole step reads the
+parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until other inputs than the
+values change:
+
+- `FusedStep` (`_fused/step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
+- `Operations` (operations.py): Paddle's operations, with a plan of which parameters are updated together.
+
+Both also do the updates that Paddle's loop collects.
+"""
+
+import operator
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from ... import _paddle
+from .._fused.memory import addresses, same_shapes
+
+_Tensor = paddle.Tensor
+_frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
+_BLOCK = 64  # number of parameters read at a time
+
+
+class StepInputs(NamedTuple):
+    """The inputs of a whole step; the gradients must live until its end."""
+
+    live: list[int]  # indices of parameters with a gradient that are not frozen; all lists are of these
+    params: list[Any]
+    grads: list[Any]
+    grads_at: list[int]  # addresses
+    grad_bytes: list[int]  # allocated for each of the gradients
+    params_at: list[int]
+    factors: list[Any]  # of the parameters' own `optimize_attr`
+    sizes: list[int]  # bytes of an element of each parameter
+    types: list[Any]  # of the gradients
+    ratios: NDArray[Any]  # 0: not updated
+
+    @classmethod
+    def of(cls, optimizer: Any) -> "Optional[StepInputs]":
+        """Return the inputs of a step; None if it is empty, or if only Paddle's loop supports it.
+
+        It reads blocks that fit into the cache: with 10,000 tensors this is most of a step's time.
+        """
+        every = all_parameters(optimizer)
+        all_frozen: list[bool] = []
+        columns: Any = [[] for _ in range(9)]
+        sharded = _paddle.SHARDS_ITSELF
+        try:
+            for begin in range(0, len(every), _BLOCK):
+                block = every[begin : begin + _BLOCK]
+                frozen, found = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
+                live = [i for i, grad in enumerate(found) if grad is not None and not frozen[i]]
+                grads_at = addresses([found[i] for i in live])
+                if 0 in grads_at:  # empty gradients
+                    live = [i for i, address in zip(live, grads_at) if address != 0]
+                    grads_at = [address for address in grads_at if address != 0]
+                params, grads = [block[i] for i in live], [found[i] for i in live]
+                params_at = addresses(params)
+                if None in grads_at or None in params_at:  # a sparse gradient, or a cleared parameter
+                    return None
+                if any(map(_Tensor.is_dist, params)) or not same_shapes(grads, params):
+                    return None
+                if not all(map(_Tensor.is_contiguous, grads + params)):
+                    return None
+                settings = [param.__dict__ for param in params]
+                for own in settings:  # `in` is much faster than a call of `get`
+                    if own["regularizer"] is not None or ("main_grad" in own and own["main_grad"] is not None):
+                        return None
+                    if sharded in own and own[sharded] is not None:
+                        return None
+                factors = [own["optimize_attr"]["learning_rate"] for own in settings]
+                sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
+                numbers = [begin + i for i in live]
+                grad_bytes = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
+                new: Any = numbers, params, grads, grads_at, grad_bytes, params_at, factors, sizes, types
+                for column, of_block in zip(columns, new):
+                    column += of_block
+                all_frozen += frozen
+        except (AttributeError, KeyError, TypeError):  # not parameters of Paddle's layers
+            return None
+        live, factors = columns[0], columns[6]
+        if not live or not set(map(type, factors)) <= {int, float}:
+            return None
+        columns.append(np.array(optimizer.ratio_list(every, all_frozen))[live])
+        return cls(*columns)
+
+    def kept(self, forms: list[Any]) -> "StepInputs":
+        """Return the inputs for a plan to keep; `forms` share the parameters' memory and will keep their shapes."""
+        return self._replace(params=forms, grads=[])  # gradients would be kept alive
+
+    def are_like(self, kept: "StepInputs") -> bool:
+        """Return whether the parameters are those of earlier inputs, with their memory, shapes and types."""
+        return (
+            (self.live, self.params_at, self.sizes, self.types) == (kept.live, kept.params_at, kept.sizes, kept.types)
+        ) and same_shapes(self.params, kept.params)
+
+
+def _is_plain(optimizer: Any) -> bool:
+    """Return whether a step needs only clipping and updates, as far as the optimizer's settings show."""
+    return (
+        paddle.in_dynamic_mode()
+        and not _paddle.in_to_static_mode()
+        and bool(_paddle.parameter_list(optimizer))
+        and optimizer.regularization is None
+        and not optimizer._missing.names
+        and not _paddle.overflow_is_found(optimizer)  # which skips the step
+    )
+
+
+def take_whole_step(optimizer: Any, backends: Any) -> bool:
+    """Take a whole step by the first backend that can; return False, with nothing changed, if none can."""
+    inputs = None
+    for backend in backends if _is_plain(optimizer) else ():
+        if backend.may_take(optimizer):
+            inputs = inputs or StepInputs.of(optimizer)
+            if inputs is None:
+                return False
+            if backend.take(optimizer, inputs):
+                return True
+    return False
+
+
+def all_parameters(optimizer: Any) -> list[Any]:
+    """Return the parameters of a step with their groups flattened; without groups, always the same list."""
+    every: list[Any] = _paddle.parameter_list(optimizer)
+    return _paddle.flatten_groups(every) if isinstance(every[0], dict) else every
+
+
+def with_gradients(params: list[Any]) -> list[Any]:
+    """Return the parameters that have a gradient and are not frozen."""
+    return [param for param in params if not param.stop_gradient and _paddle.grad_of(param) is not None]
+
+
+def create_missing_state(optimizer: Any) -> None:
+    """Create the state of all parameters that have a gradient, also of empty ones, as Paddle's loop does."""
+    _paddle.create_state(optimizer, with_gradients(all_parameters(optimizer)))
+
+
+def current_rate(optimizer: Any) -> Any:
+    """Return the optimizer's rate in this step, a Tensor; its state must have been created."""
+    _paddle.create_rate(optimizer)()
+    return _paddle.global_rate(optimizer)()
+
+
+def layer_rates(rate: Any, factors: Any, ratios: Any) -> Any:
+    """Return rate * factor * ratio of one or many layers, rounded after each product; Tensors, arrays or numbers."""
+    for scale in (factors, ratios):
+        if not (isinstance(scale, float) and scale == 1.0):
+            rate = rate * scale
+    return rate
