@@ -12,9 +12,9 @@ from .declared import EVERY, FUSED, SAVING, attribute, lazy, part
 # fmt: off
 __all__ = [
     "SHARDS_ITSELF", "add_to", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
-    "divide_by", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated", "is_float64",
-    "local_shape", "multiply_by", "own_parameters", "share_memory", "slice_of", "square_sum", "stack", "state_dtype",
-    "sublayers", "sum_over", "unstack", "version_of", "view_of",
+    "clip", "divide_by", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated",
+    "is_float64", "local_shape", "matmul", "mean_over", "multiply_by", "own_parameters", "scale_to", "share_memory",
+    "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of", "view_of",
 ]
 # fmt: on
 
@@ -35,10 +35,14 @@ share_memory = part(_TENSOR, "_share_buffer_to", EVERY)  # (tensor, other): othe
 # operations without Paddle's checks in Python, which are slower than a small tensor's arithmetic
 stack = part("paddle._C_ops", "stack", EVERY)  # (tensors, axis)
 unstack = part("paddle._C_ops", "unbind", EVERY)  # (tensor, axis)
+matmul = part("paddle._C_ops", "matmul", EVERY)  # (matrices, others, whether to transpose these, and the others)
+clip = part("paddle._C_ops", "clip", EVERY)  # (tensor, least, most)
+mean_over = part("paddle._C_ops", "mean", EVERY)  # (tensor, axes, whether to keep the axes)
 sum_over = part("paddle._C_ops", "sum", EVERY)  # (tensor, axes, dtype, whether to keep the axes)
 add_to = part("paddle._C_ops", "add_", EVERY)  # (tensor that becomes the sum, other), as the next two
 multiply_by = part("paddle._C_ops", "multiply_", EVERY)
 divide_by = part("paddle._C_ops", "divide_", EVERY)
+scale_to = part("paddle._C_ops", "scale_", EVERY)  # (tensor that becomes x * factor + number, factor, number, True)
 assign_out = part("paddle._C_ops", "assign_out_", EVERY)  # `paddle.assign` without its checks
 _squared_norm = part("paddle._C_ops", "squared_l2_norm", EVERY)
 
@@ -55,7 +59,7 @@ _in_pir_mode = lazy("paddle.framework.in_pir_mode", _GRAPH)
 
 def square_sum(tensor: paddle.Tensor) -> paddle.Tensor:
     """Return the sum of the squares of a tensor, shape []; in dygraph without a tensor of squares."""
-    return _squared_norm(tensor).reshape([]) if paddle.in_dynamic_mode() else (tensor * tensor).sum()
+    return view_of(_squared_norm(tensor), []) if paddle.in_dynamic_mode() else (tensor * tensor).sum()
 
 
 def is_float64(tensor: paddle.Tensor) -> bool:

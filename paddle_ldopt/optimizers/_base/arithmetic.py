@@ -19,8 +19,10 @@ def add_to(x: Any, y: Any) -> Any:
 
 
 def multiply_by(x: Any, y: Any) -> Any:
-    """Return x * y; overwrites x."""
-    return _paddle.multiply_by(x, y) if paddle.in_dynamic_mode() else x * y
+    """Return x * y; overwrites x. y is a Tensor or a float."""
+    if not paddle.in_dynamic_mode():
+        return x * y
+    return _paddle.scale_to(x, y, 0.0, True) if isinstance(y, float) else _paddle.multiply_by(x, y)
 
 
 def divide_by(x: Any, y: Any) -> Any:
@@ -30,7 +32,7 @@ def divide_by(x: Any, y: Any) -> Any:
 
 def add_number(x: Any, eps: float) -> Any:
     """Return x + eps; overwrites x."""
-    return x.scale_(1.0, eps) if paddle.in_dynamic_mode() else x + eps
+    return _paddle.scale_to(x, 1.0, eps, True) if paddle.in_dynamic_mode() else x + eps
 
 
 def times(x: Any, factor: Any) -> Any:
@@ -41,14 +43,22 @@ def times(x: Any, factor: Any) -> Any:
     return x * factor if getattr(factor, "ndim", 0) else factor * x
 
 
+def at_least(x: Any, least: float) -> Any:
+    """Return max(x, least)."""
+    return _paddle.clip(x, least, math.inf)
+
+
 def average(old: Any, new: Any, beta: Any, share: Optional[Any] = None) -> Any:
-    """Return the exponential moving average beta * old + (1 - beta) * new; `share` is a more exact 1 - beta."""
-    return add_to(times(old, beta), times(new, 1 - beta if share is None else share))
+    """Return the exponential moving average beta * old + (1 - beta) * new; overwrites old.
+
+    `share` is a more exact 1 - beta.
+    """
+    return add_to(multiply_by(old, beta), times(new, 1 - beta if share is None else share))
 
 
 def adam_moments(state: dict[str, Any], grad: Any, beta1: float, beta2: float) -> tuple[Any, Any]:
-    """Return Adam's new moments m and v: the averages of the gradient and of its square."""
-    v = add_to(beta2 * state["moment2"], multiply_by((1 - beta2) * grad, grad))
+    """Return Adam's new moments m and v: the averages of the gradient and of its square; overwrites the old ones."""
+    v = add_to(multiply_by(state["moment2"], beta2), multiply_by(times(grad, 1 - beta2), grad))
     return average(state["moment1"], grad, beta1), v
 
 

@@ -8,6 +8,7 @@ other memory (after loading, casting or copying), the batch is built again. Para
 stack in each step, which is freed after it.
 """
 
+import operator
 from typing import Any
 
 import paddle
@@ -29,7 +30,7 @@ class Batch:
         first = params[0]
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
-        self._owners = [_paddle.masters(optimizer).get(param.name, param).name for param in params]
+        self._of_owners = operator.itemgetter(*(_paddle.masters(optimizer).get(p.name, p).name for p in params))
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
         self._addresses: list[list[int]] = []
         self._stored = {**self._kinds, **({_MASTER: ELEMENT} if optimizer.has_master(first) else {})}
@@ -63,7 +64,8 @@ class Batch:
         if name == _MASTER:
             masters = _paddle.masters(self._optimizer)
             return [masters[param.name] for param in self.params]
-        return list(map(_paddle.accumulators(self._optimizer)[self._keys[name]].__getitem__, self._owners))
+        found = self._of_owners(_paddle.accumulators(self._optimizer)[self._keys[name]])
+        return [found] if len(self.params) == 1 else list(found)
 
     def holds(self) -> bool:
         """Return whether the optimizer's tensors still share the memory of the stacks."""
@@ -99,23 +101,25 @@ class Batch:
         params, grad = master, grads[0] if single else _paddle.stack(grads, 0)
         if master is None:
             params = self.params[0] if single else _paddle.stack(self.params, 0)
-        params, grad = _cast(params, self.dtype), _cast(grad, self.dtype)
-        state = {name: _cast(self._stacks[name], self.dtype) for name in self._kinds}
+        params, grad = cast(params, self.dtype), cast(grad, self.dtype)
+        state = {name: cast(self._stacks[name], self.dtype) for name in self._kinds}
         counted = self._optimizer._counted(state)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
         new_params, new_state = answer_locally(rule)
         for name, value in {**new_state, **counted}.items():
             stack = self._stacks[name]
+            if value is stack:  # overwritten by the rule
+                continue
             if not value.is_same_shape(stack):
                 value = value.expand(stack.shape)  # one rate or one count for all
-            _paddle.assign_out(_cast(value, stack.dtype), stack)
+            _paddle.assign_out(cast(value, stack.dtype), stack)
         if master is not None:
             _paddle.assign_out(new_params, master)
-        new_params = _cast(new_params, self.params[0].dtype)
+        new_params = cast(new_params, self.params[0].dtype)
         for row, param in zip([new_params] if single else _paddle.unstack(new_params, 0), self.params):
             _paddle.assign_out(row, param)
 
 
-def _cast(tensor: Any, dtype: Any) -> Any:
+def cast(tensor: Any, dtype: Any) -> Any:
     return tensor if tensor.dtype is dtype else tensor.astype(dtype)

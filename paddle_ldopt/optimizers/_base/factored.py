@@ -3,8 +3,8 @@
 Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1). The last two dimensions
 are the matrix, the others a batch of matrices. Vectors and scalars are not factored.
 
-The functions are pure. Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by sizes from the
-shape of the whole parameter, `Shard.shape`:
+Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by sizes from the shape of the whole
+parameter, `Shard.shape`:
 
     sums = yield row_col_sums(grad * grad + eps, shard)
     averages = factored_averages("exp_avg_sq", sums, state, shard, beta2)
@@ -16,9 +16,10 @@ from typing import Any, Optional
 
 import paddle
 
+from ... import _paddle
 from ..._messages import refusal
 from ..states import COLUMN, ROW
-from .arithmetic import add_number, average, divide_by, multiply_by, times
+from .arithmetic import add_number, at_least, average, divide_by, multiply_by, times
 from .rule_optimizer import RuleOptimizer, checked_rate
 from .updates import Values
 
@@ -41,7 +42,7 @@ def row_col_sums(matrix: Any, shard: Any) -> list[Any]:
 def factored_averages(name: str, sums: Any, state: Values, shard: Any, beta: Any, share: Any = None) -> Values:
     """Return the new states of the `average` of this name: row means [..., R, 1], column means [..., 1, C].
 
-    `sums` are the whole tensor's `row_col_sums` of the new values.
+    Overwrites the old ones. `sums` are the whole tensor's `row_col_sums` of the new values.
     """
     new_state = {}
     for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
@@ -56,7 +57,7 @@ def over_sqrt_factored(x: Any, averages: Values, shard: Any) -> Any:
     """
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
-    row = times(row.rsqrt(), row.mean(axis=-2, keepdim=True).sqrt())
+    row = times(row.rsqrt(), _paddle.mean_over(row, [-2], True).sqrt())
     return multiply_by(shard.spread_product(row, col.rsqrt()), x)
 
 
@@ -105,7 +106,7 @@ def factored_update(
         new_state = {"exp_avg_sq": average(state["exp_avg_sq"], square, beta2, share)}
         u = multiply_by(new_state["exp_avg_sq"].rsqrt(), grad)
     (u_square,) = yield [shard.square_sum(u)]
-    return divide_by(u, (rms(u_square, shape) / clip_threshold).clip(min=1.0)), param_rms, new_state
+    return divide_by(u, at_least(rms(u_square, shape) / clip_threshold, 1.0)), param_rms, new_state
 
 
 def scaled_rate(
@@ -114,7 +115,7 @@ def scaled_rate(
     r"""Return :math:`\alpha`: `lr`, times the relative rate if set, times :math:`\max(least, RMS(p))` if given."""
     if relative_step:
         lr = lr * relative_rate(t, warmup_init)
-    return lr if param_rms is None else lr * param_rms.clip(min=least)
+    return lr if param_rms is None else lr * at_least(param_rms, least)
 
 
 class FactoredOptimizer(RuleOptimizer):

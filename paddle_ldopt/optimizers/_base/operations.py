@@ -9,7 +9,7 @@ import paddle
 
 from ... import _paddle
 from .._fused.memory import same_shapes
-from .batches import Batch
+from .batches import Batch, cast
 from .step import Task, check_gradient, in_shape
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_rate, layer_rates, with_gradients
@@ -126,7 +126,8 @@ class OperationsPlan:
     """Which parameters are updated together in a whole step, and all inputs on which that depends."""
 
     def __init__(self, optimizer: Any, inputs: StepInputs, batches: list[Batch]) -> None:
-        self._inputs = inputs.kept([_paddle.view_of(param.detach(), list(param.shape)) for param in inputs.params])
+        forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}
+        self._inputs = inputs.kept([forms[tuple(p.shape)] for p in inputs.params])
         self._settings = _settings(optimizer)
         self._decayed = list(map(optimizer.has_weight_decay, inputs.params))
         row = {param.name: row for row, param in enumerate(inputs.params)}
@@ -168,7 +169,7 @@ class OperationsPlan:
                 own = batch.spread([optimizer.own_rate(param) or 0.0 for param in batch.params], rate.dtype)
                 lr = lr + layer_rates(paddle.full_like(rate, own) if isinstance(own, float) else own, 1.0, ratio)
             options = optimizer.step_options(batch.params[0])
-            batch.update([grads[row] for row in rows], lr.astype(batch.dtype), options)
+            batch.update([grads[row] for row in rows], cast(lr, batch.dtype), options)
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:

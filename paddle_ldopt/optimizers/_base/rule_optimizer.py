@@ -1,4 +1,4 @@
-"""The base of the optimizers whose update is a pure function."""
+"""The base of the optimizers whose update is a function of tensors."""
 
 import math
 from typing import Any, Callable, ClassVar, Optional
@@ -13,6 +13,7 @@ from ..._messages import refusal
 from .._shards import ShardFinder
 from ..options import BATCHED
 from ..states import COLUMN, ELEMENT, ROW, STEP
+from .arithmetic import add_number
 from .declared import compute_dtype
 from .operations import Operations
 from .rule_state import largest_of, plain, unified_name
@@ -22,14 +23,15 @@ from .whole_step import layer_rates
 
 
 class RuleOptimizer(LayerwiseOptimizer, Optimizer):
-    """Base of the optimizers whose update is a pure function.
+    """Base of the optimizers whose update is a function of tensors.
 
     A subclass declares
 
     - `OPTIONS`: name -> `Option`, and `states(options, shape)`: name -> `State`;
-    - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state) and writes nothing.
-      Its tensors are float32 (float64 for float64 parameters). It yields lists of sums over its part of the tensor and
-      receives the sums over the whole tensor, across all processes (see `_shards`)::
+    - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state). It may overwrite
+      the old state and writes nothing else. Its tensors are float32 (float64 for float64 parameters). It yields lists
+      of sums over its part of the tensor and receives the sums over the whole tensor, across all processes (see
+      `_shards`)::
 
         def rule(param, grad, state, lr, *, shard, beta1):
             moment = beta1 * state["moment1"] + (1 - beta1) * grad
@@ -155,7 +157,7 @@ class RuleOptimizer(LayerwiseOptimizer, Optimizer):
 
     def _counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""
-        return {STEP: state[STEP] + 1.0}
+        return {STEP: add_number(state[STEP], 1.0)}
 
     def _count_taken(self) -> Any:
         """Return the number of steps taken, a Tensor."""
