@@ -14,7 +14,7 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..layers.user_rules import checked_rules
 from ..schedules import get_scheduler
 from ..schedules.factory import kwargs_problems
-from ..schedules.registry import SCHEDULES, follows_metric
+from ..schedules.registry import SCHEDULES, metric_kinds
 from .decay import decay_from, decay_problems
 
 MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
@@ -68,7 +68,7 @@ def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
             advice = "`warmup_ratio` is a fraction of all steps: give their number."
             raise refusal(ValueError, advice, num_training_steps=None)
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
-    timed = {} if follows_metric(kind) else {"num_warmup_steps": warmup, "num_training_steps": steps}
+    timed = {} if kind in metric_kinds() else {"num_warmup_steps": warmup, "num_training_steps": steps}
     return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
 
 
@@ -139,7 +139,7 @@ def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[s
 def _moving_decay_problems(config: Any) -> Iterator[str]:
     names = ("learning_rate", "lr_scheduler_type", "layerwise_end")
     needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
-    if decay_from(vars(config)).moves and (config.learning_rate is None or follows_metric(config.lr_scheduler_type)):
+    if decay_from(vars(config)).moves and (config.learning_rate is None or config.lr_scheduler_type in metric_kinds()):
         received = {name: getattr(config, name) for name in names}
         yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
 

@@ -80,9 +80,9 @@ def schedule(
     return add
 
 
-def follows_metric(name: str) -> bool:
-    """Return whether a name is that of a schedule that follows a metric."""
-    return any(kind.on_metric for kind in SCHEDULES.values() if kind.name == name)
+def metric_kinds() -> list[str]:
+    """Return the names of the schedules that follow a metric."""
+    return [name for name, kind in SCHEDULES.items() if kind.on_metric]
 
 
 def kind_of(name: object) -> Kind:

@@ -14,7 +14,7 @@ from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
-from ..schedules.registry import follows_metric
+from ..schedules.registry import metric_kinds
 from .types import Args
 
 
@@ -98,7 +98,7 @@ def check_trainer_schedule(optimizer: Optimizer, scheduler: Any, args: Args, eva
         problem = f"The optimizer sets its own rate, {ignored} it out."
     elif scheduler is not None:
         problem = f"`optimizers` already has a scheduler, {ignored} one of them out."
-    elif follows_metric(kind) and eval_dataset is None:
+    elif kind in metric_kinds() and eval_dataset is None:
         problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
         received = {"eval_dataset": None}
     else:
