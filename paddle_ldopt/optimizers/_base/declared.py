@@ -1,8 +1,9 @@
 """Reads an optimizer's declaration: checks arguments, gives the options and the states of each parameter."""
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional, Union
+from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from ..._checks import Option, checked_bool, checked_number
 from ..._messages import nearest, refusal
@@ -28,14 +29,12 @@ from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
 from .loading import loadable
 from .sharded_state import sharded_state
 
-_Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
-
 # The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.
 LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
 LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
-class DeclaredMixin(_Base):
+class DeclaredMixin(Optimizer):
     """Reads the options, states, sums and C rule that the class declares; see `registry`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}

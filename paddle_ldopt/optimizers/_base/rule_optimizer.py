@@ -4,7 +4,6 @@ import math
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
@@ -22,7 +21,7 @@ from .updates import Update, Values, update_shards
 from .whole_step import layer_rates
 
 
-class RuleOptimizer(LayerwiseOptimizer, Optimizer):
+class RuleOptimizer(LayerwiseOptimizer):
     """Base of the optimizers whose update is a function of tensors.
 
     A subclass declares

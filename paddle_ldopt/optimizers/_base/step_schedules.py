@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 import paddle
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
@@ -16,10 +17,8 @@ from .rule_state import largest, state_of_all
 from .step_functions import StepFunction, rate_or_function
 from .updates import Values
 
-_Base: Any = object
 
-
-class StepSchedulesMixin(_Base):
+class StepSchedulesMixin(Optimizer):
     """Lets the rate and the options "lr" and "weight_decay" be a `StepFunction`, listed before `RuleOptimizer`.
 
     With any of them, the state of each parameter includes the number of all steps, so a resume is exact.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ..._paddle import keeps_masters, rate_source
@@ -11,10 +12,8 @@ from .._base.declared import LAYERWISE
 
 __all__ = ["KerasConfigMixin"]
 
-_Base: Any = object
 
-
-class KerasConfigMixin(_Base):
+class KerasConfigMixin(Optimizer):
     """Adds both methods to an optimizer whose constructor sets `_given`."""
 
     _given: dict[str, Any]  # the constructor's arguments other than options
