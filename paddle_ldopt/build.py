@@ -15,8 +15,8 @@ from .layers.granularity import Granularity
 from .layers.user_rules import Rules
 from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
 from .optimizers.groups import parameters_to_train
-from .optimizers.options import flag
 from .optimizers.registry import REGISTRY
+from .optimizers.shared_options import flag
 
 __all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]
 

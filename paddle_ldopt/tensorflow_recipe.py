@@ -17,9 +17,9 @@ from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
-from .optimizers.options import given_arguments
+from .optimizers.shared_options import given_arguments
 from .schedules import WarmUp
-from .schedules.options import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
+from .schedules.option_types import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 from .schedules.polynomial import Polynomial
 
 

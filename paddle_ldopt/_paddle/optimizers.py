@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import paddle
 from paddle.optimizer import Optimizer
 
-from .declared import ADAMW, EVERY, OPTIMIZER, attribute, lazy
+from .private_names import ADAMW, EVERY, OPTIMIZER, attribute, lazy
 from .tensors import dtype_name
 
 # fmt: off

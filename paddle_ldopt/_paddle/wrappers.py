@@ -3,8 +3,8 @@
 import paddle
 from paddle.optimizer import Optimizer
 
-from .declared import FLEET, declare
 from .optimizers import flatten_groups
+from .private_names import FLEET, declare
 from .tensors import sublayers
 
 # fmt: off

@@ -14,8 +14,8 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..layers.user_rules import checked_rules
 from ..schedules import get_scheduler
 from ..schedules.factory import kwargs_problems
-from ..schedules.registry import SCHEDULES, metric_kinds
-from .decay import decay_from, decay_problems
+from ..schedules.kinds import SCHEDULES, metric_kinds
+from .decay_settings import decay_from, decay_problems
 
 MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
 

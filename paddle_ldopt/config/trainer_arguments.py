@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from ..build import OPTIMIZERS
-from ..schedules.registry import SCHEDULES, metric_kinds
-from .decay import DecaySettings, settings_of
+from ..schedules.kinds import SCHEDULES, metric_kinds
+from .decay_settings import DecaySettings, settings_of
 from .files import json_argument
 
 # Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the

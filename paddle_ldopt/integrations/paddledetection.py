@@ -9,7 +9,7 @@ import paddle
 
 from .._messages import refusal
 from ..layers.map import LayerMap
-from .settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
+from .yaml_settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
 
 __all__ = ["register"]
 

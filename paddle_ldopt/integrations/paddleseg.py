@@ -6,7 +6,7 @@ Call `register()` before PaddleSeg builds its optimizer.
 from typing import Any, Optional
 
 from .._messages import refusal, unknown
-from .settings import NAMES, framework, from_settings, named_groups, numbers_read
+from .yaml_settings import NAMES, framework, from_settings, named_groups, numbers_read
 
 __all__ = ["register"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import paddle
 
-from .settings import NAMES, framework, from_settings
+from .yaml_settings import NAMES, framework, from_settings
 
 __all__ = ["register"]
 

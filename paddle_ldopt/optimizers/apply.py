@@ -20,8 +20,8 @@ from .._paddle import (
 )
 from ..layers.decay import LayerDecay
 from ..layers.layer_ratios import check_trained
-from ._base.layerwise import LayerwiseMixin
 from ._base.layerwise_arguments import ratio_fn
+from ._base.layerwise_mixin import LayerwiseMixin
 
 __all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
 

@@ -9,8 +9,8 @@ from typing import Any, Callable, Optional, TypeVar
 
 from .._checks import Option
 from .._messages import nearest, refusal, shown
-from ._base.declared import LAYERWISE
-from .options import BATCHED, COMMON
+from ._base.options_and_states import LAYERWISE
+from .shared_options import BATCHED, COMMON
 from .states import SCALAR, STEP, State
 
 __all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class", "register"]

@@ -22,9 +22,9 @@ from .load_checks import (
     checked_parts,
     checked_target_path,
 )
+from .load_report import LoadReport
+from .optimizer_record import describe, schedule_of
 from .pdopt import read_pdopt
-from .record import describe, schedule_of
-from .report import LoadReport
 from .safetensors_file import Arrays, read_record, write_record
 from .state import (
     States,

@@ -13,7 +13,7 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_bool, checked_int
 from .._paddle import MASTER, checked_model, parameters_of
 from ..optimizers.states import GLOBAL_STEP, STEP
-from .report import LoadReport
+from .load_report import LoadReport
 from .safetensors_file import Arrays
 from .state import Layout, States, check_state, checked_optimizer, layouts, set_state, structured_names
 from .torch_checkpoint import Rename, Source, TorchState, read_checkpoint

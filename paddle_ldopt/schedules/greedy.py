@@ -6,9 +6,9 @@ from typing import Any, Optional
 from .._checks import checked_state
 from .._messages import refusal
 from ._base import OptimizerOrRate, attach, peak_of
+from .kinds import schedule
 from .metric import Metric, MetricSchedule
-from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
-from .registry import schedule
+from .option_types import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
 
 
 class GreedyLR(MetricSchedule):

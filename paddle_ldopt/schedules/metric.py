@@ -12,7 +12,7 @@ from .._checks import as_float
 from .._messages import refusal
 from .._paddle import start_without_step
 from ._base import Schedule
-from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, ThresholdMode, checks_arguments
+from .option_types import Factor, Flag, Mode, NonNegative, Positive, Steps, ThresholdMode, checks_arguments
 
 Metric = Union[float, paddle.Tensor]  # a Tensor has one element
 

@@ -10,7 +10,7 @@ from .._messages import refusal
 from ._base import Schedule
 from ._copies import copy_schedule
 from .metric import follows_metric
-from .options import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
+from .option_types import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
 
 
 class WarmUp(Schedule):

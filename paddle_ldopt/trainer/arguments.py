@@ -18,7 +18,7 @@ from ..config import (
 )
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from ..schedules.registry import SCHEDULES
+from ..schedules.kinds import SCHEDULES
 from . import lr_scheduler
 from .erniekit import with_erniekit
 from .shared import check_mixed_in_first

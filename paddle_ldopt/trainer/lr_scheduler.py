@@ -21,7 +21,7 @@ from ..config import (
     schedule_settings,
 )
 from ..schedules import MetricSchedule
-from ..schedules.registry import SCHEDULES, metric_kinds
+from ..schedules.kinds import SCHEDULES, metric_kinds
 from .types import Args
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source

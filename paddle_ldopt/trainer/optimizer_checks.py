@@ -14,7 +14,7 @@ from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
-from ..schedules.registry import metric_kinds
+from ..schedules.kinds import metric_kinds
 from .types import Args
 
 

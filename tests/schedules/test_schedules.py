@@ -22,7 +22,7 @@ from schedule_cases import (
 
 from paddle_ldopt import schedules
 from paddle_ldopt.schedules import ON_METRIC, CurveSchedule, SchedulerType, get_scheduler
-from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.schedules.kinds import SCHEDULES
 
 
 def test_every_kind_is_tested():

@@ -19,8 +19,8 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.layers.rates import applied_rates
-from paddle_ldopt.optimizers._base.layerwise import LayerwiseMixin
-from paddle_ldopt.optimizers._fused import step as _fused
+from paddle_ldopt.optimizers._base.layerwise_mixin import LayerwiseMixin
+from paddle_ldopt.optimizers._fused import fused_step
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.trainer import (
     LayerLRCallback,
@@ -39,7 +39,7 @@ EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 def paddles_operations(monkeypatch):
     """The C library rounds in another way than Paddle's AdamW, and these tests compare bits."""
     monkeypatch.setattr(kernels, "unsupported_reason", lambda: "it is not wanted here")
-    monkeypatch.setattr(_fused, "_warn_once", lambda message: None)
+    monkeypatch.setattr(fused_step, "_warn_once", lambda message: None)
 
 
 def layer_of(name):

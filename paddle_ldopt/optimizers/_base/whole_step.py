@@ -1,10 +1,10 @@
 """The whole step: a step of plain parameters and gradients, in which only clipping and updates are to be done.
 
-Paddle's loop, which all other steps take (step.py), runs its Python code for every parameter. A whole step reads the
-parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until other inputs than the
-values change:
+Paddle's loop, which all other steps take (layerwise_optimizer.py), runs its Python code for every parameter. A whole
+step reads the parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until other
+inputs than the values change:
 
-- `FusedStep` (`_fused/step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
+- `FusedStep` (`_fused/fused_step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
 - `Operations` (operations.py): Paddle's operations, with a plan of which parameters are updated together.
 
 Both also do the updates that Paddle's loop collects.
@@ -18,7 +18,7 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle
-from .._fused.memory import addresses, same_shapes
+from .._fused.tensor_memory import addresses, same_shapes
 
 _Tensor = paddle.Tensor
 _frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__

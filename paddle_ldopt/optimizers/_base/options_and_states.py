@@ -21,8 +21,8 @@ from ..._paddle import (
     with_state,
 )
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
+from .._fused.fused_step import FusedStep, check_fused
 from .._fused.plan import FusedRule
-from .._fused.step import FusedStep, check_fused
 from .._shards import MissingGradients, refuse_sharded_groups
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State

@@ -12,7 +12,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option
 from .._messages import nearest, refusal, shown
-from .options import REQUIRED, checks_arguments
+from .option_types import REQUIRED, checks_arguments
 
 _Function = TypeVar("_Function", bound=Callable[..., LRScheduler])
 _GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind

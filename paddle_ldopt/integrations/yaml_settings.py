@@ -16,7 +16,7 @@ from ..build import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from .resume import ALLOW, with_record
+from .resume_record import ALLOW, with_record
 
 __all__ = [
     "NAMES",
