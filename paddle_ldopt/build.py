@@ -129,6 +129,8 @@ def create(
     rules: Optional[Rules] = None,
     granularity: Granularity = "block",
     *,
+    layers: Optional[LayerMap] = None,
+    groups: Optional[Iterable[Any]] = None,
     learning_rate: Union[float, LRScheduler, None] = None,
     weight_decay: Optional[float] = None,
     max_grad_norm: float = 0.0,
@@ -145,6 +147,9 @@ def create(
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
         granularity: the `granularity` of `LayerMap.from_model`.
+        layers: a layer map to use instead of the model's.
+        groups: parameters, or groups of parameters as dicts, to train instead of all parameters. With dicts, weight
+            decay excludes nothing.
         learning_rate: at least 0, or a schedule. None is the class's default, 1e-3 for "adamwdl".
         weight_decay: at least 0. None is the class's default, 0.01 for "adamwdl".
         max_grad_norm: the global norm for gradient clipping; 0 is off.
@@ -154,7 +159,7 @@ def create(
 
     Raises:
         TypeError: an argument that the class does not have.
-        ValueError: an unknown name; `rules` or `granularity` without a decay.
+        ValueError: an unknown name; `rules`, `granularity` or `layers` without a decay.
 
     Examples:
         >>> import paddle
@@ -178,6 +183,8 @@ def create(
         layerwise_decay=layerwise_decay,
         rules=rules,
         granularity=granularity,
+        layers=layers,
+        groups=groups,
         weight_decay=weight_decay,
         max_grad_norm=max_grad_norm,
         **arguments,

@@ -38,6 +38,7 @@ class StepOutput(NamedTuple):
     global_norm: Optional[paddle.Tensor]
 
 
+# not two optional fields of `StepOutput`: callers unpack its five values
 class StepOutputWithLocalNorm(NamedTuple):
     """`StepOutput`, then the norms of this process's gradients, in the optimizer's order.
 
