@@ -148,8 +148,8 @@ def create(
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
         granularity: the `granularity` of `LayerMap.from_model`.
         layers: a layer map to use instead of the model's.
-        groups: parameters, or groups of parameters as dicts, to train instead of all parameters. With dicts, weight
-            decay excludes nothing.
+        groups: parameters, or groups of parameters as dicts, to train instead of all parameters. With dicts,
+            biases and norms are not excluded from weight decay.
         learning_rate: at least 0, or a schedule. None is the class's default, 1e-3 for "adamwdl".
         weight_decay: at least 0. None is the class's default, 0.01 for "adamwdl".
         max_grad_norm: the global norm for gradient clipping; 0 is off.
@@ -159,7 +159,7 @@ def create(
 
     Raises:
         TypeError: an argument that the class does not have.
-        ValueError: an unknown name; `rules`, `granularity` or `layers` without a decay.
+        ValueError: an unknown name; `rules` or `granularity` without a decay.
 
     Examples:
         >>> import paddle

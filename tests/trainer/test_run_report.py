@@ -117,7 +117,7 @@ def trained(tmp_path_factory):
 
 def test_the_layer_table_has_the_rates_that_the_optimizer_used(trained):
     header, *rows = trained.page.tables[2]
-    assert header == ["layer", "tensors", "parameters", "ratio", "lr peak", "decayed", "frozen"]
+    assert header == ["layer", "tensors", "parameters", "ratio", "lr peak", "weight decay", "frozen"]
     by_layer = {}
     for name, rates in trained.used.items():
         by_layer.setdefault(trained.trainer.layer_map.layer_of(name).label, []).append(max(rates))
