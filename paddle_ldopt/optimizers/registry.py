@@ -35,8 +35,8 @@ class OptimizerInfo:
     @property
     def settings(self) -> dict[str, Option]:
         """Name in `create` and `LdoptConfig` -> option, for each that the constructor takes except the weight decay."""
-        taken = {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
-        return {option.setting or name: option for name, option in taken.items()}
+        chosen = {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
+        return {option.setting or name: option for name, option in chosen.items()}
 
     def setting(self, name: str) -> str:
         """Return the name in `settings` of an option that has this name there or in the class."""

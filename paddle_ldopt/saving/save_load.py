@@ -180,9 +180,9 @@ def _from_record(path: str, optimizer: Optimizer, model: Optional[Layer], scaler
     present = describe(optimizer, names)
     with file_errors(path, "The file's record", checks=True):
         check_contents(record, present, structured, changed)
-        saved, own = record["schedule"], present["schedule"]
+        saved, now = record["schedule"], present["schedule"]
         schedule = None
-        if saved is not None and own is not None and saved["class"] == own["class"]:
+        if saved is not None and now is not None and saved["class"] == now["class"]:
             schedule = from_json(record["schedule_state"])
             if schedule is None:
                 raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)

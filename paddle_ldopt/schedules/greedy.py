@@ -130,9 +130,9 @@ class GreedyLR(MetricSchedule):
 
         A state without any of the keys, or with bad values, raises and changes nothing.
         """
-        own, state = self.state_dict(), checked_state(state_dict)
-        if own.keys() & state.keys():
-            state = {**own, **state}
+        present, state = self.state_dict(), checked_state(state_dict)
+        if present.keys() & state.keys():
+            state = {**present, **state}
         if not isinstance(state.get("window"), list):
             raise refusal(ValueError, "The state's 'window' must be a list.", window=state.get("window"))
         super().set_state_dict(state)

@@ -38,12 +38,12 @@ class Kind:
         """The options without a default."""
         return [key for key, option in self.options.items() if option.default is REQUIRED]
 
-    def idle_warmup(self, **given: float) -> Iterator[str]:
+    def idle_warmup(self, **warmup: float) -> Iterator[str]:
         """Yield an error message if a warm-up is given to a kind without one."""
-        if any(given.values()) and "num_warmup_steps" not in self.options:
+        if any(warmup.values()) and "num_warmup_steps" not in self.options:
             other = f"{self.name}_with_warmup"
             advice = f": use {shown(other)}" if other in SCHEDULES else "; it would be ignored"
-            yield str(refusal(ValueError, f"The schedule {shown(self.name)} has no warm-up{advice}.", **given))
+            yield str(refusal(ValueError, f"The schedule {shown(self.name)} has no warm-up{advice}.", **warmup))
 
     def unknown(self, key: str, value: object) -> str:
         """Return the error message for an unknown keyword."""

@@ -121,5 +121,5 @@ def follows_metric(schedule: object) -> bool:
 @functools.cache
 def _needs_argument(method: Callable[..., Any]) -> bool:
     """Return whether a method has a required argument besides `self`."""
-    _, *taken = inspect.signature(method).parameters.values()
-    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken)
+    _, *parameters = inspect.signature(method).parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)

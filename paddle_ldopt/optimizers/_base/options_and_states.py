@@ -108,9 +108,9 @@ class DeclaredMixin(Optimizer):
         self._fused_step = FusedStep()
         return groups
 
-    def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the given options, each checked."""
-        return {name: option.checked(given[name], name) for name, option in self.OPTIONS.items() if name in given}
+        return {name: option.checked(values[name], name) for name, option in self.OPTIONS.items() if name in values}
 
     def set_lr(self, value: float) -> None:
         """Set the rate, at least 0; with a scheduler, Paddle raises."""

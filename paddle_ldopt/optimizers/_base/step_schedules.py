@@ -86,12 +86,12 @@ class StepSchedulesMixin(Optimizer):
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`, also of a run without schedules."""
         counted = [key for key in checked_state(state_dict) if str(key).endswith(f"_{STEP}_0")]
-        own = {key: float(largest([state_dict[key]])) for key in counted}
+        steps = {key: float(largest([state_dict[key]])) for key in counted}
         counts = {}
-        for key in own if self._has_schedules else ():
+        for key in steps if self._has_schedules else ():
             count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
             # a copy: the given Tensor may belong to another optimizer
-            counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *own.values()), "float32")
+            counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *steps.values()), "float32")
         super().set_state_dict({**state_dict, **counts})
 
     def state_dict(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Plan:
         self.params: list[Any] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
         self.refused: dict[str, str] = {}  # parameter name -> reason why the C library cannot update it
-        known = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
+        by_name = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
         updated = {param.name for param in params}
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
@@ -44,7 +44,7 @@ class Plan:
         self._every_state = _state_tensors(optimizer)
         self._checked = 0  # index of the first state to be checked next
         structs = []
-        for name, param in known.items():
+        for name, param in by_name.items():
             if name not in wanted or math.prod(param.shape) == 0:
                 continue
             struct = np.zeros(1, kernels.TENSOR)
