@@ -88,6 +88,11 @@ def test_a_part_that_has_moved_is_named_when_it_is_used():
         gone()
     with pytest.raises(_paddle.MovedError, match="_accumulators"):
         _paddle.accumulators(object())
+    for path in ("paddle.optimizer.Gone", "gone"):
+        gone = private_names.lazy(path, "Every feature")
+        _paddle.PRIVATE.pop()
+        with pytest.raises(_paddle.MovedError, match=f"Every feature is not available.*Received: no {path}$"):
+            gone()
 
 
 @pytest.mark.parametrize("owner", sorted({owner.split(".", 2)[1] for owner, _, _ in _paddle.PRIVATE} & {"distributed"}))

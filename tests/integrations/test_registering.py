@@ -73,7 +73,8 @@ def ocr(monkeypatch):
 
 @pytest.fixture
 def encoder():
-    return paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+    with paddle.utils.unique_name.guard():  # Paddle numbers the states of all optimizers of a process by name
+        yield paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
 
 
 def test_paddleocr_builds_each_optimizer(ocr, encoder):

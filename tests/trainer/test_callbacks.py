@@ -254,6 +254,44 @@ def test_an_optimizer_without_layers_or_with_two_maps(tmp_path):
         train(tmp_path, twice)
 
 
+def begin(optimizer, layers):
+    callback, state = GradualUnfreezeCallback(2, layers), types.SimpleNamespace(global_step=0, max_steps=9)
+    callback.on_train_begin(None, state, None, optimizer=optimizer)
+    return callback, state
+
+
+def test_layers_come_from_the_optimizer_or_from_the_callback():
+    model = common.tiny_model()
+    layers, params = ldopt.LayerMap.from_model(model), model.parameters()
+    plain = ldopt.Lamb(1e-3, parameters=params)
+    begin(plain, layers)
+    assert [plain.layerwise_ratio(param) for param in (params[0], params[-1])] == [0.0, 1.0]
+    with pytest.raises(ValueError, match="without ratios of its own. Received: optimizer='Lamb'"):
+        begin(ldopt.Lamb(1e-3, parameters=params, set_param_lr_fun=lambda param: 0.5), layers)
+
+
+def test_a_decay_that_moves_goes_on_in_open_layers():
+    model = common.tiny_model()
+    layers, params = ldopt.LayerMap.from_model(model), model.parameters()
+    optimizer = ldopt.Lamb(1e-3, parameters=params, layers=layers, layerwise_decay=ldopt.LayerDecay(0.5, end=1.0))
+    begin(optimizer, None)
+    ends = optimizer.ratio_of.at(1.0)
+    assert [ends(param) for param in (params[0], params[-1])] == [0.0, 1.0]
+    ends.step = 8
+    assert ends(params[0]) == 1.0 and optimizer.ratio_of(params[0]) == 0.0
+
+
+def test_accumulated_gradients_of_closed_layers_are_zeros():
+    model = common.tiny_model()
+    params = model.parameters()
+    for param in params:
+        param.main_grad = paddle.ones_like(param)
+    optimizer = ldopt.AdamWDL(1e-3, parameters=params, layers=ldopt.LayerMap.from_model(model), layerwise_decay=0.5)
+    callback, state = begin(optimizer, None)
+    callback.on_optimizer_begin(None, state, None, optimizer=optimizer)
+    assert [float(param.main_grad.max()) for param in (params[0], params[-1])] == [0.0, 1.0]
+
+
 def test_the_schedule_and_the_report_show_the_opening(tmp_path):
     with paddle.utils.unique_name.guard():
         model = common.tiny_model()

@@ -18,6 +18,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt._paddle import MovedError
 from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.optimizers._base.layerwise_mixin import LayerwiseMixin
 from paddle_ldopt.optimizers._fused import fused_step
@@ -29,6 +30,7 @@ from paddle_ldopt.trainer import (
     OptimizerName,
     ResumeMixin,
     ScheduleCallback,
+    data_errors,
 )
 from paddle_ldopt.trainer.shared import logger_of
 
@@ -623,3 +625,16 @@ def test_an_optimizer_made_by_the_trainers_own_method_is_refused(tmp_path):
     for asked in ({"layerwise_lr_decay": 0.5}, {"optim": "came"}):
         with pytest.raises(ValueError, match="The Trainer already has an optimizer, so .* would be ignored"):
             train(tmp_path, cls=both, **asked)
+
+
+def test_loaders_that_raise_their_errors_anyway_or_cannot_are_used_as_they_are(monkeypatch):
+    def moved():
+        raise MovedError("paddle.io", "_Reader", "Errors of data sets")
+
+    data_errors._raising_class.cache_clear()
+    monkeypatch.setattr(data_errors, "reader_class", moved)
+    with_workers = paddle.io.DataLoader(common.Data(), num_workers=1)
+    assert data_errors.raising_errors(with_workers) is with_workers
+    loader = paddle.io.DataLoader(common.Data())
+    with pytest.warns(UserWarning, match="Errors of data sets is not available"):
+        assert data_errors.raising_errors(loader) is loader
