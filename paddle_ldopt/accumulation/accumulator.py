@@ -11,7 +11,7 @@ from .._checks import checked_choice
 from .._messages import refusal
 from .._paddle import check_own_gradients, sharding_setting
 from .._processes import gathered
-from .checks import (
+from .accumulator_checks import (
     check_gradient,
     check_group,
     check_sums,
@@ -22,8 +22,8 @@ from .checks import (
     described,
     target_among,
 )
-from .gradients import clear, divided, gradients_of, sum_dtype, write
-from .processes import ProcessPart, check_parts, common_slots, slot_of, summed
+from .micro_batch_gradients import clear, divided, gradients_of, sum_dtype, write
+from .process_sums import ProcessPart, check_parts, common_slots, slot_of, summed
 
 
 class GradientAccumulator:

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from .._messages import refusal
-from .settings import NAMES, Component, framework
+from .yaml_settings import NAMES, Component, framework
 
 __all__ = ["register"]
 

@@ -33,9 +33,9 @@ from .adafactor_schedule import AdafactorSchedule
 # isort: on
 
 from .._checks import Option
-from ._base.layerwise import LayerwiseMixin as LayerwiseMixin
+from ._base.layerwise_mixin import LayerwiseMixin as LayerwiseMixin
+from ._base.layerwise_optimizer import LayerwiseOptimizer as LayerwiseOptimizer
 from ._base.rule_optimizer import RuleOptimizer
-from ._base.step import LayerwiseOptimizer as LayerwiseOptimizer
 from .apply import apply_layerwise_decay, reset_layerwise_decay
 from .registry import OptimizerInfo, list_optimizers, optimizer_class, register
 from .states import COLUMN as COLUMN

@@ -5,7 +5,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._files import Path, checked_path
 from .._messages import refusal
 from .json_state import PartAndState, check_part
-from .record import Record, check_same
+from .optimizer_record import Record, check_same
 
 PDOPT = ".pdopt"  # extension of Paddle's own files
 

@@ -22,9 +22,9 @@ from .load_checks import (
     checked_parts,
     checked_target_path,
 )
+from .load_report import LoadReport
+from .optimizer_record import describe, schedule_of
 from .pdopt import read_pdopt
-from .record import describe, schedule_of
-from .report import LoadReport
 from .safetensors_file import Arrays, read_record, write_record
 from .state import (
     States,
@@ -180,9 +180,9 @@ def _from_record(path: str, optimizer: Optimizer, model: Optional[Layer], scaler
     present = describe(optimizer, names)
     with file_errors(path, "The file's record", checks=True):
         check_contents(record, present, structured, changed)
-        saved, own = record["schedule"], present["schedule"]
+        saved, now = record["schedule"], present["schedule"]
         schedule = None
-        if saved is not None and own is not None and saved["class"] == own["class"]:
+        if saved is not None and now is not None and saved["class"] == now["class"]:
             schedule = from_json(record["schedule_state"])
             if schedule is None:
                 raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)

@@ -104,17 +104,17 @@ def state_of(optimizer: Optimizer) -> States:
 def _tensors(optimizer: Optimizer, param: paddle.Tensor, layout: Layout) -> Optional[dict[str, paddle.Tensor]]:
     """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or None."""
     owner = masters(optimizer).get(param.name, param) if MASTER in layout else param
-    found = {MASTER: None if owner is param else owner} if MASTER in layout else {}
+    tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
     live, waiting = param.name in _paddle.with_state(optimizer), _paddle.waiting_state(optimizer)
     for name in layout.keys() - {MASTER}:
         key = prefixed(optimizer, name)
-        own = _paddle.accumulators(optimizer).get(key, {}).get(owner.name)
-        found[name] = own if live else waiting.get(f"{owner.name}_{key}_0")
-    missing = sorted(name for name, value in found.items() if value is None)
+        tensor = _paddle.accumulators(optimizer).get(key, {}).get(owner.name)
+        tensors[name] = tensor if live else waiting.get(f"{owner.name}_{key}_0")
+    missing = sorted(name for name, value in tensors.items() if value is None)
     if live and missing:
         problem = f"'{param.name}' had another type when its state was created: build a new optimizer for it."
         raise refusal(ValueError, problem, dtype=dtype_name(param.dtype), missing=missing)
-    return None if missing else found
+    return None if missing else tensors
 
 
 def steps_of(optimizer: Optimizer, states: States) -> Optional[int]:

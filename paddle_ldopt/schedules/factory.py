@@ -20,7 +20,7 @@ from . import (  # noqa: F401 - each adds its kinds to the table
     stable_decay,
 )
 from ._base import OptimizerOrRate
-from .registry import SCHEDULES, kind_of
+from .kinds import SCHEDULES, kind_of
 
 ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # of this package
 

@@ -6,9 +6,9 @@ from typing import Any, Optional
 from .._checks import checked_state
 from .._messages import refusal
 from ._base import OptimizerOrRate, attach, peak_of
+from .kinds import schedule
 from .metric import Metric, MetricSchedule
-from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
-from .registry import schedule
+from .option_types import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
 
 
 class GreedyLR(MetricSchedule):
@@ -130,9 +130,9 @@ class GreedyLR(MetricSchedule):
 
         A state without any of the keys, or with bad values, raises and changes nothing.
         """
-        own, state = self.state_dict(), checked_state(state_dict)
-        if own.keys() & state.keys():
-            state = {**own, **state}
+        present, state = self.state_dict(), checked_state(state_dict)
+        if present.keys() & state.keys():
+            state = {**present, **state}
         if not isinstance(state.get("window"), list):
             raise refusal(ValueError, "The state's 'window' must be a list.", window=state.get("window"))
         super().set_state_dict(state)

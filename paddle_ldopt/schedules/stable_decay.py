@@ -8,8 +8,8 @@ from typing import Annotated, Callable, Optional
 from .._messages import refusal
 from ._base import OptimizerOrRate
 from .curve_schedule import Curve, CurveSchedule, cosine, scheduled
-from .options import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
-from .registry import schedule
+from .kinds import schedule
+from .option_types import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
 
 # name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
 FALLS: dict[str, Callable[[float, float], float]] = {

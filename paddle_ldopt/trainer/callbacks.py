@@ -141,10 +141,10 @@ def _rates_by_row(layers: LayerMap, optimizer: Optimizer, first: int, rates: lis
     for row in rows:
         ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
         closed = starts.get((row.tower, row.index), 0) - first
-        own = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
+        row_rates = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
         if moved and ratio:
-            own = [rate * ratios[row.tower, row.index] for rate, ratios in zip(own, moved)]
-        series[short[row.tower] + row.label] = own
+            row_rates = [rate * ratios[row.tower, row.index] for rate, ratios in zip(row_rates, moved)]
+        series[short[row.tower] + row.label] = row_rates
     return series
 
 

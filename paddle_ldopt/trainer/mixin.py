@@ -5,10 +5,10 @@ from typing import Any, Optional
 
 from ..config import LdoptConfig
 from ..saving.layerwise_record import ALLOW
+from .checkpoint_record import check_record, config_of, constant_settings, record_of
 from .folders import CONFIG, RECORD
-from .layerwise import LayerwiseRatesMixin
-from .record import check_record, config_of, constant_settings, record_of
-from .resume import ResumeMixin
+from .layerwise_rates_mixin import LayerwiseRatesMixin
+from .resume_mixin import ResumeMixin
 from .shared import warn
 
 

@@ -51,11 +51,11 @@ class GradualUnfreezeCallback(Callback):
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Wrap the optimizer's ratios in `UnfreezingRatios`."""
         optimizer = unwrap(optimizer)
-        own = layers_of(optimizer)
-        _check_layers(optimizer, own, self.layers)
-        if own is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
+        own_layers = layers_of(optimizer)
+        _check_layers(optimizer, own_layers, self.layers)
+        if own_layers is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
             optimizer.ratio_of = self.layers.ratio_fn(1.0)
-        elif own is None:
+        elif own_layers is None:
             apply_layerwise_decay(optimizer, self.layers, 1.0)
         self._restore(optimizer)  # left by an interrupted training
         self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
@@ -87,10 +87,10 @@ class GradualUnfreezeCallback(Callback):
             optimizer.ratio_of = optimizer.ratio_of.when_open
 
 
-def _check_layers(optimizer: Optimizer, own: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
-    """Raise ValueError unless the layers are known: the optimizer's `own`, or the callback's if it has no ratios."""
-    hooked = own is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
-    if hooked or (own or layers) is None or (own is not None and layers not in (None, own)):
+def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
+    """Raise ValueError unless the layers are known: the optimizer's own, or the callback's if it has no ratios."""
+    hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
+    if hooked or (own_layers or layers) is None or (own_layers is not None and layers not in (None, own_layers)):
         needs = "GradualUnfreezeCallback needs an optimizer with layers (give a layer-wise decay), or `layers`"
         advice = "(LayerMap.from_model(model)) beside an optimizer without ratios of its own."
         raise refusal(ValueError, f"{needs} {advice}", optimizer=type(optimizer).__name__, layers=layers)

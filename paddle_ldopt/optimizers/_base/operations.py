@@ -8,9 +8,9 @@ import numpy as np
 import paddle
 
 from ... import _paddle
-from .._fused.memory import same_shapes
+from .._fused.tensor_memory import same_shapes
 from .batches import Batch, cast
-from .step import Task, check_gradient, in_shape
+from .layerwise_optimizer import Task, check_gradient, in_shape
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_rate, layer_rates, with_gradients
 
@@ -48,8 +48,8 @@ class Operations:
             optimizer._check_shape(param)
         optimizer._check_in_step(inputs.params)
         create_missing_state(optimizer)
-        given = zip(inputs.params, inputs.grads, inputs.ratios)
-        tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in given if ratio != 0.0]
+        rows = zip(inputs.params, inputs.grads, inputs.ratios)
+        tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in rows if ratio != 0.0]
         split = self._split(optimizer, tasks)
         batches = [batch for batch, _ in split if batch is not None]
         return OperationsPlan(optimizer, inputs, batches) if len(batches) == len(split) else None
@@ -66,13 +66,13 @@ class Operations:
         """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
         if not paddle.in_dynamic_mode():
             return [(None, [task]) for task in tasks]
-        found: dict[Any, list[Task]] = {}
+        tasks_by_form: dict[Any, list[Task]] = {}
         for task in tasks:
             param = task.param
             key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
-            found.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
+            tasks_by_form.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
         units: list[tuple[Optional[Batch], list[Task]]] = []
-        for alike in found.values():
+        for alike in tasks_by_form.values():
             param = alike[0].param
             if not _can_be_stacked(alike[0]):
                 units += [(None, [task]) for task in alike]
@@ -136,10 +136,10 @@ class OperationsPlan:
         dtype, self._units = current_rate(optimizer).dtype, []
         for batch in batches:
             rows = [row[param.name] for param in batch.params]
-            own = [optimizer.own_rate(param) is not None for param in batch.params]
-            factor = batch.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, own)], dtype)
+            with_own_rate = [optimizer.own_rate(param) is not None for param in batch.params]
+            factor = batch.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, with_own_rate)], dtype)
             ratio = batch.spread([inputs.ratios[row] for row in rows], dtype)
-            self._units.append(Unit(batch, rows, factor, ratio, any(own)))
+            self._units.append(Unit(batch, rows, factor, ratio, any(with_own_rate)))
 
     def holds(self, optimizer: Any, inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
@@ -166,8 +166,8 @@ class OperationsPlan:
         for batch, rows, factor, ratio, has_own_rate in self._units:
             lr = layer_rates(rate, factor, ratio)
             if has_own_rate:  # its factor is 0
-                own = batch.spread([optimizer.own_rate(param) or 0.0 for param in batch.params], rate.dtype)
-                lr = lr + layer_rates(paddle.full_like(rate, own) if isinstance(own, float) else own, 1.0, ratio)
+                fixed = batch.spread([optimizer.own_rate(param) or 0.0 for param in batch.params], rate.dtype)
+                lr = lr + layer_rates(paddle.full_like(rate, fixed) if isinstance(fixed, float) else fixed, 1.0, ratio)
             options = optimizer.step_options(batch.params[0])
             batch.update([grads[row] for row in rows], cast(lr, batch.dtype), options)
 
@@ -182,7 +182,7 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
 
 def _settings(optimizer: Any) -> list[Any]:
     """Return the settings that decide which parameters are updated together, to be compared by identity."""
-    found = [_paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
+    settings = [_paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
     for group in _groups(optimizer):
-        found += [*group, *group.values()]
-    return found
+        settings += [*group, *group.values()]
+    return settings

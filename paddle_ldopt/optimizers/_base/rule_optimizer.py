@@ -4,25 +4,24 @@ import math
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
 from .._shards import ShardFinder
-from ..options import BATCHED
+from ..shared_options import BATCHED
 from ..states import COLUMN, ELEMENT, ROW, STEP
 from .arithmetic import add_number
-from .declared import compute_dtype
+from .layerwise_optimizer import LayerwiseOptimizer, Task, in_shape
 from .operations import Operations
+from .options_and_states import compute_dtype
 from .rule_state import largest_of, plain, unified_name
-from .step import LayerwiseOptimizer, Task, in_shape
 from .updates import Update, Values, update_shards
 from .whole_step import layer_rates
 
 
-class RuleOptimizer(LayerwiseOptimizer, Optimizer):
+class RuleOptimizer(LayerwiseOptimizer):
     """Base of the optimizers whose update is a function of tensors.
 
     A subclass declares

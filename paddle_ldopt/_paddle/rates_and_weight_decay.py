@@ -5,8 +5,8 @@ from typing import Any
 import paddle
 from paddle.optimizer import Optimizer
 
-from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 from .optimizers import stand_in
+from .private_names import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 
 # fmt: off
 __all__ = [

@@ -9,7 +9,7 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown, wrong_type
 from .._paddle import dtype_name, parameters_of
-from .gradients import trainable
+from .micro_batch_gradients import trainable
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
 
