@@ -5,8 +5,8 @@ The bases, the first one outermost:
 - `RuleOptimizer` (rule_optimizer.py) updates by a pure function, and has states, counts and groups. `AdamWDL` is not a
   `RuleOptimizer`: it has Paddle's own update (`LayerwiseAdamW`).
 - `LayerwiseOptimizer` (layerwise_optimizer.py) takes the steps.
-- `DeclaredMixin` (options_and_states.py) reads the options and states that a class declares; saves and loads the states.
-- `LayerwiseMixin` (layerwise_mixin.py) multiplies the rate of each parameter by its layer's ratio, in any Paddle optimizer.
+- `DeclaredMixin` (options_and_states.py) reads a class's declaration of options and states; saves and loads the states.
+- `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio, in any Paddle optimizer.
 - `RatedOptimizer` (`layers`) declares all attributes that `layers` reads from an optimizer.
 
 A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates and decays that follow the steps),
