@@ -8,6 +8,7 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from ._checks import checked_number
 from ._messages import nearest, refusal, shown, unknown
 from ._paddle import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
@@ -76,17 +77,28 @@ def _arguments_of(
     if model is not None or not own_parameters:
         checked_model(model)
     if not own_parameters:
-        arguments["parameters"] = parameters_to_train(model) if groups is None else list(groups)
+        arguments["parameters"] = parameters_to_train(model) if groups is None else _listed(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
     if model is not None and not grouped and not any(given.get(name) for name in info.own_exclusion):
         arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
-    if max_grad_norm > 0:
+    if checked_number(max_grad_norm, "max_grad_norm") > 0:
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     weight_decay = arguments.pop("weight_decay", None)
-    if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
+    if weight_decay is not None and ("weight_decay" in info.options or weight_decay):
         arguments["weight_decay"] = weight_decay
     rate_given = any(given.get(name) is not None for name in ("learning_rate", "lr"))
     return _named_as_in_class(info, {**info.external_rate, **arguments} if rate_given else arguments)
+
+
+def _listed(groups: Any) -> list[Any]:
+    try:
+        items = [] if isinstance(groups, paddle.Tensor) else list(groups)
+    except TypeError:  # not iterable
+        items = []
+    if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
+        problem = "`groups` must be a list of parameters, or of parameter groups as dicts."
+        raise refusal(TypeError, problem, groups=groups)
+    return items
 
 
 def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +123,7 @@ def _layers_of(
     """Return `layers`, or the model's if a decay needs them; raise if `rules` or `granularity` has no effect."""
     needed = decay != OFF and layers is None and not _has_hook(arguments)
     for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
-        if value != default and not needed:
+        if not needed and not (isinstance(value, type(default)) and value == default):
             idle = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
             raise refusal(ValueError, idle, **{argument: value})
     return LayerMap.from_model(model, rules, granularity) if needed and model is not None else layers

@@ -332,7 +332,7 @@ CALLS = {
     "AdafactorSchedule": Row(call(ldopt.AdafactorSchedule, optimizer=Lazy(trained)), words=WORDS),
     "create": Row(
         call(ldopt.create, name="came", model=MODEL, layerwise_decay=0.5, learning_rate=0.01),
-        words={**WORDS, "rules": "([Rr]ule)", "model": STACK},
+        words={**WORDS, "rules": "([Rr]ule)", "model": STACK, "groups": "group|`parameters`"},
     ),
     "optimizer_class": Row(call(ldopt.optimizer_class, name="lamb")),
     "list_optimizers": Row(call(ldopt.list_optimizers)),
