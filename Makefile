@@ -37,16 +37,16 @@ pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss sc
 
 # JOBS=1 runs the tests in one process. No file is split: what its tests share is made once.
 JOBS ?= 2
-PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 1
+PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 1
 
 test: $(STAMP) ## Run the tests of every feature (4 minutes on 2 idle cores)
-	$(PYTEST) $(ARGS)
+	$(PY) $(PYTEST) $(ARGS)
 
 test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (20 minutes more)
-	$(PYTEST) -m "not fault" $(ARGS)
+	$(PY) $(PYTEST) -m "not fault" $(ARGS)
 
 fault: $(STAMP) ## Run the longest tests alone: kills, full disks, bad numbers and calls, soaks (an hour and more)
-	$(PYTEST) -m fault $(ARGS)
+	$(PY) $(PYTEST) -m fault $(ARGS)
 
 ON_DEVICE = $(addprefix tests/optimizers/test_, golden.py parity.py contracts.py lamb.py came.py adafactor.py adam_weight_decay.py)
 test-gpu: $(STAMP) ## Run the golden, contract, checkpoint and layer-map tests on LDOPT_DEVICE (default: the first GPU)
@@ -129,7 +129,7 @@ sanitize: $(STAMP) ## Fuzz the C library under AddressSanitizer and UndefinedBeh
 
 coverage: $(STAMP) ## Run the tests and fail if less than 95 % of the package's lines and branches are reached
 	$(PY) -m coverage erase
-	$(PY) -m coverage run -m pytest $(ARGS)
+	$(PY) -m coverage run $(PYTEST) $(ARGS)
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage report
 

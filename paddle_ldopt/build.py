@@ -15,8 +15,8 @@ from .layers.granularity import Granularity
 from .layers.user_rules import Rules
 from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
 from .optimizers.groups import parameters_to_train
-from .optimizers.options import flag
 from .optimizers.registry import REGISTRY
+from .optimizers.shared_options import flag
 
 __all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]
 
@@ -40,10 +40,10 @@ def build_optimizer(
     max_grad_norm: float = 0.0,
     **arguments: Any,
 ) -> Optimizer:
-    """Return an optimizer that trains a model, each layer at its rate. Most arguments are those of `create`.
+    """Return an optimizer that trains a model, each layer at its rate. `create` documents most arguments.
 
     `chosen` is a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
-    `apply_layerwise_decay`. `model` is None if `arguments` replace everything read from a model. `layers` is by default
+    `apply_layerwise_decay`. `model` is None if `arguments` replace all values read from a model. `layers` is by default
     read from the model if there is a decay and neither `name_dict` nor `set_param_lr_fun`. `groups` are parameters or
     parameter groups to train instead of all parameters; with groups, no exclusion from weight decay is added.
     """
@@ -129,6 +129,8 @@ def create(
     rules: Optional[Rules] = None,
     granularity: Granularity = "block",
     *,
+    layers: Optional[LayerMap] = None,
+    groups: Optional[Iterable[Any]] = None,
     learning_rate: Union[float, LRScheduler, None] = None,
     weight_decay: Optional[float] = None,
     max_grad_norm: float = 0.0,
@@ -145,6 +147,9 @@ def create(
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
         granularity: the `granularity` of `LayerMap.from_model`.
+        layers: a layer map to use instead of the model's.
+        groups: parameters, or groups of parameters as dicts, to train instead of all parameters. With dicts,
+            biases and norms are not excluded from weight decay.
         learning_rate: at least 0, or a schedule. None is the class's default, 1e-3 for "adamwdl".
         weight_decay: at least 0. None is the class's default, 0.01 for "adamwdl".
         max_grad_norm: the global norm for gradient clipping; 0 is off.
@@ -178,6 +183,8 @@ def create(
         layerwise_decay=layerwise_decay,
         rules=rules,
         granularity=granularity,
+        layers=layers,
+        groups=groups,
         weight_decay=weight_decay,
         max_grad_norm=max_grad_norm,
         **arguments,

@@ -52,7 +52,6 @@ def pytest_configure():
     print(f"LDOPT_DEVICE={device}: tensors are on {on}")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow ones
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected
 def pytest_collection_modifyitems(config, items):
     """Choose what `make test` runs; begin with the longest files; skip what cannot hold on this Paddle."""

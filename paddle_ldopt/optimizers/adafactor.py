@@ -26,8 +26,8 @@ from ._base.rule_state import state_of_all
 from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._shards import Shard
-from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .registry import register
+from .shared_options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Adafactor", "adafactor_update"]

@@ -30,8 +30,8 @@ from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
 from .groups import is_listed
-from .options import SHARED, flag, given_arguments, plain_weight_decay
 from .registry import register
+from .shared_options import SHARED, flag, given_arguments, plain_weight_decay
 from .states import ELEMENT, SCALAR, STEP, State
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]

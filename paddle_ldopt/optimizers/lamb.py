@@ -29,8 +29,8 @@ from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from .options import SHARED, flag, given_arguments
 from .registry import register
+from .shared_options import SHARED, flag, given_arguments
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 import kernel_cases
 import numpy as np
@@ -350,6 +351,22 @@ def test_a_library_of_other_sources_is_refused(monkeypatch):
     monkeypatch.setattr(kernels.zlib, "crc32", lambda sources: 1)
     with pytest.raises(OSError, match="belongs to another version of the package"):
         kernels.load(path)
+
+
+def test_a_library_that_is_missing_or_broken_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "_FOLDER", tmp_path)
+    assert "was not built: install a C compiler" in kernels._found.__wrapped__()[1]
+    (tmp_path / "libstep.so").write_bytes(b"no library")
+    assert "cannot be loaded: " in kernels._found.__wrapped__()[1]
+
+
+def test_memory_that_the_library_does_not_get(monkeypatch):
+    failing = types.SimpleNamespace(ldopt_step=lambda *_: 1, ldopt_square_sum=lambda *_: -1)
+    monkeypatch.setattr(kernels, "library", lambda: failing)
+    with pytest.raises(MemoryError, match="nothing was updated"):
+        kernels.step(np.zeros(1, kernels.TENSOR))
+    with pytest.raises(MemoryError, match="The norm"):
+        kernels.norm(np.zeros(1, kernels.TENSOR))
 
 
 def test_the_library_is_found_in_a_folder_with_any_name(tmp_path):

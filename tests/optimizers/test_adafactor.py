@@ -389,7 +389,7 @@ BAD = [
     (
         {"lr": 0.1},
         ValueError,
-        "Cannot combine manual `lr` and `relative_step=True` options.*lr=0.1, relative_step=True",
+        r"Cannot combine .*: leave out `lr`, or give relative_step=False\..*lr=0.1, relative_step=True",
     ),
     ({"learning_rate": 0.1}, ValueError, "Cannot combine manual `lr`.*Received: lr=0.1"),
     ({"relative_step": False}, ValueError, "`lr` must be given with `relative_step=False`. Received: lr=None"),

@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers._base.declared import rule_shape
+from paddle_ldopt.optimizers._base.options_and_states import rule_shape
 from paddle_ldopt.optimizers._shards import Shard, ShardFinder, answer_locally, answer_together
 from paddle_ldopt.optimizers._shards import shard as geometry
 from paddle_ldopt.optimizers.states import ELEMENT, STEP

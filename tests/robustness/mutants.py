@@ -5,7 +5,7 @@
 Paddle takes seconds to import, so everything is imported and collected once; each mutant is put into the functions,
 classes and constants of a forked copy of this process, which runs the tests that reach the changed line, up to the
 first failure, and after them those that start processes (APART), which import the mutant. A mutant is *killed* by a
-failure, a crash or a test that takes ten times as long. The operators are mutmut's: comparisons, arithmetic, and/or,
+failure, a crash or tests that take much longer. The operators are mutmut's: comparisons, arithmetic, and/or,
 not, numbers, strings, True/False, keyword arguments left out, None assigned, and `raise` left out. Messages, docstrings
 and annotations stay as they are.
 """
@@ -19,6 +19,7 @@ import os
 import pathlib
 import pickle
 import random
+import resource
 import signal
 import sys
 import tempfile
@@ -31,20 +32,24 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE, TESTS = ROOT / "paddle_ldopt", ROOT / "tests"
+MOST_MEMORY = 16 << 30  # addresses of a mutant: an endless list must not take the machine's memory
 # what is mutated by default: all modules of these
-ROOMS = ("_checks.py", "layers", "schedules", "optimizers")
+ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving")
+RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
-    "_checks.py": ["schedules/test_*.py", "optimizers/test_lamb.py"],
+    "_checks.py": ["test_checks.py", "schedules/test_*.py", "optimizers/test_lamb.py"],
     "layers/decay.py": ["layers/test_ratios.py", "optimizers/test_adamwdl.py"],
     "layers/decay_checks.py": ["layers/test_decay.py", "optimizers/test_moving_decay.py"],
     "layers/map.py": ["layers/test_*.py"],
     "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
-    "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py"],
+    "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py", *RULES],
+    "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
     "optimizers/_shards/shard.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/adamwdl.py": ["optimizers/test_fused.py", "saving/test_saving.py"],
     "optimizers/apply.py": ["layers/test_decay.py"],
+    "schedules/curve_schedule.py": ["schedules/test_*.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
 APART = {
@@ -138,7 +143,9 @@ def sites(node, path=()):
 
 
 def _is_text(node):
-    """Say whether a statement is a docstring, or the list of exported names."""
+    """Say whether a node is a docstring, the list of exported names, or a text of several words: a message or a doc."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and " " in node.value
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
         return node.targets[0].id == "__all__"
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -306,19 +313,23 @@ class Runner:
         module = importlib.import_module("paddle_ldopt." + file[:-3].replace("/", "."))
         touching = [(s, i) for i, (s, lines) in reached.items() if any(f == file for f, _ in lines)]
         apart = [item for item in session.items if file in APART.get(item.path.name, [])]
-        same = _in_child(lambda: self._verdict(session, module, tree, touching, apart), 3600)
-        if same != "survived":
-            raise SystemExit(f"{file}: put in unchanged it is {same}")
+        items = {item.nodeid: item for item in session.items}
+        sound = set()  # names of tests that pass with the unchanged file, put in like a mutant
         for number in chosen:
             mutant = Mutant(tree, everything[number])
             within = {(file, line) for line in range(mutant.line, mutant.end + 1)}
             tests = sorted((s, i) for i, (s, lines) in reached.items() if lines & within)
             if not tests:  # a constant, which only importing reaches
                 tests = sorted(touching)
-            verdict = _in_child(
-                lambda m=mutant, t=tests: self._verdict(session, module, m.tree, t, apart),
-                min(30 + 10 * sum(s for s, _ in tests), self.budget) + (900 if apart else 0),
-            )
+            needed = sum(s for s, _ in tests)
+            limit = 30 + min(10 * needed, max(self.budget, 3 * needed)) + (900 if apart else 0)
+            verdict = _in_child(lambda m=mutant, t=tests: self._verdict(session, module, m.tree, t, apart), limit)
+            killer = verdict[len("killed by ") :]
+            if killer in items and killer not in sound:
+                same = _in_child(lambda k=killer: self._verdict(session, module, tree, [], [items[k]]), 3600)
+                if same != "survived":
+                    raise SystemExit(f"{file}: put in unchanged it is {same}")
+                sound.add(killer)
             self.results.append((file, mutant.line, mutant.kind, mutant.before, mutant.after, verdict))
             if not verdict.startswith("killed"):
                 print(f"{file}:{mutant.line} {verdict}: {mutant.before}  ->  {mutant.after}", file=sys.__stdout__)
@@ -353,6 +364,7 @@ def _in_child(work, seconds):
         pid = os.fork()
         if not pid:
             os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
                 os.dup2(nowhere.fileno(), 1)
@@ -377,7 +389,7 @@ def main():
     parser.add_argument("files", nargs="*", default=files(), help=f"below paddle_ldopt/; all of {', '.join(ROOMS)}")
     parser.add_argument("--sample", type=int, default=40, help="mutants per file, at random")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, default=300.0, help="most seconds per mutant")
+    parser.add_argument("--budget", type=float, default=300.0, help="most seconds per mutant, or 3 times its tests")
     how = parser.parse_args()
     gone = [file for file in {*how.files, *MORE, *sum(APART.values(), [])} if not (PACKAGE / file).exists()]
     if gone:

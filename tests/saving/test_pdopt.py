@@ -46,6 +46,20 @@ def test_a_pdopt_with_another_schedule_or_other_names_is_refused(tmp_path):
         ldopt.load_optimizer(tmp_path / "a.pdopt", other.optimizer)
 
 
+def test_a_schedules_state_has_numbers_also_of_numpy(tmp_path):
+    """The rates of a schedule that computes with NumPy are NumPy's numbers."""
+    path, rate = str(tmp_path / "a.pdopt"), paddle.optimizer.lr.StepDecay(1e-3, 2)
+    run, other = Run("lamb", rate=rate).train(HALF), Run("lamb", rate=paddle.optimizer.lr.StepDecay(1e-3, 2), seed=1)
+    state = run.optimizer.state_dict()
+    for odd in (np.zeros(2), [0.25, np.zeros(2)]):
+        paddle.save({**state, "LR_Scheduler": {"last_epoch": 3, "last_lr": odd}}, path)
+        with refused("schedule's state must be numbers", ValueError, other):
+            ldopt.load_optimizer(path, other.optimizer)
+    paddle.save({**state, "LR_Scheduler": {"last_epoch": 3, "last_lr": np.float64(0.25)}}, path)
+    ldopt.load_optimizer(path, other.optimizer)
+    assert other.optimizer.get_lr() == 0.25 and type(other.optimizer.get_lr()) is float
+
+
 class Runs:
     """What a hostile pickle may ask for."""
 
@@ -72,6 +86,9 @@ def hostile_pickles(mark):
     yield "a change of a class", b"\x80\x04cnumpy\ndtype\n}\x8c\x05build\x8c\x01xsb."
     yield "a change of a function", b"\x80\x04cnumpy.core.multiarray\n_reconstruct\n}\x8c\x05abcde\x8c\x01xsb."
     yield "a call of a class that is only named", b"\x80\x04cnumpy\nndarray\n)R."
+    yield "a call of a dict", b"})R."
+    yield "arguments in a dict", b"cbuiltins\ntuple\n}R."
+    yield "bytes in another encoding", b"c_codecs\nencode\n(Vx\nVutf-7\ntR."
     yield "a persistent object", b"Vx\nQ."
     yield "an extension", b"\x82\x01."
     yield "objects", pickle.dumps({"a": np.array([Runs(os.mkdir, mark)], dtype=object)})

@@ -13,11 +13,12 @@ ROWS, COLUMNS = 4, 6
 
 
 class Model(paddle.nn.Layer):
-    """A matrix, which is also tied to a second name, a vector, a frozen vector."""
+    """A matrix, which is also tied to a second name, a batch of matrices, a vector, a frozen vector."""
 
     def __init__(self):
         super().__init__()
         self.matrix = self.create_parameter([ROWS, COLUMNS])
+        self.batch = self.create_parameter([2, ROWS, COLUMNS])
         self.vector = self.create_parameter([5])
         self.frozen = self.create_parameter([3])
         self.frozen.stop_gradient = True
@@ -31,7 +32,7 @@ def trained(variant, dtype="float32", steps=1, **more):
     model.to(dtype=dtype)
     opt = ldopt.optimizer_class(variant.split(",")[0])(parameters=model.parameters(), **{**VARIANTS[variant], **more})
     for _ in range(steps):
-        for param in (model.matrix, model.vector):
+        for param in (model.matrix, model.batch, model.vector):
             param.grad = paddle.ones_like(param) * 0.1
         opt.step()
     return model, opt
@@ -48,7 +49,7 @@ def test_all_state_has_its_place(name, steps, prefix):
     model, opt = trained(name, steps=steps, name=prefix)
     found = opt.sharded_state_dict(model.sharded_state_dict())
     expected = {}
-    for key, param in (("matrix", model.matrix), ("vector", model.vector)):
+    for key, param in (("matrix", model.matrix), ("batch", model.batch), ("vector", model.vector)):
         for state, kind in {**opt.state_kinds(param), "beta1_pow_acc": "scalar"}.items():
             expected[f"{key}.{state}_0"] = shape_of(kind, tuple(param.shape))
     assert {key: weight.global_shape for key, weight in found.items()} == expected
@@ -63,10 +64,10 @@ def test_all_state_has_its_place(name, steps, prefix):
 def test_masters_are_among_it(name):
     model, opt = trained(name, "bfloat16", multi_precision=True)
     found = opt.sharded_state_dict(model.sharded_state_dict())
-    for key in ("matrix", "vector"):
+    for key in ("matrix", "batch", "vector"):
         assert found[f"{key}.w_0"].local_tensor is opt._master_weights[getattr(model, key).name]
         assert found[f"{key}.w_0"].global_shape == tuple(getattr(model, key).shape)
-    plain = opt.sharded_state_dict(model.sharded_state_dict()).keys() - {"matrix.w_0", "vector.w_0"}
+    plain = opt.sharded_state_dict(model.sharded_state_dict()).keys() - {"matrix.w_0", "batch.w_0", "vector.w_0"}
     model, opt = trained(name)
     assert plain == opt.sharded_state_dict(model.sharded_state_dict()).keys()
 
@@ -115,7 +116,7 @@ def test_rows_and_columns_are_the_whole_parameters():
 def test_a_model_that_lacks_a_parameter(name):
     model, opt = trained(name)
     weights = {key: weight for key, weight in model.sharded_state_dict().items() if key != "vector"}
-    with pytest.raises(ValueError, match=r"must name every parameter.*Received: nothing for .*\(1 of 2\)"):
+    with pytest.raises(ValueError, match=r"must name every parameter.*Received: nothing for .*\(1 of 3\)"):
         opt.sharded_state_dict(weights)
 
 

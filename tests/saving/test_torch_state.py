@@ -127,7 +127,7 @@ def linear_model(dtype="float32"):
 def test_weights_of_linear_layers_are_transposed_even_if_they_are_square(cls):
     run = types.SimpleNamespace(model=linear_model())
     run.optimizer = cls(1e-3, parameters=run.model.parameters())
-    there = checkpoint(run)
+    there = checkpoint(run, **dict.fromkeys(("weight_norm", "adam_norm", "trust_ratio"), np.float32(1)))  # for its log
     report = ldopt.convert_torch_optimizer(there, run.optimizer, paddle.DataParallel(run.model))
     assert report.transposed == ("1.weight",)
     moments = run.optimizer._accumulators["moment1"]

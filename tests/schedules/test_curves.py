@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from schedule_cases import KINDS, make, rates
 
 from paddle_ldopt.schedules import ON_METRIC, get_scheduler
-from paddle_ldopt.schedules.cosine import CosineRestarts
+from paddle_ldopt.schedules.cosine import Cosine, CosineRestarts
+from paddle_ldopt.schedules.curve_schedule import Curve
+from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.schedules.polynomial import Polynomial
-from paddle_ldopt.schedules.registry import SCHEDULES
 from paddle_ldopt.schedules.stable_decay import StableDecay
 
 EDGE = {  # kind -> arguments with warm-up 0 and n = 4, its rates; the same with warm-up 4, its rates: by hand
@@ -37,6 +38,11 @@ def test_edges_of_the_warmup(kind):
 def test_a_wave_begins_anew_after_each_third():
     got = rates(make("cosine_with_restarts", 1.0, num_warmup_steps=0, num_training_steps=12, num_cycles=3), 13)
     np.testing.assert_allclose(got, [1, 0.853553, 0.5, 0.146447] * 3 + [0], atol=1e-6)
+
+
+def test_lengths_of_all_phases():
+    curves = [Curve(4), Cosine(4, 20), StableDecay(4, 7, 20)]
+    assert [curve.length for curve in curves] == [None, 24, 31]
 
 
 def test_defaults_of_curves():

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import types
+from unittest import mock
 
 STEPS = 6
 BFLOAT16 = {"bf16": True, "fp16_opt_level": "O2", "amp_master_grad": True}
@@ -37,10 +38,15 @@ def in_ranks(trainings):
 
 def attempt(**arguments):
     """Train; return what `train` gives, or {"error": what was wrong with the arguments}."""
+    import paddle
+
+    before = paddle.get_default_dtype()
     try:
         return train(**arguments)
     except ValueError as error:
         return {"error": str(error)}
+    finally:
+        paddle.set_default_dtype(before)  # other tests run in this process
 
 
 def llama(pipe, tied):
@@ -84,7 +90,7 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
             return {"input_ids": self.ids[i], "labels": self.ids[i]}
 
     said = []
-    shared.logger_of = lambda trainer: types.SimpleNamespace(info=said.append, warning=said.append)
+    logger = types.SimpleNamespace(info=said.append, warning=said.append)
 
     class Listener(common.TrainerCallback):
         logs = []
@@ -112,7 +118,8 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     )
     if layout == "split":  # PaddleNLP asks for bfloat16 there, which Paddle cannot multiply on a CPU
         arguments.bf16, arguments.fp16_opt_level, arguments.amp_master_grad = False, "O1", False
-    with paddle.utils.unique_name.guard(), contextlib.redirect_stdout(io.StringIO()) as out:
+    logged = mock.patch.object(shared, "logger_of", lambda trainer: logger)
+    with paddle.utils.unique_name.guard(), logged, contextlib.redirect_stdout(io.StringIO()) as out:
         built = common.tiny_model(dropout=dropout) if model == "bert" else llama(layout == "pipeline", model == "tied")
         start = {name: np.array(param.numpy()) for name, param in built.state_dict().items()}
         data = common.Data() if model == "bert" else Ids()

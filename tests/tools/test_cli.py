@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import paddlenlp.transformers as nlp
 import pytest
 from paddlenlp.transformers import BertConfig, BertForSequenceClassification
 
@@ -114,3 +115,26 @@ def test_it_runs_as_a_module():
         [sys.executable, "-m", "paddle_ldopt", "layers", "--help"], capture_output=True, text=True, check=True
     )
     assert "--freeze-below" in run.stdout
+
+
+def test_a_model_that_needs_memory_to_be_built(monkeypatch):
+    class SetsWeights(nlp.BertModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.pooler.dense.bias.set_value(self.pooler.dense.bias.numpy() + 1.0)
+
+    class Config(BertConfig):
+        def __init__(self):
+            super().__init__(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+
+    SetsWeights.config_class = Config
+    monkeypatch.setattr(nlp, "SetsWeights", SetsWeights, raising=False)
+    assert float(load_model("SetsWeights").pooler.dense.bias.min()) == 1.0
+
+
+def test_a_model_without_paddlenlp(monkeypatch):
+    monkeypatch.setitem(sys.modules, "paddlenlp.transformers", None)
+    with pytest.raises(
+        ValueError, match="`--model` needs PaddleNLP: pip install paddlenlp.*Received: --model='BertModel'"
+    ):
+        load_model("BertModel")

@@ -20,9 +20,9 @@ from paddle_ldopt.trainer import (
     LayerLRCallback,
     RunReport,
     ScheduleCallback,
-    layerwise,
+    checkpoint_record,
+    layerwise_rates_mixin,
     optimizer_checks,
-    record,
 )
 
 LAYERS = ["embeddings", "block 0", "block 1", "head"]
@@ -254,6 +254,44 @@ def test_an_optimizer_without_layers_or_with_two_maps(tmp_path):
         train(tmp_path, twice)
 
 
+def begin(optimizer, layers):
+    callback, state = GradualUnfreezeCallback(2, layers), types.SimpleNamespace(global_step=0, max_steps=9)
+    callback.on_train_begin(None, state, None, optimizer=optimizer)
+    return callback, state
+
+
+def test_layers_come_from_the_optimizer_or_from_the_callback():
+    model = common.tiny_model()
+    layers, params = ldopt.LayerMap.from_model(model), model.parameters()
+    plain = ldopt.Lamb(1e-3, parameters=params)
+    begin(plain, layers)
+    assert [plain.layerwise_ratio(param) for param in (params[0], params[-1])] == [0.0, 1.0]
+    with pytest.raises(ValueError, match="without ratios of its own. Received: optimizer='Lamb'"):
+        begin(ldopt.Lamb(1e-3, parameters=params, set_param_lr_fun=lambda param: 0.5), layers)
+
+
+def test_a_decay_that_moves_goes_on_in_open_layers():
+    model = common.tiny_model()
+    layers, params = ldopt.LayerMap.from_model(model), model.parameters()
+    optimizer = ldopt.Lamb(1e-3, parameters=params, layers=layers, layerwise_decay=ldopt.LayerDecay(0.5, end=1.0))
+    begin(optimizer, None)
+    ends = optimizer.ratio_of.at(1.0)
+    assert [ends(param) for param in (params[0], params[-1])] == [0.0, 1.0]
+    ends.step = 8
+    assert ends(params[0]) == 1.0 and optimizer.ratio_of(params[0]) == 0.0
+
+
+def test_accumulated_gradients_of_closed_layers_are_zeros():
+    model = common.tiny_model()
+    params = model.parameters()
+    for param in params:
+        param.main_grad = paddle.ones_like(param)
+    optimizer = ldopt.AdamWDL(1e-3, parameters=params, layers=ldopt.LayerMap.from_model(model), layerwise_decay=0.5)
+    callback, state = begin(optimizer, None)
+    callback.on_optimizer_begin(None, state, None, optimizer=optimizer)
+    assert [float(param.main_grad.max()) for param in (params[0], params[-1])] == [0.0, 1.0]
+
+
 def test_the_schedule_and_the_report_show_the_opening(tmp_path):
     with paddle.utils.unique_name.guard():
         model = common.tiny_model()
@@ -358,8 +396,8 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
         for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
             getattr(callback, event)(None, state, None, model=model, **given)
     logs.extra_logs(), report.write({}, {})
-    record._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
-    optimizer_checks.check_trainer_optimizer(optimizer, schedule, "", layerwise.OFF)
+    checkpoint_record._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
+    optimizer_checks.check_trainer_optimizer(optimizer, schedule, "", layerwise_rates_mixin.OFF)
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written
     assert {key: dict(value) for key, value in optimizer._accumulators.items()} == accumulators

@@ -18,9 +18,10 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt._paddle import MovedError
 from paddle_ldopt.layers.rates import applied_rates
-from paddle_ldopt.optimizers._base.layerwise import LayerwiseMixin
-from paddle_ldopt.optimizers._fused import step as _fused
+from paddle_ldopt.optimizers._base.layerwise_mixin import LayerwiseMixin
+from paddle_ldopt.optimizers._fused import fused_step
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.trainer import (
     LayerLRCallback,
@@ -29,6 +30,7 @@ from paddle_ldopt.trainer import (
     OptimizerName,
     ResumeMixin,
     ScheduleCallback,
+    data_errors,
 )
 from paddle_ldopt.trainer.shared import logger_of
 
@@ -39,7 +41,7 @@ EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 def paddles_operations(monkeypatch):
     """The C library rounds in another way than Paddle's AdamW, and these tests compare bits."""
     monkeypatch.setattr(kernels, "unsupported_reason", lambda: "it is not wanted here")
-    monkeypatch.setattr(_fused, "_warn_once", lambda message: None)
+    monkeypatch.setattr(fused_step, "_warn_once", lambda message: None)
 
 
 def layer_of(name):
@@ -591,7 +593,7 @@ def test_a_second_training_keeps_the_optimizer_of_the_first(tmp_path):
 def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
     # the Trainer's enum has the name, and the Trainer no optimizer for it
     others = {name: info for name, info in REGISTRY.items() if name != "adafactor"}
-    for module in ("arguments", "layerwise", "record"):
+    for module in ("arguments", "layerwise_rates_mixin", "checkpoint_record"):
         monkeypatch.setattr(f"paddle_ldopt.trainer.{module}.REGISTRY", others)
 
     class Theirs(common.Trainer):
@@ -623,3 +625,16 @@ def test_an_optimizer_made_by_the_trainers_own_method_is_refused(tmp_path):
     for asked in ({"layerwise_lr_decay": 0.5}, {"optim": "came"}):
         with pytest.raises(ValueError, match="The Trainer already has an optimizer, so .* would be ignored"):
             train(tmp_path, cls=both, **asked)
+
+
+def test_loaders_that_raise_their_errors_anyway_or_cannot_are_used_as_they_are(monkeypatch):
+    def moved():
+        raise MovedError("paddle.io", "_Reader", "Errors of data sets")
+
+    data_errors._raising_class.cache_clear()
+    monkeypatch.setattr(data_errors, "reader_class", moved)
+    with_workers = paddle.io.DataLoader(common.Data(), num_workers=1)
+    assert data_errors.raising_errors(with_workers) is with_workers
+    loader = paddle.io.DataLoader(common.Data())
+    with pytest.warns(UserWarning, match="Errors of data sets is not available"):
+        assert data_errors.raising_errors(loader) is loader
