@@ -93,7 +93,7 @@ class LayerMap:
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
         Shared parameters count once, in the lowest of their layers. A single pipeline stage raises ValueError; use
-        `trainer.stages.map_layers`, which numbers the blocks of all stages. Other arguments, errors and warnings as in
+        `trainer.map_layers`, which numbers the blocks of all stages. Other arguments, errors and warnings as in
         `from_names`.
         """
         check_model(model)

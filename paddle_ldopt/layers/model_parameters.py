@@ -25,7 +25,7 @@ class ParameterInfo:
 def check_model(model: Sublayer) -> None:
     """Raise for any object but a network with parameters, and for one stage of a pipeline."""
     if pipeline_of(checked_model(model)) is not None:
-        how = "`paddle_ldopt.trainer.stages.map_layers(model)` maps all stages."
+        how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
         raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
     if not model.parameters():
         raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)

@@ -15,6 +15,7 @@ from .folders import last_checkpoint
 from .mixin import LdoptTrainerMixin
 from .resume_mixin import ResumeMixin
 from .run_report import RunReport
+from .stages import map_layers
 from .stopping import StopOnSigterm
 from .unfreezing import GradualUnfreezeCallback
 
@@ -30,4 +31,5 @@ __all__ = [
     "SchedulerName",
     "StopOnSigterm",
     "last_checkpoint",
+    "map_layers",
 ]

@@ -13,7 +13,7 @@ from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap, layers_of
 from ..layers.ratios import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
-from ..optimizers.apply import apply_layerwise_decay
+from ..optimizers.apply import apply_layerwise_decay, plain_class
 from .shared import Callback
 from .types import Args, Control, State
 
@@ -53,7 +53,7 @@ class GradualUnfreezeCallback(Callback):
         optimizer = unwrap(optimizer)
         own_layers = layers_of(optimizer)
         _check_layers(optimizer, own_layers, self.layers)
-        if own_layers is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
+        if own_layers is None and isinstance(optimizer, LayerwiseMixin) and plain_class(optimizer) is None:
             optimizer.ratio_of = self.layers.ratio_fn(1.0)
         elif own_layers is None:
             apply_layerwise_decay(optimizer, self.layers, 1.0)

@@ -47,46 +47,33 @@ class StepInputs(NamedTuple):
         """
         every = all_parameters(optimizer)
         all_frozen: list[bool] = []
-        columns: Any = [[] for _ in range(9)]
-        sharded = _paddle.SHARDS_ITSELF
-        try:
-            for begin in range(0, len(every), _BLOCK):
-                block = every[begin : begin + _BLOCK]
-                frozen, block_grads = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
-                live = [i for i, grad in enumerate(block_grads) if grad is not None and not frozen[i]]
-                grads_at = addresses([block_grads[i] for i in live])
-                if 0 in grads_at:  # empty gradients
-                    live = [i for i, address in zip(live, grads_at) if address != 0]
-                    grads_at = [address for address in grads_at if address != 0]
-                params, grads = [block[i] for i in live], [block_grads[i] for i in live]
-                params_at = addresses(params)
-                if None in grads_at or None in params_at:  # a sparse gradient, or a cleared parameter
-                    return None
-                if any(map(_Tensor.is_dist, params)) or not same_shapes(grads, params):
-                    return None
-                if not all(map(_Tensor.is_contiguous, grads + params)):
-                    return None
-                settings = [param.__dict__ for param in params]
-                for attrs in settings:  # `in` is much faster than a call of `get`
-                    if attrs["regularizer"] is not None or ("main_grad" in attrs and attrs["main_grad"] is not None):
-                        return None
-                    if sharded in attrs and attrs[sharded] is not None:
-                        return None
-                factors = [attrs["optimize_attr"]["learning_rate"] for attrs in settings]
-                sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
-                numbers = [begin + i for i in live]
-                grad_bytes = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
-                new: Any = numbers, params, grads, grads_at, grad_bytes, params_at, factors, sizes, types
-                for column, of_block in zip(columns, new):
-                    column += of_block
-                all_frozen += frozen
-        except (AttributeError, KeyError, TypeError):  # not parameters of Paddle's layers
+        columns: dict[str, list[Any]] = {name: [] for name in cls._fields if name != "ratios"}
+        for begin in range(0, len(every), _BLOCK):
+            block = every[begin : begin + _BLOCK]
+            frozen, block_grads = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
+            live = [i for i, grad in enumerate(block_grads) if grad is not None and not frozen[i]]
+            grads_at = addresses([block_grads[i] for i in live])
+            if 0 in grads_at:  # empty gradients
+                live = [i for i, address in zip(live, grads_at) if address != 0]
+                grads_at = [address for address in grads_at if address != 0]
+            params, grads = [block[i] for i in live], [block_grads[i] for i in live]
+            params_at, factors = addresses(params), _factors_of(params)
+            if factors is None or None in grads_at or None in params_at:  # a sparse gradient, or a cleared parameter
+                return None
+            if any(map(_Tensor.is_dist, params)) or not same_shapes(grads, params):
+                return None
+            if not all(map(_Tensor.is_contiguous, grads + params)):
+                return None
+            sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
+            numbers = [begin + i for i in live]
+            grad_bytes = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
+            new: Any = numbers, params, grads, grads_at, grad_bytes, params_at, factors, sizes, types
+            for column, of_block in zip(columns.values(), new):
+                column += of_block
+            all_frozen += frozen
+        if not columns["live"] or not set(map(type, columns["factors"])) <= {int, float}:
             return None
-        live, factors = columns[0], columns[6]
-        if not live or not set(map(type, factors)) <= {int, float}:
-            return None
-        columns.append(np.array(optimizer.ratio_list(every, all_frozen))[live])
-        return cls(*columns)
+        return cls(**columns, ratios=np.array(optimizer.ratio_list(every, all_frozen))[columns["live"]])
 
     def kept(self, forms: list[Any]) -> "StepInputs":
         """Return the inputs for a plan to keep; `forms` share the parameters' memory and will keep their shapes."""
@@ -97,6 +84,20 @@ class StepInputs(NamedTuple):
         return (
             (self.live, self.params_at, self.sizes, self.types) == (kept.live, kept.params_at, kept.sizes, kept.types)
         ) and same_shapes(self.params, kept.params)
+
+
+def _factors_of(params: list[Any]) -> Optional[list[Any]]:
+    """Return the factors of the parameters' own rates; None if a parameter has a setting for Paddle's loop."""
+    sharded, settings = _paddle.SHARDS_ITSELF, [param.__dict__ for param in params]
+    try:
+        for attrs in settings:  # `in` is much faster than a call of `get`
+            if attrs["regularizer"] is not None or ("main_grad" in attrs and attrs["main_grad"] is not None):
+                return None
+            if sharded in attrs and attrs[sharded] is not None:
+                return None
+        return [attrs["optimize_attr"]["learning_rate"] for attrs in settings]
+    except (KeyError, TypeError):  # not parameters of Paddle's layers
+        return None
 
 
 def _is_plain(optimizer: Any) -> bool:
