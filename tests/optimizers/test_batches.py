@@ -170,6 +170,15 @@ def test_what_batch_bytes_may_be():
         make("came", params, batch_bytes=10, fused=True)
 
 
+@pytest.mark.parametrize("most, sizes", [(0, [1, 1, 1]), (96, [2, 1]), (None, [3])])
+def test_a_batch_has_at_most_batch_bytes(most, sizes, monkeypatch):
+    params, seen = parameters([[3, 4]] * 3), built(monkeypatch)  # 48 bytes each
+    opt = make("lamb", params, fused=False, batch_bytes=most)
+    give_gradients(params, np.random.default_rng(0))
+    opt.step()
+    assert seen == sizes
+
+
 # ---- whole steps
 
 CLIP = paddle.nn.ClipGradByGlobalNorm(0.1)

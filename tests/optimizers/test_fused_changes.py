@@ -11,6 +11,7 @@ from paddle_ldopt import kernels
 from paddle_ldopt.layers import adapt_hook
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers._base.whole_step import layer_rates
+from paddle_ldopt.optimizers._fused.plan import Plan
 
 pytestmark = [
     needs_library,
@@ -189,6 +190,20 @@ def test_paddles_check_for_nan_sees_a_step(name):
         paddle.set_flags({"FLAGS_check_nan_inf": False})
     opt.step()
     assert np.isnan(params[0].numpy()).all(), "the flag is off: a step by the library raises nothing"
+
+
+@every_optimizer
+def test_paddles_check_for_nan_is_refused_with_fused_true(name):
+    params = parameters([3])
+    opt = make(name, params, fused=True)
+    give_gradients(params)
+    paddle.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        with pytest.raises(ValueError, match="FLAGS_check_nan_inf.* Received: fused=True"):
+            opt.step()
+    finally:
+        paddle.set_flags({"FLAGS_check_nan_inf": False})
+    assert (params[0].numpy() == 1.0).all()
 
 
 @every_optimizer
@@ -373,6 +388,35 @@ def test_groups_are_updated_in_one_call(name, monkeypatch):
         give_gradients(params)
         opt.step()
     assert calls == [3, 3]
+
+
+@every_optimizer
+@pytest.mark.parametrize("grouped", [False, True], ids=["whole steps", "groups"])
+def test_a_plan_is_made_once(name, grouped, monkeypatch):
+    calls = []
+    for method in ("__init__", "follow"):
+        original = getattr(Plan, method)
+        monkeypatch.setattr(Plan, method, lambda *given, m=method, of=original: calls.append(m) or of(*given))
+    params = parameters([3], [2, 2], dtype="bfloat16")
+    opt = make(name, [{"params": params}] if grouped else params, multi_precision=True)
+    for _ in range(3):
+        give_gradients(params)
+        opt.step()
+    assert calls == (["__init__"] if grouped else ["__init__", "follow"])
+
+
+@every_optimizer
+def test_a_frozen_first_parameter_makes_the_rate_float64(name):
+    ends = []
+    for fused in (True, False):
+        params = [*parameters([2], dtype="float64"), *parameters([3], [2, 2])]
+        params[0].stop_gradient = True
+        opt = make(name, params, fused=fused)
+        give_gradients(params[1:])
+        opt.step()
+        ends.append([param.numpy() for param in params])
+    for got, want in zip(*ends):
+        np.testing.assert_allclose(got, want, rtol=2e-6)
 
 
 def test_a_tensor_as_beta_of_one_group():
