@@ -48,7 +48,6 @@ class StepInputs(NamedTuple):
         every = all_parameters(optimizer)
         all_frozen: list[bool] = []
         columns: Any = [[] for _ in range(9)]
-        sharded = _paddle.SHARDS_ITSELF
         try:
             for begin in range(0, len(every), _BLOCK):
                 block = every[begin : begin + _BLOCK]
@@ -69,8 +68,6 @@ class StepInputs(NamedTuple):
                 settings = [param.__dict__ for param in params]
                 for own in settings:  # `in` is much faster than a call of `get`
                     if own["regularizer"] is not None or ("main_grad" in own and own["main_grad"] is not None):
-                        return None
-                    if sharded in own and own[sharded] is not None:
                         return None
                 factors = [own["optimize_attr"]["learning_rate"] for own in settings]
                 sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
