@@ -515,8 +515,10 @@ def test_a_rule_of_a_subclass_is_the_one_that_is_used():
     np.testing.assert_array_equal(param.numpy(), [42.0] * 3)
     with pytest.raises(ValueError, match="a `rule` of its own"):
         Constant(0.1, parameters=[param], fused=True).step()
-    Descent(1.0, [param]).step()
+    descent = Descent(1.0, [param])
+    descent.step()
     np.testing.assert_allclose(param.numpy(), [41.9] * 3)
+    assert not descent.decays_weights(param), "it has no such option"
 
 
 @pytest.mark.parametrize("name", ["came", "adafactor"])

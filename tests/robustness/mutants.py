@@ -68,6 +68,7 @@ APART = {
         "optimizers/_shards/shard.py",
         "optimizers/adamwdl.py",
         "optimizers/_base/rule_optimizer.py",
+        "optimizers/_base/step.py",
         "optimizers/_base/updates.py",
     ],
     "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py"],
