@@ -495,8 +495,9 @@ def test_no_trainable_parameter(name):
     params, _ = make_params(arrays)
     for p in params.values():
         p.stop_gradient = True
-    for parameters in (list(params.values()), []):
-        with pytest.raises(ValueError, match="no trainable parameter"):
+    frozen = list(params.values())
+    for parameters, received in ((frozen, f"{len(frozen)} parameters, all frozen"), ([], r"parameters=\[\]")):
+        with pytest.raises(ValueError, match=f"no trainable parameter. Received: {received}$"):
             make(name, parameters)
 
 
