@@ -37,7 +37,7 @@ MOST_MEMORY = 16 << 30  # addresses of a mutant: an endless list must not take t
 ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving")
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 STEPS = [f"optimizers/test_{name}.py" for name in ("batches", "fused", "fused_changes", "step_schedules")]
-RATIOS = [f"optimizers/test_{name}.py" for name in ("adamwdl", "apply", "lr_ratio", "moving_decay")]
+RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio", "moving_decay", "shards")]
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
     "_checks.py": ["test_checks.py", "schedules/test_*.py", "optimizers/test_lamb.py"],
