@@ -67,6 +67,7 @@ APART = {
     "test_distributed_optimizers.py": [
         "optimizers/_shards/shard.py",
         "optimizers/adamwdl.py",
+        "optimizers/_base/layerwise.py",
         "optimizers/_base/rule_optimizer.py",
         "optimizers/_base/step.py",
         "optimizers/_base/updates.py",
