@@ -241,6 +241,14 @@ def test_a_whole_step_gives_the_bits_of_paddles_loop(name, how, plans, by_paddle
     assert len(plans) == 5
 
 
+def test_a_step_with_an_empty_parameter_is_whole(plans):
+    params = parameters([[3, 4], [0, 4], [3, 4]])
+    opt = make("lamb", params, fused=False)
+    give_gradients(params, np.random.default_rng(0))
+    opt.step()
+    assert len(plans) == 1
+
+
 @pytest.mark.parametrize("what", ["rate", "weight decay"])
 @pytest.mark.parametrize("kind", ["callable", "scheduler"])
 def test_a_schedule_of_a_group_goes_on_in_whole_steps(what, kind, plans, by_paddles_loop):

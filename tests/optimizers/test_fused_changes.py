@@ -62,6 +62,36 @@ def test_a_parameter_of_another_shape_is_refused(name, shape):
     np.testing.assert_array_equal(param.numpy(), np.ones(shape, "float32"))
 
 
+both_backends = pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+
+
+@every_optimizer
+@both_backends
+def test_a_gradient_of_another_shape_is_reshaped(name, fused):
+    ends = []
+    for shape in ([2, 3], [3, 2], [6]):
+        params = parameters([2, 3], [2, 3])
+        opt = make(name, params, fused=fused)
+        give_gradients(params)
+        params[0].grad = paddle.arange(1.0, 7.0).reshape(shape)
+        opt.step()
+        ends.append(params[0].numpy())
+    for end in ends[1:]:
+        np.testing.assert_allclose(end, ends[0], rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamwdl"])
+@both_backends
+def test_a_gradient_of_another_size_is_refused(name, fused):
+    params = parameters([2, 3], [2, 3])
+    opt = make(name, params, fused=fused)
+    give_gradients(params)
+    params[0].grad = paddle.ones([12])
+    with pytest.raises(ValueError, match="Expected capacity == in_size"):
+        opt.step()
+    assert all((param.numpy() == 1.0).all() for param in params)
+
+
 TRANSPOSED = {
     "t_": lambda x: x.t_(),
     "transpose_": lambda x: paddle.transpose_(x, [1, 0]),
