@@ -210,6 +210,19 @@ def test_a_deep_copy_keeps_groups_layers_and_shards():
     assert copied.layerwise_ratio(weight) == 0.25 and copied.state_shapes(bias)["moment1"] == [4]
 
 
+@pytest.mark.parametrize(
+    "shard", [Shard([6], groups=(None,)), Shard([6], span=(0, 6), slice_size=6)], ids=["tensor parallel", "slice"]
+)
+def test_fused_true_is_refused_in_shards(shard):
+    param = paddle.create_parameter([6], "float32")
+    opt = Lamb(0.1, parameters=[{"params": [param]}], fused=True)
+    opt._finder.find = lambda every: {param.name: shard}
+    param.grad, before = paddle.ones([6]), param.numpy().copy()
+    with pytest.raises(ValueError, match="does not support parameters in shards.* Received: fused=True"):
+        opt.step()
+    np.testing.assert_array_equal(param.numpy(), before)
+
+
 class SplitParam:
     """What of Paddle's DygraphShardingOptimizerV2 a checkpoint meets."""
 
