@@ -119,7 +119,7 @@ def _cost(measured):
 def _layerwise(results):
     rows = results["layerwise"]
     cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{1 / row['ratio']:.3f}"] for row in rows]
-    return "## What layer-wise decay costs\n\nBERT-base, " + (
+    return "## Cost of layer-wise decay\n\nBERT-base, " + (
         f"{results['about']['threads']} threads.\n\n{table(['optimizer', 'median step, ms', 'this / AdamW'], cells)}"
     )
 

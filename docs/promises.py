@@ -59,7 +59,7 @@ def promises_table(cases):
         count = cases[file, test] if test else sum(n for (of, _), n in cases.items() if of == file)
         tests, sum_, figures = rows[text]
         rows[text] = [*tests, (file, test)], sum_ + count, figures + [seen] * bool(seen)
-    lines = ["| promise | test | cases | seen |", "| --- | --- | --: | --- |"]
+    lines = ["| promise | test | cases | result |", "| --- | --- | --: | --- |"]
     for text, (tests, count, figures) in rows.items():
         named, last = [], None
         for file, test in tests:

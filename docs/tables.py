@@ -10,13 +10,13 @@ import pathlib
 import re
 import sys
 
-from paddle_ldopt.config.decay import SETTINGS
+from paddle_ldopt.config.decay_settings import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.layers.table import markdown
-from paddle_ldopt.optimizers.options import COMMON
 from paddle_ldopt.optimizers.registry import REGISTRY
-from paddle_ldopt.schedules.options import REQUIRED
-from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.optimizers.shared_options import COMMON
+from paddle_ldopt.schedules.kinds import SCHEDULES
+from paddle_ldopt.schedules.option_types import REQUIRED
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate, gib
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]

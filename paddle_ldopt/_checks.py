@@ -160,6 +160,6 @@ class Option:
 
     @property
     def span(self) -> str:
-        """Its values in a few characters: "[0, 1)", "a bool"."""
+        """The permitted values as short text: "[0, 1)", "a bool"."""
         text = self.kind or ("a bool" if self.check is checked_bool else _span(self.low, self.high, self.ends))
         return f"{text} or None" if self.optional else text

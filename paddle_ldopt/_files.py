@@ -116,16 +116,16 @@ def digest(path: str) -> list[int]:
 
 def damages(folder: str, written: Iterable[tuple[str, list[int]]]) -> list[str]:
     """Describe the files of a folder that differ from the given names and digests."""
-    found = []
+    damaged = []
     for name, expected in written:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):  # a device may be endless
-            found.append(f"'{name}' is missing")
+            damaged.append(f"'{name}' is missing")
         elif os.path.getsize(path) != expected[0]:
-            found.append(f"'{name}' has {os.path.getsize(path)} bytes of {expected[0]}")
+            damaged.append(f"'{name}' has {os.path.getsize(path)} bytes of {expected[0]}")
         elif digest(path) != expected:
-            found.append(f"'{name}' was changed")
-    return found
+            damaged.append(f"'{name}' was changed")
+    return damaged
 
 
 def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:

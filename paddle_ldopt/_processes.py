@@ -14,10 +14,10 @@ def gathered(mine: T, group: Any = None) -> list[T]:
     """Return the values of all processes of a group, in order."""
     if dist.get_world_size(group) == 1:
         return [mine]
-    found: list[T] = []
-    dist.all_gather_object(found, mine, group=group)
-    found[dist.get_rank(group)] = mine  # keeps the traceback of an error
-    return found
+    values: list[T] = []
+    dist.all_gather_object(values, mine, group=group)
+    values[dist.get_rank(group)] = mine  # keeps the traceback of an error
+    return values
 
 
 def together(act: Callable[[], Any], tell: Callable[[Outcome], list[Outcome]] = gathered) -> tuple[Any, list[Any]]:
@@ -26,13 +26,13 @@ def together(act: Callable[[], Any], tell: Callable[[Outcome], list[Outcome]] = 
     If `act` raises, all processes raise the error of the first that failed. `tell` exchanges the outcomes: it
     takes that of this process and returns all.
     """
-    problem, own, shared = None, None, None
+    problem, result, message = None, None, None
     try:
-        own, shared = act() or (None, None)
+        result, message = act() or (None, None)
     except Exception as error:
         problem = error
-    outcomes = tell((problem, shared))
+    outcomes = tell((problem, message))
     for failed, _ in outcomes:
         if failed is not None:
             raise failed
-    return own, [second for _, second in outcomes]
+    return result, [second for _, second in outcomes]

@@ -8,6 +8,7 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from ._checks import checked_number
 from ._messages import nearest, refusal, shown, unknown
 from ._paddle import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
@@ -15,8 +16,8 @@ from .layers.granularity import Granularity
 from .layers.user_rules import Rules
 from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
 from .optimizers.groups import parameters_to_train
-from .optimizers.options import flag
 from .optimizers.registry import REGISTRY
+from .optimizers.shared_options import flag
 
 __all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]
 
@@ -40,10 +41,10 @@ def build_optimizer(
     max_grad_norm: float = 0.0,
     **arguments: Any,
 ) -> Optimizer:
-    """Return an optimizer that trains a model, each layer at its rate. Most arguments are those of `create`.
+    """Return an optimizer that trains a model, each layer at its rate. `create` documents most arguments.
 
     `chosen` is a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
-    `apply_layerwise_decay`. `model` is None if `arguments` replace everything read from a model. `layers` is by default
+    `apply_layerwise_decay`. `model` is None if `arguments` replace all values read from a model. `layers` is by default
     read from the model if there is a decay and neither `name_dict` nor `set_param_lr_fun`. `groups` are parameters or
     parameter groups to train instead of all parameters; with groups, no exclusion from weight decay is added.
     """
@@ -76,17 +77,28 @@ def _arguments_of(
     if model is not None or not own_parameters:
         checked_model(model)
     if not own_parameters:
-        arguments["parameters"] = parameters_to_train(model) if groups is None else list(groups)
+        arguments["parameters"] = parameters_to_train(model) if groups is None else _listed(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
     if model is not None and not grouped and not any(given.get(name) for name in info.own_exclusion):
         arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
-    if max_grad_norm > 0:
+    if checked_number(max_grad_norm, "max_grad_norm") > 0:
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     weight_decay = arguments.pop("weight_decay", None)
-    if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
+    if weight_decay is not None and ("weight_decay" in info.options or weight_decay):
         arguments["weight_decay"] = weight_decay
     rate_given = any(given.get(name) is not None for name in ("learning_rate", "lr"))
     return _named_as_in_class(info, {**info.external_rate, **arguments} if rate_given else arguments)
+
+
+def _listed(groups: Any) -> list[Any]:
+    try:
+        items = [] if isinstance(groups, paddle.Tensor) else list(groups)
+    except TypeError:  # not iterable
+        items = []
+    if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
+        problem = "`groups` must be a list of parameters, or of parameter groups as dicts."
+        raise refusal(TypeError, problem, groups=groups)
+    return items
 
 
 def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +123,7 @@ def _layers_of(
     """Return `layers`, or the model's if a decay needs them; raise if `rules` or `granularity` has no effect."""
     needed = decay != OFF and layers is None and not _has_hook(arguments)
     for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
-        if value != default and not needed:
+        if not needed and not (isinstance(value, type(default)) and value == default):
             idle = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
             raise refusal(ValueError, idle, **{argument: value})
     return LayerMap.from_model(model, rules, granularity) if needed and model is not None else layers
@@ -129,6 +141,8 @@ def create(
     rules: Optional[Rules] = None,
     granularity: Granularity = "block",
     *,
+    layers: Optional[LayerMap] = None,
+    groups: Optional[Iterable[Any]] = None,
     learning_rate: Union[float, LRScheduler, None] = None,
     weight_decay: Optional[float] = None,
     max_grad_norm: float = 0.0,
@@ -145,6 +159,9 @@ def create(
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
         granularity: the `granularity` of `LayerMap.from_model`.
+        layers: a layer map to use instead of the model's.
+        groups: parameters, or groups of parameters as dicts, to train instead of all parameters. With dicts,
+            biases and norms are not excluded from weight decay.
         learning_rate: at least 0, or a schedule. None is the class's default, 1e-3 for "adamwdl".
         weight_decay: at least 0. None is the class's default, 0.01 for "adamwdl".
         max_grad_norm: the global norm for gradient clipping; 0 is off.
@@ -178,6 +195,8 @@ def create(
         layerwise_decay=layerwise_decay,
         rules=rules,
         granularity=granularity,
+        layers=layers,
+        groups=groups,
         weight_decay=weight_decay,
         max_grad_norm=max_grad_norm,
         **arguments,

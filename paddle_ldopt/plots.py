@@ -57,9 +57,9 @@ def plot_table(table: Any, path: Path) -> str:
     for row in table.rows:
         if row.tower or len({r.tower for r in table.rows}) == 1:
             towers.setdefault(row.tower, []).append(row)
-    known = all(row.peak_learning_rate is not None for row in table.rows)
+    rated = all(row.peak_learning_rate is not None for row in table.rows)
     for tower, rows in towers.items():
-        heights = [(row.peak_learning_rate if known else row.ratio)[1] for row in rows]
+        heights = [(row.peak_learning_rate if rated else row.ratio)[1] for row in rows]
         axes.plot([row.index for row in rows], heights, marker="o", label=tower)
         if rows[0].end_ratio is not None:
             ends = [row.end_ratio[1] for row in rows]
@@ -70,7 +70,7 @@ def plot_table(table: Any, path: Path) -> str:
     axes.set_xticks(list(ticks), [label.replace("block ", "").replace("embeddings", "emb") for label in ticks.values()])
     if len(axes.lines) > 1:
         name_lines(axes)
-    return _write(axes, path, "layer", "learning rate at the peak" if known else "ratio to the head's learning rate")
+    return _write(axes, path, "layer", "learning rate at the peak" if rated else "ratio to the head's learning rate")
 
 
 def check_picture(path: Path, argument: str = "path") -> None:

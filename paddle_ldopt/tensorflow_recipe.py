@@ -17,9 +17,9 @@ from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
-from .optimizers.options import given_arguments
+from .optimizers.shared_options import given_arguments
 from .schedules import WarmUp
-from .schedules.options import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
+from .schedules.option_types import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 from .schedules.polynomial import Polynomial
 
 
@@ -111,10 +111,10 @@ def create_optimizer(
         name_dict = name_dict_of(model)
     names = name_dict or (layers.name_dict if isinstance(layers, LayerMap) else None)
     excluded = _excluded(options, model, parameters, names)
-    given: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
-    given = {name: value for name, value in given.items() if value is not None}
+    arguments: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
     if model is None:
-        given.setdefault("parameters", None)  # a static graph has its own parameters
+        arguments.setdefault("parameters", None)  # a static graph has its own parameters
     optimizer = build_optimizer(
         "adamweightdecay",
         model,
@@ -123,7 +123,7 @@ def create_optimizer(
         learning_rate=schedule,
         multi_precision=multi_precision,
         n_layers=n_layers,
-        **given,
+        **arguments,
         **{**options, "include_in_weight_decay": include_in_weight_decay},
         **excluded,
     )
@@ -141,15 +141,15 @@ _OPTIONS = {  # argument -> option of AdamWeightDecay
 }
 
 
-def _checked_options(given: dict[str, Any]) -> dict[str, Any]:
+def _checked_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the checked options of `AdamWeightDecay` out of the arguments of `create_optimizer`."""
     declared = AdamWeightDecay.OPTIONS
-    options = {option: declared[option].checked(given[argument], argument) for argument, option in _OPTIONS.items()}
-    norms = {name: given[name] for name in ("adam_clipnorm", "adam_global_clipnorm")}
+    options = {option: declared[option].checked(arguments[argument], argument) for argument, option in _OPTIONS.items()}
+    norms = {name: arguments[name] for name in ("adam_clipnorm", "adam_global_clipnorm")}
     if None not in norms.values():
         raise refusal(ValueError, f"Give only one of {', '.join(norms)}.", **norms)
     if options["weight_decay"] == 0.0 and options["include_in_weight_decay"]:
-        included = given["include_in_weight_decay"]
+        included = arguments["include_in_weight_decay"]
         idle = "`include_in_weight_decay` has no effect without a weight decay."
         raise refusal(ValueError, idle, include_in_weight_decay=included, weight_decay_rate=0.0)
     return options

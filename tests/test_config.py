@@ -15,7 +15,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import LdoptConfig
 from paddle_ldopt.build import OPTIMIZERS
 from paddle_ldopt.config import read_yaml
-from paddle_ldopt.config.decay import SETTINGS
+from paddle_ldopt.config.decay_settings import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as OPTIONS_OF_A_DECAY
 from paddle_ldopt.trainer import LdoptArgumentsMixin, RunReport
 

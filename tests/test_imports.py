@@ -28,7 +28,7 @@ ARROWS = {
     "layers": {"_checks", "_files", "_paddle", "plots", "schedules"},
     "optimizers": {"_checks", "_paddle", "kernels", "layers", "schedules"},
     "accumulation": {"_checks", "_paddle", "_processes"},
-    "build": {"_paddle", "layers", "optimizers"},
+    "build": {"_checks", "_paddle", "layers", "optimizers"},
     "tensorflow_recipe": {"_paddle", "build", "layers", "optimizers", "schedules"},
     "config": {"_checks", "_files", "_messages", "_paddle", "build", "layers", "optimizers", "schedules"},
     "integrations": {"_checks", "_paddle", "build", "layers", "optimizers", "saving"},

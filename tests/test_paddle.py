@@ -12,12 +12,12 @@ import pytest
 
 import paddle_ldopt
 from paddle_ldopt import _paddle
-from paddle_ldopt._paddle import declared
+from paddle_ldopt._paddle import private_names
 
 ROOT = pathlib.Path(paddle_ldopt.__file__).parent
 TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 SAMPLE = paddle.optimizer.AdamW(parameters=paddle.nn.Linear(1, 1).parameters())
-AREAS = [path.stem for path in (ROOT / "_paddle").glob("[a-z]*.py") if path.stem != "declared"]
+AREAS = [path.stem for path in (ROOT / "_paddle").glob("[a-z]*.py") if path.stem != "private_names"]
 INHERITED = {*dir(SAMPLE), *dir(paddle.optimizer.lr.LinearWarmup(0.1, 1, 0, 1))}  # names that are Paddle's in any case
 
 
@@ -51,7 +51,7 @@ def test_only_names_of_the_package_are_imported_from_here():
 
 @pytest.mark.parametrize(("owner", "name", "feature"), _paddle.PRIVATE, ids=lambda value: value or "-")
 def test_every_private_part_is_where_it_was(owner, name, feature):
-    found = declared.object_at(owner)
+    found = private_names.object_at(owner)
     if name and not hasattr(found, name):  # an attribute of instances: some method of the class sets it
         sources = [inspect.getsource(cls) for cls in found.__mro__[:-1] if cls.__module__.startswith("paddle")]
         assert any(f".{name}{end}" in text for text in sources for end in " :,"), f"{owner} has no {name}: {feature}"
@@ -82,14 +82,14 @@ def test_nothing_goes_past_the_door(path):
 
 
 def test_a_part_that_has_moved_is_named_when_it_is_used():
-    gone = declared.part("paddle.Tensor", "_gone", "Every feature")
+    gone = private_names.part("paddle.Tensor", "_gone", "Every feature")
     _paddle.PRIVATE.pop()
     with pytest.raises(_paddle.MovedError, match=r"Every feature is not available.*Received: no paddle.Tensor._gone"):
         gone()
     with pytest.raises(_paddle.MovedError, match="_accumulators"):
         _paddle.accumulators(object())
     for path in ("paddle.optimizer.Gone", "gone"):
-        gone = declared.lazy(path, "Every feature")
+        gone = private_names.lazy(path, "Every feature")
         _paddle.PRIVATE.pop()
         with pytest.raises(_paddle.MovedError, match=f"Every feature is not available.*Received: no {path}$"):
             gone()

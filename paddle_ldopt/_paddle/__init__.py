@@ -7,7 +7,7 @@ To use one, declare it in the module of its area, with its owner and the feature
 
     masters(optimizer)  # optimizer._master_weights
 
-declared.py has these ways to declare:
+private_names.py has these ways to declare:
 
 - `attribute`: a function that reads it from an instance.
 - `part`: the object itself, looked up on import; `lazy`: a function that looks it up in its first call.
@@ -19,11 +19,11 @@ a subclass overrides, and their `super()` calls, are in the subclass.
 """
 
 # ruff: noqa: F403  every name in an `__all__` is for the whole package
-from .declared import PRIVATE as PRIVATE
-from .declared import MovedError as MovedError
 from .fleet import *
 from .optimizers import *
-from .rates import *
+from .private_names import PRIVATE as PRIVATE
+from .private_names import MovedError as MovedError
+from .rates_and_weight_decay import *
 from .tensors import *
 from .trainer import *
 from .wrappers import *

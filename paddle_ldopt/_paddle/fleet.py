@@ -10,9 +10,9 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._messages import refusal
-from .declared import FLEET, SAVING, attribute, lazy
 from .optimizers import param_groups, parameter_list
-from .rates import decayed_names
+from .private_names import FLEET, SAVING, attribute, lazy
+from .rates_and_weight_decay import decayed_names
 
 # fmt: off
 __all__ = [

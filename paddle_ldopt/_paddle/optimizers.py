@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import paddle
 from paddle.optimizer import Optimizer
 
-from .declared import ADAMW, EVERY, OPTIMIZER, attribute, lazy
+from .private_names import ADAMW, EVERY, OPTIMIZER, attribute, lazy
 from .tensors import dtype_name
 
 # fmt: off
@@ -61,12 +61,12 @@ def found_inf(optimizer: Optimizer) -> Any:
 
 
 def overflow_is_found(optimizer: Optimizer) -> bool:
-    """Return whether the running step must be skipped, by Paddle's step; note a False as that does, for its scaler."""
+    """Return whether an overflow skips the running step; note a False for the loss scaler, as Paddle's step does."""
     flag = found_inf(optimizer)
-    found = bool(flag)
-    if not found and isinstance(flag, paddle.Tensor):
+    overflow = bool(flag)
+    if not overflow and isinstance(flag, paddle.Tensor):
         _set_auxiliary(optimizer)("found_inf", False)
-    return found
+    return overflow
 
 
 def set_attributes(optimizer: Optimizer, **values: Any) -> None:
@@ -90,13 +90,13 @@ def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
 def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, StateForm]:
     """Return the state that a step would create for a parameter in `group`; its float32 master is under `MASTER`.
 
-    Nothing is created: the functions that would do it are replaced by functions that note their arguments.
+    It creates nothing: functions that note their arguments replace the functions that create state.
     """
-    found: dict[str, StateForm] = {}
+    forms: dict[str, StateForm] = {}
 
     def note(name: str, param: Any, dtype: Any = None, fill_value: Any = 0.0, shape: Any = None, **_: Any) -> None:
         shape = param.shape if shape is None else shape
-        found[name] = StateForm(dtype_name(dtype or param.dtype), tuple(shape), float(fill_value))
+        forms[name] = StateForm(dtype_name(dtype or param.dtype), tuple(shape), float(fill_value))
 
     def note_master(param: Any) -> Any:
         note(MASTER, param, "float32")
@@ -106,7 +106,7 @@ def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, 
     other = stand_in(optimizer, **replaced, _already_create_accumulator=set())
     block = paddle.static.default_main_program().global_block()
     _create_accumulators(other)(block, {**group, "params": [param]} if group else [param])
-    return found
+    return forms
 
 
 @contextlib.contextmanager
@@ -140,18 +140,18 @@ def flatten_groups(parameters: Any) -> list[paddle.Tensor]:
 
 def groups_by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
     """Return ``param.name`` -> group of the optimizer's parameters, {} without a group."""
-    found: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     for item in param_groups(optimizer) or []:
         grouped = isinstance(item, dict)
-        found.update((param.name, item if grouped else {}) for param in (item["params"] if grouped else [item]))
-    return found
+        groups.update((param.name, item if grouped else {}) for param in (item["params"] if grouped else [item]))
+    return groups
 
 
 def group_options(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a Paddle optimizer for a parameter in `group`, which is {} without groups."""
+    """Return the options of a Paddle optimizer for a parameter in `group`, an empty dict without groups."""
     defaults = {"weight_decay": optimizer.regularization, "grad_clip": grad_clip(optimizer), **_defaults(optimizer)}
     options = {name: group.get(name, default) for name, default in defaults.items()}
-    # of a parameter in a group, it is the group's weight decay
+    # the regularizer of a parameter in a group is the group's weight decay
     return {**options, "regularizer": None if group else param.regularizer}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import paddle
 
 from .._messages import wrong_type
-from .declared import EVERY, FUSED, SAVING, attribute, lazy, part
+from .private_names import EVERY, FUSED, SAVING, attribute, lazy, part
 
 # fmt: off
 __all__ = [

@@ -1,6 +1,6 @@
 """Methods of PaddleNLP's and PaddleFormers' Trainer that our mixins override; the reader of a DataLoader."""
 
-from .declared import attribute, declare, lazy
+from .private_names import attribute, declare, lazy
 
 __all__ = ["end_reading", "reader_class"]
 

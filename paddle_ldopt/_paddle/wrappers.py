@@ -3,8 +3,8 @@
 import paddle
 from paddle.optimizer import Optimizer
 
-from .declared import FLEET, declare
 from .optimizers import flatten_groups
+from .private_names import FLEET, declare
 from .tensors import sublayers
 
 # fmt: off
@@ -44,12 +44,12 @@ _declare_all("Networks", _INSIDE)
 
 def wrappers(optimizer: Optimizer) -> list[Optimizer]:
     """Return the wrappers of an optimizer from the outermost in, and last the optimizer itself."""
-    found = [optimizer]
+    chain = [optimizer]
     while True:
-        inner = [value for name in _INNER for value in [getattr(found[-1], name, None)] if value is not None]
+        inner = [value for name in _INNER for value in [getattr(chain[-1], name, None)] if value is not None]
         if not inner:
-            return found
-        found.append(inner[0])
+            return chain
+        chain.append(inner[0])
 
 
 def unwrap(optimizer: Optimizer) -> Optimizer:

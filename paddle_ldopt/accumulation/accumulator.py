@@ -11,7 +11,7 @@ from .._checks import checked_choice
 from .._messages import refusal
 from .._paddle import check_own_gradients, sharding_setting
 from .._processes import gathered
-from .checks import (
+from .accumulator_checks import (
     check_gradient,
     check_group,
     check_sums,
@@ -22,8 +22,8 @@ from .checks import (
     described,
     target_among,
 )
-from .gradients import clear, divided, gradients_of, sum_dtype, write
-from .processes import ProcessPart, check_parts, common_slots, slot_of, summed
+from .micro_batch_gradients import clear, divided, gradients_of, sum_dtype, write
+from .process_sums import ProcessPart, check_parts, common_slots, slot_of, summed
 
 
 class GradientAccumulator:
@@ -264,7 +264,7 @@ class GradientAccumulator:
             check_gradient(gradients[place], total, names[place] if names else place)
 
     def _checked_target(self, target: Any, trained: Optional[list[Any]] = None) -> list[Any]:
-        """Return the parameters to write to: `target`, the last model's, or those that an optimizer trains."""
+        """Return the parameters to write to: `target`, the last model's, or an optimizer's trained parameters."""
         if not self._step and not self._synchronized:
             raise refusal(ValueError, "There are no gradients to write: call the accumulator first.", step=self._step)
         if target is None and self._parameters is None and trained is not None:

@@ -1,6 +1,6 @@
 """`LdoptConfig`: the settings of optimizer, layers and schedule, their checks and their files."""
 
-from .decay import DecaySettings, decay_from, decay_problems, option_of, settings_of
+from .decay_settings import DecaySettings, decay_from, decay_problems, option_of, settings_of
 from .files import json_argument, json_object, read_yaml
 from .problems import MANY_STEPS, build_schedule, option_problems, schedule_problems
 from .settings import LdoptConfig

@@ -22,17 +22,17 @@ def _example(name: str) -> str:
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
     """Return the dict in an argument that is a dict, a JSON object in a string, or None for an empty dict."""
-    found, why = value, ""
+    content, why = value, ""
     if isinstance(value, str):
         try:
-            found = json.loads(value, object_pairs_hook=unique_keys)
+            content = json.loads(value, object_pairs_hook=unique_keys)
         except (RecursionError, ValueError) as error:
             why = f" ({error})"
-    if found is not None and not isinstance(found, dict):
+    if content is not None and not isinstance(content, dict):
         raise ValueError(
             f"`{name}` must be a JSON object such as '{_example(name)}'{why}. Received: {name}={shown(value)}"
         )
-    return dict(found or {})
+    return dict(content or {})
 
 
 def json_argument(args: Any, name: str) -> dict[str, Any]:

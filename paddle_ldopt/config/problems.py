@@ -14,8 +14,8 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..layers.user_rules import checked_rules
 from ..schedules import get_scheduler
 from ..schedules.factory import kwargs_problems
-from ..schedules.registry import SCHEDULES, follows_metric
-from .decay import decay_from, decay_problems
+from ..schedules.kinds import SCHEDULES, metric_kinds
+from .decay_settings import decay_from, decay_problems
 
 MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
 
@@ -28,21 +28,21 @@ def option_problems(
     max_grad_norm: float = 0.0,
 ) -> Iterator[str]:
     """Yield the problems of `optim_kwargs`; `learning_rate` is None for an optimizer that sets its own rate."""
-    known, setting = OPTIMIZERS[optim].settings, OPTIMIZERS[optim].setting
-    for key in [key for key in options if setting(key) not in known]:
-        yield f"`optim_kwargs`: {unknown(f'option of {shown(optim)}', key, options[key], known)}"
-    valid = {name: value for name, value in options.items() if setting(name) in known}
-    found = list(refused({name: (known[setting(name)].checked, value) for name, value in valid.items()}))
-    if not found:
+    declared, setting = OPTIMIZERS[optim].settings, OPTIMIZERS[optim].setting
+    for key in [key for key in options if setting(key) not in declared]:
+        yield f"`optim_kwargs`: {unknown(f'option of {shown(optim)}', key, options[key], declared)}"
+    valid = {name: value for name, value in options.items() if setting(name) in declared}
+    problems = list(refused({name: (declared[setting(name)].checked, value) for name, value in valid.items()}))
+    if not problems:
         rate = {} if learning_rate is None else {"learning_rate": get_scheduler("constant", learning_rate)}
         with paddle.utils.unique_name.guard():
             zero = paddle.nn.initializer.Constant(0.0)
             one = [paddle.create_parameter([1], "float32", default_initializer=zero)]
         build = functools.partial(build_optimizer, optim, None, parameters=one, **rate, **valid)
         together = list(_tried(lambda: build(weight_decay=weight_decay, max_grad_norm=max_grad_norm)))
-        found = list(_tried(build)) if together else []
-        yield from (f"`weight_decay` or `max_grad_norm`: {reason}" for reason in together if not found)
-    yield from (f"`optim_kwargs`: {reason}" for reason in found)
+        problems = list(_tried(build)) if together else []
+        yield from (f"`weight_decay` or `max_grad_norm`: {reason}" for reason in together if not problems)
+    yield from (f"`optim_kwargs`: {reason}" for reason in problems)
 
 
 def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
@@ -68,16 +68,16 @@ def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
             advice = "`warmup_ratio` is a fraction of all steps: give their number."
             raise refusal(ValueError, advice, num_training_steps=None)
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
-    timed = {} if follows_metric(kind) else {"num_warmup_steps": warmup, "num_training_steps": steps}
+    timed = {} if kind in metric_kinds() else {"num_warmup_steps": warmup, "num_training_steps": steps}
     return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
 
 
 def schedule_problems(settings: Any, steps: int) -> Iterator[str]:
     """Yield the reasons why no schedule of this kind and these options can be built for this many steps."""
     kind, kwargs = settings.lr_scheduler_type, settings.lr_scheduler_kwargs
-    found = list(kwargs_problems(kind, kwargs)) or list(_tried(lambda: build_schedule(settings, steps)))
+    reasons = list(kwargs_problems(kind, kwargs)) or list(_tried(lambda: build_schedule(settings, steps)))
     where = "`lr_scheduler_kwargs`" if kwargs else f"`lr_scheduler_type` {shown(kind)} without `lr_scheduler_kwargs`"
-    yield from (f"{where}: {reason}" for reason in found)
+    yield from (f"{where}: {reason}" for reason in reasons)
 
 
 def _tried(build: Callable[[], Any]) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[s
 def _moving_decay_problems(config: Any) -> Iterator[str]:
     names = ("learning_rate", "lr_scheduler_type", "layerwise_end")
     needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
-    if decay_from(vars(config)).moves and (config.learning_rate is None or follows_metric(config.lr_scheduler_type)):
+    if decay_from(vars(config)).moves and (config.learning_rate is None or config.lr_scheduler_type in metric_kinds()):
         received = {name: getattr(config, name) for name in names}
         yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
 

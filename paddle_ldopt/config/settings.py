@@ -18,7 +18,7 @@ from .._paddle import parameters_of
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
-from .decay import DecaySettings, decay_setting, setting, settings_of
+from .decay_settings import DecaySettings, decay_setting, setting, settings_of
 from .files import read_yaml
 from .problems import build_schedule, config_problems
 from .trainer_arguments import arguments_of_settings, settings_of_arguments

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from ..build import OPTIMIZERS
-from ..schedules.registry import SCHEDULES, follows_metric
-from .decay import DecaySettings, settings_of
+from ..schedules.kinds import SCHEDULES, metric_kinds
+from .decay_settings import DecaySettings, settings_of
 from .files import json_argument
 
 # Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the
@@ -63,7 +63,7 @@ def schedule_settings(args: Any) -> dict[str, Any]:
     kind = name_of(args.lr_scheduler_type)
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
-    if follows_metric(kind):
+    if kind in metric_kinds():
         mode = evaluation_metric(args)[1]
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode

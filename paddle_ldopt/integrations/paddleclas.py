@@ -9,7 +9,7 @@ from typing import Any, Optional
 import paddle
 
 from .._messages import refusal
-from .settings import NAMES, Component, framework
+from .yaml_settings import NAMES, Component, framework
 
 __all__ = ["register"]
 

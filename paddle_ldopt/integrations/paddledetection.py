@@ -9,7 +9,7 @@ import paddle
 
 from .._messages import refusal
 from ..layers.map import LayerMap
-from .settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
+from .yaml_settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
 
 __all__ = ["register"]
 
@@ -75,9 +75,9 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
         )
     blocks = settings.pop("num_layers", None)
     if blocks is not None:
-        found = LayerMap.from_model(model, settings.get("rules")).n_layers
-        if blocks != found:
-            advice = f"The model has {found} blocks: leave out `num_layers`, which is counted."
+        n_layers = LayerMap.from_model(model, settings.get("rules")).n_layers
+        if blocks != n_layers:
+            advice = f"The model has {n_layers} blocks: leave out `num_layers`, which is counted."
             raise refusal(ValueError, advice, num_layers=blocks)
     filters = settings.pop("filter_bias_and_bn", name == "AdamWDL")
     skipped = name_parts(settings.pop("skip_decay_names", None) or (), "skip_decay_names")

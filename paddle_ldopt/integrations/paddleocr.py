@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from .._messages import refusal
-from .settings import NAMES, Component, framework
+from .yaml_settings import NAMES, Component, framework
 
 __all__ = ["register"]
 
@@ -30,7 +30,7 @@ def register() -> None:
 
 
 def _scheduled_weight_decay(schedule: Any, optimizer: Any, **settings: Any) -> Any:
-    """Return PaddleOCR's schedule of the weight decay; raise ValueError for our optimizers, which it cannot set."""
+    """Return PaddleOCR's schedule of the weight decay; raise ValueError for our optimizers, which do not support it."""
     if type(optimizer).__name__ in NAMES:
         advice = "The weight decay of paddle_ldopt's optimizers is constant here: use `regularizer: {name: L2, ...}`."
         raise refusal(ValueError, advice, regularizer="CosineL2")

@@ -6,7 +6,7 @@ Call `register()` before PaddleSeg builds its optimizer.
 from typing import Any, Optional
 
 from .._messages import refusal, unknown
-from .settings import NAMES, framework, from_settings, named_groups, numbers_read
+from .yaml_settings import NAMES, framework, from_settings, named_groups, numbers_read
 
 __all__ = ["register"]
 
@@ -20,7 +20,7 @@ def register() -> None:
     ImportError without PaddleSeg.
     """
     base: Any = framework("paddleseg.optimizers.optimizer", "PaddleSeg").BaseOptimizer
-    known = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict
+    components = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict
 
     class Component(base):
         """An optimizer as PaddleSeg builds it: settings first, then model and schedule."""
@@ -60,4 +60,4 @@ def register() -> None:
             return options
 
     for name in NAMES:
-        known[name] = type(name, (Component,), {"__doc__": f"`paddle_ldopt.{name}` for PaddleSeg."})
+        components[name] = type(name, (Component,), {"__doc__": f"`paddle_ldopt.{name}` for PaddleSeg."})

@@ -8,7 +8,7 @@ from typing import Any
 
 import paddle
 
-from .settings import NAMES, framework, from_settings
+from .yaml_settings import NAMES, framework, from_settings
 
 __all__ = ["register"]
 
@@ -41,11 +41,11 @@ def register() -> None:
     module.OPTIMIZER_DICT.update({name.lower(): f"{__name__}:{Pending.__name__}" for name in NAMES})
     if trainer.setup.__module__ == __name__:
         return
-    own = trainer.setup
+    set_up = trainer.setup
 
     def setup(self: Any) -> None:
         """Set up the experiment, and build our optimizers for its model."""
-        own(self)
+        set_up(self)
         for kind in _KINDS:
             pending = getattr(self, f"{kind}optimizer", None)
             if isinstance(pending, Pending):

@@ -1,4 +1,4 @@
-"""Which layer a parameter belongs to, and the ratio of its learning rate.
+"""Find the layer of each parameter and the ratio of its learning rate.
 
 - `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find_layers` finds them by a user's rules
   (`user_rules`), by lists of blocks (`numbered_lists`, `stacks`), by the tables of `known_names`, then by order and

@@ -14,7 +14,7 @@ Ratio = Union[float, Tensor]  # a Tensor in a static graph
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # top block d, embeddings d^(n+1); the numbers of BEiT's LayerDecayValueAssigner too
     "paddlenlp": lambda d, i, n: d ** (n + 1 - i),
-    # one power lower throughout, as in google-research/electra, which calls this off by one itself
+    # one more power of d throughout, as in google-research/electra, which calls this off by one itself
     "electra": lambda d, i, n: d ** (n + 2 - i),
     # top block 1, embeddings undecayed, as in zihangdai/xlnet
     "xlnet": lambda d, i, n: d ** (n - i if i else 0),
@@ -39,11 +39,12 @@ class LayerDecay:
         r_i = s \max(d^{e(i)}, \text{min\_ratio}), \qquad e(i) = n + 1 - i \text{ (paddlenlp)}, \qquad
         r_{n+1} = s \cdot \text{head\_ratio}
 
-    for a tower of n blocks. Matching multipliers multiply it; `preserve_mean` divides it by the mean over the blocks.
+    for a tower of n blocks. The ratio of a parameter is r_i times all multipliers that match its name. `preserve_mean`
+    divides r_i by its mean over the blocks.
 
     Args:
         layerwise_decay: d, the ratio between the rates of neighbouring layers, in (0, 1].
-        convention: the exponent of each layer. "paddlenlp" (as BEiT); "electra" (one power lower, except for the
+        convention: the exponent of each layer. "paddlenlp" (as BEiT); "electra" (one more power of d, except for the
             head); "xlnet" (top block and embeddings at the full rate); "ernie_vl" (top block at the full rate, the
             embeddings share the first block's ratio); or "linear", which has no decay:
             :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit, with embeddings and first block at b.
@@ -93,13 +94,13 @@ class LayerDecay:
     )
     min_ratio: float = _option(0.0, "floor of the ratios", 0.0, 1.0)
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")
-    freeze_below: float = _option(0.0, "layers whose ratio is below it are frozen", 0.0, 1.0)
+    freeze_below: float = _option(0.0, "freeze layers with a ratio below this value", 0.0, 1.0)
     bound: float = _option(1.0, "lowest ratio of the convention 'linear'", 0.0, 1.0, "(]")
-    scale: float = _option(1.0, "factor of all ratios outside of towers", ends="()")
+    scale: float = _option(1.0, "factor of all ratios; with `towers`, only of the ratios outside them", ends="()")
     end: Optional[float] = _option(None, "decay at the end of the training", 0.0, 1.0, "(]")
     steps: Optional[int] = _option(
         None,
-        "steps until the decay is at its end",
+        "number of steps until the decay reaches `end`",
         check=lambda value, name: checked_int(value, name, 1),
         kind="an int from 1",
     )
@@ -173,7 +174,7 @@ def mean_of(ratios: Iterable[Ratio]) -> float:
 
 
 def as_decay(layerwise_decay: Decay) -> LayerDecay:
-    """Return a number as the `LayerDecay` with that decay; a `LayerDecay` as it is."""
+    """Return a `LayerDecay`: convert a number, return a `LayerDecay` unchanged."""
     return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)
 
 

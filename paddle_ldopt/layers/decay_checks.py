@@ -97,8 +97,8 @@ def idle_options(values: Mapping[str, Any], names: Mapping[str, str], options: M
     yield from exclude("end", "freeze_below", "frozen layers stay frozen")
     if end is None and all(tower.end is None for tower in towers.values()):
         yield from idle(f"without `{names['end']}`", "steps")
-    own = {name: value for name, value in values.items() if name not in _OF_THE_WHOLE_MODEL}
+    options_outside = {name: value for name, value in values.items() if name not in _OF_THE_WHOLE_MODEL}
     for name, tower in towers.items():
-        if own == {option: getattr(tower, option) for option in own}:
+        if options_outside == {option: getattr(tower, option) for option in options_outside}:
             same = f"A tower of `{names['towers']}` has no effect if its decay is the decay of the rest."
             yield str(refusal(ValueError, same, **{name: tower.to_tower()}))

@@ -1,4 +1,4 @@
-"""Numbered lists that may be misread: a sentence for each guess, an error without credible blocks."""
+"""Numbered lists that the map may misread: a sentence for each guess, an error without credible blocks."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from .stacks import FoundLists
 
 
 def check_found(names: list[str], lists: FoundLists, deepest: int) -> None:
-    """Raise if no blocks were found, or half of them are in lists of unknown kind."""
+    """Raise if no blocks were found, or at least half of them are in lists with unknown names."""
     if not deepest:
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
@@ -25,8 +25,8 @@ def check_found(names: list[str], lists: FoundLists, deepest: int) -> None:
     missed, known = sum(unknown.values()), sum(stack.depth for stack in lists.stacks)
     if missed >= known > 0:
         raise ValueError(
-            f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only {known} in "
-            f"known ones ({', '.join(stack.tower for stack in lists.stacks)}): {_advice(unknown)}. "
+            f"{missed} numbered blocks are in lists with unknown names ({', '.join(sorted(unknown))}), only {known} in "
+            f"known lists ({', '.join(stack.tower for stack in lists.stacks)}): {_advice(unknown)}. "
             f"Received: names=[{first_few(names, 8)}]"
         )
 

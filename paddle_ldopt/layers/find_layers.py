@@ -126,11 +126,11 @@ def _number_blocks(blocks: _Blocks) -> dict[str, Layer]:
 
 def _place_by_name(names: list[str], blocks: _Blocks, layers: dict[str, Layer]) -> None:
     """Add the embeddings and heads with a known name to `layers`."""
-    known = index_by_paths(names)
+    index_of = index_by_paths(names)
     for name in [name for name in names if name not in layers]:
         common, _ = blocks.nearest(name)
         # without the parts shared with the tower: `ernie_embed.classifier` is not an embedding
-        index = known.get(name, index_by_words(".".join(name.split(".")[common:])))
+        index = index_of.get(name, index_by_words(".".join(name.split(".")[common:])))
         if index is not None:
             layers[name] = blocks.outside(name, index)
 

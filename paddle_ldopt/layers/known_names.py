@@ -9,7 +9,7 @@ from typing import Callable, Optional, Union
 
 from .layer import EMBEDDINGS, HEAD
 
-# Paths of parameters whose role is visible in neither word nor position.
+# Paths of parameters whose role shows neither in a word of the name nor in their position.
 _PATHS = {
     r"\bbigbird\.encoder\.norm\.": EMBEDDINGS,  # BigBird: applied before block 0
     r"\bdeberta\.encoder\.LayerNorm\.": EMBEDDINGS,  # DeBERTa: of the relative embeddings
@@ -64,7 +64,7 @@ _WORDS = {
     r"rel\w*_(attention_)?bias\w*": EMBEDDINGS,  # BEiT, MPNet
     r"masked_spec_embed": EMBEDDINGS,  # wav2vec 2.0
 }
-# Words that say something only of parts declared before the blocks: last words of heads, first words of embeddings.
+# Words that count only for parts declared before the blocks: last words of heads, first words of embeddings.
 MAYBE_HEAD = re.compile(r"(^|[._])(fc|linear|dense|outputs?|out|proj_out|out_proj|task\w*)\d*$", re.I)
 MAYBE_EMBEDDINGS = re.compile(
     r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*proj|in|input|down\w*|tok|vis)", re.I
@@ -115,7 +115,7 @@ _HEAD, _EMBEDDINGS = _any_of(_WORDS, HEAD), _any_of(_WORDS, EMBEDDINGS)
 
 
 def index_by_words(name: str) -> Optional[int]:
-    """Return HEAD for a name with a word for heads, EMBEDDINGS for one with a word for embeddings, None for others."""
+    """Return HEAD for a name with a word for heads, EMBEDDINGS with a word for embeddings, otherwise None."""
     return HEAD if _HEAD.search(name) else EMBEDDINGS if _EMBEDDINGS.search(name) else None
 
 

@@ -120,7 +120,7 @@ def check_effects(ratios: LayerRatios) -> None:
     """
     has_towers = len(ratios.decays) > 1
     for tower, decay in ratios.decays.items():
-        places = [ratios.layers.layer_of(name) for name, own in ratios.tower_of.items() if own == tower]
+        places = [ratios.layers.layer_of(name) for name, owner in ratios.tower_of.items() if owner == tower]
         where = f"in the tower '{tower}'" if tower else "outside of `towers`" if has_towers else "of the model"
         for missing, options in _missing(places):
             idle = {name: getattr(decay, name) for name in options if getattr(decay, name) != OPTIONS[name].default}
@@ -147,16 +147,16 @@ def check_trained(ratios: LayerRatios, params: list[Tensor]) -> None:
     layers, decay = ratios.layers, ratios.decay
     options: list[tuple[str, Any, list[str]]] = [("multipliers", *pattern) for pattern in _scaled(ratios)]
     for tower in decay.towers or ():
-        options.append(("towers", tower, [name for name, own in ratios.tower_of.items() if own == tower]))
+        options.append(("towers", tower, [name for name, owner in ratios.tower_of.items() if owner == tower]))
     if decay.head_ratio != 1.0:
         outside = [name for name, tower in ratios.tower_of.items() if tower is None]
         options.append(("head_ratio", decay.head_ratio, [name for name in outside if layers.layer_of(name).is_head]))
     trained = {layers.name_of(param.name) for param in params}
     trainable = {name for name in layers.name_dict.values() if layers.is_trainable(name)}
     for option, value, names in options:
-        own = trainable.intersection(names)
-        if own and not own & trained:
-            idle = f"`{option}` has no effect here: the optimizer lacks all its parameters, such as '{min(own)}'."
+        targets = trainable.intersection(names)
+        if targets and not targets & trained:
+            idle = f"`{option}` has no effect here: the optimizer lacks all its parameters, such as '{min(targets)}'."
             how = "Leave it out, or give the optimizer these parameters."
             raise refusal(ValueError, f"{idle} {how}", **{option: value})
 

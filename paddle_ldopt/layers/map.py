@@ -75,8 +75,9 @@ class LayerMap:
                 ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
 
         Raises:
-            TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; half of the blocks
-                in lists of unknown kind; a rule that is invalid or leaves layers empty; a granularity without effect.
+            TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; at least half of
+                the numbered blocks in lists with unknown names; a rule that is invalid or leaves layers empty; a
+                granularity without effect.
 
         Warns:
             UserWarning: layers that are guesses.
@@ -118,8 +119,9 @@ class LayerMap:
         """Return the structured name for a ``param.name`` or structured name; raise as `layer_of`."""
         if not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string, such as `param.name`.", name=name)
-        known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
-        structured = self.name_dict.get(known, name)
+        # Paddle renames parameters when it copies them
+        original = name if name in self.name_dict else _COPY.sub("", name)
+        structured = self.name_dict.get(original, name)
         if structured not in self._layers:
             how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
             if not self.name_dict:

@@ -55,7 +55,7 @@ def is_index(token: str) -> bool:
 
 def rows_of_lists(names: list[str], placed: Container[str]) -> RowsOfLists:
     """Return the rows of all lists in structured `names`, without the names that are `placed`."""
-    found = RowsOfLists({}, {}, set())
+    rows = RowsOfLists({}, {}, set())
     with_stacks = _paths_with_stacks(names)
     for position, name in enumerate(names):
         tokens, in_names = _tokens(name, with_stacks)
@@ -70,24 +70,24 @@ def rows_of_lists(names: list[str], placed: Container[str]) -> RowsOfLists:
             if not is_item:
                 tower = ".".join([*tokens[:k], _NUMBER.sub("<i>", token)])
             if name in placed:
-                found.partial.add(ListName(tower, in_names))
+                rows.partial.add(ListName(tower, in_names))
             elif is_known:
-                found.known.setdefault(ListName(tower, in_names), []).append(row)
+                rows.known.setdefault(ListName(tower, in_names), []).append(row)
             else:
-                found.unknown.setdefault(tower, []).append(row)
+                rows.unknown.setdefault(tower, []).append(row)
             if is_known:  # lists further in belong to this one
                 break
-    _join_second_names(found.known)
-    return found
+    _join_second_names(rows.known)
+    return rows
 
 
-def _join_second_names(known: dict[ListName, list[Row]]) -> None:
+def _join_second_names(lists: dict[ListName, list[Row]]) -> None:
     """Join lists with two names and no common index, in place."""
-    for first in [key for key in known if key.tower.rpartition(".")[2] in SECOND_NAMES]:
+    for first in [key for key in lists if key.tower.rpartition(".")[2] in SECOND_NAMES]:
         name = first.tower.rpartition(".")[2]
         second = ListName(first.tower.removesuffix(name) + SECOND_NAMES[name], first.in_names)
-        if second in known and not {row.index for row in known[first]} & {row.index for row in known[second]}:
-            known[first] = sorted(known[first] + known.pop(second), key=lambda row: row.position)
+        if second in lists and not {row.index for row in lists[first]} & {row.index for row in lists[second]}:
+            lists[first] = sorted(lists[first] + lists.pop(second), key=lambda row: row.position)
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:

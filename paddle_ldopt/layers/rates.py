@@ -47,7 +47,7 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
     rates = used_rates(optimizer)
     if rates is None:
-        rates = {name: factor * now + own for name, (factor, own) in rate_parts(optimizer, params).items()}
+        rates = {name: factor * now + fixed for name, (factor, fixed) in rate_parts(optimizer, params).items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
@@ -79,7 +79,7 @@ def check_table_arguments(
     has_weight_decay: Optional[Callable[[str], bool]],
     num_steps: Optional[int],
 ) -> None:
-    """Raise for arguments of `LayerMap.table` of another type, that exclude each other, or without effect."""
+    """Raise for arguments of `LayerMap.table` of a wrong type, that exclude each other, or without effect."""
     if (decay is None) == (optimizer is None):
         raise ValueError(
             "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
@@ -111,16 +111,16 @@ def check_table_arguments(
 def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer; `num_steps` as in `peak_learning_rate`."""
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
-    own, now, groups, rates = rated(optimizer), next_rate(optimizer), groups_by_name(optimizer), {}
-    peak = peak_learning_rate(rate_source(optimizer), num_steps, own.rate_divisor)
-    parts, ratios = rate_parts(optimizer, params), own.ratio_of
+    rated_optimizer, now, groups, rates = rated(optimizer), next_rate(optimizer), groups_by_name(optimizer), {}
+    peak = peak_learning_rate(rate_source(optimizer), num_steps, rated_optimizer.rate_divisor)
+    parts, ratios = rate_parts(optimizer, params), rated_optimizer.ratio_of
     for param in params:
         factor, fixed = parts[param.name]
-        of_schedule = factor * now + fixed
-        ratio = of_schedule / now if fixed and now else factor
+        scheduled_rate = factor * now + fixed
+        ratio = scheduled_rate / now if fixed and now else factor
         at_peak = None if peak is None and factor else factor * (peak or 0.0) + fixed
-        rate, at_peak = own.shown_rate(param, factor) or (of_schedule, at_peak)
-        decayed = own.decays_weights(param)
+        rate, at_peak = rated_optimizer.shown_rate(param, factor) or (scheduled_rate, at_peak)
+        decayed = rated_optimizer.decays_weights(param)
         if decayed is None:
             decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
@@ -128,8 +128,8 @@ def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) ->
         if isinstance(ratios, LayerRatios):
             multiplier = ratios.multiplier_of(param)
             if ratios.decay.moves:  # the peak is unknown: rate and ratio both move
-                of_layer = own.layerwise_ratio(param)
-                end, at_peak = ratio / of_layer * ratios.at(1.0)(param) if of_layer else 0.0, None
+                layer_ratio = rated_optimizer.layerwise_ratio(param)
+                end, at_peak = ratio / layer_ratio * ratios.at(1.0)(param) if layer_ratio else 0.0, None
         rates[param.name] = Rate(ratio, rate, at_peak, decayed, frozen, multiplier, end)
     return rates
 
@@ -145,8 +145,8 @@ def planned_rates(
     now, peak = _planned_rate(learning_rate, num_steps)
     moves, rates = ratios.decay.moves, {}
     for tensor, (_, name, param) in tensors.items():
-        own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # factor of its ParamAttr
-        ratio = ratios.of(name) * (own if isinstance(own, (int, float)) else 1.0)
+        param_factor = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
+        ratio = ratios.of(name) * (param_factor if isinstance(param_factor, (int, float)) else 1.0)
         rates[tensor] = Rate(
             ratio=ratio,
             now=None if now is None else ratio * now,

@@ -1,4 +1,4 @@
-"""The ratios of an optimizer's learning rates, and all else that `layers` reads from an optimizer."""
+"""The ratios of an optimizer's learning rates, and the other values that `layers` reads from an optimizer."""
 
 from typing import Any, Optional, Protocol
 

@@ -108,24 +108,25 @@ def find_stacks(
         alone: whether all blocks are in `names`, so that at least one list is a stack.
         shapes: name of a parameter -> its shape, if known.
     """
-    known, unknown, partial = rows_of_lists(names, placed)
+    block_lists, unknown, partial = rows_of_lists(names, placed)
     # a word that begins the names of all lists cannot tell one list from another
-    common = len(commonprefix([key.tower.split(".") for key in known])) if len(known) > 1 else 0
+    common = len(commonprefix([key.tower.split(".") for key in block_lists])) if len(block_lists) > 1 else 0
     lists = []
-    for key, rows in known.items():
-        tower = f"{key.tower}<i>" if key.in_names and key._replace(in_names=False) in known else key.tower
+    for key, rows in block_lists.items():
+        tower = f"{key.tower}<i>" if key.in_names and key._replace(in_names=False) in block_lists else key.tower
         doubtful = _is_doubtful(".".join(key.tower.split(".")[common:]))
         lists.append(Stack(tower, rows, key.in_names, whole and key not in partial, doubtful))
     stacks = _lists_of_blocks(lists, alone)
-    found = FoundLists(stacks, {s.tower: s.depth for s in lists if s not in stacks and not s.doubtful and s.long}, {})
+    others = {s.tower: s.depth for s in lists if s not in stacks and not s.doubtful and s.long}
+    found_lists = FoundLists(stacks, others, {})
     in_stacks = {name for stack in stacks for name in stack.numbers}
     for name, rows in unknown.items():
         if any(stack.take_between(name, rows) for stack in stacks) or any(row.name in in_stacks for row in rows):
             continue
         if not _is_doubtful(name) and any(stack.join(name, rows, shapes) for stack in stacks):
             continue
-        _note_other(name, rows, found)
-    return found
+        _note_other(name, rows, found_lists)
+    return found_lists
 
 
 def _is_doubtful(name: str) -> bool:
@@ -133,8 +134,8 @@ def _is_doubtful(name: str) -> bool:
     return index_by_words(name) is not None
 
 
-def _note_other(tower: str, rows: list[Row], found: FoundLists) -> None:
-    """Add a list that is no stack to the lists that may be of blocks, or to the lists of single layers."""
+def _note_other(tower: str, rows: list[Row], found_lists: FoundLists) -> None:
+    """Add a list that is not a stack to the lists of possible blocks, or to the lists of single layers."""
     length, kinds, in_parts, doubtful = (
         len({row.token for row in rows}),
         _kinds(rows),
@@ -143,9 +144,9 @@ def _note_other(tower: str, rows: list[Row], found: FoundLists) -> None:
     )
     least, shortest = (_MIN_KINDS_OF_PART, _MIN_PARTS) if in_parts else (_MIN_KINDS, 2)
     if kinds >= least and length >= shortest and not (in_parts and doubtful):
-        found.others[tower] = length
+        found_lists.others[tower] = length
     elif kinds < least and length >= _MIN_PARTS and not doubtful:
-        found.single[tower] = length
+        found_lists.single[tower] = length
 
 
 def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:

@@ -116,7 +116,7 @@ class LayerTable:
             "multiplier": lambda row: _span(row.multiplier, "{:.4g}"),
             "lr now": lambda row: _span(row.learning_rate, "{:.3g}"),
             "lr peak": lambda row: _span(row.peak_learning_rate, "{:.3g}"),
-            "decayed": lambda row: _share(row.decayed, row.tensors),
+            "weight decay": lambda row: _share(row.decayed, row.tensors),
             "frozen": lambda row: _share(row.frozen, row.tensors),
         }
         cells = {name: [text(row) for row in self.rows] for name, text in columns.items()}

@@ -1,4 +1,4 @@
-"""The optimizers, one file each, and the classes that a new one is made of.
+"""The optimizers, one file each, and the base classes for new optimizers.
 
 A complete optimizer::
 
@@ -18,9 +18,9 @@ A complete optimizer::
             return param - lr * moment, {"moment": moment}
 
 From then on `create`, the Trainer's ``--optim``, `LdoptConfig`, the command line, the memory calculator and the tables
-of the docs know it. `RuleOptimizer` documents all that a subclass may declare; `_base` shows the path of a step. A new
-optimizer of this package is one file beside these, an import here and its name in `__all__`. `AdamWDL` is no
-`RuleOptimizer`: outside of the C library it runs Paddle's own AdamW kernel, so that it is bit for bit Paddle's AdamW.
+of the docs know it. `RuleOptimizer` documents the declarations of a subclass; `_base` shows the path of a step. A new
+optimizer of this package is one file beside these, an import here and its name in `__all__`. `AdamWDL` is not a
+`RuleOptimizer`: without the C library it runs Paddle's AdamW kernel, and its results equal Paddle's bit for bit.
 """
 
 # isort: off
@@ -33,9 +33,9 @@ from .adafactor_schedule import AdafactorSchedule
 # isort: on
 
 from .._checks import Option
-from ._base.layerwise import LayerwiseMixin as LayerwiseMixin
+from ._base.layerwise_mixin import LayerwiseMixin as LayerwiseMixin
+from ._base.layerwise_optimizer import LayerwiseOptimizer as LayerwiseOptimizer
 from ._base.rule_optimizer import RuleOptimizer
-from ._base.step import LayerwiseOptimizer as LayerwiseOptimizer
 from .apply import apply_layerwise_decay, reset_layerwise_decay
 from .registry import OptimizerInfo, list_optimizers, optimizer_class, register
 from .states import COLUMN as COLUMN

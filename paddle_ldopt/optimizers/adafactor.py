@@ -12,14 +12,22 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import average, minus_step, multiply_by, power
-from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
+from ._base.arithmetic import add_number, add_to, at_least, average, divide_by, multiply_by, power, times
+from ._base.factored import (
+    FactoredOptimizer,
+    factored_average,
+    factored_kinds,
+    is_factored,
+    over_root,
+    relative_rate,
+    rms,
+)
 from ._base.rule_state import state_of_all
 from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._shards import Shard
-from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .registry import register
+from .shared_options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Adafactor", "adafactor_update"]
@@ -46,28 +54,25 @@ def adafactor_update(
 ) -> Update:
     """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options.
 
-    Yields the sums of `factored_update`: for V and RMS(p), then for the clipping of u.
+    Yields the sums for V of a matrix, then for RMS(u) and, with `scale_parameter`, RMS(p).
     """
     t = state[STEP]
     share = power(t, decay_rate)  # 1 - beta2_t (7.2)
-    u, param_rms, new_state = yield from factored_update(
-        param,
-        grad,
-        state,
-        shard,
-        1.0 - share,
-        share,
-        eps=eps[0],
-        clip_threshold=clip_threshold,
-        scale_parameter=scale_parameter,
-    )
-    alpha = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
-    step = multiply_by(u, alpha)
+    # the average of g^2 + eps1
+    v = yield from factored_average("exp_avg_sq", add_number(grad * grad, eps[0]), state, shard, 1.0 - share, share)
+    u = over_root(grad, v, shard)  # g / sqrt(V)
+    rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
+    u = divide_by(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
+    alpha = lr * relative_rate(t, warmup_init) if relative_step else lr
+    if scale_parameter:
+        alpha = alpha * at_least(rms_p[0], eps[1])  # max(eps2, RMS(p))
+    new_state = {**v, _USED_LR: alpha}
+    u = multiply_by(u, alpha)  # alpha * u
     if beta1 is not None:  # an average of steps, rates included
-        step = new_state["exp_avg"] = average(state["exp_avg"], step, beta1)
+        u = new_state["exp_avg"] = average(state["exp_avg"], u, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = minus_step(param, weight_decay * alpha, param)
-    return param - step, {**new_state, _USED_LR: alpha}
+        param = add_to(times(param, -weight_decay * alpha), param)  # p - weight_decay * alpha * p
+    return param - u, new_state
 
 
 @register(
@@ -163,8 +168,8 @@ class Adafactor(FactoredOptimizer):
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
         """Return the kinds of sums of each round."""
-        first = [*([ROW, COLUMN] if is_factored(shape) else []), *([SCALAR] if options["scale_parameter"] else [])]
-        return [first, [SCALAR]] if first else [[SCALAR]]
+        squares = [SCALAR, SCALAR] if options["scale_parameter"] else [SCALAR]
+        return [[ROW, COLUMN], squares] if is_factored(shape) else [squares]
 
     def __init__(
         self,

@@ -12,7 +12,16 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import adam_moments, minus_adam_step, minus_step, one_minus_power
+from ._base.arithmetic import (
+    add_number,
+    add_to,
+    average,
+    average_of_squares,
+    divide_by,
+    one_minus_power,
+    root,
+    times,
+)
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
 from ._base.updates import Update
@@ -21,8 +30,8 @@ from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
 from .groups import is_listed
-from .options import SHARED, flag, given_arguments, plain_weight_decay
 from .registry import register
+from .shared_options import SHARED, flag, given_arguments, plain_weight_decay
 from .states import ELEMENT, SCALAR, STEP, State
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
@@ -57,15 +66,17 @@ def adam_weight_decay_update(
         (square,) = yield [shard.square_sum(grad)]
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
-    if weight_decay:
-        param = minus_step(param, lr * weight_decay, param)  # first, and not with the bias-corrected rate
-    m, v = adam_moments(state, grad, beta_1, beta_2)
+    if weight_decay:  # first, and not with the bias-corrected rate
+        param = add_to(times(param, -weight_decay * lr), param)  # p - weight_decay * lr * p
+    m = average(state["moment1"], grad, beta_1)
+    v = average_of_squares(state["moment2"], grad, beta_2)
     new_state = {"moment1": m, "moment2": v}
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
-    # Adam before section 2.1: the rate has both corrections, and epsilon is added to the root of an uncorrected v
-    step_size = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    return minus_adam_step(param, step_size, m, v, epsilon), new_state
+    # Adam before section 2.1: alpha_t has both corrections, and epsilon is added to the root of an uncorrected v
+    alpha_t = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
+    step = divide_by(times(m, -alpha_t), add_number(root(v), epsilon))  # -alpha_t * m / (sqrt(v) + epsilon)
+    return add_to(step, param), new_state
 
 
 @register(

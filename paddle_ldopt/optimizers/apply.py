@@ -20,8 +20,8 @@ from .._paddle import (
 )
 from ..layers.decay import LayerDecay
 from ..layers.layer_ratios import check_trained
-from ._base.layerwise import LayerwiseMixin
 from ._base.layerwise_arguments import ratio_fn
+from ._base.layerwise_mixin import LayerwiseMixin
 
 __all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
 
@@ -69,8 +69,8 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
     # object, because these could not call the methods that they replace by `super()`.
     inner.__class__ = _layerwise_class(plain)
-    own = {"ratio_of": ratio_of, "layerwise_decay": layerwise_decay, "n_layers": layers.n_layers}
-    vars(inner).update(own, structured_names=layers.name_dict, _rates_asked=set())
+    attributes = {"ratio_of": ratio_of, "layerwise_decay": layerwise_decay, "n_layers": layers.n_layers}
+    vars(inner).update(attributes, structured_names=layers.name_dict, _rates_asked=set())
     return optimizer
 
 

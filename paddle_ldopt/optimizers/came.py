@@ -11,25 +11,23 @@ import paddle
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import add_to, average, instability, minus_step, power
+from ._base.arithmetic import add_number, add_to, at_least, average, divide_by, power, squared, times
 from ._base.factored import (
     FactoredOptimizer,
-    factored_averages,
+    factored_average,
     factored_kinds,
-    factored_update,
     is_factored,
-    over_sqrt_factored,
+    over_root,
     relative_rate,
-    row_col_sums,
-    scaled_rate,
+    rms,
 )
 from ._base.rule_state import largest_of
 from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .registry import register
+from .shared_options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Came", "came_update"]
@@ -61,37 +59,36 @@ def came_update(
 ) -> Update:
     """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options.
 
-    Yields the sums of `factored_update`, for V and the clipping of u, then the sums of the instability, for S.
+    Yields the sums for V of a matrix, for RMS(u) and, with `scale_parameter`, RMS(p), then for S of a matrix.
     """
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale
     if beta2 is None:
         beta2 = 1 - power(t, -decay_rate)
-    u, param_rms, new_state = yield from factored_update(
-        param,
-        grad,
-        state,
-        shard,
-        beta2,
-        eps=eps[0],
-        clip_threshold=clip_threshold,
-        scale_parameter=scale_parameter,
-    )
-
-    step = u
+    # the average of g^2 + eps1
+    v = yield from factored_average("exp_avg_sq", add_number(grad * grad, eps[0]), state, shard, beta2)
+    u = over_root(grad, v, shard)  # g / sqrt(V)
+    rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
+    u = divide_by(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
+    new_state = dict(v)
     if beta1:
-        step = m = average(state["exp_avg"], u, beta1)
+        m = average(state["exp_avg"], u, beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
         if is_factored(shard.shape):
-            sums = yield row_col_sums(instability(u, m, eps[2]), shard)
-            s = factored_averages("exp_avg_res", sums, state, shard, beta3)
-            step = over_sqrt_factored(m, s, shard)
+            # the average of the instability, (u - m)^2 + eps3
+            s = yield from factored_average("exp_avg_res", add_number(squared(u - m), eps[2]), state, shard, beta3)
+            u = over_root(m, s, shard)  # m / sqrt(S)
             new_state.update(s)
+        else:
+            u = m
     if weight_decay:
-        step = add_to(weight_decay * param, step)
-    lr = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
-    return minus_step(param, lr, step), new_state
+        u = add_to(weight_decay * param, u)  # u + weight_decay * p
+    if relative_step:
+        lr = lr * relative_rate(t, warmup_init)
+    if scale_parameter:
+        lr = lr * at_least(rms_p[0], eps[1])  # max(eps2, RMS(p))
+    return add_to(times(u, -lr), param), new_state  # p - lr * u
 
 
 def _fit_for_float16(m: Any) -> Any:
@@ -216,9 +213,8 @@ class Came(FactoredOptimizer):
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
         """Return the kinds of sums of each round."""
         lines = [ROW, COLUMN] if is_factored(shape) else []
-        first = [*lines, *([SCALAR] if options["scale_parameter"] else [])]
-        rounds = [first, [SCALAR], lines if options["beta1"] else []]
-        return [kinds for kinds in rounds if kinds]
+        squares = [SCALAR, SCALAR] if options["scale_parameter"] else [SCALAR]
+        return [kinds for kinds in (lines, squares, lines if options["beta1"] else []) if kinds]
 
     def __init__(
         self,

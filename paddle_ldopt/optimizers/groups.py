@@ -43,19 +43,19 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
     groups = [_checked_group(item, options) for item in items if isinstance(item, dict)]
     if groups and len(groups) < len(items):
         raise TypeError("`parameters` must hold either parameters or parameter groups. Received: both")
-    known: dict[str, Any] = {}
+    params_by_name: dict[str, Any] = {}
     for param in flatten_groups(groups) if groups else items:
         if not hasattr(param, "stop_gradient"):
             received = f"{shown(param)} of type {type(param).__name__}"
             raise TypeError(f"`parameters` must hold parameters. Received: {received}")
-        if param.name in known:
-            if known[param.name] is param:
+        if param.name in params_by_name:
+            if params_by_name[param.name] is param:
                 raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
             raise ValueError(
                 "Two parameters have one name, by which Paddle keeps their state: build their models in one "
                 f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
             )
-        known[param.name] = param
+        params_by_name[param.name] = param
     return groups or items
 
 

@@ -13,11 +13,14 @@ import paddle
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import (
-    adam_direction,
-    adam_moments,
+    add_number,
     add_to,
-    bias_corrected,
-    minus_adapted_step,
+    average,
+    average_of_squares,
+    divide_by,
+    multiply_by,
+    one_minus_power,
+    take_root,
 )
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
@@ -26,8 +29,8 @@ from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from .options import SHARED, flag, given_arguments
 from .registry import register
+from .shared_options import SHARED, flag, given_arguments
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]
@@ -61,16 +64,19 @@ def lamb_update(
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
         grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
-    m, v = adam_moments(state, grad, beta1, beta2)
-    m_hat, v_hat = bias_corrected(m, beta1, t), bias_corrected(v, beta2, t)
-    r = adam_direction(m_hat, v_hat, eps)
-    u = add_to(r, weight_decay * param)
+    m = average(state["moment1"], grad, beta1)
+    v = average_of_squares(state["moment2"], grad, beta2)
+    m_hat = m / one_minus_power(beta1, t)
+    v_hat = v / one_minus_power(beta2, t)
+    r = divide_by(m_hat, add_number(take_root(v_hat), eps))  # m_hat / (sqrt(v_hat) + eps)
+    u = add_to(r, weight_decay * param)  # r + weight_decay * x
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
     one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
     ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    return minus_adapted_step(param, lr * ratio, u), {"moment1": m, "moment2": v}
+    x = add_to(multiply_by(u, -lr * ratio), param)  # x - lr * ratio * u
+    return x, {"moment1": m, "moment2": v}
 
 
 @register(

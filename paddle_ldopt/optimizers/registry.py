@@ -9,8 +9,8 @@ from typing import Any, Callable, Optional, TypeVar
 
 from .._checks import Option
 from .._messages import nearest, refusal, shown
-from ._base.declared import LAYERWISE
-from .options import BATCHED, COMMON
+from ._base.options_and_states import LAYERWISE
+from .shared_options import BATCHED, COMMON
 from .states import SCALAR, STEP, State
 
 __all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class", "register"]
@@ -35,11 +35,11 @@ class OptimizerInfo:
     @property
     def settings(self) -> dict[str, Option]:
         """Name in `create` and `LdoptConfig` -> option, for each that the constructor takes except the weight decay."""
-        taken = {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
-        return {option.setting or name: option for name, option in taken.items()}
+        chosen = {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
+        return {option.setting or name: option for name, option in chosen.items()}
 
     def setting(self, name: str) -> str:
-        """Return the name in `settings` of an option that has this name there or in the class."""
+        """Return the key in `settings` of an option, given that key or the option's name in the class."""
         return (name in self.options and self.options[name].setting) or name
 
     @property

@@ -12,7 +12,7 @@ from .. import _paddle
 from .._files import checked_path, file_errors
 from .._messages import quoted, refusal, shown
 from ..saving.json_state import check_part, set_parts
-from ..saving.record import check_same, class_in_files
+from ..saving.optimizer_record import check_same, class_in_files
 from . import checkpoint_folder as files
 from .checkpoint_folder import RECORD, SCHEDULE
 

@@ -11,11 +11,11 @@ from .._checks import checked_bool, checked_number, checked_steps
 from .._messages import refusal
 from .._paddle import rate_source, unwrap
 from ..schedules import MetricSchedule
-from .gradients import Gradients
 from .micro_batches import MicroBatches
 from .process_groups import ProcessGroups
 from .scalers import LossScaler, as_scaler
 from .step_checks import check_effect, check_schedule
+from .step_gradients import Gradients
 
 __all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
 
@@ -38,6 +38,7 @@ class StepOutput(NamedTuple):
     global_norm: Optional[paddle.Tensor]
 
 
+# not two optional fields of `StepOutput`: callers unpack its five values
 class StepOutputWithLocalNorm(NamedTuple):
     """`StepOutput`, then the norms of this process's gradients, in the optimizer's order.
 

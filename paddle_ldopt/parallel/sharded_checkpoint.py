@@ -20,7 +20,7 @@ from .._files import digest, write_file
 from .._messages import refusal, shown
 from .._paddle import rate_source, unwrap, wrappers
 from .._processes import together
-from ..saving.record import describe, merged
+from ..saving.optimizer_record import describe, merged
 from ..saving.state import checked_name_list, one_of_ours
 from . import checkpoint_folder as files
 from .checkpoint_checks import check_all_loaded, check_same_record, check_tensors, checked_arguments, saved_schedule

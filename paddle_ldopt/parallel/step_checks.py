@@ -62,8 +62,8 @@ def check_optimizer(network: paddle.nn.Layer, optimizer: Optimizer, parameters: 
                 "The step clips over all processes: leave out the optimizer's `grad_clip`, set `max_grad_norm` here."
             )
             raise ValueError(f"{problem} Received: grad_clip={type(clip).__name__}")
-    own = {id(param) for param in network.parameters()}
-    others = [param.name for param in parameters if id(param) not in own]
+    network_ids = {id(param) for param in network.parameters()}
+    others = [param.name for param in parameters if id(param) not in network_ids]
     if others:
         problem = "`optimizer` must train parameters of the network."
         raise ValueError(f"{problem} Received: {len(others)} others, such as {others[:3]}")

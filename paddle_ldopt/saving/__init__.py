@@ -1,6 +1,6 @@
 """Files of an optimizer's state, read without running code; `docs/checkpoints.md` specifies the format."""
 
-from .report import LoadReport
+from .load_report import LoadReport
 from .save_load import load_optimizer, save_optimizer
 from .torch_state import convert_torch_optimizer
 

@@ -5,13 +5,13 @@ from paddle.optimizer.lr import LRScheduler
 from .._files import Path, checked_path
 from .._messages import refusal
 from .json_state import PartAndState, check_part
-from .record import Record, check_same
+from .optimizer_record import Record, check_same
 
 PDOPT = ".pdopt"  # extension of Paddle's own files
 
 
 def checked_target_path(path: Path) -> str:
-    """Return the path of a file to write; raise for one that `load_optimizer` would take for Paddle's."""
+    """Return the path of a file to write; raise if `load_optimizer` would read it as a file of Paddle."""
     path = checked_path(path)
     if path.endswith(PDOPT):
         problem = "`load_optimizer` would take it for one of Paddle's own files: use the extension .safetensors."

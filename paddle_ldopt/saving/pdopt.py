@@ -16,28 +16,28 @@ _COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers the co
 
 def read_pdopt(path: str, optimizer: Optimizer) -> tuple[States, Optional[dict[str, Any]]]:
     """Return the states of an optimizer's parameters in a ``.pdopt``, and its schedule's state or None."""
-    found = read_plain(path)
-    masters = {name: _array(value) for name, value in found.pop("master_weights", {}).items()}
-    schedule = found.pop("LR_Scheduler", None)
+    entries = read_plain(path)
+    masters = {name: _array(value) for name, value in entries.pop("master_weights", {}).items()}
+    schedule = entries.pop("LR_Scheduler", None)
     if not is_plain(schedule):
         raise refusal(ValueError, "The schedule's state must be numbers.", path=path)
-    found.pop("StructuredToParameterName@@", None)  # Paddle's names of the state, without masters
+    entries.pop("StructuredToParameterName@@", None)  # Paddle's names of the state, without masters
     states: States = {}
-    known = {_COUNTED.sub(lambda match: match[1] or "", key): key for key in found}
+    key_of = {_COUNTED.sub(lambda match: match[1] or "", key): key for key in entries}
     for param, layout in layouts(optimizer).items():
         state = {}
         for name, (_, shape, _) in layout.items():
             for owner in (f"{param}_fp32_master", param):
-                key = known.get(f"{owner}_{prefixed(optimizer, name)}")
-                if key in found:
-                    dtype, values = _array(found.pop(key))
+                key = key_of.get(f"{owner}_{prefixed(optimizer, name)}")
+                if key in entries:
+                    dtype, values = _array(entries.pop(key))
                     # [1] and [] are the same
                     state[name] = dtype, values.reshape(shape) if values.size == 1 else values
         if param in masters:
             state[MASTER] = masters.pop(param)
         if state:
             states[param] = state
-    _check_all_used([*found, *masters])
+    _check_all_used([*entries, *masters])
     return states, schedule
 
 

@@ -137,15 +137,15 @@ def read_plain(path: str) -> dict[str, Any]:
         data = file.read()
     try:
         stream = io.BytesIO(data)
-        found = _Reader(stream).load()
+        state = _Reader(stream).load()
         if stream.read(1):
             raise ValueError("bytes follow its end")
-        if type(found) is not dict or type(found.get("master_weights", {})) is not dict:
+        if type(state) is not dict or type(state.get("master_weights", {})) is not dict:
             raise ValueError("it is not a dict")
     except Exception as error:  # damaged pickles fail in every way
         problem = f"The file is not a plain .pdopt: {type(error).__name__}: {str(error)[:200]}. No code in it was run."
         raise refusal(ValueError, problem, path=path, bytes=len(data)) from None
-    return found
+    return state
 
 
 def is_plain(value: Any) -> bool:

@@ -56,19 +56,19 @@ def _dumps(value: dict[str, Any]) -> str:
 
 
 def _checksum(*parts: Any) -> str:
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        checksum.update(part)
+    return checksum.hexdigest()
 
 
 def read_record(path: str) -> tuple[dict[str, Any], Arrays]:
     """Return record and tensors of a file of `write_record`; raise ValueError for any other or a changed file."""
     metadata, data = _read(path)
-    found = metadata.get("format")
-    if found != FORMAT:
+    file_format = metadata.get("format")
+    if file_format != FORMAT:
         problem = "The file was not written by `save_optimizer`: use `convert_torch_optimizer` for a file of PyTorch."
-        raise refusal(ValueError, problem, path=path, format=found)
+        raise refusal(ValueError, problem, path=path, format=file_format)
     if metadata.get("version") != VERSION:
         problem = f"The file is not of format {VERSION}: use the paddle_ldopt that wrote it, or a later one."
         raise refusal(ValueError, problem, path=path, version=metadata.get("version"))

@@ -22,9 +22,9 @@ from .load_checks import (
     checked_parts,
     checked_target_path,
 )
+from .load_report import LoadReport
+from .optimizer_record import describe, schedule_of
 from .pdopt import read_pdopt
-from .record import describe, schedule_of
-from .report import LoadReport
 from .safetensors_file import Arrays, read_record, write_record
 from .state import (
     States,
@@ -53,9 +53,9 @@ def save_optimizer(
 
     Args:
         path (str|os.PathLike): the file, usually ".safetensors". Not a link.
-        optimizer (Optimizer): one of this package's, or of `paddle.optimizer` after `apply_layerwise_decay`; wrapped or
-            not, with its whole state in this process: in data parallel, one process saves; with pipeline stages, each
-            saves its own file.
+        optimizer (Optimizer): an optimizer of this package, or of `paddle.optimizer` after `apply_layerwise_decay`;
+            wrapped or not. Its whole state is in this process: in data parallel, one process saves; with pipeline
+            stages, each process saves its own file.
         model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
         scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
         step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.
@@ -180,9 +180,9 @@ def _from_record(path: str, optimizer: Optimizer, model: Optional[Layer], scaler
     present = describe(optimizer, names)
     with file_errors(path, "The file's record", checks=True):
         check_contents(record, present, structured, changed)
-        saved, own = record["schedule"], present["schedule"]
+        saved, now = record["schedule"], present["schedule"]
         schedule = None
-        if saved is not None and own is not None and saved["class"] == own["class"]:
+        if saved is not None and now is not None and saved["class"] == now["class"]:
             schedule = from_json(record["schedule_state"])
             if schedule is None:
                 raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)

@@ -23,12 +23,12 @@ Layout = dict[str, _paddle.StateForm]  # by state name
 def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
     """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state.
 
-    With `or_paddles`, it may also be one of Paddle's to which `apply_layerwise_decay` was applied.
+    With `or_paddles`, it may also be an optimizer of Paddle after `apply_layerwise_decay`.
     """
     inner = _paddle.unwrap(optimizer)
     if not isinstance(inner, LayerwiseOptimizer) and not (or_paddles and paddles_class(inner)):
         also = ", or one of paddle.optimizer after `apply_layerwise_decay`" if or_paddles else ""
-        paddles = "`paddle.save(optimizer.state_dict(), path)` saves any other"
+        paddles = "`paddle.save(optimizer.state_dict(), path)` saves any other optimizer"
         raise wrong_type(inner, "optimizer", f"one of paddle_ldopt{also}; {paddles}")
     _paddle.check_wrapper_state(optimizer)
     return inner
@@ -104,17 +104,17 @@ def state_of(optimizer: Optimizer) -> States:
 def _tensors(optimizer: Optimizer, param: paddle.Tensor, layout: Layout) -> Optional[dict[str, paddle.Tensor]]:
     """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or None."""
     owner = masters(optimizer).get(param.name, param) if MASTER in layout else param
-    found = {MASTER: None if owner is param else owner} if MASTER in layout else {}
+    tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
     live, waiting = param.name in _paddle.with_state(optimizer), _paddle.waiting_state(optimizer)
     for name in layout.keys() - {MASTER}:
         key = prefixed(optimizer, name)
-        own = _paddle.accumulators(optimizer).get(key, {}).get(owner.name)
-        found[name] = own if live else waiting.get(f"{owner.name}_{key}_0")
-    missing = sorted(name for name, value in found.items() if value is None)
+        tensor = _paddle.accumulators(optimizer).get(key, {}).get(owner.name)
+        tensors[name] = tensor if live else waiting.get(f"{owner.name}_{key}_0")
+    missing = sorted(name for name, value in tensors.items() if value is None)
     if live and missing:
-        problem = f"'{param.name}' had another type when its state was made: build a new optimizer for it."
+        problem = f"'{param.name}' had another type when its state was created: build a new optimizer for it."
         raise refusal(ValueError, problem, dtype=dtype_name(param.dtype), missing=missing)
-    return None if missing else found
+    return None if missing else tensors
 
 
 def steps_of(optimizer: Optimizer, states: States) -> Optional[int]:

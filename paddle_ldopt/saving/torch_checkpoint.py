@@ -34,13 +34,13 @@ def _read(source: Source) -> tuple[_Found, Optional[_Names]]:
     path = checked_path(source, "source", "a dict or a path")
     if not path.endswith(".safetensors"):
         return _from_dict(_by_torch(path))
-    found: _Found = {}
+    states: _Found = {}
     for key, (dtype, values) in read_tensors(path).items():
         owner, _, state = re.sub(r"^state\.", "", key).rpartition(".")
         if dtype == "bfloat16":
             values = (values.astype("uint32") << 16).view("float32")
-        found.setdefault(int(owner) if owner.isdecimal() else owner, {})[state] = values
-    return found, None
+        states.setdefault(int(owner) if owner.isdecimal() else owner, {})[state] = values
+    return states, None
 
 
 def _by_torch(path: str) -> Any:
@@ -52,16 +52,16 @@ def _by_torch(path: str) -> Any:
     if tuple(map(int, torch.__version__.split(".")[:2])) < _LEAST_TORCH:
         raise refusal(ImportError, "PyTorch 2.6 or later is needed to read it safely.", torch=torch.__version__)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:
         problem = f"PyTorch's weights-only loader refuses the file: {str(error).splitlines()[0][:200]}."
         raise refusal(ValueError, problem, path=path) from None
     for key in ("optimizer", "optimizer_state_dict"):
-        if isinstance(found, Mapping) and "state" not in found and isinstance(found.get(key), Mapping):
-            return found[key]
-    return found
+        if isinstance(checkpoint, Mapping) and "state" not in checkpoint and isinstance(checkpoint.get(key), Mapping):
+            return checkpoint[key]
+    return checkpoint
 
 
 def _from_dict(checkpoint: Any) -> tuple[_Found, Optional[_Names]]:
@@ -69,13 +69,13 @@ def _from_dict(checkpoint: Any) -> tuple[_Found, Optional[_Names]]:
     if not whole or not isinstance(checkpoint.get("param_groups"), (list, tuple)):
         has = sorted(map(str, checkpoint)) if isinstance(checkpoint, Mapping) else type(checkpoint).__name__
         raise ValueError(f"A checkpoint of PyTorch must be a dict with 'state' and 'param_groups'. Received: {has}")
-    found: _Found = {}
+    states: _Found = {}
     named: _Names = {}
     for key, state in checkpoint["state"].items():
         if not isinstance(state, Mapping) or not _are(str, list(state)):
             problem = "A parameter's state must be a dict with string keys."
             raise refusal(ValueError, problem, parameter=key, state=state)
-        found[int(key) if str(key).isdecimal() else key] = {name: _array(value) for name, value in state.items()}
+        states[int(key) if str(key).isdecimal() else key] = {name: _array(value) for name, value in state.items()}
     for group in checkpoint["param_groups"]:
         settings: Any = group if isinstance(group, Mapping) else {}
         params, known = settings.get("params"), settings.get("param_names", ())
@@ -84,9 +84,9 @@ def _from_dict(checkpoint: Any) -> tuple[_Found, Optional[_Names]]:
             raise refusal(ValueError, problem, group=group)
         named.update(zip(params, known))
         for key in params:
-            if found.get(key) and settings.get("step") is not None:
-                found[key].setdefault("step", _array(settings["step"]))
-    return found, named or None
+            if states.get(key) and settings.get("step") is not None:
+                states[key].setdefault("step", _array(settings["step"]))
+    return states, named or None
 
 
 def _are(kind: Union[type, tuple[type, ...]], values: object) -> bool:
@@ -104,31 +104,31 @@ def _array(value: Any) -> NDArray[Any]:
         raise refusal(ValueError, f"A state must be an array: {error}.", value=value) from None
 
 
-def _named(found: _Found, known: Optional[_Names], names: Optional[Iterable[str]]) -> dict[str, TorchState]:
+def _named(states: _Found, names_by_number: Optional[_Names], names: Optional[Iterable[str]]) -> dict[str, TorchState]:
     """Return PyTorch's name -> {state: array}."""
     if names is not None:
-        known = dict(enumerate(checked_name_list(names, "names")))
-    known = known or {}
-    twice = sorted(name for name, times in Counter(known.values()).items() if times > 1)
+        names_by_number = dict(enumerate(checked_name_list(names, "names")))
+    names_by_number = names_by_number or {}
+    twice = sorted(name for name, times in Counter(names_by_number.values()).items() if times > 1)
     if twice:
         raise ValueError(f"Two parameters must not have the same name. Received: {quoted(twice)} twice in `names`")
-    unnamed = sorted(key for key in found if isinstance(key, int) and key not in known)
+    unnamed = sorted(key for key in states if isinstance(key, int) and key not in names_by_number)
     if unnamed:
         problem = "PyTorch numbers its parameters: give `names`, all names in the order of the numbers."
-        raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}, {len(known)} names")
-    return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
+        raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}, {len(names_by_number)} names")
+    return {names_by_number[key] if isinstance(key, int) else key: state for key, state in states.items()}
 
 
-def _renamed(found: dict[str, TorchState], rename: Rename, strict: bool) -> Matched:
+def _renamed(states: dict[str, TorchState], rename: Rename, strict: bool) -> Matched:
     """Return the model's name -> (PyTorch's name, {state: array})."""
     if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
         raise refusal(TypeError, "`rename` must be a dict or callable.", rename=rename)
-    unknown = sorted(set(rename) - set(found), key=str) if isinstance(rename, Mapping) else []
+    unknown = sorted(set(rename) - set(states), key=str) if isinstance(rename, Mapping) else []
     if strict and unknown:
         problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
         raise ValueError(f"{problem} Received: {quoted(unknown)}, not in the checkpoint")
     out: Matched = {}
-    for torch_name, state in found.items():
+    for torch_name, state in states.items():
         name = rename(torch_name) if callable(rename) else (rename or {}).get(torch_name, torch_name)
         if name in out:
             problem = f"`rename` must give each parameter its own name; {shown(name)} is taken."

@@ -38,9 +38,9 @@ def transposed_names(model: paddle.nn.Layer, transpose: Optional[Iterable[str]])
     return transposed
 
 
-def check_step_is_used(step: Optional[int], found: dict[str, tuple[str, TorchState]]) -> None:
+def check_step_is_used(step: Optional[int], torch_states: dict[str, tuple[str, TorchState]]) -> None:
     """Raise ValueError if `step` is given and every parameter in the checkpoint has a step."""
-    counted = ["step" in state for _, state in found.values() if state]
+    counted = ["step" in state for _, state in torch_states.values() if state]
     if step is not None and counted and all(counted):
         problem = "The checkpoint has the number of steps, so `step` would be ignored: leave it out."
         raise refusal(ValueError, problem, step=step)
@@ -50,8 +50,8 @@ def check_matched(matched: list[tuple[str, str]], missing: list[str], unexpected
     """Raise ValueError if nothing matched, or with `strict` if anything did not."""
     if strict and (missing or unexpected):
         problem = "Checkpoint and optimizer differ in parameters or states: give `rename`, or strict=False."
-        left = f"no state for {quoted(missing)} ({len(missing)}), no use for {quoted(unexpected)} ({len(unexpected)})"
-        raise ValueError(f"{problem} Received: {left}, {len(matched)} matched")
+        gaps = f"no state for {quoted(missing)} ({len(missing)}), no use for {quoted(unexpected)} ({len(unexpected)})"
+        raise ValueError(f"{problem} Received: {gaps}, {len(matched)} matched")
     if not matched:
         problem = "Checkpoint and model share no parameter: give `rename`, or other `names`."
         raise ValueError(f"{problem} Received: {quoted(unexpected)}")
@@ -70,12 +70,12 @@ def checked_updates(state: TorchState, step: Optional[int], name: str) -> int:
     return int(number)
 
 
-def checked_values(left: TorchState, name: str, shape: tuple[int, ...], torch_name: str) -> NDArray[Any]:
+def checked_values(parts: TorchState, name: str, shape: tuple[int, ...], torch_name: str) -> NDArray[Any]:
     """Remove and return a parameter's state; raise ValueError if it is missing or has another shape."""
-    values = left.pop(name, None)
+    values = parts.pop(name, None)
     if values is None:
         problem = f"'{torch_name}' lacks {shown(name)}: the checkpoint is of another optimizer, or of other options."
-        raise ValueError(f"{problem} Received: {', '.join(sorted(left)) or 'nothing else'}")
+        raise ValueError(f"{problem} Received: {', '.join(sorted(parts)) or 'nothing else'}")
     if values.dtype.kind not in "iuf":
         raise refusal(ValueError, "A state must be made of numbers.", parameter=torch_name, state=name, value=values)
     values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number

@@ -13,7 +13,7 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_bool, checked_int
 from .._paddle import MASTER, checked_model, parameters_of
 from ..optimizers.states import GLOBAL_STEP, STEP
-from .report import LoadReport
+from .load_report import LoadReport
 from .safetensors_file import Arrays
 from .state import Layout, States, check_state, checked_optimizer, layouts, set_state, structured_names
 from .torch_checkpoint import Rename, Source, TorchState, read_checkpoint
@@ -62,7 +62,7 @@ def convert_torch_optimizer(
         source (str|os.PathLike|dict): the dict of ``optimizer.state_dict()``, of Tensors or arrays, or a file. A
             ".safetensors" file names its tensors ``<parameter>.<state>``, by the name or number of the parameter,
             optionally after "state."; "step" is a state. Other files need PyTorch 2.6 or later, for its weights-only
-            loader. They hold the dict itself, or under "optimizer" or "optimizer_state_dict".
+            loader. They contain the dict itself, or a dict that has it under "optimizer" or "optimizer_state_dict".
         optimizer (Optimizer): an `AdamWDL`, `Adafactor`, `Came` or `Lamb`.
         model (paddle.nn.Layer): the model it trains; may be wrapped by `paddle.DataParallel`.
         names (Iterable[str], optional): PyTorch's parameter names in the order of their numbers:
@@ -106,23 +106,23 @@ def convert_torch_optimizer(
     checked_model(model)
     ours, _ = structured_names(inner, model)
     transposed = transposed_names(model, transpose)
-    found = read_checkpoint(source, names, rename, strict)
-    check_step_is_used(step, found)
+    torch_states = read_checkpoint(source, names, rename, strict)
+    check_step_is_used(step, torch_states)
     states: States = {}
-    matched, missing, unexpected, steps, known = [], [], [], set(), layouts(inner)
+    matched, missing, unexpected, steps, layout_of = [], [], [], set(), layouts(inner)
     for param in parameters_of(inner):
         name = ours[param.name]
-        torch_name, torch_state = found.pop(name, ("", {}))
+        torch_name, torch_state = torch_states.pop(name, ("", {}))
         if not torch_state:
             missing += [name] * (not param.stop_gradient and inner.layerwise_ratio(param) != 0.0)
             continue
         updates = checked_updates(torch_state, step, torch_name)
         steps.add(updates)
-        left = _as_ours(torch_state, name in transposed)
-        states[param.name] = _state(inner, state_names, param, known[param.name], left, updates, torch_name)
+        parts = _as_ours(torch_state, name in transposed)
+        states[param.name] = _state(inner, state_names, param, layout_of[param.name], parts, updates, torch_name)
         matched.append((torch_name, name))
-        unexpected += [f"{torch_name}.{state}" for state in sorted(left)]
-    unexpected += [torch_name for torch_name, torch_state in found.values() if torch_state]
+        unexpected += [f"{torch_name}.{state}" for state in sorted(parts)]
+    unexpected += [torch_name for torch_name, torch_state in torch_states.values() if torch_state]
     check_matched(matched, missing, unexpected, strict)
     for state in states.values():
         if GLOBAL_STEP in state:
@@ -130,8 +130,8 @@ def convert_torch_optimizer(
     check_state(inner, states, ours, optional=(MASTER,))
     set_state(inner, states)
     label = "a state_dict" if isinstance(source, Mapping) else os.fspath(source)
-    done = tuple(name for _, name in matched if name in transposed)
-    return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), done)
+    were_transposed = tuple(name for _, name in matched if name in transposed)
+    return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), were_transposed)
 
 
 def _as_ours(torch_state: TorchState, transposed: bool) -> TorchState:
@@ -147,11 +147,11 @@ def _state(
     names: dict[str, str],
     param: Tensor,
     layout: Layout,
-    left: TorchState,
+    parts: TorchState,
     step: int,
     owner: str,
 ) -> Arrays:
-    """Return our state of a parameter from PyTorch's of `owner`, and remove its parts from `left`."""
+    """Return our state of a parameter from PyTorch's of `owner`, and remove it from `parts`."""
     kinds, state = optimizer.state_kinds(param), {}
     for name, (dtype, shape, _) in layout.items():
         if name == MASTER:
@@ -159,7 +159,7 @@ def _state(
         if kinds.get(name, "scalar") == "scalar":
             state[name] = dtype, np.full(shape, _scalar(optimizer, param, name, step), dtype)
             continue
-        values = checked_values(left, names.get(name, name), shape, owner)
+        values = checked_values(parts, names.get(name, name), shape, owner)
         if dtype == "float16":  # as Came's `compression` stores it
             limits = np.finfo(dtype)
             values = np.clip(values, limits.min, limits.max)

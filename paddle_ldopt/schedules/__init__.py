@@ -3,7 +3,7 @@
 - `constant`, `linear`, `cosine`, `polynomial`, `inverse_sqrt`, `stable_decay`, `cool_down`: functions of the step. Each
   file has a curve, and a function that builds the `CurveSchedule` with this curve.
 - `plateau`, `greedy`: schedules that follow a metric.
-- `factory`: builds a schedule by name, from the table in `registry`.
+- `factory`: builds a schedule by name, from the table in `kinds`.
 - `warmup`: a warm-up before any other schedule.
 - `ahead`: reads the future rates of a schedule.
 
@@ -35,12 +35,12 @@ from .factory import ON_METRIC as ON_METRIC
 from .factory import SchedulerType, get_scheduler
 from .greedy import GreedyLR, get_greedy_schedule
 from .inverse_sqrt import get_inverse_sqrt_schedule
+from .kinds import schedule
 from .linear import get_linear_schedule_with_warmup
 from .metric import MetricSchedule
-from .options import Fraction, LastStep, NonNegative, Positive, Steps
+from .option_types import Fraction, LastStep, NonNegative, Positive, Steps
 from .plateau import ReduceLROnPlateau, get_reduce_on_plateau_schedule
 from .polynomial import get_polynomial_decay_schedule_with_warmup
-from .registry import schedule
 from .stable_decay import get_wsd_schedule
 from .warmup import WarmUp
 

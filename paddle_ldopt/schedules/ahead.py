@@ -18,7 +18,7 @@ from .warmup import WarmUp
 __all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"]
 
 
-_MOST_STEPS = 10_000  # to evaluate of a curve, to take of any other schedule
+_MOST_STEPS = 10_000  # at which a curve is evaluated, or that a copy of another schedule takes
 
 
 def length_of(schedule: LRScheduler) -> Optional[int]:
@@ -47,13 +47,13 @@ def peak_learning_rate(
     num_steps: Optional[int] = None,
     divisor: Optional[Callable[[int], float]] = None,
 ) -> Optional[float]:
-    """Return the greatest rate that a schedule reaches from its present step on, or the rate itself if it is a number.
+    """Return the largest rate that a schedule reaches from its present step on; return a number as it is.
 
-    A `Curve` is evaluated for `num_steps` steps, by default to its end; of more than 10,000 steps, at as many of them
-    and at the ends of the warm-up and the curve. Of any other schedule, or if the divisor changes, a copy takes
-    `num_steps` steps: by default 10,000, or more if `warmup_steps` or `total_steps` of the schedule are larger. The
-    copy stops before the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a
-    warning.
+    A `Curve` is evaluated for `num_steps` steps, by default to its end. Above 10,000 steps it is evaluated at about
+    10,000 of them and at the ends of the warm-up and of the curve. Any other schedule is copied, and so is a curve with
+    a changing divisor. The copy takes `num_steps` steps: by default 10,000, or more if `warmup_steps` or `total_steps`
+    of the schedule are larger. It stops before the first step that raises (`OneCycleLR`). A schedule that cannot be
+    read ahead gives None and a warning.
 
     `divisor` maps steps ahead to the divisor of the rate there, see `rate_divisor`.
     """

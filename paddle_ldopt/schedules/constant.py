@@ -4,8 +4,8 @@ import dataclasses
 
 from ._base import OptimizerOrRate
 from .curve_schedule import Curve, CurveSchedule, scheduled
-from .options import LastStep, Steps
-from .registry import schedule
+from .kinds import schedule
+from .option_types import LastStep, Steps
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Optional
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
-from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
-from .registry import schedule
+from .kinds import schedule
+from .option_types import LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
 from .stable_decay import StableDecay
 
 

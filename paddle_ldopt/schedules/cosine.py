@@ -6,8 +6,8 @@ from typing import Optional
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, DecayingCurve, cosine, scheduled
-from .options import Fraction, LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
-from .registry import schedule
+from .kinds import schedule
+from .option_types import Fraction, LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
 
 
 @dataclasses.dataclass(frozen=True)

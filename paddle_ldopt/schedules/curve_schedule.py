@@ -11,7 +11,7 @@ from typing import Callable, Optional
 
 from .._messages import refusal
 from ._base import OptimizerOrRate, Schedule, attach, peak_of
-from .options import Flag, LastStep, Positive, checks_arguments
+from .option_types import Flag, LastStep, Positive, checks_arguments
 
 
 def cosine(progress: float, cycles: float) -> float:

@@ -20,7 +20,7 @@ from . import (  # noqa: F401 - each adds its kinds to the table
     stable_decay,
 )
 from ._base import OptimizerOrRate
-from .registry import SCHEDULES, kind_of
+from .kinds import SCHEDULES, kind_of
 
 ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # of this package
 
@@ -67,8 +67,8 @@ def get_scheduler(
 ) -> LRScheduler:
     """Build a schedule by name.
 
-    The functions of the single kinds share these arguments. They also take `last_epoch`: the schedule continues with
-    step `last_epoch` + 1. An unknown, missing or bad argument raises TypeError or ValueError.
+    Each kind also has a function of its own, with the same arguments and `last_epoch`: the schedule continues with step
+    `last_epoch` + 1. An unknown, missing or bad argument raises TypeError or ValueError.
 
     Args:
         name: the kind.

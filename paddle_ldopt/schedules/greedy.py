@@ -6,9 +6,9 @@ from typing import Any, Optional
 from .._checks import checked_state
 from .._messages import refusal
 from ._base import OptimizerOrRate, attach, peak_of
+from .kinds import schedule
 from .metric import Metric, MetricSchedule
-from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
-from .registry import schedule
+from .option_types import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
 
 
 class GreedyLR(MetricSchedule):
@@ -23,7 +23,7 @@ class GreedyLR(MetricSchedule):
         patience: good or bad steps in a row before a change, at least 0.
         cooldown: steps after a reduction in which metrics do not count, at least 0.
         warmup: steps after an increase in which metrics do not count, at least 0.
-        min_lr: the lowest rate, at least 0. The default is above usual rates of fine-tuning.
+        min_lr: the lowest rate, at least 0. Set it for fine-tuning: the default, 1e-3, is above the usual rates.
         max_lr: the highest rate, above `min_lr`.
         smooth: compare the mean of the last `window_size` metrics, at least 1, instead of the last metric.
         reset_start: reductions at the lowest rate before a restart from the first rate, at least 1.
@@ -130,9 +130,9 @@ class GreedyLR(MetricSchedule):
 
         A state without any of the keys, or with bad values, raises and changes nothing.
         """
-        own, state = self.state_dict(), checked_state(state_dict)
-        if own.keys() & state.keys():
-            state = {**own, **state}
+        present, state = self.state_dict(), checked_state(state_dict)
+        if present.keys() & state.keys():
+            state = {**present, **state}
         if not isinstance(state.get("window"), list):
             raise refusal(ValueError, "The state's 'window' must be a list.", window=state.get("window"))
         super().set_state_dict(state)

@@ -6,8 +6,8 @@ from typing import Optional
 
 from ._base import OptimizerOrRate
 from .curve_schedule import Curve, CurveSchedule, scheduled
-from .options import LastStep, Positive, Steps
-from .registry import schedule
+from .kinds import schedule
+from .option_types import LastStep, Positive, Steps
 
 
 @dataclasses.dataclass(frozen=True)

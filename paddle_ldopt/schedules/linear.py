@@ -4,8 +4,8 @@ import dataclasses
 
 from ._base import OptimizerOrRate
 from .curve_schedule import CurveSchedule, DecayingCurve, scheduled
-from .options import LastStep, Steps, StepsFrom1, steps_left
-from .registry import schedule
+from .kinds import schedule
+from .option_types import LastStep, Steps, StepsFrom1, steps_left
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from .._checks import as_float
 from .._messages import refusal
 from .._paddle import start_without_step
 from ._base import Schedule
-from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, ThresholdMode, checks_arguments
+from .option_types import Factor, Flag, Mode, NonNegative, Positive, Steps, ThresholdMode, checks_arguments
 
 Metric = Union[float, paddle.Tensor]  # a Tensor has one element
 
@@ -121,5 +121,5 @@ def follows_metric(schedule: object) -> bool:
 @functools.cache
 def _needs_argument(method: Callable[..., Any]) -> bool:
     """Return whether a method has a required argument besides `self`."""
-    _, *taken = inspect.signature(method).parameters.values()
-    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken)
+    _, *parameters = inspect.signature(method).parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)

@@ -4,8 +4,8 @@ from typing import Any, Optional
 
 from .._messages import refusal
 from ._base import OptimizerOrRate, attach, peak_of
+from .kinds import schedule
 from .metric import Metric, MetricSchedule
-from .registry import schedule
 
 
 class ReduceLROnPlateau(MetricSchedule):

@@ -5,8 +5,8 @@ import dataclasses
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, DecayingCurve, scheduled
-from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, steps_left
-from .registry import schedule
+from .kinds import schedule
+from .option_types import LastStep, NonNegative, Positive, Steps, StepsFrom1, steps_left
 
 
 @dataclasses.dataclass(frozen=True)

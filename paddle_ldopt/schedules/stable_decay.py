@@ -8,8 +8,8 @@ from typing import Annotated, Callable, Optional
 from .._messages import refusal
 from ._base import OptimizerOrRate
 from .curve_schedule import Curve, CurveSchedule, cosine, scheduled
-from .options import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
-from .registry import schedule
+from .kinds import schedule
+from .option_types import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
 
 # name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
 FALLS: dict[str, Callable[[float, float], float]] = {
@@ -87,8 +87,8 @@ def get_wsd_schedule(
     - f is `min_lr_ratio`, the first and last rate as a fraction of the peak.
     - c is `num_cycles`, the number of waves in a cosine decay, above 0.
 
-    Give s, or `num_training_steps`, n, for s = n - w - d. If this is negative, the function warns, and only the last
-    n - w steps of the decay are taken. If both are given, s overrides n, with a warning unless w + s + d = n.
+    Give either s or n = `num_training_steps`; n sets s = n - w - d. If that is negative, the function warns and takes
+    only the last n - w steps of the decay. If both are given, s overrides n, with a warning unless w + s + d = n.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_wsd_schedule

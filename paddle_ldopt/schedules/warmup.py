@@ -10,11 +10,11 @@ from .._messages import refusal
 from ._base import Schedule
 from ._copies import copy_schedule
 from .metric import follows_metric
-from .options import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
+from .option_types import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
 
 
 class WarmUp(Schedule):
-    r"""A warm-up before a schedule without one.
+    r"""Add a warm-up to a schedule that has none.
 
     With k the step, from 0, and w the steps of the warm-up:
 
@@ -103,15 +103,15 @@ class WarmUp(Schedule):
         """Return the checked rate `step` steps after the warm-up; `decay` is the inner scheduler, if any, to step."""
         if decay is not None:
             decay.step(step)
-            given = decay()
+            result = decay()
         else:
-            given = self.decay_schedule_fn(step)
+            result = self.decay_schedule_fn(step)
         try:
-            rate = float(given)
+            rate = float(result)
         except (TypeError, ValueError):
-            raise self._refusal(TypeError, step, given, "a number") from None
+            raise self._refusal(TypeError, step, result, "a number") from None
         if not 0.0 <= rate < math.inf:
-            raise self._refusal(ValueError, step, given, "a finite rate of at least 0")
+            raise self._refusal(ValueError, step, result, "a finite rate of at least 0")
         return rate
 
     def _refusal(self, kind: type[Exception], step: int, given: object, expected: str) -> Exception:
@@ -125,8 +125,8 @@ class WarmUp(Schedule):
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state from `state_dict`; the state of another kind of decay raises and changes nothing."""
-        own = dict(checked_state(state_dict))
-        inside = own.pop("decay", None)
+        own_state = dict(checked_state(state_dict))
+        inside = own_state.pop("decay", None)
         fits = inside is None
         if self._decay is not None:
             self._decay.state_keys()
@@ -134,7 +134,7 @@ class WarmUp(Schedule):
         if not fits:
             advice = "The state must be of a WarmUp whose `decay_schedule_fn` is of the same kind."
             raise refusal(ValueError, advice, decay=inside, decay_schedule_fn=self.decay_schedule_fn)
-        super().set_state_dict(own)
+        super().set_state_dict(own_state)
         if self._decay is not None:
             self._decay.set_state_dict(inside)
 

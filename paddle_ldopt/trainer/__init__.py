@@ -1,19 +1,20 @@
 """Mixins for layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers.
 
-Importing this package imports neither of them. The classes that override their methods, and the functions of these::
+Importing `paddle_ldopt.trainer` imports neither of them. The classes that override methods of their Trainer, and the
+modules with the functions of each class::
 
-    LdoptArgumentsMixin                 arguments.py    erniekit, lr_scheduler
-    LdoptTrainerMixin                   mixin.py        record
-     ├─ LayerwiseRatesMixin             layerwise.py    optimizer_checks, erniekit, lr_scheduler, stages
-     └─ ResumeMixin (also alone)        resume.py       folders, epoch_rng, data_errors
+    LdoptArgumentsMixin              arguments.py                erniekit, lr_scheduler
+    LdoptTrainerMixin                mixin.py                    checkpoint_record
+     ├─ LayerwiseRatesMixin          layerwise_rates_mixin.py    optimizer_checks, erniekit, lr_scheduler, stages
+     └─ ResumeMixin (also alone)     resume_mixin.py             folders, epoch_rng, data_errors
 """
 
 from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName
 from .callbacks import LayerLRCallback, ScheduleCallback
 from .folders import last_checkpoint
 from .mixin import LdoptTrainerMixin
-from .report import RunReport
-from .resume import ResumeMixin
+from .resume_mixin import ResumeMixin
+from .run_report import RunReport
 from .stopping import StopOnSigterm
 from .unfreezing import GradualUnfreezeCallback
 

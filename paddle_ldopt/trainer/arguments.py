@@ -18,7 +18,7 @@ from ..config import (
 )
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from ..schedules.registry import SCHEDULES
+from ..schedules.kinds import SCHEDULES
 from . import lr_scheduler
 from .erniekit import with_erniekit
 from .shared import check_mixed_in_first
@@ -114,8 +114,8 @@ class LdoptArgumentsMixin(_Settings, Args):
                 ("SchedulerType", SCHEDULES, {"lr_scheduler_type": kind}),
             ):
                 if enum in str(error):  # the Trainer's error about an unknown name
-                    own = ", ".join(map(repr, names))
-                    raise refusal(ValueError, f"{error}, or of paddle_ldopt's own: {own}.", **received) from error
+                    our_names = ", ".join(map(repr, names))
+                    raise refusal(ValueError, f"{error}, or of paddle_ldopt's own: {our_names}.", **received) from error
             raise
         if optim in REGISTRY:
             args.optim = OptimizerName(optim)
@@ -131,13 +131,17 @@ class LdoptArgumentsMixin(_Settings, Args):
 
     @property
     def should_load_sharding_stage1_model(self) -> Any:
-        """The Trainer's own property, which its constructor reads: refuse a Trainer without our mixin."""
+        """The Trainer's own property, which its constructor reads.
+
+        Raises:
+            RuntimeError: the Trainer lacks `LdoptTrainerMixin`.
+        """
         if not self.ldopt_served:
             self._check_unused()
         return super().should_load_sharding_stage1_model
 
     def print_config(self, *args: Any, **kwargs: Any) -> None:
-        """Print as the Trainer's own does, which reads every property."""
+        """Print the arguments as the Trainer does, which reads every property."""
         before, self.ldopt_served = self.ldopt_served, True
         try:
             super().print_config(*args, **kwargs)
@@ -168,15 +172,15 @@ def mark_received(args: Args) -> None:
 
 def _problems(args: Args) -> Iterator[str]:
     yield from decay_problems(args)
-    found = {}
+    values = {}
     for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
         try:
-            found[name] = json_argument(args, name)
+            values[name] = json_argument(args, name)
         except ValueError as error:
             yield str(error)
-    if found.get("optim_kwargs"):
-        yield from _option_problems(args, name_of(args.optim), found["optim_kwargs"])
-    if "lr_scheduler_kwargs" in found:
+    if values.get("optim_kwargs"):
+        yield from _option_problems(args, name_of(args.optim), values["optim_kwargs"])
+    if "lr_scheduler_kwargs" in values:
         yield from lr_scheduler.schedule_problem(args)
 
 
@@ -185,11 +189,13 @@ def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterato
     if optim not in REGISTRY:
         yield f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. Received: optim={shown(optim)}, {received}"
         return
-    own, setting = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}, REGISTRY[optim].setting
-    for name in [name for name in options if setting(name) in own]:
-        yield f"`{own[setting(name)]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
+    fields, setting = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}, REGISTRY[optim].setting
+    for name in [name for name in options if setting(name) in fields]:
+        yield f"`{fields[setting(name)]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
     if options.get("relative_step"):
         advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
         yield f"An optimizer that sets its own rate {advice}. Received: {received}"
     else:
-        yield from option_problems(optim, {name: value for name, value in options.items() if setting(name) not in own})
+        yield from option_problems(
+            optim, {name: value for name, value in options.items() if setting(name) not in fields}
+        )

@@ -52,7 +52,7 @@ class LayerLRCallback(Callback):
         """Find the layers."""
         if not self.attached:
             remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
-            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
+            raise TypeError(f"LayerLRCallback needs LdoptTrainerMixin to add rates to the logs: {remedy}")
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
@@ -141,10 +141,10 @@ def _rates_by_row(layers: LayerMap, optimizer: Optimizer, first: int, rates: lis
     for row in rows:
         ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
         closed = starts.get((row.tower, row.index), 0) - first
-        own = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
+        row_rates = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
         if moved and ratio:
-            own = [rate * ratios[row.tower, row.index] for rate, ratios in zip(own, moved)]
-        series[short[row.tower] + row.label] = own
+            row_rates = [rate * ratios[row.tower, row.index] for rate, ratios in zip(row_rates, moved)]
+        series[short[row.tower] + row.label] = row_rates
     return series
 
 

@@ -37,10 +37,10 @@ def with_erniekit(decay: LayerDecay, args: Args) -> LayerDecay:
     arguments = _active_arguments(args)
     for argument, value in arguments.items():
         for option in _ARGUMENTS[argument][1]:
-            own = getattr(decay, option)
-            if own != OPTIONS[option].default:
+            present = getattr(decay, option)
+            if present != OPTIONS[option].default:
                 twice = f"`{argument}` and the option `{option}` of the layer-wise decay exclude each other."
-                raise refusal(ValueError, twice, **{argument: value, option: own})
+                raise refusal(ValueError, twice, **{argument: value, option: present})
     options: dict[str, Any] = {}
     if "layerwise_lr_decay_bound" in arguments:
         options.update(convention="linear", bound=arguments["layerwise_lr_decay_bound"])

@@ -53,9 +53,9 @@ def list_files(folder: str, recorded: bool = True) -> None:
     """Write the sizes and checksums of a checkpoint's files into it, for `check_complete`."""
     paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
     left_out = {FILES} if recorded else {FILES, PARTIAL}
-    found = sorted({os.path.relpath(path, folder) for path in paths} - left_out)
+    files = sorted({os.path.relpath(path, folder) for path in paths} - left_out)
     # the record under its final name
-    listed = {RECORD if name == PARTIAL else name: digest(os.path.join(folder, name)) for name in found}
+    listed = {RECORD if name == PARTIAL else name: digest(os.path.join(folder, name)) for name in files}
     _write_json(folder, FILES, {"format": FORMAT, "files": listed})
 
 
@@ -107,7 +107,7 @@ def check_writable(output_dir: str) -> None:
 
 
 def last_checkpoint(output_dir: Path) -> Optional[str]:
-    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, to resume from; None without.
+    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, or None if there is none.
 
     Incomplete checkpoints are skipped, damaged checkpoints with a warning. A checkpoint of a Trainer without our mixins
     is complete if it has a trainer state.
@@ -156,21 +156,21 @@ def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str
 
 def _complete(output_dir: str) -> list[tuple[int, str]]:
     """Return (step, folder) of the complete checkpoints, by step."""
-    found = []
+    checkpoints = []
     for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
         match, folder = _NUMBERED.match(name), os.path.join(output_dir, name)
         names = os.listdir(folder) if match and os.path.isdir(folder) else []
         if match and PARTIAL not in names and any(name.startswith("trainer_state.") for name in names):
-            found.append((int(match.group(1)), folder))
-    return sorted(found)
+            checkpoints.append((int(match.group(1)), folder))
+    return sorted(checkpoints)
 
 
 def beside(checkpoint: str, other: str, output_dir: str) -> str:
     """Return the present path of `other`, a checkpoint of the same run: beside `checkpoint` if it exists there."""
-    found = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(other))
-    if not os.path.isdir(found):
+    sibling = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(other))
+    if not os.path.isdir(sibling):
         return other
-    return within(output_dir, found) or found
+    return within(output_dir, sibling) or sibling
 
 
 def within(folder: str, path: str) -> Optional[str]:

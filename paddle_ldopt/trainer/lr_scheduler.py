@@ -21,7 +21,7 @@ from ..config import (
     schedule_settings,
 )
 from ..schedules import MetricSchedule
-from ..schedules.registry import SCHEDULES, follows_metric
+from ..schedules.kinds import SCHEDULES, metric_kinds
 from .types import Args
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
@@ -95,7 +95,7 @@ class OwnRate(LRScheduler):
 def check_evaluation(args: Args) -> None:
     """Raise ValueError if the schedule follows a metric and the Trainer does not evaluate."""
     kind = name_of(args.lr_scheduler_type)
-    if follows_metric(kind) and name_of(args.evaluation_strategy) == "no":
+    if kind in metric_kinds() and name_of(args.evaluation_strategy) == "no":
         problem = f"The schedule {shown(kind)} follows an evaluation metric and would never change without one"
         advice = "give `evaluation_strategy` 'steps' or 'epoch'."
         raise refusal(ValueError, f"{problem}: {advice}", evaluation_strategy="no", lr_scheduler_type=kind)

@@ -5,10 +5,10 @@ from typing import Any, Optional
 
 from ..config import LdoptConfig
 from ..saving.layerwise_record import ALLOW
+from .checkpoint_record import check_record, config_of, constant_settings, record_of
 from .folders import CONFIG, RECORD
-from .layerwise import LayerwiseRatesMixin
-from .record import check_record, config_of, constant_settings, record_of
-from .resume import ResumeMixin
+from .layerwise_rates_mixin import LayerwiseRatesMixin
+from .resume_mixin import ResumeMixin
 from .shared import warn
 
 
@@ -19,16 +19,17 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
     rotation, and this class adds the layer-wise settings to the checkpoints and compares them at a resume.
 
     - Every optimizer of ours or of the Trainer gets the layer-wise rates. Biases and norms have no weight decay
-      (`decayed_parameter_names`). Groups of `set_optimizer_grouped_parameters` have their own; their "learning_rate"
-      multiplies the layer's.
+      (`decayed_parameter_names`). Groups of `set_optimizer_grouped_parameters` have their own weight decay. Their
+      "learning_rate" is multiplied by the layer's ratio.
     - A schedule that follows a metric takes a step after each evaluation during training, before its checkpoint is
       saved.
     - ERNIEKit's own arguments (``layerwise_lr_decay_bound``, ``vit_lr_ratio``, ``moe_gate_lr_ratio``) apply to every
       optimizer, with the rates that ERNIEKit gives Paddle's AdamW.
     - ``layerwise_freeze_below`` sets `stop_gradient` of the layers that it freezes, so backward passes end there.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the rate of `opt`, or None if `opt` sets its own rate
-      (`relative_step`, a `Lamb` with a callable). `opt` decides decay, layers and options. Arguments that set them too
-      must be equal. The same holds for an optimizer that a subclass creates without the mixin.
+      (`relative_step`, a `Lamb` with a callable). `opt` determines the decay, the layers and the options. Arguments
+      that also set them must have the same values. This applies too if a subclass creates its optimizer without the
+      mixin.
     - Checkpoints record the decay, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A resume with
       other settings is refused unless ``allow_layerwise_change`` is given. Checkpoints also have ``ldopt_config.json``,
       the arguments as an `LdoptConfig`, if the optimizer was built from them.

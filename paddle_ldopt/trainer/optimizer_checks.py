@@ -14,7 +14,7 @@ from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
-from ..schedules.registry import follows_metric
+from ..schedules.kinds import metric_kinds
 from .types import Args
 
 
@@ -29,13 +29,13 @@ def check_trainer_optimizer(
     chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
-    own = decay_of(optimizer)
-    if decay not in (own, OFF):
+    optimizer_decay = decay_of(optimizer)
+    if decay not in (optimizer_decay, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",
             "leave all arguments of the decay at their defaults, or build the optimizer with the same decay "
             "(`layers` and `layerwise_decay`, or apply_layerwise_decay)",
-            f"layerwise_decay={decay}, and {name} with {own or 'no LayerDecay'}",
+            f"layerwise_decay={decay}, and {name} with {optimizer_decay or 'no LayerDecay'}",
         )
 
 
@@ -48,16 +48,16 @@ def check_settings(optimizer: Optimizer, args: Args, layers: Optional[LayerMap])
     for param in parameters_of(optimizer):
         has = {"fused": optimizer.fused, **optimizer.fixed_options(), **optimizer.options_of(param)} if options else {}
         for option, value in options.items():
-            own = has.get(option, "unknown")
-            if (list(own) if isinstance(own, tuple) else own) != value:  # JSON has lists only
-                received = f"optim_kwargs={shown(args.optim_kwargs)}, and {name} with {option}={shown(own)}"
+            actual = has.get(option, "unknown")
+            if (list(actual) if isinstance(actual, tuple) else actual) != value:  # JSON has lists only
+                received = f"optim_kwargs={shown(args.optim_kwargs)}, and {name} with {option}={shown(actual)}"
                 raise _ignored("`optim_kwargs`", f"{remedy} the same", received)
         if layers is None:
             continue
-        own = optimizer.ratio_of.layers.layer_of(param.name)
-        if layers.layer_of(param.name) != own:
+        layer = optimizer.ratio_of.layers.layer_of(param.name)
+        if layers.layer_of(param.name) != layer:
             rules = f"layerwise_rules={shown(args.layerwise_rules)}"
-            received = f"{rules}, and {name} with '{param.name}' in {own.label}"
+            received = f"{rules}, and {name} with '{param.name}' in {layer.label}"
             raise _ignored("`layerwise_rules`", f"{remedy} layers=LayerMap.from_model(model, rules)", received)
 
 
@@ -68,18 +68,18 @@ def _ignored(argument: str, remedy: str, received: str) -> ValueError:
 
 def _check_scheduler(optimizer: Optimizer, scheduler: Optional[LRScheduler]) -> None:
     """Raise if the Trainer would step a schedule that the optimizer does not use."""
-    name, own = type(optimizer).__name__, rate_source(optimizer)
-    scheduled, sets_own = isinstance(own, LRScheduler), sets_own_rate(optimizer)
+    name, source = type(optimizer).__name__, rate_source(optimizer)
+    scheduled, sets_own = isinstance(source, LRScheduler), sets_own_rate(optimizer)
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
-    if scheduler is own or (reports and not scheduled) or (sets_own and scheduler is None):
+    if scheduler is source or (reports and not scheduled) or (sets_own and scheduler is None):
         return
     if sets_own:
         remedy, rate = "it sets its own rate, so give optimizers=(opt, None)", "its own"
     elif scheduled:
-        remedy, rate = "give optimizers=(opt, scheduler) with the scheduler it was built with", type(own).__name__
+        remedy, rate = "give optimizers=(opt, scheduler) with the scheduler it was built with", type(source).__name__
     else:
         constant = "scheduler = paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) keeps the rate constant"
-        remedy, rate = f"build it with a scheduler and give both; {constant}", own
+        remedy, rate = f"build it with a scheduler and give both; {constant}", source
     passed = "None" if scheduler is None else type(scheduler).__name__
     raise ValueError(
         "The Trainer would step a scheduler that the optimizer does not use: "
@@ -98,7 +98,7 @@ def check_trainer_schedule(optimizer: Optimizer, scheduler: Any, args: Args, eva
         problem = f"The optimizer sets its own rate, {ignored} it out."
     elif scheduler is not None:
         problem = f"`optimizers` already has a scheduler, {ignored} one of them out."
-    elif follows_metric(kind) and eval_dataset is None:
+    elif kind in metric_kinds() and eval_dataset is None:
         problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
         received = {"eval_dataset": None}
     else:

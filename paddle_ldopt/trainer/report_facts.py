@@ -26,10 +26,10 @@ def run_facts(args: Any) -> dict[str, Any]:
         facts["batch"] = batch * accumulated * processes
         if accumulated * processes > 1:
             facts["batch"] = f"{facts['batch']}: {batch} rows, {accumulated} accumulated, {processes} process(es)"
-    found = {"seed": "seed", "epochs": "num_train_epochs", "logging folder": "logging_dir"}
+    fields = {"seed": "seed", "epochs": "num_train_epochs", "logging folder": "logging_dir"}
     if not hasattr(args, "num_train_epochs"):
-        found["epochs"] = "epochs"
-    facts.update({name: getattr(args, field) for name, field in found.items() if hasattr(args, field)})
+        fields["epochs"] = "epochs"
+    facts.update({name: getattr(args, field) for name, field in fields.items() if hasattr(args, field)})
     return facts
 
 

@@ -39,16 +39,16 @@ class StageLayers(LayerMap):
     def from_model(cls, model: paddle.nn.Layer, rules: Any = None, granularity: Granularity = "block") -> "StageLayers":
         """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
         trained = {param.name: param for param in model.parameters()}
-        own = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
-        shared = {key: own[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
-        stages = from_all_stages((list(own.values()), shared))
+        name_dict = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
+        shared = {key: name_dict[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
+        stages = from_all_stages((list(name_dict.values()), shared))
         whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules, granularity)
         layers = {name: whole.layer_of(name) for name in whole.names}
         for key in {key for _, shared in stages for key in shared}:
             names = [shared[key] for _, shared in stages if key in shared]
             lowest = min((layers[name] for name in names), key=lambda layer: layer.index - layer.depth)
             layers.update(dict.fromkeys(names, lowest))
-        return cls(layers, whole.towers, own, {name: trained[tensor] for tensor, name in own.items()})
+        return cls(layers, whole.towers, name_dict, {name: trained[tensor] for tensor, name in name_dict.items()})
 
     def table(self, *args: Any, **kwargs: Any) -> LayerTable:
         """Return the table of all stages, as `LayerMap.table`; all must call it together."""

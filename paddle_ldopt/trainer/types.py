@@ -1,4 +1,4 @@
-"""The classes of PaddleNLP's Trainer for annotations, which stand for PaddleFormers' too. Nothing imports them."""
+"""The classes of PaddleNLP's Trainer, for annotations; they stand for PaddleFormers' too. No import at run time."""
 
 from typing import TYPE_CHECKING
 

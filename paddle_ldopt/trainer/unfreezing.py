@@ -1,4 +1,4 @@
-"""A callback for gradual unfreezing, and how to read an optimizer with closed layers."""
+"""A callback for gradual unfreezing, and how to read an optimizer with layers that are still frozen."""
 
 import copy
 import warnings
@@ -24,8 +24,8 @@ class GradualUnfreezeCallback(Callback):
     .. math::
         \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
 
-    A closed layer has a rate of 0. Its weights and optimizer state do not change, and its gradients do not count in
-    clipping. A resume with the same callback is exact. Each tower of a model opens from its own top.
+    A frozen layer has a rate of 0. Its weights and optimizer state do not change, and its gradients do not count in
+    clipping. A resume with the same callback is exact. Each tower of a model is unfrozen from its own top layer.
 
     Args:
         every_k_steps: k in optimizer steps, at least 1; ULMFiT uses the number of steps in an epoch.
@@ -34,8 +34,8 @@ class GradualUnfreezeCallback(Callback):
     Raises:
         TypeError, ValueError: `every_k_steps` is not a positive integer. During training: no layers.
 
-    Differs from ULMFiT: `stop_gradient` is not set, as Paddle refuses to create the state of a parameter that opens
-    after a resume. The backward pass goes through closed layers, so they save no time.
+    Differs from ULMFiT: `stop_gradient` is not set, because Paddle refuses to create the state of a parameter that is
+    unfrozen after a resume. The backward pass goes through frozen layers, so they save no time.
 
     Examples:
         >>> trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # doctest: +SKIP
@@ -51,25 +51,25 @@ class GradualUnfreezeCallback(Callback):
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Wrap the optimizer's ratios in `UnfreezingRatios`."""
         optimizer = unwrap(optimizer)
-        own = layers_of(optimizer)
-        _check_layers(optimizer, own, self.layers)
-        if own is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
+        own_layers = layers_of(optimizer)
+        _check_layers(optimizer, own_layers, self.layers)
+        if own_layers is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
             optimizer.ratio_of = self.layers.ratio_fn(1.0)
-        elif own is None:
+        elif own_layers is None:
             apply_layerwise_decay(optimizer, self.layers, 1.0)
         self._restore(optimizer)  # left by an interrupted training
         self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
         self._ratio.step = state.global_step
         late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)
         if late:
-            problem = f"The layers that open at steps {late} are never trained: the training ends before."
+            problem = f"The layers to unfreeze at steps {late} are never trained: the training ends earlier."
             received = f"every_k_steps={self.every_k_steps}, max_steps={state.max_steps}"
             warnings.warn(f"{problem} Received: {received}", stacklevel=2)
 
     def on_optimizer_begin(
         self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        """Open the layers due in the coming step; clear the gradients of the others."""
+        """Unfreeze the layers due in the coming step; clear the gradients of the layers that are still frozen."""
         self._ratio.step = state.global_step
         for param in parameters_of(unwrap(optimizer)):
             if not param.stop_gradient and self._ratio.is_closed(param):
@@ -87,17 +87,17 @@ class GradualUnfreezeCallback(Callback):
             optimizer.ratio_of = optimizer.ratio_of.when_open
 
 
-def _check_layers(optimizer: Optimizer, own: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
-    """Raise ValueError unless the layers are known: the optimizer's `own`, or the callback's if it has no ratios."""
-    hooked = own is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
-    if hooked or (own or layers) is None or (own is not None and layers not in (None, own)):
+def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
+    """Raise ValueError unless the layers are known: the optimizer's own, or the callback's if it has no ratios."""
+    hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
+    if hooked or (own_layers or layers) is None or (own_layers is not None and layers not in (None, own_layers)):
         needs = "GradualUnfreezeCallback needs an optimizer with layers (give a layer-wise decay), or `layers`"
         advice = "(LayerMap.from_model(model)) beside an optimizer without ratios of its own."
         raise refusal(ValueError, f"{needs} {advice}", optimizer=type(optimizer).__name__, layers=layers)
 
 
 class UnfreezingRatios:
-    """The ratios of an optimizer, with 0 for layers closed at `step` (`layers.ratios.Ratios`)."""
+    """The ratios of an optimizer, with 0 for layers frozen at `step` (`layers.ratios.Ratios`)."""
 
     is_constant = False
 
@@ -108,7 +108,7 @@ class UnfreezingRatios:
         self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
 
     def is_closed(self, param: paddle.Tensor) -> bool:
-        """Return whether the layer of a parameter is still closed."""
+        """Return whether the layer of a parameter is still frozen."""
         layer = self.layers.layer_of(param.name)
         return self.step < self.starts[layer.tower, layer.index]
 
@@ -124,7 +124,7 @@ class UnfreezingRatios:
 
 
 def all_open(optimizer: Optimizer) -> tuple[Any, dict[tuple[str, int], int]]:
-    """Return the optimizer to read from with every layer open, and (tower, layer id) -> the step that opens it."""
+    """Return the optimizer to read from with no frozen layer, and (tower, layer id) -> the step that unfreezes it."""
     ratios = ratios_of(optimizer)
     if not isinstance(ratios, UnfreezingRatios):
         return optimizer, {}

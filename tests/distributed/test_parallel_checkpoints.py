@@ -116,7 +116,7 @@ def test_to_one_process(runs, layout, name):
     assert distance(run.values(), whole[name], name) < 1e-5
 
 
-@pytest.mark.promise("checkpoints move between layouts", seen="1e-5 of the way")
+@pytest.mark.promise("checkpoints move between layouts", seen="within 1e-5 of the distance moved")
 @every_optimizer
 @pytest.mark.parametrize("source, target", MOVES, ids=lambda layout: layout.replace(" ", "-"))
 def test_between_layouts(runs, source, target, name):

@@ -90,7 +90,7 @@ def test_commands_are_targets_of_the_makefile():
 def test_the_times_are_those_of_the_benchmarks():
     sentence = r"takes (\d+) ms with a decay and (\d+) ms without; Paddle's AdamW takes (\d+) ms"
     shown = re.search(sentence, " ".join(README.split())).groups()
-    section = BENCHMARKS.partition("## What layer-wise decay costs")[2].partition("\n## ")[0]
+    section = BENCHMARKS.partition("## Cost of layer-wise decay")[2].partition("\n## ")[0]
     assert "BERT-base, 2 threads" in section
     rows = ("AdamWDL(layers=...)", "AdamWDL(layerwise_decay=1.0)", "paddle.optimizer.AdamW")
     times = [re.search(rf"^\| `{re.escape(row)}` \| ([\d.]+)", section, re.M)[1] for row in rows]

@@ -34,7 +34,7 @@ def test_no_stack_ends_up_in_one_layer_unsaid(rows):
         try:
             layers = LayerMap.from_model(model)
         except ValueError as error:
-            assert re.search("Found no stack|lists of unknown kind", str(error))
+            assert re.search("Found no stack|lists with unknown names", str(error))
             return
     said = "".join(str(warning.message) for warning in caught)
     for word, name, n in rows:

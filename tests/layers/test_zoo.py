@@ -127,7 +127,7 @@ def test_beside_a_transformer_blocks_without_a_list_are_not_silent(model):
         try:
             LayerMap.from_names(names)
         except ValueError as error:
-            assert "in lists of unknown kind" in str(error) and "only 3 in known ones" in str(error)
+            assert "in lists with unknown names" in str(error) and "only 3 in known lists" in str(error)
             return
     assert "items that count as one layer (embeddings)" in str(caught[0].message)
     assert model in ("pv_AlexNet", "pv_VGG11", "pv_VGG16bn"), "only plain convolutions are a guess"

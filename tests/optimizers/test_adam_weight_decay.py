@@ -13,7 +13,7 @@ from reference import bert_like, llrd_ratio, make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 
 from paddle_ldopt.layers.map import LayerMap
-from paddle_ldopt.optimizers._base.declared import LAYERWISE
+from paddle_ldopt.optimizers._base.options_and_states import LAYERWISE
 from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
 
 FAMILY = cases("adamweightdecay")

@@ -13,14 +13,15 @@ CASES = {
     "multiply_by": ((X, Y), X * Y, [0]),
     "multiply_by, a number": ((X, EPS), X * EPS, [0]),
     "divide_by": ((X, Y), X / Y, [0]),
-    "average": ((X, Y, EPS), EPS * X + EPS * Y, [0]),
+    "average": ((X, Y, 0.25), 0.25 * X + 0.75 * Y, [0]),
+    "average, an exact share": ((X, Y, 0.25, EPS), 0.25 * X + EPS * Y, [0]),
+    "average_of_squares": ((X, Y, 0.25), 0.25 * X + 0.75 * Y**2, [0]),
     "at_least": ((X, 5.0), np.float32([5.0, 9.0]), []),
     "add_number": ((X, EPS), X + EPS, [0]),
-    "adam_direction": ((Y, X, EPS), Y / (np.sqrt(X) + EPS), [0, 1]),
-    "minus_adapted_step": ((X, X, Y), X - X * Y, [2]),
-    "minus_adam_step": ((X, EPS, Y, X, EPS), X - EPS * Y / (np.sqrt(X) + EPS), []),
-    "minus_step": ((X, EPS, Y), X - EPS * Y, []),
-    "instability": ((X, Y, EPS), (X - Y) ** 2 + EPS, []),
+    "times": ((X, EPS), X * EPS, []),
+    "squared": ((X,), X**2, [0]),
+    "root": ((X,), np.sqrt(X), []),
+    "take_root": ((X,), np.sqrt(X), [0]),
 }
 
 

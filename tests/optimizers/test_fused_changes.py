@@ -9,7 +9,7 @@ from reference import needs_library
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.layers import adapt_hook
-from paddle_ldopt.optimizers._base import step as step_module
+from paddle_ldopt.optimizers._base import layerwise_optimizer
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers._base.whole_step import layer_rates
 from paddle_ldopt.optimizers._fused.plan import Plan
@@ -357,7 +357,7 @@ def test_what_a_parameter_gets_late(name, attribute, monkeypatch):
             setattr(params[0], attribute, late)
 
     ends = both_ways(name, [[3, 2], [2]], change)
-    monkeypatch.setattr(step_module, "take_whole_step", lambda *given: False)
+    monkeypatch.setattr(layerwise_optimizer, "take_whole_step", lambda *given: False)
     _, by_paddles_loop = both_ways(name, [[3, 2], [2]], change)
     for end in ends:
         for got, want in zip(end, by_paddles_loop):

@@ -228,7 +228,7 @@ def test_steps_of_its_own_go_before_those_of_the_schedule():
     [
         (
             lambda: 0.1,
-            "as `learning_rate`, none that follows a metric. Received: learning_rate=0.1",
+            "as `learning_rate`, not a schedule that follows a metric. Received: learning_rate=0.1",
         ),
         (lambda: lr.ReduceOnPlateau(0.1), "Received: learning_rate='ReduceOnPlateau'"),
         (lambda: lr.LambdaDecay(0.1, lambda step: 1.0), "does not tell: LayerDecay.*Received: schedule='LambdaDecay'"),

@@ -11,7 +11,7 @@ from reference import make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import Option, RuleOptimizer, register
-from paddle_ldopt.optimizers._base.declared import LAYERWISE
+from paddle_ldopt.optimizers._base.options_and_states import LAYERWISE
 from paddle_ldopt.optimizers.registry import REGISTRY
 
 # the positional arguments of the libraries that the optimizers are ported from, then arguments by keyword

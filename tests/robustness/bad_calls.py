@@ -17,8 +17,8 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.decay_checks import check_decay
 from paddle_ldopt.layers.hook_ratios import adapt_hook, check_ratio
-from paddle_ldopt.optimizers._base.declared import LAYERWISE
-from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.optimizers._base.options_and_states import LAYERWISE
+from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.tools import memory
 
 NAN, INF = float("nan"), float("inf")
@@ -332,7 +332,7 @@ CALLS = {
     "AdafactorSchedule": Row(call(ldopt.AdafactorSchedule, optimizer=Lazy(trained)), words=WORDS),
     "create": Row(
         call(ldopt.create, name="came", model=MODEL, layerwise_decay=0.5, learning_rate=0.01),
-        words={**WORDS, "rules": "([Rr]ule)", "model": STACK},
+        words={**WORDS, "rules": "([Rr]ule)", "model": STACK, "groups": "group|`parameters`"},
     ),
     "optimizer_class": Row(call(ldopt.optimizer_class, name="lamb")),
     "list_optimizers": Row(call(ldopt.list_optimizers)),

@@ -46,14 +46,14 @@ MORE = {
     "layers/map.py": ["layers/test_*.py"],
     "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
     "optimizers/_base/batches.py": STEPS,
-    "optimizers/_base/layerwise.py": [*STEPS, *RATIOS],
+    "optimizers/_base/layerwise_mixin.py": [*STEPS, *RATIOS],
+    "optimizers/_base/layerwise_optimizer.py": [*STEPS, "optimizers/test_adamwdl.py"],
     "optimizers/_base/operations.py": STEPS,
     "optimizers/_base/rule_optimizer.py": [*STEPS, *RULES, "optimizers/test_shards.py"],
-    "optimizers/_base/step.py": [*STEPS, "optimizers/test_adamwdl.py"],
     "optimizers/_base/updates.py": [*STEPS, "optimizers/test_shards.py"],
     "optimizers/_base/whole_step.py": [*STEPS, *RATIOS],
+    "optimizers/_fused/fused_step.py": STEPS,
     "optimizers/_fused/plan.py": STEPS,
-    "optimizers/_fused/step.py": STEPS,
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py", *RULES],
     "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
@@ -67,9 +67,9 @@ APART = {
     "test_distributed_optimizers.py": [
         "optimizers/_shards/shard.py",
         "optimizers/adamwdl.py",
-        "optimizers/_base/layerwise.py",
+        "optimizers/_base/layerwise_mixin.py",
+        "optimizers/_base/layerwise_optimizer.py",
         "optimizers/_base/rule_optimizer.py",
-        "optimizers/_base/step.py",
         "optimizers/_base/updates.py",
     ],
     "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py"],
@@ -99,10 +99,11 @@ def files():
 
 
 def tests_of(file):
-    """Return the paths of the tests of a module: its namesakes in the folder of its room, or all that are there.
+    """Return the paths of the tests of a module: its namesakes in the folder of its room, and its list in MORE.
 
-    That of ``optimizers/came.py`` is test_came.py, those of all in ``optimizers/_fused`` are test_fused*.py. What every
-    optimizer must do is in test_contracts.py, test_options.py and test_state.py.
+    A module with neither has all tests of the room. The namesake of ``optimizers/came.py`` is test_came.py; those of
+    all in ``optimizers/_fused`` are test_fused*.py. What every optimizer must do is in test_contracts.py,
+    test_options.py and test_state.py.
     """
     room, *inner = pathlib.PurePath(file).parts
     folder = TESTS / room if inner else TESTS

@@ -174,5 +174,5 @@ def test_a_parameter_that_was_cast_after_its_first_step_is_refused(case, path):
         one.model.head.to(dtype="bfloat16")
     ldopt.save_optimizer(path, fresh.optimizer, fresh.model)
     for call in (ldopt.save_optimizer, ldopt.load_optimizer):
-        with refused("'linear_3.w_0' had another type when its state was made", ValueError, run):
+        with refused("'linear_3.w_0' had another type when its state was created", ValueError, run):
             call(path, run.optimizer, run.model)

@@ -9,7 +9,7 @@ import trainer_common as common
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.schedules import Curve, Fraction, LastStep, ReduceLROnPlateau, Steps, schedule, scheduled
-from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.tools.cli import main
 
 

@@ -13,7 +13,7 @@ from schedule_cases import KINDS, every_kind, make, optimizer_of, rates
 from paddle_ldopt.schedules import ON_METRIC, CurveSchedule, get_scheduler
 from paddle_ldopt.schedules.ahead import peak_learning_rate
 from paddle_ldopt.schedules.factory import kwargs_problems
-from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.schedules.kinds import SCHEDULES
 
 
 @every_kind

@@ -25,7 +25,7 @@ from paddle_ldopt import schedules
 from paddle_ldopt.schedules import ON_METRIC, CurveSchedule, SchedulerType, get_scheduler
 from paddle_ldopt.schedules._copies import copy_schedule
 from paddle_ldopt.schedules.ahead import schedule_rates
-from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.schedules.kinds import SCHEDULES
 
 
 def test_every_kind_is_tested():

@@ -12,7 +12,7 @@ with warnings.catch_warnings():
 
     import paddle_ldopt.parallel
     import paddle_ldopt.trainer
-    import paddle_ldopt.trainer.report  # noqa: F401
+    import paddle_ldopt.trainer.run_report  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import paddlenlp.transformers  # noqa: F401

@@ -8,7 +8,7 @@ import paddle
 import pytest
 
 from paddle_ldopt.schedules import ON_METRIC, MetricSchedule
-from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.schedules.kinds import SCHEDULES
 
 # kind -> arguments of its function that make a schedule of 100 steps at a peak of 0.1
 KINDS = {

@@ -20,9 +20,9 @@ from paddle_ldopt.trainer import (
     LayerLRCallback,
     RunReport,
     ScheduleCallback,
-    layerwise,
+    checkpoint_record,
+    layerwise_rates_mixin,
     optimizer_checks,
-    record,
 )
 
 LAYERS = ["embeddings", "block 0", "block 1", "head"]
@@ -396,8 +396,8 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
         for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
             getattr(callback, event)(None, state, None, model=model, **given)
     logs.extra_logs(), report.write({}, {})
-    record._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
-    optimizer_checks.check_trainer_optimizer(optimizer, schedule, "", layerwise.OFF)
+    checkpoint_record._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
+    optimizer_checks.check_trainer_optimizer(optimizer, schedule, "", layerwise_rates_mixin.OFF)
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written
     assert {key: dict(value) for key, value in optimizer._accumulators.items()} == accumulators

@@ -20,8 +20,8 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt._paddle import MovedError
 from paddle_ldopt.layers.rates import applied_rates
-from paddle_ldopt.optimizers._base.layerwise import LayerwiseMixin
-from paddle_ldopt.optimizers._fused import step as _fused
+from paddle_ldopt.optimizers._base.layerwise_mixin import LayerwiseMixin
+from paddle_ldopt.optimizers._fused import fused_step
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.trainer import (
     LayerLRCallback,
@@ -41,7 +41,7 @@ EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 def paddles_operations(monkeypatch):
     """The C library rounds in another way than Paddle's AdamW, and these tests compare bits."""
     monkeypatch.setattr(kernels, "unsupported_reason", lambda: "it is not wanted here")
-    monkeypatch.setattr(_fused, "_warn_once", lambda message: None)
+    monkeypatch.setattr(fused_step, "_warn_once", lambda message: None)
 
 
 def layer_of(name):
@@ -593,7 +593,7 @@ def test_a_second_training_keeps_the_optimizer_of_the_first(tmp_path):
 def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
     # the Trainer's enum has the name, and the Trainer no optimizer for it
     others = {name: info for name, info in REGISTRY.items() if name != "adafactor"}
-    for module in ("arguments", "layerwise", "record"):
+    for module in ("arguments", "layerwise_rates_mixin", "checkpoint_record"):
         monkeypatch.setattr(f"paddle_ldopt.trainer.{module}.REGISTRY", others)
 
     class Theirs(common.Trainer):

@@ -27,7 +27,7 @@ from paddle_ldopt.trainer import (
     folders,
     last_checkpoint,
 )
-from paddle_ldopt.trainer.record import comparable
+from paddle_ldopt.trainer.checkpoint_record import comparable
 
 FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
 RECORD = "ldopt_layerwise.json"

@@ -2,12 +2,12 @@
 
 The bases, the first one outermost:
 
-- `RuleOptimizer` (rule_optimizer.py) updates by a pure function; its states, counts and groups. `AdamWDL` is none: it
-  has Paddle's own update instead (`LayerwiseAdamW`).
-- `LayerwiseOptimizer` (step.py) takes the steps.
-- `DeclaredMixin` (declared.py) reads the options and states that a class declares; saves and loads the states.
-- `LayerwiseMixin` (layerwise.py) multiplies the rate of each parameter by its layer's ratio, in any Paddle optimizer.
-- `RatedOptimizer` (`layers`) declares all that `layers` reads from an optimizer.
+- `RuleOptimizer` (rule_optimizer.py) updates by a pure function, and has states, counts and groups. `AdamWDL` is not a
+  `RuleOptimizer`: it has Paddle's own update (`LayerwiseAdamW`).
+- `LayerwiseOptimizer` (layerwise_optimizer.py) takes the steps.
+- `DeclaredMixin` (options_and_states.py) reads a class's declaration of options and states; saves and loads the states.
+- `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio, in any Paddle optimizer.
+- `RatedOptimizer` (`layers`) declares all attributes that `layers` reads from an optimizer.
 
 A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates and decays that follow the steps),
 `SharedStepCount` (one count of steps for all parameters).
@@ -16,7 +16,7 @@ A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates a
 
 - A whole step (whole_step.py) needs only clipping and updates of plain tensors. All inputs are read at once, and a
   backend takes the step with a plan that holds until an input other than a value changes: the C library
-  (`_fused/step.py`) or Paddle's operations (operations.py).
+  (`_fused/fused_step.py`) or Paddle's operations (operations.py).
 - Paddle's loop takes all other steps. `_apply_optimize`, which Paddle calls for each parameter group, checks the
   gradients and lets Paddle clip them; `_append_optimize_op`, which Paddle calls for each parameter, appends a `Task`
   with its options and rate; `_update` lets the C library, then Paddle's operations (batches.py, updates.py) do them.

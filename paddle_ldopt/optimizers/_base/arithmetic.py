@@ -56,42 +56,14 @@ def average(old: Any, new: Any, beta: Any, share: Optional[Any] = None) -> Any:
     return add_to(multiply_by(old, beta), times(new, 1 - beta if share is None else share))
 
 
-def adam_moments(state: dict[str, Any], grad: Any, beta1: float, beta2: float) -> tuple[Any, Any]:
-    """Return Adam's new moments m and v: the averages of the gradient and of its square; overwrites the old ones."""
-    v = add_to(multiply_by(state["moment2"], beta2), multiply_by(times(grad, 1 - beta2), grad))
-    return average(state["moment1"], grad, beta1), v
+def average_of_squares(old: Any, x: Any, beta: float) -> Any:
+    """Return beta * old + (1 - beta) * x^2; overwrites old."""
+    return add_to(multiply_by(old, beta), multiply_by(times(x, 1 - beta), x))
 
 
-def bias_corrected(moment: Any, beta: float, t: Any) -> Any:
-    """Return moment / (1 - beta^t)."""
-    return moment / one_minus_power(beta, t)
-
-
-def adam_direction(m_hat: Any, v_hat: Any, eps: float) -> Any:
-    """Return m_hat / (sqrt(v_hat) + eps); overwrites both."""
-    root_v = v_hat.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else root(v_hat)
-    return divide_by(m_hat, add_number(root_v, eps))
-
-
-def minus_adam_step(param: Any, rate: Any, m: Any, v: Any, eps: float) -> Any:
-    """Return param - rate * m / (sqrt(v) + eps)."""
-    return add_to(divide_by(times(m, -rate), add_number(root(v), eps)), param)
-
-
-def minus_step(param: Any, rate: Any, step: Any) -> Any:
-    """Return param - rate * step; with `param` as its own step, decoupled weight decay."""
-    return add_to(times(step, -rate), param)
-
-
-def minus_adapted_step(param: Any, rate: Any, u: Any) -> Any:
-    """Return param - rate * u; overwrites u."""
-    return add_to(multiply_by(u, -rate), param)
-
-
-def instability(u: Any, m: Any, eps: float) -> Any:
-    """Return (u - m)^2 + eps: the less, the more confidence CAME has in the step."""
-    difference = u - m
-    return add_number(multiply_by(difference, difference), eps)
+def squared(x: Any) -> Any:
+    """Return x^2; overwrites x."""
+    return multiply_by(x, x)
 
 
 def power(t: Any, exponent: float) -> Any:
@@ -102,6 +74,11 @@ def power(t: Any, exponent: float) -> Any:
 def root(x: Any) -> Any:
     """Return the square roots of x; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
     return x.rsqrt().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal()
+
+
+def take_root(x: Any) -> Any:
+    """Return the `root` of x; overwrites x."""
+    return x.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else root(x)
 
 
 def one_minus_power(beta: float, t: Any) -> Any:

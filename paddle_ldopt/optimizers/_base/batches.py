@@ -16,8 +16,8 @@ import paddle
 from ... import _paddle
 from .._shards import Shard, answer_locally
 from ..states import ELEMENT, SCALAR, STEP
-from .declared import compute_dtype, rule_shape
-from .step import Task
+from .layerwise_optimizer import Task
+from .options_and_states import compute_dtype, rule_shape
 
 _MASTER = "master"
 _Tensor = paddle.Tensor

@@ -6,20 +6,20 @@ are the matrix, the others a batch of matrices. Vectors and scalars are not fact
 Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by sizes from the shape of the whole
 parameter, `Shard.shape`:
 
-    sums = yield row_col_sums(grad * grad + eps, shard)
-    averages = factored_averages("exp_avg_sq", sums, state, shard, beta2)
+    v = yield from factored_average("exp_avg_sq", grad * grad + eps, state, shard, beta2)
+    u = over_root(grad, v, shard)
 """
 
 import math
 from collections.abc import Generator
-from typing import Any, Optional
+from typing import Any
 
 import paddle
 
 from ... import _paddle
 from ..._messages import refusal
 from ..states import COLUMN, ROW
-from .arithmetic import add_number, at_least, average, divide_by, multiply_by, times
+from .arithmetic import average, multiply_by, times
 from .rule_optimizer import RuleOptimizer, checked_rate
 from .updates import Values
 
@@ -34,36 +34,41 @@ def factored_kinds(name: str) -> dict[str, str]:
     return {f"{name}_row": ROW, f"{name}_col": COLUMN}
 
 
-def row_col_sums(matrix: Any, shard: Any) -> list[Any]:
-    """Return [sums over the columns, sums over the rows] of [..., R, C], for a rule to yield."""
-    return [shard.row_sums(matrix), shard.col_sums(matrix)]
+def factored_average(
+    name: str, new: Any, state: Values, shard: Any, beta: Any, share: Any = None
+) -> Generator[list[Any], list[Any], Values]:
+    """Return the new state of the `average` of this name: of matrices [..., R, C] the means of rows and of columns.
 
-
-def factored_averages(name: str, sums: Any, state: Values, shard: Any, beta: Any, share: Any = None) -> Values:
-    """Return the new states of the `average` of this name: row means [..., R, 1], column means [..., 1, C].
-
-    Overwrites the old ones. `sums` are the whole tensor's `row_col_sums` of the new values.
+    Overwrites the old state. Yields the sums of the rows and columns of `new`; of a vector nothing.
     """
-    new_state = {}
+    if not is_factored(shard.shape):
+        return {name: average(state[name], new, beta, share)}
+    asked = [shard.row_sums(new), shard.col_sums(new)]
+    del new  # no memory as large as the parameter while other processes are awaited
+    sums, means = (yield asked), {}
     for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
-        new_state[part] = average(state[part], total / size, beta, share)
-    return new_state
+        means[part] = average(state[part], total / size, beta, share)
+    return means
 
 
-def over_sqrt_factored(x: Any, averages: Values, shard: Any) -> Any:
-    r"""Return :math:`x / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
+def over_root(x: Any, averages: Values, shard: Any) -> Any:
+    r"""Return :math:`x / \sqrt V`, where :math:`V_{ij} = row_i \, col_j / \overline{row}` for matrices (Algorithm 4).
 
-    `averages` are the means of the whole matrix's rows and columns, above 0; the result is the part in `shard`.
+    `averages` is a `factored_average` of values above 0; the result is the part in `shard`.
     """
+    if not is_factored(shard.shape):
+        (v,) = averages.values()
+        return multiply_by(v.rsqrt(), x)
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
     row = times(row.rsqrt(), _paddle.mean_over(row, [-2], True).sqrt())
     return multiply_by(shard.spread_product(row, col.rsqrt()), x)
 
 
-def rms(square_sum: Any, shape: Any) -> Any:
-    """Return the root of the mean square, given the whole tensor's `square_sum`."""
-    return (square_sum / math.prod(shape)).sqrt()
+def rms(tensors: list[Any], shard: Any) -> Generator[list[Any], list[Any], list[Any]]:
+    """Return the root mean square of each of these tensors, as large as the parameter. Yields their square sums."""
+    sums = yield [shard.square_sum(x) for x in tensors]
+    return [(square_sum / math.prod(shard.shape)).sqrt() for square_sum in sums]
 
 
 def relative_rate(t: Any, warmup_init: bool) -> Any:
@@ -72,50 +77,6 @@ def relative_rate(t: Any, warmup_init: bool) -> Any:
     With `warmup_init`, :math:`10^{-6} t` replaces :math:`10^{-2}`.
     """
     return paddle.minimum(1e-6 * t if warmup_init else paddle.full_like(t, 1e-2), t.rsqrt())
-
-
-def factored_update(
-    param: Any,
-    grad: Any,
-    state: Values,
-    shard: Any,
-    beta2: Any,
-    share: Any = None,
-    *,
-    eps: float,
-    clip_threshold: float,
-    scale_parameter: bool,
-) -> Generator[list[Any], list[Any], tuple[Any, Optional[Any], Values]]:
-    r"""Return :math:`u / \max(1, RMS(u) / d)` of :math:`u = g / \sqrt V`, RMS(p), and the new state of V.
-
-    V is the average of :math:`g^2 + \epsilon`, factored for a matrix (Algorithm 4), whole for a vector (Algorithm 5).
-    Yields the sums for the row and column means of V and for RMS(p), which is None without `scale_parameter`; then the
-    sum for RMS(u).
-    """
-    shape, square = shard.shape, add_number(grad * grad, eps)
-    sums_asked = row_col_sums(square, shard) if is_factored(shape) else []
-    if scale_parameter:
-        sums_asked.append(shard.square_sum(param))
-    sums = (yield sums_asked) if sums_asked else []
-    param_rms = rms(sums[-1], shape) if scale_parameter else None
-
-    if is_factored(shape):
-        new_state = factored_averages("exp_avg_sq", sums, state, shard, beta2, share)
-        u = over_sqrt_factored(grad, new_state, shard)
-    else:
-        new_state = {"exp_avg_sq": average(state["exp_avg_sq"], square, beta2, share)}
-        u = multiply_by(new_state["exp_avg_sq"].rsqrt(), grad)
-    (u_square,) = yield [shard.square_sum(u)]
-    return divide_by(u, at_least(rms(u_square, shape) / clip_threshold, 1.0)), param_rms, new_state
-
-
-def scaled_rate(
-    lr: Any, t: Any, param_rms: Optional[Any], least: float, *, relative_step: bool, warmup_init: bool
-) -> Any:
-    r"""Return :math:`\alpha`: `lr`, times the relative rate if set, times :math:`\max(least, RMS(p))` if given."""
-    if relative_step:
-        lr = lr * relative_rate(t, warmup_init)
-    return lr if param_rms is None else lr * at_least(param_rms, least)
 
 
 class FactoredOptimizer(RuleOptimizer):

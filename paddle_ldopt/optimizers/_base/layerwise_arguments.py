@@ -10,7 +10,7 @@ from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 
 
 def ratio_fn(layers: Any, layerwise_decay: Any) -> LayerRatios:
-    """Return `layers.ratio_fn(layerwise_decay)`; raise if `layers` is no LayerMap."""
+    """Return `layers.ratio_fn(layerwise_decay)`; raise if `layers` is not a `LayerMap`."""
     if not hasattr(layers, "ratio_fn") or isinstance(layers, type):
         raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
     ratios: LayerRatios = layers.ratio_fn(layerwise_decay)

@@ -42,11 +42,11 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     return state_dict
 
 
-def _check_schedule(schedule: Any, given: Any) -> None:
+def _check_schedule(schedule: Any, schedule_state: Any) -> None:
     """Raise ValueError if the state lacks a part of the schedule's."""
-    if isinstance(schedule, LRScheduler) and (given or not isinstance(schedule, LambdaDecay)):
+    if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
         schedule.state_keys()
-        missing = [key for key in schedule.keys if key not in (given or {})]
+        missing = [key for key in schedule.keys if key not in (schedule_state or {})]
         if missing:
             wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
             raise ValueError(f"{wrong} Received: a state without {missing}")
@@ -57,29 +57,29 @@ def _renumbered(state_dict: dict[str, Any], names: set[str]) -> dict[str, Any]:
     alike: dict[str, list[str]] = {}
     for key in state_dict.keys() - names:
         alike.setdefault(key.rstrip("0123456789"), []).append(key)
-    found = {name: alike.get(name.rstrip("0123456789"), ()) for name in names - state_dict.keys()}
-    new = {keys[0]: name for name, keys in found.items() if len(keys) == 1}
+    candidates = {name: alike.get(name.rstrip("0123456789"), ()) for name in names - state_dict.keys()}
+    new = {keys[0]: name for name, keys in candidates.items() if len(keys) == 1}
     return {new.get(key, key): value for key, value in state_dict.items()}
 
 
 def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, known: set[str]) -> None:
     """Raise if state for a parameter's first update is incomplete, malformed, or of other parameters."""
-    left, missing = set(state_dict) - {"master_weights", "LR_Scheduler"}, []
+    keys, missing = set(state_dict) - {"master_weights", "LR_Scheduler"}, []
     for param, master, layout in waiting:
-        given = layout.keys() & left
-        for key in given:
+        present = layout.keys() & keys
+        for key in present:
             name, form = layout[key]
             _check_state(key, state_dict[key], name, form)
-        lacking = sorted(layout.keys() - given) + [f"master_weights of {param.name}"] * (master is None)
-        if given and lacking:
+        lacking = sorted(layout.keys() - present) + [f"master_weights of {param.name}"] * (master is None)
+        if present and lacking:
             wrong = "`state_dict` must have all state of a parameter or none: build the optimizer as the saved one was."
-            raise ValueError(f"{wrong} Received: no {lacking} beside '{min(given)}'")
-        if not given and not param.stop_gradient:
+            raise ValueError(f"{wrong} Received: no {lacking} beside '{min(present)}'")
+        if not present and not param.stop_gradient:
             missing.append(param.name)
-        known |= given
+        known |= present
     names = tuple(f"{name}_" for name in optimizer.structured_names)  # of parameters that are not trained here
-    unknown = sorted(key for key in left - known if not (names and key.startswith(names)))
-    if unknown and (missing or not left & known):
+    unknown = sorted(key for key in keys - known if not (names and key.startswith(names)))
+    if unknown and (missing or not keys & known):
         raise ValueError(
             "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which "
             "gives its parameters the saved names, and the optimizer with the same `name`; or take the entries of "
@@ -88,8 +88,8 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
         )
 
 
-def _check_state(key: str, found: Any, name: str, form: tuple[Any, Any]) -> None:
+def _check_state(key: str, value: Any, name: str, form: tuple[Any, Any]) -> None:
     """Raise TypeError or ValueError unless an entry of a state is a Tensor or array that fits."""
-    if not isinstance(found, (paddle.Tensor, np.ndarray)):
-        raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(found)} as '{key}'")
-    check_value(f"'{key}' of `state_dict`", name, found, form)
+    if not isinstance(value, (paddle.Tensor, np.ndarray)):
+        raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(value)} as '{key}'")
+    check_value(f"'{key}' of `state_dict`", name, value, form)

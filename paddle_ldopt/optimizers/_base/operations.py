@@ -8,9 +8,9 @@ import numpy as np
 import paddle
 
 from ... import _paddle
-from .._fused.memory import same_shapes
+from .._fused.tensor_memory import same_shapes
 from .batches import Batch, cast
-from .step import Task, check_gradient, in_shape
+from .layerwise_optimizer import Task, check_gradient, in_shape
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_rate, layer_rates, with_gradients
 
@@ -26,7 +26,7 @@ class Operations:
         return Operations()  # the copied optimizer has tensors of its own
 
     def may_take(self, optimizer: Any) -> bool:
-        """Return whether this process has all parameters whole, and the C library has no part in the step."""
+        """Return whether this process has all parameters whole, and the C library updates none of them."""
         if not optimizer._finder.is_whole(_paddle.parameter_list(optimizer)):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
@@ -42,14 +42,14 @@ class Operations:
         return self._plan is not None
 
     def _planned(self, optimizer: Any, inputs: StepInputs) -> "Optional[OperationsPlan]":
-        """Return a plan of a step after the checks that Paddle's loop does in each, None without one."""
+        """Return the plan of a step after the checks of Paddle's loop; None if some state has no batch."""
         for param, grad in zip(inputs.params, inputs.grads):
             check_gradient(optimizer, param, grad)
             optimizer._check_shape(param)
         optimizer._check_in_step(inputs.params)
         create_missing_state(optimizer)
-        given = zip(inputs.params, inputs.grads, inputs.ratios)
-        tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in given if ratio != 0.0]
+        rows = zip(inputs.params, inputs.grads, inputs.ratios)
+        tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in rows if ratio != 0.0]
         split = self._split(optimizer, tasks)
         batches = [batch for batch, _ in split if batch is not None]
         return OperationsPlan(optimizer, inputs, batches) if len(batches) == len(split) else None
@@ -66,13 +66,13 @@ class Operations:
         """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
         if not paddle.in_dynamic_mode():
             return [(None, [task]) for task in tasks]
-        found: dict[Any, list[Task]] = {}
+        tasks_by_form: dict[Any, list[Task]] = {}
         for task in tasks:
             param = task.param
             key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
-            found.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
+            tasks_by_form.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
         units: list[tuple[Optional[Batch], list[Task]]] = []
-        for alike in found.values():
+        for alike in tasks_by_form.values():
             param = alike[0].param
             if not _can_be_stacked(alike[0]):
                 units += [(None, [task]) for task in alike]
@@ -86,7 +86,7 @@ class Operations:
         return units
 
     def _batch(self, optimizer: Any, params: list[Any]) -> Optional[Batch]:
-        """Return the batch of these parameters, reused if it still holds; None if their state is not contiguous."""
+        """Return the batch of these parameters, reused while it is valid; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._batches.get(names)
         if batch is not None and all(map(operator.is_, batch.params, params)) and batch.holds():
@@ -117,13 +117,13 @@ class Unit(NamedTuple):
 
     batch: Batch
     rows: list[int]  # of its parameters in `StepInputs`
-    factor: Any  # a number, or a Tensor with one for each parameter; 0 where the group has a rate of its own
+    factor: Any  # a number, or a Tensor with one element per parameter; 0 where the group has its own rate
     ratio: Any
-    has_own_rate: bool  # whether a group has
+    has_own_rate: bool  # whether a group has its own rate
 
 
 class OperationsPlan:
-    """Which parameters are updated together in a whole step, and all inputs on which that depends."""
+    """The parameters that a whole step updates together, and all inputs on which this choice depends."""
 
     def __init__(self, optimizer: Any, inputs: StepInputs, batches: list[Batch]) -> None:
         forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}
@@ -136,10 +136,10 @@ class OperationsPlan:
         dtype, self._units = current_rate(optimizer).dtype, []
         for batch in batches:
             rows = [row[param.name] for param in batch.params]
-            own = [optimizer.own_rate(param) is not None for param in batch.params]
-            factor = batch.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, own)], dtype)
+            with_own_rate = [optimizer.own_rate(param) is not None for param in batch.params]
+            factor = batch.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, with_own_rate)], dtype)
             ratio = batch.spread([inputs.ratios[row] for row in rows], dtype)
-            self._units.append(Unit(batch, rows, factor, ratio, any(own)))
+            self._units.append(Unit(batch, rows, factor, ratio, any(with_own_rate)))
 
     def holds(self, optimizer: Any, inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
@@ -166,8 +166,8 @@ class OperationsPlan:
         for batch, rows, factor, ratio, has_own_rate in self._units:
             lr = layer_rates(rate, factor, ratio)
             if has_own_rate:  # its factor is 0
-                own = batch.spread([optimizer.own_rate(param) or 0.0 for param in batch.params], rate.dtype)
-                lr = lr + layer_rates(paddle.full_like(rate, own) if isinstance(own, float) else own, 1.0, ratio)
+                fixed = batch.spread([optimizer.own_rate(param) or 0.0 for param in batch.params], rate.dtype)
+                lr = lr + layer_rates(paddle.full_like(rate, fixed) if isinstance(fixed, float) else fixed, 1.0, ratio)
             options = optimizer.step_options(batch.params[0])
             batch.update([grads[row] for row in rows], cast(lr, batch.dtype), options)
 
@@ -182,7 +182,7 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
 
 def _settings(optimizer: Any) -> list[Any]:
     """Return the settings that decide which parameters are updated together, to be compared by identity."""
-    found = [_paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
+    settings = [_paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
     for group in _groups(optimizer):
-        found += [*group, *group.values()]
-    return found
+        settings += [*group, *group.values()]
+    return settings

@@ -4,25 +4,24 @@ import math
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
 from .._shards import ShardFinder
-from ..options import BATCHED
+from ..shared_options import BATCHED
 from ..states import COLUMN, ELEMENT, ROW, STEP
 from .arithmetic import add_number
-from .declared import compute_dtype
+from .layerwise_optimizer import LayerwiseOptimizer, Task, in_shape
 from .operations import Operations
+from .options_and_states import compute_dtype
 from .rule_state import largest_of, plain, unified_name
-from .step import LayerwiseOptimizer, Task, in_shape
 from .updates import Update, Values, update_shards
 from .whole_step import layer_rates
 
 
-class RuleOptimizer(LayerwiseOptimizer, Optimizer):
+class RuleOptimizer(LayerwiseOptimizer):
     """Base of the optimizers whose update is a function of tensors.
 
     A subclass declares
@@ -139,7 +138,7 @@ class RuleOptimizer(LayerwiseOptimizer, Optimizer):
             self._finder.check(param)
 
     def _update(self, tasks: list[Task]) -> None:
-        """Update parameters of which this process has all elements, then those of which other processes have shards."""
+        """Update the parameters without shards in other processes, then the parameters with such shards."""
         shards = self._finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(shard=shards[task.param.name]) for task in tasks if task.param.name in shards]
         if self.fused and any(task.shard.groups or task.shard.slice_size is not None for task in tasks):
@@ -206,17 +205,17 @@ class RuleOptimizer(LayerwiseOptimizer, Optimizer):
         """Return the state, with names that PaddleNLP's unified checkpoints can hold.
 
         Raises:
-            ValueError: sharding with `split_param` calls it and would take rows and columns for elements.
+            ValueError: sharding with `split_param` calls it and would read rows and columns as elements.
         """
         kinds = {name: kind for p in self._finder.params.values() for name, kind in self.state_kinds(p).items()}
         sliced = _paddle.is_called_by("sharded_state_dict") and self._finder.is_sliced(_paddle.parameter_list(self))
         if sliced and {ROW, COLUMN} & set(kinds.values()):
             raise ValueError(
-                "Paddle's `sharded_state_dict` for `split_param` takes all state for elements and would save rows and "
+                "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
                 "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
                 f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
             )
-        # Paddle leaves out loaded state of parameters without a gradient so far
+        # Paddle omits the loaded state of parameters that had no gradient yet
         state = {**_paddle.waiting_state(self), **super().state_dict()}
         names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in (STEP, *kinds))}
         return {unified_name(key, names): value for key, value in state.items()}

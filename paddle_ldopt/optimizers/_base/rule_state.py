@@ -22,14 +22,14 @@ def plain(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a state under Paddle's names, with numbers of shape [1]."""
     weights = state_dict.get("master_weights")  # other types are refused later
     names = {getattr(weight, "name", None) for weight in weights.values()} if isinstance(weights, dict) else set()
-    found = {}
+    plain_state = {}
     for key, value in state_dict.items():
         owner, infix, rest = str(key).partition(_INFIX)
-        own = infix and f"{owner}_fp32_master_0" not in names
+        of_parameter = infix and f"{owner}_fp32_master_0" not in names
         if isinstance(value, paddle.Tensor) and not value.shape:
             value = value.reshape([1])
-        found[f"{owner}_{rest}" if own else key] = value
-    return found
+        plain_state[f"{owner}_{rest}" if of_parameter else key] = value
+    return plain_state
 
 
 def state_of_all(optimizer: Any, state: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shar
         wrong = "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model."
         raise ValueError(f"{wrong} Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})")
     create_state(optimizer, [p for p in params if optimizer.layerwise_ratio(p) != 0.0])
-    found = {}
+    sharded = {}
     for param in params:
         if shards is not None and param.name not in shards:
             continue  # only padding
@@ -31,16 +31,16 @@ def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shar
         weight = model_sharded_state_dict[keys[param.name]]
         for name, (value, kind) in _state_of(optimizer, param).items():
             key = f"{keys[param.name]}.{name}_0"
-            found[key] = _placed(key, value, kind, weight, shard)
-    return found
+            sharded[key] = _placed(key, value, kind, weight, shard)
+    return sharded
 
 
 def _state_of(optimizer: Any, param: Any) -> dict[str, tuple[Any, str]]:
     """Return state name -> (Tensor, kind) of a parameter, with its master as "w"."""
     kinds, prefix = {**optimizer.state_kinds(param), STEP: SCALAR}, prefixed(optimizer)
     owner = _paddle.masters(optimizer).get(param.name, param)
-    found = {name[len(prefix) :]: values.get(owner.name) for name, values in _paddle.accumulators(optimizer).items()}
-    state = {name: (value, kinds[name]) for name, value in found.items() if value is not None}
+    tensors = {name[len(prefix) :]: values.get(owner.name) for name, values in _paddle.accumulators(optimizer).items()}
+    state = {name: (value, kinds[name]) for name, value in tensors.items() if value is not None}
     return state if owner is param else {**state, "w": (owner, ELEMENT)}
 
 

@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from ... import kernels
 from ..states import STEP
 from .rule_state import largest, loaded, state_of_all
 from .updates import Values
 
-_Base: Any = object
 
-
-class SharedStepCount(_Base):
+class SharedStepCount(Optimizer):
     """One step number t for all parameters, as TensorFlow's `iterations`; listed before `RuleOptimizer`."""
 
     _counting = False  # whether a step is running

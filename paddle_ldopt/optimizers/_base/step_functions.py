@@ -14,7 +14,7 @@ from paddle.regularizer import WeightDecayRegularizer
 
 from ..._checks import checked_number, plain_number
 from ..._messages import refusal
-from ..options import plain_weight_decay
+from ..shared_options import plain_weight_decay
 
 
 class StepFunction:

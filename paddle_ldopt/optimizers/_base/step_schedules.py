@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 import paddle
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
@@ -16,10 +17,8 @@ from .rule_state import largest, state_of_all
 from .step_functions import StepFunction, rate_or_function
 from .updates import Values
 
-_Base: Any = object
 
-
-class StepSchedulesMixin(_Base):
+class StepSchedulesMixin(Optimizer):
     """Lets the rate and the options "lr" and "weight_decay" be a `StepFunction`, listed before `RuleOptimizer`.
 
     With any of them, the state of each parameter includes the number of all steps, so a resume is exact.
@@ -87,12 +86,12 @@ class StepSchedulesMixin(_Base):
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`, also of a run without schedules."""
         counted = [key for key in checked_state(state_dict) if str(key).endswith(f"_{STEP}_0")]
-        own = {key: float(largest([state_dict[key]])) for key in counted}
+        steps = {key: float(largest([state_dict[key]])) for key in counted}
         counts = {}
-        for key in own if self._has_schedules else ():
+        for key in steps if self._has_schedules else ():
             count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
             # a copy: the given Tensor may belong to another optimizer
-            counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *own.values()), "float32")
+            counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *steps.values()), "float32")
         super().set_state_dict({**state_dict, **counts})
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import paddle
 from ... import _paddle
 from .._shards import Shard, answer_locally, answer_together
 from ..states import ELEMENT, SCALAR, STEP
-from .declared import compute_dtype, rule_shape
-from .step import Task
+from .layerwise_optimizer import Task
+from .options_and_states import compute_dtype, rule_shape
 
 Values = dict[str, Any]  # by name, of states or of options
 Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule

@@ -1,10 +1,10 @@
-"""The whole step: a step of plain parameters and gradients, in which only clipping and updates are to be done.
+"""The whole step: a step of plain parameters and gradients that needs only clipping and updates.
 
-Paddle's loop, which all other steps take (step.py), runs its Python code for every parameter. A whole step reads the
-parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until other inputs than the
-values change:
+All other steps take Paddle's loop (layerwise_optimizer.py), which runs Python code for every parameter. A whole
+step reads the parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until an input
+other than a value changes:
 
-- `FusedStep` (`_fused/step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
+- `FusedStep` (`_fused/fused_step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
 - `Operations` (operations.py): Paddle's operations, with a plan of which parameters are updated together.
 
 Both also do the updates that Paddle's loop collects.
@@ -18,7 +18,7 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle
-from .._fused.memory import addresses, same_shapes
+from .._fused.tensor_memory import addresses, same_shapes
 
 _Tensor = paddle.Tensor
 _frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
@@ -28,7 +28,7 @@ _BLOCK = 64  # number of parameters read at a time
 class StepInputs(NamedTuple):
     """The inputs of a whole step; the gradients must live until its end."""
 
-    live: list[int]  # indices of parameters with a gradient that are not frozen; all lists are of these
+    live: list[int]  # indices of the parameters with a gradient that are not frozen; the other lists are in this order
     params: list[Any]
     grads: list[Any]
     grads_at: list[int]  # addresses
@@ -51,13 +51,13 @@ class StepInputs(NamedTuple):
         try:
             for begin in range(0, len(every), _BLOCK):
                 block = every[begin : begin + _BLOCK]
-                frozen, found = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
-                live = [i for i, grad in enumerate(found) if grad is not None and not frozen[i]]
-                grads_at = addresses([found[i] for i in live])
+                frozen, block_grads = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
+                live = [i for i, grad in enumerate(block_grads) if grad is not None and not frozen[i]]
+                grads_at = addresses([block_grads[i] for i in live])
                 if 0 in grads_at:  # empty gradients
                     live = [i for i, address in zip(live, grads_at) if address != 0]
                     grads_at = [address for address in grads_at if address != 0]
-                params, grads = [block[i] for i in live], [found[i] for i in live]
+                params, grads = [block[i] for i in live], [block_grads[i] for i in live]
                 params_at = addresses(params)
                 if None in grads_at or None in params_at:  # a sparse gradient, or a cleared parameter
                     return None
@@ -66,10 +66,10 @@ class StepInputs(NamedTuple):
                 if not all(map(_Tensor.is_contiguous, grads + params)):
                     return None
                 settings = [param.__dict__ for param in params]
-                for own in settings:  # `in` is much faster than a call of `get`
-                    if own["regularizer"] is not None or ("main_grad" in own and own["main_grad"] is not None):
+                for attrs in settings:  # `in` is much faster than a call of `get`
+                    if attrs["regularizer"] is not None or ("main_grad" in attrs and attrs["main_grad"] is not None):
                         return None
-                factors = [own["optimize_attr"]["learning_rate"] for own in settings]
+                factors = [attrs["optimize_attr"]["learning_rate"] for attrs in settings]
                 sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
                 numbers = [begin + i for i in live]
                 grad_bytes = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
@@ -90,7 +90,7 @@ class StepInputs(NamedTuple):
         return self._replace(params=forms, grads=[])  # gradients would be kept alive
 
     def are_like(self, kept: "StepInputs") -> bool:
-        """Return whether the parameters are those of earlier inputs, with their memory, shapes and types."""
+        """Return whether earlier inputs had the same parameters, with the same memory, shapes and types."""
         return (
             (self.live, self.params_at, self.sizes, self.types) == (kept.live, kept.params_at, kept.sizes, kept.types)
         ) and same_shapes(self.params, kept.params)

@@ -1,1 +1,1 @@
-"""The fused step: `step` decides what the C library updates, `plan` prepares its structs."""
+"""The fused step: `step` selects the parameters that the C library updates, `plan` prepares its structs."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ... import _paddle, kernels
 from .._base.whole_step import StepInputs
 from ..states import STEP
-from .memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, versions
+from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, versions
 
 _Tensor = paddle.Tensor
 _SMALLEST = float(np.finfo("float32").tiny)
@@ -36,7 +36,7 @@ class Plan:
         self.params: list[Any] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
         self.refused: dict[str, str] = {}  # parameter name -> reason why the C library cannot update it
-        known = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
+        by_name = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
         updated = {param.name for param in params}
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
@@ -44,7 +44,7 @@ class Plan:
         self._every_state = _state_tensors(optimizer)
         self._checked = 0  # index of the first state to be checked next
         structs = []
-        for name, param in known.items():
+        for name, param in by_name.items():
             if name not in wanted or math.prod(param.shape) == 0:
                 continue
             struct = np.zeros(1, kernels.TENSOR)

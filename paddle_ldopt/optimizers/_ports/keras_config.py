@@ -2,19 +2,18 @@
 
 from typing import Any
 
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ..._paddle import keeps_masters, rate_source
 from ...layers.decay_checks import check_decay
 from ...layers.paddlenlp_hook import layerwise_lr_decay
-from .._base.declared import LAYERWISE
+from .._base.options_and_states import LAYERWISE
 
 __all__ = ["KerasConfigMixin"]
 
-_Base: Any = object
 
-
-class KerasConfigMixin(_Base):
+class KerasConfigMixin(Optimizer):
     """Adds both methods to an optimizer whose constructor sets `_given`."""
 
     _given: dict[str, Any]  # the constructor's arguments other than options

@@ -35,17 +35,17 @@ def _check_order(orders: list[Any], groups: list[Any]) -> None:
     if len(orders) > 1 or len(orders[0]) > 1:
         keys = [key for order in orders for key in order]
         raise ValueError(f"'order_params' must be the only key of one dict. Received: keys {shown(keys)}")
-    given = orders[0]["order_params"]
-    order = list(given) if is_listed(given) else [given]
-    if not is_listed(given) or not all(isinstance(item, paddle.Tensor) for item in order):
-        raise TypeError(f"'order_params' must be a list of parameters. Received: order_params={shown(given)}")
+    order_params = orders[0]["order_params"]
+    order = list(order_params) if is_listed(order_params) else [order_params]
+    if not is_listed(order_params) or not all(isinstance(item, paddle.Tensor) for item in order):
+        raise TypeError(f"'order_params' must be a list of parameters. Received: order_params={shown(order_params)}")
     names = [param.name for param in order]
-    known = [p.name for p in flatten_groups(g for g in groups if isinstance(g, dict) and "params" in g)]
-    for fault, found in (
-        ("lists parameters that are in no group", set(names) - set(known)),
-        ("lacks parameters of the groups", set(known) - set(names)),
+    group_names = [p.name for p in flatten_groups(g for g in groups if isinstance(g, dict) and "params" in g)]
+    for fault, faulty in (
+        ("lists parameters that are in no group", set(names) - set(group_names)),
+        ("lacks parameters of the groups", set(group_names) - set(names)),
         ("lists parameters twice", {n for n in names if names.count(n) > 1}),
     ):
-        if found:
+        if faulty:
             wrong = "'order_params' must list the parameters of all groups, each once."
-            raise ValueError(f"{wrong} Received: an order that {fault}: {', '.join(sorted(found))}")
+            raise ValueError(f"{wrong} Received: an order that {fault}: {', '.join(sorted(faulty))}")

@@ -6,8 +6,8 @@ import paddle
 from paddle.optimizer import AdamW
 
 from ..._paddle import rate_of, ratio_in_kernel, set_attributes
-from .._base.layerwise import LayerwiseMixin
-from .._base.step import Task
+from .._base.layerwise_mixin import LayerwiseMixin
+from .._base.layerwise_optimizer import Task
 from .._base.updates import update
 
 __all__ = ["BETA_OF", "LayerwiseAdamW"]

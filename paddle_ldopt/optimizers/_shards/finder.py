@@ -36,14 +36,14 @@ class ShardFinder:
 
     def check(self, param: Any) -> None:
         """Raise unless the optimizer was built with a parameter, or it is a flat slice of such a parameter."""
-        known = self.params.get(param.name)
-        if known is None:
+        original = self.params.get(param.name)
+        if original is None:
             raise unknown_parameter(param)
         shape, built_with = list(param.shape), self._shapes[param.name]
-        if shape != built_with if param is known else len(shape) != 1:
+        if shape != built_with if param is original else len(shape) != 1:
             raise ValueError(
-                f"'{param.name}' had another shape when the optimizer was built, and is no slice of sharding stage 1. "
-                "Build the optimizer after the model is complete; "
+                f"'{param.name}' had another shape when the optimizer was built, and is not a slice of sharding stage "
+                "1. Build the optimizer after the model is complete; "
                 f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
             )
 
@@ -54,10 +54,10 @@ class ShardFinder:
         """
         if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
             if self.is_sliced(parameter_list):
-                found = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
+                shards = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
             else:
-                found = {name: self._unsliced(param) for name, param in self.params.items()}
-            self._found = {name: shard for name, shard in found.items() if shard is not None}
+                shards = {name: self._unsliced(param) for name, param in self.params.items()}
+            self._found = {name: shard for name, shard in shards.items() if shard is not None}
             self._found_for = parameter_list, topology()
         return self._found
 
@@ -86,7 +86,7 @@ class ShardFinder:
         axis = getattr(param, "split_axis", None)
         if axis is None:
             raise ValueError(
-                "A tensor-parallel parameter must say which axis it is split along, as those of Paddle's layers do: "
+                "A tensor-parallel parameter needs the axis that it is split along, as in Paddle's layers: "
                 f"set `split_axis`. Received: '{param.name}' with is_distributed=True and no split_axis"
             )
         return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()

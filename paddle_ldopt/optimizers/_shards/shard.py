@@ -148,7 +148,7 @@ class Shard:
         return paddle.concat([sums if part == index else zeros for part in range(parts)], axis=axis)
 
     def _of_whole(self, values: Any, kept: Sequence[int]) -> Any:
-        """Return the values of a tensor-parallel part from those of the whole."""
+        """Return the values of a tensor-parallel part from the values of the whole tensor."""
         if self.split is None or self.split[0] not in kept:
             return values
         axis, index, parts = self.split

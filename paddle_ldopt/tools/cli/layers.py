@@ -10,7 +10,7 @@ from ...config import json_object
 from ...layers.granularity import checked_granularity
 from ...layers.map import LayerMap
 from ...plots import check_picture
-from .decay import add_decay_flags, decay_from_flags
+from .decay_arguments import add_decay_flags, decay_from_flags
 from .models import MODEL, load_model
 
 

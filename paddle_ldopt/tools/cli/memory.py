@@ -24,7 +24,7 @@ _HELP = {
     "dp": "data-parallel replicas",
     "sharding": "devices that share the optimizer's state",
     "stage": "sharding stage: 1, 2 or 3",
-    "split_param": "cut the parameters at stage 1 (sharding version 2)",
+    "split_param": "stage 1 with slices of parameters (sharding version 2)",
     "mp": "tensor-parallel devices",
     "pp": "pipeline stages",
 }
@@ -36,7 +36,7 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     for field in dataclasses.fields(Transformer):
         add(_flag(field.name), type=int, help=_HELP[field.name])
     add("--model", help=f"{MODEL}; without `--mp` and `--pp`")
-    several = "one or several, such as: came came,compression adafactor,beta1=0.9 adafactor,scale_parameter=false"
+    several = "optimizers, with options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
     add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters")
     add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")

@@ -13,8 +13,8 @@ from ...layers.map import Layer
 from ...plots import Series, check_picture, plot_schedule, text_plot
 from ...schedules import get_scheduler
 from ...schedules.ahead import schedule_rates
-from ...schedules.registry import SCHEDULES
-from .decay import add_decay_flags, decay_flags_in, decay_from_flags
+from ...schedules.kinds import SCHEDULES
+from .decay_arguments import add_decay_flags, decay_flags_in, decay_from_flags
 
 _NOT_HERE = ("steps", "towers", "multipliers")  # a moving decay takes all steps; towers and multipliers need a model
 

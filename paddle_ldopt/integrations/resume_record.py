@@ -46,8 +46,8 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
     """Raise ValueError if the record of a checkpoint differs from the present one; warn without a record."""
     if was is not None:
         names = was["layers"].keys() & now["layers"].keys()  # Paddle's names
-        found = changes(*(_settings(record, names) for record in (was, now)))
-        check_changes(found, f"set `{ALLOW}: true`", **{ALLOW: False})
+        differences = changes(*(_settings(record, names) for record in (was, now)))
+        check_changes(differences, f"set `{ALLOW}: true`", **{ALLOW: False})
     elif now["decay"]:
         advice = f"set `{ALLOW}: true` to resume with the rates of the file."
         unknown = "The checkpoint does not say which layer-wise decay it was trained with"

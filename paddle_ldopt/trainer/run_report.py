@@ -68,7 +68,7 @@ class RunReport(Callback):
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_step_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
-        """Record the rate of the step if known; before the first step, also the step that opens each layer."""
+        """Record the rate of the step if known; before the first step, also the step that unfreezes each layer."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
         if self._recording and moves(ratios_of(optimizer)):
@@ -92,9 +92,9 @@ class RunReport(Callback):
 
     def on_log(self, args: Args, state: State, control: Control, logs: Any = None, **kwargs: Any) -> None:
         """Keep losses and metrics, but not the summary at the end."""
-        found = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, numbers.Real)}
-        if any(key == "loss" or key.startswith("eval_") for key in found):
-            self._record(state.global_step, found)
+        values = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, numbers.Real)}
+        if any(key == "loss" or key.startswith("eval_") for key in values):
+            self._record(state.global_step, values)
 
     def on_train_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Stop recording: later evaluations may use another model, the best."""
@@ -102,10 +102,10 @@ class RunReport(Callback):
             self._record(state.global_step, {})
         self._recording = False
 
-    def _record(self, step: int, found: dict[str, float]) -> None:
+    def _record(self, step: int, values: dict[str, float]) -> None:
         if self._recording:
             with open(self._history, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **found, "learning_rates": self._rates}) + "\n")
+                file.write(json.dumps({"step": step, **values, "learning_rates": self._rates}) + "\n")
             self._rates = []
 
     def history(self) -> list[dict[str, Any]]:
@@ -149,8 +149,8 @@ class RunReport(Callback):
         shown = {name: value for name, value in results.items() if not isinstance(value, (dict, list))}
         config = {} if self.config is None else {"Optimizer and schedule": page.pairs(self.config.to_dict())}
         if defaults is not None:
-            own = {name: v for name, v in settings.items() if name not in defaults or defaults[name] != v}
-            config = {"Settings that differ from the defaults": page.pairs(own), **config}
+            changed = {name: v for name, v in settings.items() if name not in defaults or defaults[name] != v}
+            config = {"Settings that differ from the defaults": page.pairs(changed), **config}
         logs = self.facts.get("logging folder")
         parts = [
             page.paragraph(description),
@@ -191,17 +191,17 @@ def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) 
 
     Rows that this process's optimizer does not train are None.
     """
-    each = any(isinstance(rate, list) for rate in rates.values())
+    per_layer = any(isinstance(rate, list) for rate in rates.values())
 
     def curve(i: int, row: Any) -> Any:
-        own = [rate[i] if each else rate for rate in rates.values()]
-        if None in own:
+        layer_rates = [rate[i] if per_layer else rate for rate in rates.values()]
+        if None in layer_rates:
             return None
         start = starts.get((row.tower, row.index), 0)
-        opened = [rate if step > start else 0.0 for step, rate in zip(rates, own)]
-        low, high = (1.0, 1.0) if each else row.ratio
-        peak, drawn = max(opened, default=0.0), 0.0 if row.frozen == row.tensors else high
-        return [drawn * rate for rate in opened], (low * peak, high * peak)
+        heights = [rate if step > start else 0.0 for step, rate in zip(rates, layer_rates)]
+        low, high = (1.0, 1.0) if per_layer else row.ratio
+        peak, drawn_ratio = max(heights, default=0.0), 0.0 if row.frozen == row.tensors else high
+        return [drawn_ratio * rate for rate in heights], (low * peak, high * peak)
 
     return [curve(i, row) for i, row in enumerate(rows)]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_int, one_of_two
@@ -32,10 +33,8 @@ from .._shards import unknown_parameter
 from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
 from .whole_step import layer_rates
 
-_Base: Any = object
 
-
-class LayerwiseMixin(RatedOptimizer, _Base):
+class LayerwiseMixin(RatedOptimizer, Optimizer):
     """Multiplies the rate of each parameter by a ratio, before Paddle's optimizer in the bases.
 
     A subclass calls `_init_layerwise` before Paddle's constructor. All ratios of a step are computed and checked before
@@ -131,7 +130,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
-            raise refusal(ValueError, f"{needs}, none that follows a metric.", learning_rate=kind)
+            raise refusal(ValueError, f"{needs}, not a schedule that follows a metric.", learning_rate=kind)
         steps = (decay and decay.steps) or length_of(schedule) or self.training_steps
         if steps is None:
             needs = "A decay with `end` needs the number of steps, which the schedule does not tell"

@@ -1,8 +1,9 @@
 """Reads an optimizer's declaration: checks arguments, gives the options and the states of each parameter."""
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional, Union
+from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from ..._checks import Option, checked_bool, checked_number
 from ..._messages import nearest, refusal
@@ -20,22 +21,20 @@ from ..._paddle import (
     with_state,
 )
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
+from .._fused.fused_step import FusedStep, check_fused
 from .._fused.plan import FusedRule
-from .._fused.step import FusedStep, check_fused
 from .._shards import MissingGradients, refuse_sharded_groups
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
 from .loading import loadable
 from .sharded_state import sharded_state
 
-_Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
-
 # The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.
 LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
 LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
-class DeclaredMixin(_Base):
+class DeclaredMixin(Optimizer):
     """Reads the options, states, sums and C rule that the class declares; see `registry`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
@@ -109,9 +108,9 @@ class DeclaredMixin(_Base):
         self._fused_step = FusedStep()
         return groups
 
-    def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the given options, each checked."""
-        return {name: option.checked(given[name], name) for name, option in self.OPTIONS.items() if name in given}
+        return {name: option.checked(values[name], name) for name, option in self.OPTIONS.items() if name in values}
 
     def set_lr(self, value: float) -> None:
         """Set the rate, at least 0; with a scheduler, Paddle raises."""

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from reference import needs_library
 
 from paddle_ldopt import Adafactor, AdamWDL, LayerMap, plots
-from paddle_ldopt.trainer import RunReport, report
+from paddle_ldopt.trainer import RunReport, run_report
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror=alert(1)> & '$\\frac{' \udcff"
 
@@ -72,7 +72,7 @@ def figures(monkeypatch):
         draw(drawn[-1], *data)
         return ""
 
-    monkeypatch.setattr(report.page, "plots", plots)
+    monkeypatch.setattr(run_report.page, "plots", plots)
     return drawn
 
 
@@ -117,7 +117,7 @@ def trained(tmp_path_factory):
 
 def test_the_layer_table_has_the_rates_that_the_optimizer_used(trained):
     header, *rows = trained.page.tables[2]
-    assert header == ["layer", "tensors", "parameters", "ratio", "lr peak", "decayed", "frozen"]
+    assert header == ["layer", "tensors", "parameters", "ratio", "lr peak", "weight decay", "frozen"]
     by_layer = {}
     for name, rates in trained.used.items():
         by_layer.setdefault(trained.trainer.layer_map.layer_of(name).label, []).append(max(rates))
@@ -161,9 +161,9 @@ def test_the_run_is_on_top(trained):
 
 def test_accumulated_rows_are_counted_in_the_batch():
     args = types.SimpleNamespace(per_device_train_batch_size=8, gradient_accumulation_steps=4, num_train_epochs=2)
-    facts = report.run_facts(args)
+    facts = run_report.run_facts(args)
     assert facts["batch"] == "32: 8 rows, 4 accumulated, 1 process(es)" and facts["epochs"] == 2 and "seed" not in facts
-    assert report.run_facts(types.SimpleNamespace(batch_size=8, epochs=3))["epochs"] == 3
+    assert run_report.run_facts(types.SimpleNamespace(batch_size=8, epochs=3))["epochs"] == 3
 
 
 def test_the_page_is_self_contained(trained):
@@ -315,7 +315,7 @@ def test_every_tower_has_a_panel(tmp_path, figures):
 @pytest.mark.parametrize("panels", [1, 3])
 def test_every_panel_is_an_image(panels):
     seen = []
-    page = report.page.plots("alt", lambda axes: seen.extend(axes), panels=panels)
+    page = run_report.page.plots("alt", lambda axes: seen.extend(axes), panels=panels)
     assert page.count('<img alt="alt" src="data:image/png;base64,') == panels == len({axis.figure for axis in seen})
 
 
@@ -398,7 +398,7 @@ def test_a_crash_while_the_history_is_rewritten_loses_nothing(tmp_path, monkeypa
     def crash(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report.os, "replace", crash)
+    monkeypatch.setattr(run_report.os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
         made.on_train_begin(None, state(2), None, optimizer=optimizer)
     assert [line["loss"] for line in made.history()] == [1.0, 0.9]

@@ -12,7 +12,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option
 from .._messages import nearest, refusal, shown
-from .options import REQUIRED, checks_arguments
+from .option_types import REQUIRED, checks_arguments
 
 _Function = TypeVar("_Function", bound=Callable[..., LRScheduler])
 _GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind
@@ -38,12 +38,12 @@ class Kind:
         """The options without a default."""
         return [key for key, option in self.options.items() if option.default is REQUIRED]
 
-    def idle_warmup(self, **given: float) -> Iterator[str]:
+    def idle_warmup(self, **warmup: float) -> Iterator[str]:
         """Yield an error message if a warm-up is given to a kind without one."""
-        if any(given.values()) and "num_warmup_steps" not in self.options:
+        if any(warmup.values()) and "num_warmup_steps" not in self.options:
             other = f"{self.name}_with_warmup"
             advice = f": use {shown(other)}" if other in SCHEDULES else "; it would be ignored"
-            yield str(refusal(ValueError, f"The schedule {shown(self.name)} has no warm-up{advice}.", **given))
+            yield str(refusal(ValueError, f"The schedule {shown(self.name)} has no warm-up{advice}.", **warmup))
 
     def unknown(self, key: str, value: object) -> str:
         """Return the error message for an unknown keyword."""
@@ -80,9 +80,9 @@ def schedule(
     return add
 
 
-def follows_metric(name: str) -> bool:
-    """Return whether a name is that of a schedule that follows a metric."""
-    return any(kind.on_metric for kind in SCHEDULES.values() if kind.name == name)
+def metric_kinds() -> list[str]:
+    """Return the names of the schedules that follow a metric."""
+    return [name for name, kind in SCHEDULES.items() if kind.on_metric]
 
 
 def kind_of(name: object) -> Kind:

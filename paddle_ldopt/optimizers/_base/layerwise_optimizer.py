@@ -7,8 +7,8 @@ from typing import Any, Callable, NamedTuple, Optional
 import paddle
 
 from ... import _paddle
-from .declared import DeclaredMixin, compute_dtype
-from .layerwise import LayerwiseMixin
+from .layerwise_mixin import LayerwiseMixin
+from .options_and_states import DeclaredMixin, compute_dtype
 from .whole_step import take_whole_step
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}

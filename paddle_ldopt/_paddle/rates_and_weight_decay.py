@@ -5,8 +5,8 @@ from typing import Any
 import paddle
 from paddle.optimizer import Optimizer
 
-from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 from .optimizers import stand_in
+from .private_names import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 
 # fmt: off
 __all__ = [
@@ -23,7 +23,7 @@ ratio_in_kernel = attribute(ADAMW, "_lr_ratio", "AdamWDL")  # None, or parameter
 declare(OPTIMIZER, "Reading a schedule ahead", "_learning_rate_map")
 declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_var_name")
 
-# Paddle's optimizers that ignore groups and ratios; no attribute tells. Paddle has Muon after 3.3.
+# Paddle's optimizers that ignore groups and ratios; no attribute of a class shows it. Muon is new after Paddle 3.3.
 _ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
 
 _DECAY = "The weight decay in layer tables"
@@ -60,7 +60,7 @@ def rate_parts(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, t
 
 
 def has_one_rate(cls: type) -> bool:
-    """Return whether an optimizer class takes one rate for all parameters: its step never asks `_create_param_lr`."""
+    """Return whether an optimizer class has one rate for all parameters: its step never calls `_create_param_lr`."""
     return any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
 

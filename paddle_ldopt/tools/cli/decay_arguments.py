@@ -20,7 +20,8 @@ def add_decay_flags(add: Callable[..., argparse.Action], *without: str) -> None:
             continue
         option, kind = OPTIONS[field.name], (typing.get_args(field.type) or (field.type,))[0]
         how = {"action": "store_true"} if kind is bool else {"type": str if typing.get_origin(kind) else kind}
-        about = f"{option.doc}: {option.span}" + ", as JSON" * bool(typing.get_origin(kind))
+        values = option.span.removesuffix(" or None") + ", as JSON" * bool(typing.get_origin(kind))
+        about = option.doc if kind is bool else f"{option.doc}: {values}"  # a flag takes no value
         add(FLAGS[field.name], **how, dest=field.name, default=option.default, help=about)
 
 

@@ -9,7 +9,7 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown, wrong_type
 from .._paddle import dtype_name, parameters_of
-from .gradients import trainable
+from .micro_batch_gradients import trainable
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
 
@@ -20,7 +20,7 @@ _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "
 def check_weight(weight: Any, reduction: str) -> None:
     """Raise unless the weight of a micro-batch is given with "token", and only then."""
     if (weight is None) == (reduction == "token"):
-        needed = '`weight` must be given with reduction="token", and has no effect without.'
+        needed = '`weight` must be given with reduction="token", and has no effect with another reduction.'
         raise refusal(ValueError, needed, weight=weight, reduction=reduction)
     if weight is not None:
         checked_number(weight, "weight")

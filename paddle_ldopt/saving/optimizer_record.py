@@ -34,13 +34,13 @@ def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Itera
     options: list[Record] = []
     parameters, layers = {}, layers_of(optimizer)
     for param in parameters_of(optimizer) if params is None else params:
-        own = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
+        param_options = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
         at = None if layers is None else layers.layer_of(param.name)
         layer = {} if at is None else {"layer": [at.tower, at.index, at.depth]}
         parameters[names[param.name]] = {
             "shape": list(param.shape),
             "dtype": dtype_name(param.dtype),
-            "options": _index(options, own),
+            "options": _index(options, param_options),
             "decayed": bool(optimizer.has_weight_decay(param)),
             "ratio": _ratio(optimizer, param),
             "multiplier": _plain((getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)),
@@ -78,11 +78,11 @@ def _ratio(optimizer: Optimizer, param: paddle.Tensor) -> Any:
     return _plain(optimizer.layerwise_ratio(param))
 
 
-def _index(options: list[Record], own: Record) -> int:
-    """Return the index of `own` in `options`; append it if missing."""
-    if own not in options:
-        options.append(own)
-    return options.index(own)
+def _index(options: list[Record], param_options: Record) -> int:
+    """Return the index of `param_options` in `options`; append it if missing."""
+    if param_options not in options:
+        options.append(param_options)
+    return options.index(param_options)
 
 
 def _plain(value: object) -> Any:
@@ -109,8 +109,8 @@ def _layerwise(optimizer: Optimizer) -> Record:
 def _schedule(schedule: LRScheduler) -> Record:
     """Return the class of a schedule and the arguments that it keeps; unlike its state, they never change."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
-    kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
-    named = {CURVE_KEY if name == "curve" else name: value for name, value in kept.items()}
+    attributes = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
+    named = {CURVE_KEY if name == "curve" else name: value for name, value in attributes.items()}
     arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
     return {"class": class_in_files(schedule), **arguments}
 
@@ -163,8 +163,8 @@ def check_same(saved: Record, present: Record, changed: Collection[str] = ()) ->
     unknown = sorted(set(changed) - known)
     if unknown:
         raise refusal(ValueError, f"`changed` may name {', '.join(sorted(known))}.", changed=unknown)
-    found = differences(_settings(saved, constant), ours)
-    first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
+    differing = differences(_settings(saved, constant), ours)
+    first = {name: next(iter(places.items())) for name, places in differing.items() if name not in changed}
     if first:
         changes = [_change(value, where, was, now) for (value, where), (was, now) in first.values()]
         problem = f"The saved optimizer has other options. If this is intended, give changed={sorted(first)}."

@@ -68,14 +68,14 @@ def decay_problems(settings: Any) -> Iterator[str]:
     """Yield the problems of the layer-wise settings of an object with the attributes of `DecaySettings`."""
     values = {}
     granularity, rules = settings.layerwise_granularity, settings.layerwise_rules
-    found = list(refused({"layerwise_granularity": (checked_granularity, granularity)}))
+    problems = list(refused({"layerwise_granularity": (checked_granularity, granularity)}))
     for field, name in SETTINGS.items():
         try:
             values[field] = option_of(getattr(settings, name), field)
         except (TypeError, ValueError) as error:
-            found.append(str(error))
-    yield from found
-    if found:
+            problems.append(str(error))
+    yield from problems
+    if problems:
         return
     yield from idle_options(values, SETTINGS, OPTIONS)
     if all(OPTIONS[field].default == value for field, value in values.items()):

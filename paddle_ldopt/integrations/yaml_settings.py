@@ -16,7 +16,7 @@ from ..build import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from .resume import ALLOW, with_record
+from .resume_record import ALLOW, with_record
 
 __all__ = [
     "NAMES",
@@ -68,15 +68,15 @@ def from_settings(
         groups: parameters or parameter groups; all parameters of the model by default.
     """
     info = REGISTRY[NAMES[name]]
-    left = numbers_read(dict(settings))
-    allowed = checked_bool(left.pop(ALLOW, False), ALLOW)
-    decay = LayerDecay(**{key: left.pop(key) for key in DECAY_OPTIONS if key in left})
-    mapping = {key: left.pop(key) for key in _OF_THE_MAP if key in left}
+    options = numbers_read(dict(settings))
+    allowed = checked_bool(options.pop(ALLOW, False), ALLOW)
+    decay = LayerDecay(**{key: options.pop(key) for key in DECAY_OPTIONS if key in options})
+    mapping = {key: options.pop(key) for key in _OF_THE_MAP if key in options}
     known = [*info.settings, *DECAY_OPTIONS, *_OF_THE_MAP, ALLOW]
-    for key, value in left.items():
+    for key, value in options.items():
         if info.setting(key) not in known:
             raise ValueError(unknown(f"setting of {name}", key, value, known, limit=40))
-    arguments = {**left, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
+    arguments = {**options, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
     if weight_decay is not None:
         arguments["weight_decay"] = _weight_decay_of(weight_decay)
     if groups is None or not isinstance(groups[0], dict):
@@ -143,18 +143,18 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
 
     The first entry that matches gets the parameter. Raise ValueError for an entry without a parameter.
     """
-    left = {name: param for name, param in model.named_parameters() if not param.stop_gradient}
+    ungrouped = {name: param for name, param in model.named_parameters() if not param.stop_gradient}
     groups = []
     for parts, options in chosen:
-        names = [name for name in left if any(part in name for part in parts)]
+        names = [name for name in ungrouped if any(part in name for part in parts)]
         if not names:
             raise refusal(
                 ValueError,
                 "A parameter group matches no trainable parameter outside the earlier groups.",
                 parts=parts,
             )
-        groups.append({**numbers_read(options), "params": [left.pop(name) for name in names]})
-    return [*groups, {"params": list(left.values())}] if left else groups
+        groups.append({**numbers_read(options), "params": [ungrouped.pop(name) for name in names]})
+    return [*groups, {"params": list(ungrouped.values())}] if ungrouped else groups
 
 
 class Component:

@@ -22,9 +22,9 @@ class Gradients:
 
     def check_trained(self) -> None:
         """Raise in all processes if a parameter is trained in one process and frozen or missing in another."""
-        own = {id(param) for param in self.parameters()}
+        trained_ids = {id(param) for param in self.parameters()}
         named = _paddle.unwrap_model(self._groups.network).named_parameters()
-        trained = {name: id(param) in own for name, param in named}
+        trained = {name: id(param) in trained_ids for name, param in named}
         if self._groups.agree(trained != self._trained):
             check_same_trained(gathered(trained))
             self._trained = trained

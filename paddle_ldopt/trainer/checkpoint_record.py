@@ -27,7 +27,7 @@ _SAME_STATE = {"AdamW", "AdamWDL"}  # each can load the state of the other
 
 
 def config_of(trainer: Trainer) -> Optional[LdoptConfig]:
-    """Return a Trainer's arguments as a config; None with a given optimizer, or one that only the Trainer has."""
+    """Return a Trainer's arguments as a config; None with a given optimizer, or if only the Trainer builds its kind."""
     if trainer.optimizer is not None or not hasattr(trainer.args, "layerwise_rules"):
         return None
     return LdoptConfig.from_arguments(trainer.args) if name_of(trainer.args.optim) in OPTIMIZERS else None
@@ -82,14 +82,14 @@ def check_record(folder: str, record: Record, allowed: bool, new_optimizer: bool
     if saved is None:
         return _without_record(folder, record, allowed)
     was = {**{key: record[key] for key in ("layout", "unfreeze_every_k_steps")}, **saved}  # version 0.1 lacks both
-    found = changes(comparable(was), comparable(record))
+    differences = changes(comparable(was), comparable(record))
     _check_layout(folder, was, record)
     _check_optimizer(folder, was, record)
     if not allowed:
-        check_changes(found, f"give `{ALLOW}`", resume_from_checkpoint=folder)
+        check_changes(differences, f"give `{ALLOW}`", resume_from_checkpoint=folder)
     if new_optimizer:
         _check_frozen(folder, was, record)
-    return found
+    return differences
 
 
 def _read_record(folder: str) -> Optional[Record]:
@@ -99,10 +99,10 @@ def _read_record(folder: str) -> Optional[Record]:
     content = "The layer-wise settings"
     record = read_json(path, content)
     with file_errors(path, content):
-        known = record["format"] == FORMAT
-        if known:
+        is_readable = record["format"] == FORMAT
+        if is_readable:
             comparable(record)
-    if not known:
+    if not is_readable:
         problem = f"Another version of paddle_ldopt wrote the layer-wise settings; this version reads format {FORMAT}."
         raise refusal(ValueError, problem, format=record["format"], path=path)
     return dict(record)

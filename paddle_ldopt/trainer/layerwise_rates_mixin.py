@@ -135,14 +135,14 @@ class LayerwiseRatesMixin(Trainer):
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Log as the Trainer does, with the values of `LayerLRCallback`: a callback cannot add to the logs."""
         if "loss" in logs:  # logs of the training, not of an evaluation or a summary
-            found: dict[str, float] = {}
+            layer_rates: dict[str, float] = {}
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "extra_logs"):
                     more = callback.extra_logs()
                     for stage in [more] if pipeline_of(self.model) is None else from_all_stages(more):
                         for name, rate in stage.items():  # the largest rate of a layer in several stages
-                            found[name] = max(rate, found.get(name, 0.0))
-            logs.update(found)  # the Trainer's own "learning_rate" is the next step's
+                            layer_rates[name] = max(rate, layer_rates.get(name, 0.0))
+            logs.update(layer_rates)  # the Trainer's own "learning_rate" is the next step's
         return super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -205,6 +205,7 @@ class LayerwiseRatesMixin(Trainer):
             return
         for param in frozen:
             param.stop_gradient = True
-        found = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))
+        frozen_layers = {layers.layer_of(param.name) for param in frozen}
+        labels = [layer.label for layer in sorted(frozen_layers, key=lambda layer: (layer.tower, layer.index))]
         counts = f"layerwise_freeze_below={self._decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters"
-        inform(self, f"{counts}: {', '.join(layer.label for layer in found) or 'no layer has a smaller ratio'}")
+        inform(self, f"{counts}: {', '.join(labels) or 'no layer has a smaller ratio'}")

@@ -42,8 +42,8 @@ ThresholdMode = Annotated[str, choice("rel", "abs")]
 def _options_of(function: Callable[..., Any]) -> dict[str, Option]:
     """Return the options that a function's signature declares by the types above, with its defaults."""
     hints = typing.get_type_hints(function, include_extras=True)
-    taken = inspect.signature(function).parameters
-    declared = [(name, parameter.default, _declared(hints.get(name))) for name, parameter in taken.items()]
+    parameters = inspect.signature(function).parameters
+    declared = [(name, parameter.default, _declared(hints.get(name))) for name, parameter in parameters.items()]
     return {
         name: dataclasses.replace(option, default=default, optional=default is None)
         for name, default, option in declared
@@ -72,8 +72,8 @@ def checks_arguments(function: _Function) -> _Function:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{function.__qualname__}() {error}") from None
-        given = {name: value for name, value in bound.arguments.items() if name in options}
-        bound.arguments.update({name: options[name].checked(value, name) for name, value in given.items()})
+        arguments = {name: value for name, value in bound.arguments.items() if name in options}
+        bound.arguments.update({name: options[name].checked(value, name) for name, value in arguments.items()})
         return function(*bound.args, **bound.kwargs)
 
     vars(checked)["options"] = options
@@ -82,11 +82,11 @@ def checks_arguments(function: _Function) -> _Function:
 
 def steps_left(num_training_steps: int, **phases: int) -> int:
     """Return the number of training steps left after `phases`; negative, with a warning, if they are too long."""
-    left = num_training_steps - sum(phases.values())
-    if left < 0:
+    steps = num_training_steps - sum(phases.values())
+    if steps < 0:
         longer = "The schedule is longer than the training and is cut off at its end."
         warnings.warn(refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=4)
-    return left
+    return steps
 
 
 def checked_fraction(name: str, value: float, peak: float) -> float:

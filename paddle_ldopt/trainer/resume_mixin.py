@@ -20,17 +20,14 @@ class ResumeMixin(Trainer):
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
       `gradient_accumulation_steps` must divide the batches of an epoch, or the Trainer carries gradients over.
     - **Complete**: a resume refuses incomplete checkpoints and damaged files. ``train(resume_from_checkpoint=True)``
-      takes the last valid checkpoint and warns of damaged ones. (With asynchronous saving, a checkpoint counts as
-      complete once all files were begun, and damage is not detected.)
+      takes the last valid checkpoint and warns of damaged checkpoints. (With asynchronous saving, a checkpoint counts
+      as complete as soon as all of its files exist, and damage is not detected.)
     - **The run's end**: a finished run that is resumed takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
     - **Earlier checkpoints**: a run resumed from a checkpoint before the last renames the later ones to
       ``superseded-checkpoint-<step>`` with a warning, when it first saves. Automatic resumes ignore them, and nothing
       deletes them.
-
-    - **Errors of data sets and collators** are raised; the Trainer would wait forever.
-
-    It overrides methods of the Trainer; each override says why.
+    - **Errors of data sets and collators** are raised. Without the mixin, the Trainer hangs on such an error.
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
@@ -117,7 +114,7 @@ class ResumeMixin(Trainer):
                 warn(self, f"{checkpoint} has no random state of its epoch: {effect}")
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        # some samplers make the Trainer call this in every epoch after a resume: only the first may count
+        # Some samplers make the Trainer call this in every epoch after a resume. Only the first call may restore.
         if checkpoint is not None and not self._rng_restored:
             self._rng_restored = True
             super()._load_rng_state(checkpoint)
@@ -152,8 +149,8 @@ class ResumeMixin(Trainer):
         return stopped
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # the Trainer saves here; in an epoch's last step the checkpoint, perhaps one on SIGTERM, must wait for the
-        # epoch's evaluation, to record the best model
+        # The Trainer saves here. In an epoch's last step, a checkpoint (also on SIGTERM) must wait for the epoch's
+        # evaluation, to record the best model.
         control = self.control
         last = control.should_training_stop or self.state.global_step % self._steps_per_epoch == 0
         ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
@@ -174,7 +171,7 @@ class ResumeMixin(Trainer):
         self._delayed_rotations = []
         try:
             super()._save_checkpoint(*args, **kwargs)
-            self._wait_for_all()  # now it is complete, and only then may others be deleted
+            self._wait_for_all()  # the checkpoint is complete now; only then may older checkpoints be deleted
             if self.args.should_save:
                 folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
             if not self._delayed_rotations and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0
@@ -218,7 +215,7 @@ class ResumeMixin(Trainer):
             self.state.best_model_checkpoint = best
 
     def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:
-        # the Trainer goes by file times: after a clock was set back, it would delete the newest checkpoint
+        # The Trainer sorts by file times. After a clock was set back, it would delete the newest checkpoint.
         call = inspect.signature(super()._sorted_checkpoints).bind(*args, **kwargs)
         call.arguments["use_mtime"] = False
         saved = super()._sorted_checkpoints(*call.args, **call.kwargs)
