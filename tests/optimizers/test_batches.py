@@ -160,6 +160,13 @@ def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypa
     assert moment._holder_size() == 64 * 64 * 4, "it would hold on to the memory of the others"
 
 
+def test_one_number_for_all_parameters_is_no_tensor():
+    params = parameters([[3]] * 2)
+    batch = Batch(make("lamb", params, fused=False), params)
+    assert type(batch.spread([0.5, 0.5], "float32")) is float
+    assert batch.spread([0.5, 0.25], "float32").tolist() == [[0.5], [0.25]]
+
+
 def test_what_batch_bytes_may_be():
     params = parameters([[2]])
     with pytest.raises(ValueError, match="`batch_bytes` must be at least 0. Received: batch_bytes=-1"):
