@@ -222,6 +222,15 @@ def test_a_process_without_an_element_adds_zeros_to_the_sums(rule, monkeypatch):
     assert all((total.numpy() == 0.0).all() for total in sums)
 
 
+def test_a_ratio_of_0_in_shards_freezes_one_parameter_only(monkeypatch):
+    frozen, other = paddle.create_parameter([6], "float32"), paddle.create_parameter([6], "float32")
+    opt = Lamb(0.1, parameters=[frozen, other], set_param_lr_fun=lambda param: float(param.name == other.name))
+    empty, rules = Shard([6], span=(0, 0), groups=(None,), slice_size=0), []
+    monkeypatch.setattr(updates, "answer_together", lambda given: rules.extend(given) or [None] * len(given))
+    updates.update_shards(opt, {}, {frozen.name: empty, other.name: empty})
+    assert len(rules) == 1
+
+
 @pytest.mark.parametrize(
     "shard", [Shard([6], groups=(None,)), Shard([6], span=(0, 6), slice_size=6)], ids=["tensor parallel", "slice"]
 )
