@@ -101,10 +101,11 @@ def test_the_evidence_is_that_of_the_report():
     gain = README.partition("**Gain.**")[2].partition("\n## ")[0]
     tables = (ROOT / "docs" / "evidence_tables.md").read_text(encoding="utf-8")
     differences = re.findall(r"[+-][\d.]+ \[[^]]+\]", gain)
-    assert len(differences) == 9 and all(f"| {one} |" in tables.replace("*", "") for one in differences)
+    assert len(differences) == 11 and all(f"| {one} |" in tables.replace("*", "") for one in differences)
     assert all(("[-" in one and ", +" in one) != (f"**{one}**" in gain) for one in differences)  # bold: excludes 0
     said = "lost 2.4 points on one task and was within the spread on the other"
-    assert said in " ".join(gain.split()) and "57.8 % accuracy against 31.5 %, and 71.4 % against 17.1 %" in gain
+    at_ten_times = "docstrings has 57.8 % accuracy against 31.5 %, and trec 71.4 % against 17.1 %"
+    assert all(sentence in " ".join(gain.split()) for sentence in (said, at_ten_times))
     found = ("decay 0.65 57.8 ±", "uniform 31.5 ±", "decay 0.65 71.4 ±", "uniform 17.1 ±")
     pages = tables + (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert all(text in pages for text in found)
