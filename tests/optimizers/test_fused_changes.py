@@ -520,6 +520,27 @@ def test_a_step_calls_a_hook_once_for_each_parameter(name, grouped, fused):
         assert asked == [param.name for param in params]
 
 
+@every_optimizer
+@both_backends
+def test_paddles_loop_updates_neither_a_frozen_parameter_nor_its_state(name, fused, monkeypatch):
+    monkeypatch.setattr(layerwise_optimizer, "take_whole_step", lambda *given: False)
+    frozen, other = params = parameters([3], [3])
+    opt = make(name, params, fused=fused, set_param_lr_fun=lambda param: float(param.name == other.name))
+    give_gradients(params)
+    opt.step()
+    moments = next(iter(opt._accumulators.values()))
+    assert (frozen.numpy() == 1.0).all() and not moments[frozen.name].numpy().any()
+    assert (other.numpy() != 1.0).all() and moments[other.name].numpy().any()
+
+
+def test_ratios_of_layers_are_kept_for_the_same_parameters_only():
+    model = paddle.nn.Sequential(*(paddle.nn.Linear(2, 2) for _ in range(3)))
+    layers = ldopt.LayerMap.from_model(model, rules={r"(\d)\.": r"\1"})
+    opt = ldopt.Lamb(0.1, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
+    first, last = model[0].weight, model[2].weight
+    assert opt.ratio_list([first], [False]) != opt.ratio_list([last], [False])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
     of = np.dtype(dtype).type
