@@ -150,8 +150,8 @@ def create(
 ) -> Optimizer:
     """Build an optimizer for all parameters of a model, with one learning rate per layer.
 
-    Biases and the parameters of norms are excluded from weight decay. Frozen parameters are not updated; they can be
-    unfrozen at any time, except under sharding, where the optimizer takes only the parameters that are trainable now.
+    Biases and the parameters of norms are excluded from weight decay. Frozen parameters are not updated. They can be
+    unfrozen at any time. Under sharding, the optimizer takes only the parameters that are trainable now.
 
     Args:
         name: one of `list_optimizers`, or "adamw" for Paddle's own.

@@ -1,4 +1,4 @@
-"""The one door to Paddle's private parts: every one is where it was, nothing else goes past it, and one may move."""
+"""The one door to Paddle's private names: each is where it was, no other module uses one, and one may move."""
 
 import ast
 import inspect

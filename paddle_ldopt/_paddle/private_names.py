@@ -14,11 +14,11 @@ PRIVATE: list[tuple[str, str, str]] = []  # (owner, name, feature) of all declar
 
 
 class MovedError(RuntimeError):
-    """A private part of Paddle has moved, so a feature is not available."""
+    """A private name of Paddle has moved, so a feature is not available."""
 
     def __init__(self, owner: str, name: str, feature: str) -> None:
         super().__init__(
-            f"{feature} is not available: Paddle {paddle.__version__} has moved a private part that it needs. Use "
+            f"{feature} is not available: Paddle {paddle.__version__} has moved a private name that it needs. Use "
             f"Paddle 3.1 to 3.3, or a newer paddle_ldopt. Received: no {owner}{'.' if name else ''}{name}"
         )
 

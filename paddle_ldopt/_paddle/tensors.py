@@ -11,7 +11,7 @@ from .private_names import EVERY, FUSED, SAVING, attribute, lazy, part
 
 # fmt: off
 __all__ = [
-    "SHARDS_ITSELF", "add_to", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
+    "add_to", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
     "clip", "divide_by", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated",
     "is_float64", "local_shape", "matmul", "mean_over", "multiply_by", "own_parameters", "scale_to", "share_memory",
     "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of", "view_of",
@@ -29,7 +29,6 @@ bytes_behind = part(_TENSOR, "_holder_size", FUSED)  # size of a tensor's alloca
 bytes_before = part(_TENSOR, "_offset", FUSED)  # in the allocation, before the first element
 version_of = part(_TENSOR, "_inplace_version", FUSED)  # number of in-place changes; the public property is slow
 bump_version = part(_TENSOR, "_bump_inplace_version", FUSED)
-SHARDS_ITSELF = "_need_shard_auto"  # in the `__dict__` of a parameter that Paddle's step shards
 view_of = part("paddle._C_ops", "view_shape", FUSED)  # (tensor, shape), which `detach` would not keep
 share_memory = part(_TENSOR, "_share_buffer_to", EVERY)  # (tensor, other): other shares the tensor's memory
 # operations without Paddle's checks in Python, which are slower than a small tensor's arithmetic

@@ -51,9 +51,10 @@ class LayerDecay:
         min_ratio: lower bound of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often above 1 for a newly initialised head.
         freeze_below: freeze layers with a ratio below this, in [0, 1]: neither their weights nor their optimizer state
-            change. Excludes `min_ratio` and `end`.
+            change. Cannot be combined with `min_ratio` or `end`.
         bound: b of the convention "linear", in (0, 1].
-        scale: s, a factor above 0 of all ratios, including the head's. With `towers`, of the ratios outside them.
+        scale: s, above 0; multiplies all ratios, including the head's. With `towers`, it multiplies only the ratios
+            outside the towers.
         end: value that d moves to during training, in (0, 1]: :math:`(1 - p) d + p \cdot end` after a fraction p of
             the steps.
         steps: number of steps until d reaches `end`, from 1. None: all steps of the training, if the schedule or the

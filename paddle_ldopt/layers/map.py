@@ -80,7 +80,7 @@ class LayerMap:
                 granularity without effect.
 
         Warns:
-            UserWarning: layers that are guesses.
+            UserWarning: some layers are guesses.
         """
         layers, towers, guesses = layers_of_names(_checked_names(names), rules, checked_granularity(granularity), {})
         _warn_of(guesses, layers)

@@ -12,7 +12,7 @@ _NORM = re.compile(r"Norm(\dD)?$")
 
 
 def decayed_parameter_names(model: paddle.nn.Layer) -> set[str]:
-    """Return the `param.name` of the parameters to decay: all except biases and parameters of norms.
+    """Return the `param.name` of the parameters with weight decay: all except biases and parameters of norms.
 
     Excluded are parameters with at most one axis, parameters of sublayers of a norm's class or a subclass (under any
     name: `layer_norm`, `norm1`, `ln_1`, `input_layernorm`), and parameters with "bias" in their structured name.

@@ -81,7 +81,7 @@ def adafactor_update(
     torch_names={},
 )
 class Adafactor(FactoredOptimizer):
-    r"""Adam with a second moment of rows and columns only: the choice where memory is short.
+    r"""Adam that stores only row and column means of the second moment: the choice for little memory.
 
     Without `beta1` its state is about R + C numbers for a weight of R x C. With :math:`l` the product of `lr` (1 with
     `relative_step`), the layer's ratio and the group's multiplier, t the step of the parameter from 1, and
@@ -121,7 +121,7 @@ class Adafactor(FactoredOptimizer):
         **common: the arguments that all optimizers share; see `AdamWDL`. Ratios of layers multiply a relative rate too.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` alone.
+        TypeError, ValueError: as `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` without `relative_step`.
 
     Differs from the paper: Algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
     low-precision parameters can have master weights; groups cannot override `relative_step`; arguments are checked.
@@ -217,7 +217,7 @@ class Adafactor(FactoredOptimizer):
     def used_lr(self) -> dict[str, float]:
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update; dygraph and `to_static`.
 
-        Step, scale, layer and group are included. Parameters without an update are left out.
+        Step, scale, layer and group are included. Parameters that were never updated are omitted.
         """
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}

@@ -111,8 +111,8 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         epsilon: at least 0, added to the root of the uncorrected second moment.
         amsgrad: divide by the largest second moment so far.
         weight_decay_rate: decoupled weight decay :math:`\lambda`, at least 0; also `weight_decay`.
-        include_in_weight_decay (list[str], optional): patterns that override `exclude_from_weight_decay`. Names that
-            match neither list are decayed too.
+        include_in_weight_decay (list[str], optional): patterns that override `exclude_from_weight_decay`. Weight decay
+            also applies to names that match neither list.
         exclude_from_weight_decay (list[str], optional): patterns of names without weight decay.
         name: prefix of the names of the optimizer's state, unless it is the default.
         decay: at least 0; divides the rate by 1 + decay * (steps before this one). Not included in `get_lr`.
@@ -126,7 +126,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
 
     Raises:
         TypeError, ValueError: as `AdamWDL`; an invalid regular expression; `clipnorm` or `clipvalue` with
-            `global_clipnorm`. A pattern that matches no parameter is a UserWarning.
+            `global_clipnorm`. A pattern that matches no parameter gives a UserWarning.
 
     Differs from transformers 4.37: `get_config` keeps both lists and all other arguments that JSON can hold; a pattern
     without effect warns; sparse gradients raise; numbers that TensorFlow rounds to float32 are not rounded.

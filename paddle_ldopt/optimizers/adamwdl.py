@@ -111,8 +111,8 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
             the model's; a ratio that is negative or not finite; no trainable parameter; `fused=True` where it is not
             possible, at the latest in the first step. The error is raised before anything changes.
 
-    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weights are decayed once, with the layer's rate (in PaddleNLP twice,
-    the first time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
+    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weight decay is applied once, at the layer's rate (in PaddleNLP
+    twice, the first time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
 
     Examples:
         >>> import paddle

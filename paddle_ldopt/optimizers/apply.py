@@ -39,8 +39,8 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
 
     Raises:
-        TypeError: not a Paddle optimizer, or a wrapped one; an optimizer without per-parameter learning rates, such as
-            LBFGS, Rprop, Muon and ModelAverage.
+        TypeError: not a Paddle optimizer, or one wrapped by `fleet` or group sharding; an optimizer without
+            per-parameter learning rates, such as LBFGS, Rprop, Muon and ModelAverage.
         ValueError: a parameter that is not in `layers`; an optimizer with a layer-wise decay of its own; a tower or a
             multiplier for parameters that the optimizer lacks.
 

@@ -133,7 +133,7 @@ class Came(FactoredOptimizer):
             :math:`\epsilon_2` is the smallest RMS of a parameter for `scale_parameter`, and :math:`\epsilon_3` is added
             to the squared instability.
         clip_threshold: above 0, the largest RMS of the update u.
-        decay_rate: in [0, 1], exponent of :math:`\beta_{2,t}`; 0 averages nothing.
+        decay_rate: in [0, 1], exponent of :math:`\beta_{2,t}`; with 0, V is the last squared gradient.
         beta1: decay rate of m, in [0, 1). With 0 or None there is no m and no S, and the step is Adafactor's,
             :math:`l \, u`.
         beta3: decay rate of S, in [0, 1).

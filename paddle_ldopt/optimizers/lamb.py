@@ -128,10 +128,9 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
             "learning_rate"; an incomplete "order_params".
 
     Differs from the paper: the norm of the weights is not bounded, as in all implementations. Differs from
-    `mindspore.nn.Lamb`: t counts the updates of the parameter instead of the optimizer, and gradients of all
-    convolutions, and no others, are centralized (in MindSpore, gradients of weights with a multiple of 16 input
-    channels). Differs from `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only
-    with `always_adapt`).
+    `mindspore.nn.Lamb`: t counts the parameter's updates, not the optimizer's, and gradients of all convolutions, and
+    no others, are centralized (in MindSpore, gradients of weights with a multiple of 16 input channels). Differs from
+    `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only with `always_adapt`).
 
     Examples:
         >>> import paddle

@@ -24,7 +24,7 @@ COUNTERS = (STEP, "beta2_pow_acc", GLOBAL_STEP)  # neither negative nor NaN
 
 
 class State(NamedTuple):
-    """One state of an optimizer: its kind, from which its shape follows, and its type."""
+    """The kind and type of one state; the kind determines its shape."""
 
     kind: str
     dtype: Optional[str] = None  # None: the type the rule computes in, float32 (float64 for float64 parameters)

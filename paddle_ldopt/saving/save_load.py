@@ -54,8 +54,8 @@ def save_optimizer(
     Args:
         path (str|os.PathLike): the file, usually ".safetensors". Not a link.
         optimizer (Optimizer): an optimizer of this package, or of `paddle.optimizer` after `apply_layerwise_decay`;
-            wrapped or not. Its whole state is in this process: in data parallel, one process saves; with pipeline
-            stages, each process saves its own file.
+            wrapped or not. Its whole state must be in this process. With data parallelism, one process saves. With
+            pipeline stages, each process saves its own file.
         model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
         scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
         step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.

@@ -56,7 +56,7 @@ class DecayingCurve(Curve):
 
 
 class CurveSchedule(Schedule):
-    r"""The product of a peak and a curve, step -> factor.
+    r"""A schedule whose rate is its peak times a curve (step -> factor).
 
     .. math::
         \eta_t = \eta \, c(t), \qquad t = \text{last\_epoch}

@@ -16,7 +16,7 @@ class GreedyLR(MetricSchedule):
 
     .. math::
         \eta \leftarrow \max(f \eta, \eta_{min}) \text{ after more than patience bad steps in a row}, \qquad
-        \eta \leftarrow \min(\eta / f, \eta_{max}) \text{ after as many good ones}
+        \eta \leftarrow \min(\eta / f, \eta_{max}) \text{ after as many good steps in a row}
 
     Args:
         learning_rate: the first rate, from `min_lr` to `max_lr`.
@@ -29,8 +29,9 @@ class GreedyLR(MetricSchedule):
         reset_start: reductions at the lowest rate before a restart from the first rate, at least 1.
         mode, factor, threshold, threshold_mode, eps, verbose: as in `ReduceLROnPlateau`.
 
-    Differs from transformers: a first rate outside `min_lr` to `max_lr` is an error. Each step sums the mean anew, so
-    rounding errors do not add up and a NaN leaves with its window. All groups share one rate.
+    Differs from transformers: a first rate outside `min_lr` to `max_lr` is an error. The mean is recomputed at every
+    step, so rounding errors do not accumulate, and a NaN has no effect once it leaves the window. All groups share one
+    rate.
 
     Examples:
         >>> from paddle_ldopt.schedules import GreedyLR

@@ -25,7 +25,7 @@ class ReduceLROnPlateau(MetricSchedule):
         threshold_mode: "rel", a fraction of the best, or "abs", in the metric's unit.
         cooldown: steps after a reduction in which bad metrics do not count, at least 0.
         min_lr: the lowest rate, at least 0 and below the first.
-        eps: smaller changes of the rate are skipped, at least 0.
+        eps: at least 0; changes of the rate smaller than this are skipped.
         verbose: print every change.
 
     Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is also updated in the cool-down, as in PyTorch. NaN

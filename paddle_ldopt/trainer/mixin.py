@@ -13,7 +13,7 @@ from .shared import warn
 
 
 class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
-    """Give a Trainer the arguments of `LdoptArgumentsMixin` and the resumes of `ResumeMixin`.
+    """Make a Trainer use the arguments of `LdoptArgumentsMixin` and resume as with `ResumeMixin`.
 
     It overrides no method of the Trainer itself: `LayerwiseRatesMixin` sets the rates, `ResumeMixin` repairs resume and
     rotation, and this class adds the layer-wise settings to the checkpoints and compares them at a resume.

@@ -29,7 +29,7 @@ class GradualUnfreezeCallback(Callback):
 
     Args:
         every_k_steps: k in optimizer steps, at least 1; ULMFiT uses the number of steps in an epoch.
-        layers: the layers for an optimizer that has none; its ratios stay 1.
+        layers: the layer map, if the optimizer has no layers of its own; the ratios then stay 1.
 
     Raises:
         TypeError, ValueError: `every_k_steps` is not a positive integer. During training: no layers.

@@ -160,6 +160,13 @@ def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypa
     assert moment._holder_size() == 64 * 64 * 4, "it would hold on to the memory of the others"
 
 
+def test_one_number_for_all_parameters_is_no_tensor():
+    params = parameters([[3]] * 2)
+    batch = Batch(make("lamb", params, fused=False), params)
+    assert type(batch.spread([0.5, 0.5], "float32")) is float
+    assert batch.spread([0.5, 0.25], "float32").tolist() == [[0.5], [0.25]]
+
+
 def test_what_batch_bytes_may_be():
     params = parameters([[2]])
     with pytest.raises(ValueError, match="`batch_bytes` must be at least 0. Received: batch_bytes=-1"):
@@ -168,6 +175,15 @@ def test_what_batch_bytes_may_be():
         make("came", params, batch_bytes=2.5)
     with pytest.raises(ValueError, match="no effect with `fused=True`.* Received: fused=True, batch_bytes=10"):
         make("came", params, batch_bytes=10, fused=True)
+
+
+@pytest.mark.parametrize("most, sizes", [(0, [1, 1, 1]), (96, [2, 1]), (None, [3])])
+def test_a_batch_has_at_most_batch_bytes(most, sizes, monkeypatch):
+    params, seen = parameters([[3, 4]] * 3), built(monkeypatch)  # 48 bytes each
+    opt = make("lamb", params, fused=False, batch_bytes=most)
+    give_gradients(params, np.random.default_rng(0))
+    opt.step()
+    assert seen == sizes
 
 
 # ---- whole steps
@@ -230,6 +246,14 @@ def test_a_whole_step_gives_the_bits_of_paddles_loop(name, how, plans, by_paddle
     for one, other in zip(got, some_steps(name, how)):
         np.testing.assert_equal(one, other)
     assert len(plans) == 5
+
+
+def test_a_step_with_an_empty_parameter_is_whole(plans):
+    params = parameters([[3, 4], [0, 4], [3, 4]])
+    opt = make("lamb", params, fused=False)
+    give_gradients(params, np.random.default_rng(0))
+    opt.step()
+    assert len(plans) == 1
 
 
 @pytest.mark.parametrize("what", ["rate", "weight decay"])

@@ -115,6 +115,15 @@ def test_apply_decay_param_fun(name):
 
 
 @every_optimizer
+@pytest.mark.parametrize("value", [0.0, 0.1, 1.0])
+def test_an_optimizer_knows_which_parameters_it_decays(name, value):
+    decayed, other = paddle.create_parameter([2], "float32"), paddle.create_parameter([2], "float32")
+    key = "weight_decay_rate" if name == "adamweightdecay" else "weight_decay"
+    opt = make(name, [decayed, other], **{key: value}, apply_decay_param_fun=lambda known: known == decayed.name)
+    assert [opt.decays_weights(decayed), opt.decays_weights(other)] == [value != 0.0, False]
+
+
+@every_optimizer
 def test_frozen_and_unused_parameters_stay(name):
     arrays, grads = bert_like()
     grads = [{n: None if "pooler" in n else g for n, g in grad.items()} for grad in grads]
@@ -486,8 +495,9 @@ def test_no_trainable_parameter(name):
     params, _ = make_params(arrays)
     for p in params.values():
         p.stop_gradient = True
-    for parameters in (list(params.values()), []):
-        with pytest.raises(ValueError, match="no trainable parameter"):
+    frozen = list(params.values())
+    for parameters, received in ((frozen, f"{len(frozen)} parameters, all frozen"), ([], r"parameters=\[\]")):
+        with pytest.raises(ValueError, match=f"no trainable parameter. Received: {received}$"):
             make(name, parameters)
 
 

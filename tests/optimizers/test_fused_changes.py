@@ -9,8 +9,10 @@ from reference import needs_library
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.layers import adapt_hook
+from paddle_ldopt.optimizers._base import layerwise_optimizer
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers._base.whole_step import layer_rates
+from paddle_ldopt.optimizers._fused.plan import Plan
 
 pytestmark = [
     needs_library,
@@ -58,6 +60,37 @@ def test_a_parameter_of_another_shape_is_refused(name, shape):
     with pytest.raises(ValueError, match=r"another shape.* Received: "):
         opt.step()
     np.testing.assert_array_equal(param.numpy(), np.ones(shape, "float32"))
+
+
+both_backends = pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+
+
+@every_optimizer
+@both_backends
+def test_a_gradient_of_another_shape_is_reshaped(name, fused):
+    ends = []
+    for shape in ([2, 3], [3, 2], [6]):
+        params = parameters([2, 3], [2, 3])
+        opt = make(name, params, fused=fused)
+        give_gradients(params)
+        params[0].grad = paddle.arange(1.0, 7.0).reshape(shape)
+        opt.step()
+        ends.append(params[0].numpy())
+    for end in ends[1:]:
+        np.testing.assert_allclose(end, ends[0], rtol=2e-6)
+
+
+@every_optimizer
+@both_backends
+@pytest.mark.parametrize("shape", [[12], [1]])
+def test_a_gradient_of_another_size_is_refused(name, fused, shape):
+    params = parameters([2, 3], [2, 3])
+    opt = make(name, params, fused=fused)
+    give_gradients(params)
+    params[0].grad = paddle.ones(shape)
+    with pytest.raises(ValueError, match=r"size of its parameter.* of shape \[2, 3\], gradient of shape \["):
+        opt.step()
+    assert all((param.numpy() == 1.0).all() for param in params)
 
 
 TRANSPOSED = {
@@ -192,6 +225,20 @@ def test_paddles_check_for_nan_sees_a_step(name):
 
 
 @every_optimizer
+def test_paddles_check_for_nan_is_refused_with_fused_true(name):
+    params = parameters([3])
+    opt = make(name, params, fused=True)
+    give_gradients(params)
+    paddle.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        with pytest.raises(ValueError, match="FLAGS_check_nan_inf.* Received: fused=True"):
+            opt.step()
+    finally:
+        paddle.set_flags({"FLAGS_check_nan_inf": False})
+    assert (params[0].numpy() == 1.0).all()
+
+
+@every_optimizer
 def test_a_cleared_parameter_stays_out(name):
     params = parameters([3], [3])
     opt = make(name, params)
@@ -304,14 +351,18 @@ def test_float64_beside_float32_in_either_order(name, fused, wide):
 
 @every_optimizer
 @pytest.mark.parametrize("attribute", ["regularizer", "main_grad"])
-def test_what_a_parameter_gets_late(name, attribute):
+def test_what_a_parameter_gets_late(name, attribute, monkeypatch):
     def change(step, params):
         if step == 2:
             late = {"regularizer": paddle.regularizer.L2Decay(0.5), "main_grad": paddle.full([3, 2], -0.3)}[attribute]
             setattr(params[0], attribute, late)
 
-    for got, want in zip(*both_ways(name, [[3, 2], [2]], change)):
-        np.testing.assert_allclose(got, want, rtol=2e-6)
+    ends = both_ways(name, [[3, 2], [2]], change)
+    monkeypatch.setattr(layerwise_optimizer, "take_whole_step", lambda *given: False)
+    _, by_paddles_loop = both_ways(name, [[3, 2], [2]], change)
+    for end in ends:
+        for got, want in zip(end, by_paddles_loop):
+            np.testing.assert_allclose(got, want, rtol=2e-6)
 
 
 def test_a_clip_that_skips_itself():
@@ -373,6 +424,35 @@ def test_groups_are_updated_in_one_call(name, monkeypatch):
         give_gradients(params)
         opt.step()
     assert calls == [3, 3]
+
+
+@every_optimizer
+@pytest.mark.parametrize("grouped", [False, True], ids=["whole steps", "groups"])
+def test_a_plan_is_made_once(name, grouped, monkeypatch):
+    calls = []
+    for method in ("__init__", "follow"):
+        original = getattr(Plan, method)
+        monkeypatch.setattr(Plan, method, lambda *given, m=method, of=original: calls.append(m) or of(*given))
+    params = parameters([3], [2, 2], dtype="bfloat16")
+    opt = make(name, [{"params": params}] if grouped else params, multi_precision=True)
+    for _ in range(3):
+        give_gradients(params)
+        opt.step()
+    assert calls == (["__init__"] if grouped else ["__init__", "follow"])
+
+
+@every_optimizer
+def test_a_frozen_first_parameter_makes_the_rate_float64(name):
+    ends = []
+    for fused in (True, False):
+        params = [*parameters([2], dtype="float64"), *parameters([3], [2, 2])]
+        params[0].stop_gradient = True
+        opt = make(name, params, fused=fused)
+        give_gradients(params[1:])
+        opt.step()
+        ends.append([param.numpy() for param in params])
+    for got, want in zip(*ends):
+        np.testing.assert_allclose(got, want, rtol=2e-6)
 
 
 def test_a_tensor_as_beta_of_one_group():
@@ -441,6 +521,27 @@ def test_a_step_calls_a_hook_once_for_each_parameter(name, grouped, fused):
         assert asked == [param.name for param in params]
 
 
+@every_optimizer
+@both_backends
+def test_paddles_loop_updates_neither_a_frozen_parameter_nor_its_state(name, fused, monkeypatch):
+    monkeypatch.setattr(layerwise_optimizer, "take_whole_step", lambda *given: False)
+    frozen, other = params = parameters([3], [3])
+    opt = make(name, params, fused=fused, set_param_lr_fun=lambda param: float(param.name == other.name))
+    give_gradients(params)
+    opt.step()
+    moments = next(iter(opt._accumulators.values()))
+    assert (frozen.numpy() == 1.0).all() and not moments[frozen.name].numpy().any()
+    assert (other.numpy() != 1.0).all() and moments[other.name].numpy().any()
+
+
+def test_ratios_of_layers_are_kept_for_the_same_parameters_only():
+    model = paddle.nn.Sequential(*(paddle.nn.Linear(2, 2) for _ in range(3)))
+    layers = ldopt.LayerMap.from_model(model, rules={r"(\d)\.": r"\1"})
+    opt = ldopt.Lamb(0.1, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
+    first, last = model[0].weight, model[2].weight
+    assert opt.ratio_list([first], [False]) != opt.ratio_list([last], [False])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
     of = np.dtype(dtype).type
@@ -466,8 +567,10 @@ def test_a_rule_of_a_subclass_is_the_one_that_is_used():
     np.testing.assert_array_equal(param.numpy(), [42.0] * 3)
     with pytest.raises(ValueError, match="a `rule` of its own"):
         Constant(0.1, parameters=[param], fused=True).step()
-    Descent(1.0, [param]).step()
+    descent = Descent(1.0, [param])
+    descent.step()
     np.testing.assert_allclose(param.numpy(), [41.9] * 3)
+    assert not descent.decays_weights(param), "it has no such option"
 
 
 @pytest.mark.parametrize("name", ["came", "adafactor"])

@@ -10,6 +10,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
+from paddle_ldopt.optimizers._base import updates
 from paddle_ldopt.optimizers._base.options_and_states import rule_shape
 from paddle_ldopt.optimizers._shards import Shard, ShardFinder, answer_locally, answer_together
 from paddle_ldopt.optimizers._shards import shard as geometry
@@ -208,6 +209,39 @@ def test_a_deep_copy_keeps_groups_layers_and_shards():
     assert weight.name != linear.weight.name
     assert copied.options_of(weight)["beta1"] == 0.5 and copied.options_of(bias)["weight_decay"] == 0.25
     assert copied.layerwise_ratio(weight) == 0.25 and copied.state_shapes(bias)["moment1"] == [4]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "adam"])  # which needs no sums
+def test_a_process_without_an_element_adds_zeros_to_the_sums(rule, monkeypatch):
+    """Of three processes or more: a parameter ends in the slices of the others, which wait for its sums."""
+    opt, param = optimizer(rule, [4, 2, 3, 3])
+    shard, rounds = Shard([4, 2, 3, 3], span=(0, 0), groups=(None,), slice_size=0), []
+    monkeypatch.setattr(updates, "answer_together", lambda rules: [rounds.append(next(of)) for _, of in rules])
+    updates.update_shards(opt, {}, {param.name: shard})
+    (sums,) = rounds
+    assert all((total.numpy() == 0.0).all() for total in sums)
+
+
+def test_a_ratio_of_0_in_shards_freezes_one_parameter_only(monkeypatch):
+    frozen, other = paddle.create_parameter([6], "float32"), paddle.create_parameter([6], "float32")
+    opt = Lamb(0.1, parameters=[frozen, other], set_param_lr_fun=lambda param: float(param.name == other.name))
+    empty, rules = Shard([6], span=(0, 0), groups=(None,), slice_size=0), []
+    monkeypatch.setattr(updates, "answer_together", lambda given: rules.extend(given) or [None] * len(given))
+    updates.update_shards(opt, {}, {frozen.name: empty, other.name: empty})
+    assert len(rules) == 1
+
+
+@pytest.mark.parametrize(
+    "shard", [Shard([6], groups=(None,)), Shard([6], span=(0, 6), slice_size=6)], ids=["tensor parallel", "slice"]
+)
+def test_fused_true_is_refused_in_shards(shard):
+    param = paddle.create_parameter([6], "float32")
+    opt = Lamb(0.1, parameters=[{"params": [param]}], fused=True)
+    opt._finder.find = lambda every: {param.name: shard}
+    param.grad, before = paddle.ones([6]), param.numpy().copy()
+    with pytest.raises(ValueError, match="does not support parameters in shards.* Received: fused=True"):
+        opt.step()
+    np.testing.assert_array_equal(param.numpy(), before)
 
 
 class SplitParam:

@@ -36,6 +36,8 @@ MOST_MEMORY = 16 << 30  # addresses of a mutant: an endless list must not take t
 # what is mutated by default: all modules of these
 ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving")
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
+STEPS = [f"optimizers/test_{name}.py" for name in ("batches", "fused", "fused_changes", "step_schedules")]
+RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio", "moving_decay", "shards")]
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
     "_checks.py": ["test_checks.py", "schedules/test_*.py", "optimizers/test_lamb.py"],
@@ -43,6 +45,15 @@ MORE = {
     "layers/decay_checks.py": ["layers/test_decay.py", "optimizers/test_moving_decay.py"],
     "layers/map.py": ["layers/test_*.py"],
     "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
+    "optimizers/_base/batches.py": STEPS,
+    "optimizers/_base/layerwise_mixin.py": [*STEPS, *RATIOS],
+    "optimizers/_base/layerwise_optimizer.py": [*STEPS, "optimizers/test_adamwdl.py"],
+    "optimizers/_base/operations.py": STEPS,
+    "optimizers/_base/rule_optimizer.py": [*STEPS, *RULES, "optimizers/test_shards.py"],
+    "optimizers/_base/updates.py": [*STEPS, "optimizers/test_shards.py"],
+    "optimizers/_base/whole_step.py": [*STEPS, *RATIOS],
+    "optimizers/_fused/fused_step.py": STEPS,
+    "optimizers/_fused/plan.py": STEPS,
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py", *RULES],
     "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
@@ -56,6 +67,8 @@ APART = {
     "test_distributed_optimizers.py": [
         "optimizers/_shards/shard.py",
         "optimizers/adamwdl.py",
+        "optimizers/_base/layerwise_mixin.py",
+        "optimizers/_base/layerwise_optimizer.py",
         "optimizers/_base/rule_optimizer.py",
         "optimizers/_base/updates.py",
     ],
@@ -86,10 +99,11 @@ def files():
 
 
 def tests_of(file):
-    """Return the paths of the tests of a module: its namesakes in the folder of its room, or all that are there.
+    """Return the paths of the tests of a module: its namesakes in the folder of its room, and its list in MORE.
 
-    That of ``optimizers/came.py`` is test_came.py, those of all in ``optimizers/_fused`` are test_fused*.py. What every
-    optimizer must do is in test_contracts.py, test_options.py and test_state.py.
+    A module with neither has all tests of the room. The namesake of ``optimizers/came.py`` is test_came.py; those of
+    all in ``optimizers/_fused`` are test_fused*.py. What every optimizer must do is in test_contracts.py,
+    test_options.py and test_state.py.
     """
     room, *inner = pathlib.PurePath(file).parts
     folder = TESTS / room if inner else TESTS
@@ -99,7 +113,9 @@ def tests_of(file):
     patterns = [*MORE.get(file, []), *(shared if room in ("optimizers", "_checks.py") else [])]
     more = [path for pattern in patterns for path in TESTS.glob(pattern)]
     more += [path for path in TESTS.glob("distributed/test_*.py") if file in APART.get(path.name, [])]
-    return sorted({*(found or folder.glob("test_*.py") if inner else []), *more})
+    if inner and not found and file not in MORE:
+        found = folder.glob("test_*.py")
+    return sorted({*found, *more})
 
 
 def variants(node):

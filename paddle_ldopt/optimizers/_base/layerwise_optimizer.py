@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from typing import Any, Callable, NamedTuple, Optional
 
 import paddle
@@ -125,8 +126,9 @@ class LayerwiseOptimizer(DeclaredMixin, LayerwiseMixin):
 
 
 def check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> None:
-    """Raise TypeError for a parameter that is not floating-point or has a complex or sparse gradient."""
-    if getattr(grad, "is_selected_rows", lambda: False)() and not optimizer._takes_sparse(param):
+    """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
+    sparse = getattr(grad, "is_selected_rows", lambda: False)()
+    if sparse and not optimizer._takes_sparse(param):
         needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
         raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
     if paddle.in_dynamic_mode() and (param.dtype not in _FLOATS or grad.dtype in _COMPLEX):
@@ -134,6 +136,9 @@ def check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> None
             "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
             f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
         )
+    if paddle.in_dynamic_mode() and not sparse and math.prod(grad.shape) != math.prod(param.shape):
+        wrong = "A gradient must have the size of its parameter: Paddle's kernel would read memory behind it."
+        raise ValueError(f"{wrong} Received: '{param.name}' of shape {param.shape}, gradient of shape {grad.shape}")
 
 
 def in_shape(grad: Any, param: Any) -> Any:

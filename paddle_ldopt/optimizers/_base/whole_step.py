@@ -88,12 +88,10 @@ class StepInputs(NamedTuple):
 
 def _factors_of(params: list[Any]) -> Optional[list[Any]]:
     """Return the factors of the parameters' own rates; None if a parameter has a setting for Paddle's loop."""
-    sharded, settings = _paddle.SHARDS_ITSELF, [param.__dict__ for param in params]
+    settings = [param.__dict__ for param in params]
     try:
         for attrs in settings:  # `in` is much faster than a call of `get`
             if attrs["regularizer"] is not None or ("main_grad" in attrs and attrs["main_grad"] is not None):
-                return None
-            if sharded in attrs and attrs[sharded] is not None:
                 return None
         return [attrs["optimize_attr"]["learning_rate"] for attrs in settings]
     except (KeyError, TypeError):  # not parameters of Paddle's layers

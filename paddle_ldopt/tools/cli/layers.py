@@ -17,7 +17,7 @@ from .models import MODEL, load_model
 def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Add the flags of the command."""
     add("--model", required=True, help=MODEL)
-    add("--lr", type=float, help="learning rate of the head")
+    add("--lr", type=float, help="learning rate of a layer whose ratio is 1")
     add_decay_flags(add)
     add(
         "--granularity",

@@ -32,10 +32,10 @@ _HELP = {
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Add the flags of the command."""
-    add("--params", type=float, help="number of parameters, from 1e9, of a typical decoder")
+    add("--params", type=float, help="number of parameters of a typical decoder, at least 1e9")
     for field in dataclasses.fields(Transformer):
         add(_flag(field.name), type=int, help=_HELP[field.name])
-    add("--model", help=f"{MODEL}; without `--mp` and `--pp`")
+    add("--model", help=f"{MODEL}; cannot be combined with --mp or --pp")
     several = "optimizers, with options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
     add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters")
