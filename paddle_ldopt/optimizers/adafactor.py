@@ -121,7 +121,8 @@ class Adafactor(FactoredOptimizer):
         **common: the arguments that all optimizers share; see `AdamWDL`. Ratios of layers multiply a relative rate too.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` without `relative_step`.
+        TypeError, ValueError: as `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` without
+            `relative_step`.
 
     Differs from the paper: Algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
     low-precision parameters can have master weights; groups cannot override `relative_step`; arguments are checked.
