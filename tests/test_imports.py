@@ -41,6 +41,10 @@ ARROWS = {
 }
 
 
+# the same within `optimizers`: what its private folders may import of it, beside its public modules
+FOLDERS = {"_shards": set(), "_step": {"_shards"}, "_base": {"_shards", "_step"}, "_ports": {"_base", "_step"}}
+
+
 def modules_of(folder, prefix=""):
     """Return name -> path of the modules in a folder."""
     paths = {path.relative_to(folder).with_suffix(""): path for path in sorted(folder.rglob("*.py"))}
@@ -68,6 +72,16 @@ OURS["paddle_ldopt"] = OURS.pop("paddle_ldopt.")
 
 def part(name):
     return (name.split(".") + [""])[1]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_within_optimizers_point_one_way(folder):
+    home = f"paddle_ldopt.optimizers.{folder}"
+    modules = [name for name in OURS if f"{name}.".startswith(f"{home}.")]
+    found = {
+        inner for name in modules for module in imports(name, OURS[name], OURS) for inner in module.split(".")[2:3]
+    }
+    assert modules and found & FOLDERS.keys() <= FOLDERS[folder] | {folder}
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -1,6 +1,6 @@
 """The fused step on CPU: a C library that updates all tensors of an optimizer in one call.
 
-This package handles addresses, shapes and numbers, which `optimizers._fused` takes from a Paddle optimizer. It imports
+This package handles addresses, shapes and numbers, which `optimizers._step` takes from a Paddle optimizer. It imports
 only NumPy. The library is optional: `library()` is None if the package was installed without a compiler, and
 `unsupported_reason()` gives the reason.
 """

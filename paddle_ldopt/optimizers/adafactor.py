@@ -15,17 +15,17 @@ from .._paddle import masters, parameters_of
 from ._base.arithmetic import add_number, add_to, at_least, average, divide_by, multiply_by, power, times
 from ._base.factored import (
     FactoredOptimizer,
+    divided_by_root,
     factored_average,
     factored_kinds,
     is_factored,
-    over_root,
     relative_rate,
     rms,
 )
 from ._base.rule_state import state_of_all
-from ._base.updates import Update
-from ._fused.plan import FusedRule
 from ._shards import Shard
+from ._step.plan import FusedRule
+from ._step.updates import Update
 from .registry import register
 from .shared_options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
@@ -57,10 +57,10 @@ def adafactor_update(
     Yields the sums for V of a matrix, then for RMS(u) and, with `scale_parameter`, RMS(p).
     """
     t = state[STEP]
-    share = power(t, decay_rate)  # 1 - beta2_t (7.2)
-    # the average of g^2 + eps1
-    v = yield from factored_average("exp_avg_sq", add_number(grad * grad, eps[0]), state, shard, 1.0 - share, share)
-    u = over_root(grad, v, shard)  # g / sqrt(V)
+    one_minus_beta2 = power(t, decay_rate)  # (7.2)
+    square = add_number(grad * grad, eps[0])  # g^2 + eps1
+    v = yield from factored_average("exp_avg_sq", square, state, shard, 1.0 - one_minus_beta2, one_minus_beta2)
+    u = divided_by_root(grad, v, shard)  # g / sqrt(V)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
     u = divide_by(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
     alpha = lr * relative_rate(t, warmup_init) if relative_step else lr

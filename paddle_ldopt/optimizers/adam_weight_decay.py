@@ -24,11 +24,11 @@ from ._base.arithmetic import (
 )
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
-from ._base.updates import Update
-from ._fused.plan import FusedRule
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
+from ._step.plan import FusedRule
+from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
 from .shared_options import SHARED, flag, given_arguments, plain_weight_decay

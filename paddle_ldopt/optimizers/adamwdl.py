@@ -13,12 +13,13 @@ from .._checks import Option
 from .._paddle import content_of, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import root
-from ._base.layerwise_optimizer import LayerwiseOptimizer, Task
+from ._base.layerwise_optimizer import LayerwiseOptimizer
 from ._base.options_and_states import LAYERWISE
 from ._base.rule_optimizer import checked_rate
-from ._base.whole_step import all_parameters
-from ._fused.plan import FusedRule
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
+from ._step.plan import FusedRule
+from ._step.task import Task
+from ._step.whole_step import all_parameters
 from .registry import register
 from .shared_options import flag, given_arguments, plain_weight_decay
 from .states import ELEMENT, SCALAR, State

@@ -14,18 +14,18 @@ from .._messages import refusal
 from ._base.arithmetic import add_number, add_to, at_least, average, divide_by, power, squared, times
 from ._base.factored import (
     FactoredOptimizer,
+    divided_by_root,
     factored_average,
     factored_kinds,
     is_factored,
-    over_root,
     relative_rate,
     rms,
 )
 from ._base.rule_state import largest_of
-from ._base.updates import Update
-from ._fused.plan import FusedRule
 from ._ports.mindspore import without_order
 from ._shards import Shard
+from ._step.plan import FusedRule
+from ._step.updates import Update
 from .registry import register
 from .shared_options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
@@ -68,7 +68,7 @@ def came_update(
         beta2 = 1 - power(t, -decay_rate)
     # the average of g^2 + eps1
     v = yield from factored_average("exp_avg_sq", add_number(grad * grad, eps[0]), state, shard, beta2)
-    u = over_root(grad, v, shard)  # g / sqrt(V)
+    u = divided_by_root(grad, v, shard)  # g / sqrt(V)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
     u = divide_by(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
     new_state = dict(v)
@@ -78,7 +78,7 @@ def came_update(
         if is_factored(shard.shape):
             # the average of the instability, (u - m)^2 + eps3
             s = yield from factored_average("exp_avg_res", add_number(squared(u - m), eps[2]), state, shard, beta3)
-            u = over_root(m, s, shard)  # m / sqrt(S)
+            u = divided_by_root(m, s, shard)  # m / sqrt(S)
             new_state.update(s)
         else:
             u = m

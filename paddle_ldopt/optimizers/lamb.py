@@ -25,10 +25,10 @@ from ._base.arithmetic import (
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
-from ._base.updates import Update
-from ._fused.plan import FusedRule
 from ._ports.mindspore import without_order
 from ._shards import Shard
+from ._step.plan import FusedRule
+from ._step.updates import Update
 from .registry import register
 from .shared_options import SHARED, flag, given_arguments
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State

@@ -1,11 +1,12 @@
-"""The states of an optimizer: their kinds, their names in checkpoints, and the check of a state to load."""
+"""The states of an optimizer: kinds, shapes, types, names in checkpoints, and the check of a state to load."""
 
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+import paddle
 
 from .._messages import refusal
-from .._paddle import dtype_name
+from .._paddle import dtype_name, is_float64
 
 __all__ = ["COLUMN", "COUNTERS", "ELEMENT", "GLOBAL_STEP", "ROW", "SCALAR", "STEP", "State", "check_value"]
 
@@ -28,6 +29,17 @@ class State(NamedTuple):
 
     kind: str
     dtype: Optional[str] = None  # None: the type the rule computes in, float32 (float64 for float64 parameters)
+
+
+def rule_shape(kind: str, shape: Any) -> list[int]:
+    """Return the shape of a state as a rule sees it: rows are [..., R, 1], columns [..., 1, C]."""
+    shape = list(shape)
+    return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[kind]
+
+
+def compute_dtype(param: Any) -> Any:
+    """Return the type in which a parameter's update is computed."""
+    return paddle.float64 if is_float64(param) else paddle.float32
 
 
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:

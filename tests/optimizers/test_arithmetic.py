@@ -14,7 +14,7 @@ CASES = {
     "multiply_by, a number": ((X, EPS), X * EPS, [0]),
     "divide_by": ((X, Y), X / Y, [0]),
     "average": ((X, Y, 0.25), 0.25 * X + 0.75 * Y, [0]),
-    "average, an exact share": ((X, Y, 0.25, EPS), 0.25 * X + EPS * Y, [0]),
+    "average, an exact 1 - beta": ((X, Y, 0.25, EPS), 0.25 * X + EPS * Y, [0]),
     "average_of_squares": ((X, Y, 0.25), 0.25 * X + 0.75 * Y**2, [0]),
     "at_least": ((X, 5.0), np.float32([5.0, 9.0]), []),
     "add_number": ((X, EPS), X + EPS, [0]),

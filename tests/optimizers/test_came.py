@@ -11,7 +11,7 @@ from reference import make_params, take_steps
 from reference_came import came
 
 from paddle_ldopt import get_scheduler
-from paddle_ldopt.optimizers._shards import Shard, answer_locally
+from paddle_ldopt.optimizers._shards import Shard, run_locally
 from paddle_ldopt.optimizers.came import Came, came_update
 from paddle_ldopt.optimizers.states import STEP
 
@@ -151,7 +151,7 @@ def test_a_rule_asks_for_sums_only():
         except StopIteration:
             request = None
     assert requests == [[[3, 1], [1, 4]], [[]], [[3, 1], [1, 4]]]
-    answer_locally(came_update(ones, ones, state, paddle.full([], 0.1), scale_parameter=True, **options))
+    run_locally(came_update(ones, ones, state, paddle.full([], 0.1), scale_parameter=True, **options))
     np.testing.assert_array_equal(ones.numpy(), 1.0, err_msg="the rule writes nothing but the state")
 
 
@@ -166,7 +166,7 @@ def test_relative_step_is_transformers_rule(warmup, t, rate):
     how.update(beta3=0.99, weight_decay=0.0, relative_step=True, warmup_init=warmup, shard=Shard([1]))
     param, grad, t = (paddle.to_tensor(x, dtype="float64") for x in ([1.0], [5.0], t))
     state = {STEP: t, "exp_avg_sq": paddle.zeros([1], "float64")}
-    new, _ = answer_locally(came_update(param, grad, state, paddle.ones([], "float64"), **how))
+    new, _ = run_locally(came_update(param, grad, state, paddle.ones([], "float64"), **how))
     assert 1.0 - new.item() == pytest.approx(rate, rel=1e-9)
 
 

@@ -11,8 +11,8 @@ from paddle_ldopt import kernels
 from paddle_ldopt.layers import adapt_hook
 from paddle_ldopt.optimizers._base import layerwise_optimizer
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
-from paddle_ldopt.optimizers._base.whole_step import layer_rates
-from paddle_ldopt.optimizers._fused.plan import Plan
+from paddle_ldopt.optimizers._step.plan import Plan
+from paddle_ldopt.optimizers._step.whole_step import layer_rates
 
 pytestmark = [
     needs_library,

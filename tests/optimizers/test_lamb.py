@@ -14,7 +14,7 @@ from reference_lamb import lamb
 from toy_layers import apart
 
 from paddle_ldopt import decayed_parameter_names
-from paddle_ldopt.optimizers._shards import Shard, answer_locally
+from paddle_ldopt.optimizers._shards import Shard, run_locally
 from paddle_ldopt.optimizers.lamb import Lamb, lamb_update
 from paddle_ldopt.optimizers.states import STEP
 
@@ -69,7 +69,7 @@ def test_the_rule_writes_nothing_but_the_moments():
     state = {"moment1": paddle.zeros([3, 2]), "moment2": paddle.zeros([3, 2]), STEP: t}
     before = [tensor.numpy().copy() for tensor in (param, grad, t)]
     how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1, "shard": Shard(param.shape)}
-    new, new_state = answer_locally(lamb_update(param, grad, state, paddle.to_tensor(0.1), **how))
+    new, new_state = run_locally(lamb_update(param, grad, state, paddle.to_tensor(0.1), **how))
     for tensor, value in zip((param, grad, t), before):
         np.testing.assert_array_equal(tensor.numpy(), value)
     assert set(new_state) == {"moment1", "moment2"} and not np.array_equal(new.numpy(), before[0])
@@ -84,7 +84,7 @@ def test_the_rule_in_shards_with_their_sums_added_up():
         state = {"moment1": 0 * param, "moment2": 0 * param, STEP: paddle.ones([], "float64")}
         return lamb_update(param, grad, state, paddle.full([], 0.1, "float64"), shard=Shard(param.shape), **how)
 
-    whole, _ = answer_locally(rule(slice(None)))
+    whole, _ = run_locally(rule(slice(None)))
     shards = [rule(slice(0, 1)), rule(slice(1, 4))]
     norms = [shard.send(next(shard)) for shard in shards]  # each shard has whole channels: its own sums are the answer
     sums, results = [a + b for a, b in zip(*norms)], []

@@ -10,11 +10,10 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers._base import updates
-from paddle_ldopt.optimizers._base.options_and_states import rule_shape
-from paddle_ldopt.optimizers._shards import Shard, ShardFinder, answer_locally, answer_together
+from paddle_ldopt.optimizers._shards import Shard, ShardFinder, run_locally, run_together
 from paddle_ldopt.optimizers._shards import shard as geometry
-from paddle_ldopt.optimizers.states import ELEMENT, STEP
+from paddle_ldopt.optimizers._step import updates
+from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
 CUTS = {  # of n elements: what flat slices hold
@@ -111,7 +110,7 @@ def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
     shape = SHAPES[shape_name]
     opt, param = optimizer(rule, shape)
     values = tensors_of(shape, opt.state_kinds(param))
-    want, want_state = answer_locally(start(opt, param, values, Shard(shape)))
+    want, want_state = run_locally(start(opt, param, values, Shard(shape)))
     shards = shards_of(shape, cut_name, axis, 2)
     got = run_side_by_side([start(opt, param, values, shard) for shard in shards])
     for shard, (new, state) in zip(shards, got):
@@ -128,9 +127,9 @@ def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
 def test_a_rule_that_is_answered_locally_in_a_shard_is_wrong(rule):
     opt, param = optimizer(rule, SHAPES["conv"])
     values = tensors_of(SHAPES["conv"], opt.state_kinds(param))
-    want, _ = answer_locally(start(opt, param, values, Shard(SHAPES["conv"])))
+    want, _ = run_locally(start(opt, param, values, Shard(SHAPES["conv"])))
     shard = shards_of(SHAPES["conv"], "inside a row", None, 1)[0]
-    new, _ = answer_locally(start(opt, param, values, shard))
+    new, _ = run_locally(start(opt, param, values, shard))
     off = np.abs(new.numpy() - cut(want.numpy(), shard)).max()
     assert off > 1e-4 * np.abs(want.numpy() - values[0]).max(), "or the test of the shards could not fail"
 
@@ -156,7 +155,7 @@ def test_one_packed_sum_a_round_and_group(monkeypatch):
 
     shards = [Shard([4], groups=(near,)), Shard([4], groups=(near, far)), Shard([4], groups=(near,))]
     rules = zip(shards, [rule(1, "float32"), rule(2, "float32"), rule(3, "float64")])
-    assert answer_together(list(rules)) == [[2.0, 2.0], [6.0, 6.0, 12.0, 6.0], [2.0, 2.0, 4.0, 2.0, 6.0, 2.0]]
+    assert run_together(list(rules)) == [[2.0, 2.0], [6.0, 6.0, 12.0, 6.0], [2.0, 2.0, 4.0, 2.0, 6.0, 2.0]]
     single, double = paddle.float32, paddle.float64
     assert sums == [
         *[(1, double, 4), (1, single, 2), (2, single, 2)],
@@ -216,7 +215,7 @@ def test_a_process_without_an_element_adds_zeros_to_the_sums(rule, monkeypatch):
     """Of three processes or more: a parameter ends in the slices of the others, which wait for its sums."""
     opt, param = optimizer(rule, [4, 2, 3, 3])
     shard, rounds = Shard([4, 2, 3, 3], span=(0, 0), groups=(None,), slice_size=0), []
-    monkeypatch.setattr(updates, "answer_together", lambda rules: [rounds.append(next(of)) for _, of in rules])
+    monkeypatch.setattr(updates, "run_together", lambda rules: [rounds.append(next(of)) for _, of in rules])
     updates.update_shards(opt, {}, {param.name: shard})
     (sums,) = rounds
     assert all((total.numpy() == 0.0).all() for total in sums)
@@ -226,7 +225,7 @@ def test_a_ratio_of_0_in_shards_freezes_one_parameter_only(monkeypatch):
     frozen, other = paddle.create_parameter([6], "float32"), paddle.create_parameter([6], "float32")
     opt = Lamb(0.1, parameters=[frozen, other], set_param_lr_fun=lambda param: float(param.name == other.name))
     empty, rules = Shard([6], span=(0, 0), groups=(None,), slice_size=0), []
-    monkeypatch.setattr(updates, "answer_together", lambda given: rules.extend(given) or [None] * len(given))
+    monkeypatch.setattr(updates, "run_together", lambda given: rules.extend(given) or [None] * len(given))
     updates.update_shards(opt, {}, {frozen.name: empty, other.name: empty})
     assert len(rules) == 1
 

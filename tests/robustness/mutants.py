@@ -45,15 +45,15 @@ MORE = {
     "layers/decay_checks.py": ["layers/test_decay.py", "optimizers/test_moving_decay.py"],
     "layers/map.py": ["layers/test_*.py"],
     "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
-    "optimizers/_base/batches.py": STEPS,
+    "optimizers/_step/batches.py": STEPS,
     "optimizers/_base/layerwise_mixin.py": [*STEPS, *RATIOS],
     "optimizers/_base/layerwise_optimizer.py": [*STEPS, "optimizers/test_adamwdl.py"],
-    "optimizers/_base/operations.py": STEPS,
+    "optimizers/_step/operations.py": STEPS,
     "optimizers/_base/rule_optimizer.py": [*STEPS, *RULES, "optimizers/test_shards.py"],
-    "optimizers/_base/updates.py": [*STEPS, "optimizers/test_shards.py"],
-    "optimizers/_base/whole_step.py": [*STEPS, *RATIOS],
-    "optimizers/_fused/fused_step.py": STEPS,
-    "optimizers/_fused/plan.py": STEPS,
+    "optimizers/_step/updates.py": [*STEPS, "optimizers/test_shards.py"],
+    "optimizers/_step/whole_step.py": [*STEPS, *RATIOS],
+    "optimizers/_step/fused_step.py": STEPS,
+    "optimizers/_step/plan.py": STEPS,
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py", *RULES],
     "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
@@ -70,7 +70,7 @@ APART = {
         "optimizers/_base/layerwise_mixin.py",
         "optimizers/_base/layerwise_optimizer.py",
         "optimizers/_base/rule_optimizer.py",
-        "optimizers/_base/updates.py",
+        "optimizers/_step/updates.py",
     ],
     "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py"],
 }
@@ -101,9 +101,8 @@ def files():
 def tests_of(file):
     """Return the paths of the tests of a module: its namesakes in the folder of its room, and its list in MORE.
 
-    A module with neither has all tests of the room. The namesake of ``optimizers/came.py`` is test_came.py; those of
-    all in ``optimizers/_fused`` are test_fused*.py. What every optimizer must do is in test_contracts.py,
-    test_options.py and test_state.py.
+    A module with neither has all tests of the room. The namesake of ``optimizers/came.py`` is test_came.py. What every
+    optimizer must do is in test_contracts.py, test_options.py and test_state.py.
     """
     room, *inner = pathlib.PurePath(file).parts
     folder = TESTS / room if inner else TESTS

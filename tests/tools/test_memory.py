@@ -16,8 +16,8 @@ from paddlenlp.transformers import BertConfig, BertForSequenceClassification, Ll
 from state_bytes import ROWS, bytes_of
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.optimizers._base.options_and_states import rule_shape
 from paddle_ldopt.optimizers._shards import Shard
+from paddle_ldopt.optimizers.states import rule_shape
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, Weight, calculation, estimate
 

@@ -5,7 +5,8 @@ The bases, the first one outermost:
 - `RuleOptimizer` (rule_optimizer.py) updates by a pure function, and has states, counts and groups. `AdamWDL` is not a
   `RuleOptimizer`: it has Paddle's own update (`LayerwiseAdamW`).
 - `LayerwiseOptimizer` (layerwise_optimizer.py) takes the steps.
-- `DeclaredMixin` (options_and_states.py) reads a class's declaration of options and states; saves and loads the states.
+- `OptionsAndStatesMixin` (options_and_states.py) reads a class's declaration of options and states; saves and loads
+  the states.
 - `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio, in any Paddle optimizer.
 - `RatedOptimizer` (`layers`) declares all attributes that `layers` reads from an optimizer.
 
@@ -14,9 +15,9 @@ A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates a
 
 `LayerwiseOptimizer.step` takes a dygraph step in one of two ways:
 
-- A whole step (whole_step.py) needs only clipping and updates of plain tensors. All inputs are read at once, and a
-  backend takes the step with a plan that holds until an input other than a value changes: the C library
-  (`_fused/fused_step.py`) or Paddle's operations (operations.py).
+- A whole step (`_step/whole_step.py`) needs only clipping and updates of plain tensors. All inputs are read at once,
+  and a backend takes the step with a plan that holds until an input other than a value changes: the C library
+  (`_step/fused_step.py`) or Paddle's operations (`_step/operations.py`).
 - Paddle's loop takes all other steps. `_apply_optimize`, which Paddle calls for each parameter group, checks the
   gradients and lets Paddle clip them; `_append_optimize_op`, which Paddle calls for each parameter, appends a `Task`
   with its options and rate; `_update` lets the C library, then Paddle's operations (batches.py, updates.py) do them.

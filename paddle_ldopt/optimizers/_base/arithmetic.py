@@ -48,12 +48,12 @@ def at_least(x: Any, least: float) -> Any:
     return _paddle.clip(x, least, math.inf)
 
 
-def average(old: Any, new: Any, beta: Any, share: Optional[Any] = None) -> Any:
+def average(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
     """Return the exponential moving average beta * old + (1 - beta) * new; overwrites old.
 
-    `share` is a more exact 1 - beta.
+    `one_minus_beta` is a more exact 1 - beta.
     """
-    return add_to(multiply_by(old, beta), times(new, 1 - beta if share is None else share))
+    return add_to(multiply_by(old, beta), times(new, 1 - beta if one_minus_beta is None else one_minus_beta))
 
 
 def average_of_squares(old: Any, x: Any, beta: float) -> Any:

@@ -7,7 +7,7 @@ Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by
 parameter, `Shard.shape`:
 
     v = yield from factored_average("exp_avg_sq", grad * grad + eps, state, shard, beta2)
-    u = over_root(grad, v, shard)
+    u = divided_by_root(grad, v, shard)
 """
 
 import math
@@ -18,10 +18,10 @@ import paddle
 
 from ... import _paddle
 from ..._messages import refusal
+from .._step.updates import Values
 from ..states import COLUMN, ROW
 from .arithmetic import average, multiply_by, times
 from .rule_optimizer import RuleOptimizer, checked_rate
-from .updates import Values
 
 
 def is_factored(shape: Any) -> bool:
@@ -35,23 +35,23 @@ def factored_kinds(name: str) -> dict[str, str]:
 
 
 def factored_average(
-    name: str, new: Any, state: Values, shard: Any, beta: Any, share: Any = None
+    name: str, new: Any, state: Values, shard: Any, beta: Any, one_minus_beta: Any = None
 ) -> Generator[list[Any], list[Any], Values]:
     """Return the new state of the `average` of this name: of matrices [..., R, C] the means of rows and of columns.
 
     Overwrites the old state. Yields the sums of the rows and columns of `new`; of a vector nothing.
     """
     if not is_factored(shard.shape):
-        return {name: average(state[name], new, beta, share)}
+        return {name: average(state[name], new, beta, one_minus_beta)}
     asked = [shard.row_sums(new), shard.col_sums(new)]
     del new  # no memory as large as the parameter while other processes are awaited
     sums, means = (yield asked), {}
     for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
-        means[part] = average(state[part], total / size, beta, share)
+        means[part] = average(state[part], total / size, beta, one_minus_beta)
     return means
 
 
-def over_root(x: Any, averages: Values, shard: Any) -> Any:
+def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
     r"""Return :math:`x / \sqrt V`, where :math:`V_{ij} = row_i \, col_j / \overline{row}` for matrices (Algorithm 4).
 
     `averages` is a `factored_average` of values above 0; the result is the part in `shard`.

@@ -30,8 +30,8 @@ from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratios import RatedOptimizer, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
 from .._shards import unknown_parameter
+from .._step.whole_step import layer_rates
 from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
-from .whole_step import layer_rates
 
 
 class LayerwiseMixin(RatedOptimizer, Optimizer):

@@ -2,31 +2,19 @@
 
 import contextlib
 import functools
-import math
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import paddle
 
 from ... import _paddle
+from .._step.task import Task, check_gradient
+from .._step.whole_step import take_whole_step
+from ..states import compute_dtype
 from .layerwise_mixin import LayerwiseMixin
-from .options_and_states import DeclaredMixin, compute_dtype
-from .whole_step import take_whole_step
-
-_FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
-_COMPLEX = {paddle.complex64, paddle.complex128}
+from .options_and_states import OptionsAndStatesMixin
 
 
-class Task(NamedTuple):
-    """The pending update of one parameter."""
-
-    param: Any  # the parameter, or its flat slice under `fleet`
-    grad: Any  # its gradient
-    options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
-    lr: Any  # includes the layer's ratio; a Tensor of shape [] in the type that the update is computed in
-    shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
-
-
-class LayerwiseOptimizer(DeclaredMixin, LayerwiseMixin):
+class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
@@ -123,24 +111,3 @@ class LayerwiseOptimizer(DeclaredMixin, LayerwiseMixin):
     def _takes_sparse(self, param: Any) -> bool:
         """Return whether sparse gradients of this parameter are supported."""
         return False
-
-
-def check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> None:
-    """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
-    sparse = getattr(grad, "is_selected_rows", lambda: False)()
-    if sparse and not optimizer._takes_sparse(param):
-        needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
-        raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
-    if paddle.in_dynamic_mode() and (param.dtype not in _FLOATS or grad.dtype in _COMPLEX):
-        raise TypeError(
-            "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
-            f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
-        )
-    if paddle.in_dynamic_mode() and not sparse and math.prod(grad.shape) != math.prod(param.shape):
-        wrong = "A gradient must have the size of its parameter: Paddle's kernel would read memory behind it."
-        raise ValueError(f"{wrong} Received: '{param.name}' of shape {param.shape}, gradient of shape {grad.shape}")
-
-
-def in_shape(grad: Any, param: Any) -> Any:
-    """Return a gradient in the shape of its parameter; `ClipGradByGlobalNorm` makes [1] of []."""
-    return grad if list(grad.shape) == list(param.shape) else grad.reshape(param.shape)

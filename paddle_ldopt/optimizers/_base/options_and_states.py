@@ -21,9 +21,9 @@ from ..._paddle import (
     with_state,
 )
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from .._fused.fused_step import FusedStep, check_fused
-from .._fused.plan import FusedRule
 from .._shards import MissingGradients, refuse_sharded_groups
+from .._step.fused_step import FusedStep, check_fused
+from .._step.plan import FusedRule
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
 from .loading import loadable
@@ -34,7 +34,7 @@ LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_
 LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
-class DeclaredMixin(Optimizer):
+class OptionsAndStatesMixin(Optimizer):
     """Reads the options, states, sums and C rule that the class declares; see `registry`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
@@ -227,14 +227,3 @@ class DeclaredMixin(Optimizer):
             ValueError: a parameter that is missing in the model's dict, or a shard whose offset is unknown.
         """
         return sharded_state(self, model_sharded_state_dict, shards)
-
-
-def rule_shape(kind: str, shape: Any) -> list[int]:
-    """Return the shape of a state as a rule sees it: rows are [..., R, 1], columns [..., 1, C]."""
-    shape = list(shape)
-    return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[kind]
-
-
-def compute_dtype(param: Any) -> Any:
-    """Return the type in which a parameter's update is computed."""
-    return paddle.float64 if is_float64(param) else paddle.float32

@@ -10,15 +10,15 @@ from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
 from .._shards import ShardFinder
+from .._step.operations import Operations
+from .._step.task import Task, in_shape
+from .._step.updates import Update, Values, update_shards
+from .._step.whole_step import layer_rates
 from ..shared_options import BATCHED
-from ..states import COLUMN, ELEMENT, ROW, STEP
+from ..states import COLUMN, ELEMENT, ROW, STEP, compute_dtype
 from .arithmetic import add_number
-from .layerwise_optimizer import LayerwiseOptimizer, Task, in_shape
-from .operations import Operations
-from .options_and_states import compute_dtype
+from .layerwise_optimizer import LayerwiseOptimizer
 from .rule_state import largest_of, plain, unified_name
-from .updates import Update, Values, update_shards
-from .whole_step import layer_rates
 
 
 class RuleOptimizer(LayerwiseOptimizer):

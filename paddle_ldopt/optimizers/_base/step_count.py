@@ -8,9 +8,9 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from ... import kernels
+from .._step.updates import Values
 from ..states import STEP
 from .rule_state import largest, loaded, state_of_all
-from .updates import Values
 
 
 class SharedStepCount(Optimizer):

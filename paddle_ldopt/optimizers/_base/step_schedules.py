@@ -12,10 +12,10 @@ from paddle.optimizer.lr import LRScheduler
 from ... import _paddle
 from ..._checks import checked_state
 from ..._messages import refusal
+from .._step.updates import Values
 from ..states import GLOBAL_STEP, SCALAR, STEP, State
 from .rule_state import largest, state_of_all
 from .step_functions import StepFunction, rate_or_function
-from .updates import Values
 
 
 class StepSchedulesMixin(Optimizer):

@@ -7,8 +7,8 @@ from paddle.optimizer import AdamW
 
 from ..._paddle import rate_of, ratio_in_kernel, set_attributes
 from .._base.layerwise_mixin import LayerwiseMixin
-from .._base.layerwise_optimizer import Task
-from .._base.updates import update
+from .._step.task import Task
+from .._step.updates import update
 
 __all__ = ["BETA_OF", "LayerwiseAdamW"]
 
@@ -17,7 +17,7 @@ _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes i
 
 
 class LayerwiseAdamW(LayerwiseMixin, AdamW):
-    """The step by Paddle's operations; a subclass declares its options and states (see `DeclaredMixin`)."""
+    """The step by Paddle's operations; a subclass declares its options and states (see `OptionsAndStatesMixin`)."""
 
     update: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # for types without a kernel of Paddle's
 

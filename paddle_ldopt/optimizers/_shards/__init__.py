@@ -2,7 +2,7 @@
 
 from .finder import ShardFinder, refuse_sharded_groups, unknown_parameter
 from .missing import MissingGradients
-from .shard import Shard, answer_locally, answer_together
+from .shard import Shard, run_locally, run_together
 
-__all__ = ["MissingGradients", "Shard", "ShardFinder", "answer_locally", "answer_together", "refuse_sharded_groups"]
+__all__ = ["MissingGradients", "Shard", "ShardFinder", "run_locally", "run_together", "refuse_sharded_groups"]
 __all__ += ["unknown_parameter"]

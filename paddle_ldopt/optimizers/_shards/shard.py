@@ -1,7 +1,7 @@
 """A shard of a parameter: how an update rule sums over it, and spreads sums of the whole parameter over it.
 
 A rule sees the tensors of one shard. It sums over the shard, yields the sums and receives the sums over all shards:
-`answer_together` adds them up across processes, `answer_locally` serves whole tensors. Sums over rows, columns or the
+`run_together` adds them up across processes, `run_locally` serves whole tensors. Sums over rows, columns or the
 channels of a convolution have the size of the whole tensor in every shard, with zeros where the shard has no element.
 
 Sums keep the summed dimensions with size 1: sums of rows are [..., R, 1], sums of columns [..., 1, C]. For a stack of
@@ -177,7 +177,7 @@ def _sum(x: Any, axes: list[int]) -> Any:
     return sum_over(x, axes, None, True)
 
 
-def answer_locally(rule: Rule) -> Any:
+def run_locally(rule: Rule) -> Any:
     """Run a rule on whole tensors, whose sums need no other process, and return its result."""
     if not isinstance(rule, Generator):
         return rule
@@ -189,7 +189,7 @@ def answer_locally(rule: Rule) -> Any:
         return done.value
 
 
-def answer_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
+def run_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
     """Run rules together, the same in all processes, with one `all_reduce` for each group and round of sums."""
     results: list[Any] = [rule for _, rule in rules]
     answers: dict[int, Any] = {index: None for index, rule in enumerate(results) if isinstance(rule, Generator)}

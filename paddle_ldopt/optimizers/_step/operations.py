@@ -8,9 +8,9 @@ import numpy as np
 import paddle
 
 from ... import _paddle
-from .._fused.tensor_memory import same_shapes
 from .batches import Batch, cast
-from .layerwise_optimizer import Task, check_gradient, in_shape
+from .task import Task, check_gradient, in_shape
+from .tensor_memory import same_shapes
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_rate, layer_rates, with_gradients
 

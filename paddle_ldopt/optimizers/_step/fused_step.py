@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..._messages import refusal
-from .._base.whole_step import StepInputs, create_missing_state, current_rate, layer_rates
 from .plan import Plan
 from .tensor_memory import TYPES, allocated_bytes, unsupported_tensor
+from .whole_step import StepInputs, create_missing_state, current_rate, layer_rates
 
 
 def check_fused(fused: Optional[bool]) -> Optional[bool]:

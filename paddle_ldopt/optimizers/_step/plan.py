@@ -9,9 +9,9 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle, kernels
-from .._base.whole_step import StepInputs
 from ..states import STEP
 from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, versions
+from .whole_step import StepInputs
 
 _Tensor = paddle.Tensor
 _SMALLEST = float(np.finfo("float32").tiny)

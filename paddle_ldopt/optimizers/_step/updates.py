@@ -6,10 +6,9 @@ from typing import Any, Callable, Optional
 import paddle
 
 from ... import _paddle
-from .._shards import Shard, answer_locally, answer_together
-from ..states import ELEMENT, SCALAR, STEP
-from .layerwise_optimizer import Task
-from .options_and_states import compute_dtype, rule_shape
+from .._shards import Shard, run_locally, run_together
+from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
+from .task import Task
 
 Values = dict[str, Any]  # by name, of states or of options
 Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
@@ -18,7 +17,7 @@ Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 def update(optimizer: Any, task: Task, rule: Optional[Callable[..., Any]] = None) -> None:
     """Update a parameter that this process has whole, by `rule` or the optimizer's."""
     running, write = _start(optimizer, task, rule or optimizer.rule)
-    write(*answer_locally(running))
+    write(*run_locally(running))
 
 
 def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
@@ -38,7 +37,7 @@ def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shar
             continue
         rules.append((shard, rule))
         writes.append(write)
-    for write, result in zip(writes, answer_together(rules)):
+    for write, result in zip(writes, run_together(rules)):
         if write is not None:
             write(*result)
 

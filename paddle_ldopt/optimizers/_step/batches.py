@@ -14,10 +14,9 @@ from typing import Any
 import paddle
 
 from ... import _paddle
-from .._shards import Shard, answer_locally
-from ..states import ELEMENT, SCALAR, STEP
-from .layerwise_optimizer import Task
-from .options_and_states import compute_dtype, rule_shape
+from .._shards import Shard, run_locally
+from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
+from .task import Task
 
 _MASTER = "master"
 _Tensor = paddle.Tensor
@@ -106,7 +105,7 @@ class Batch:
         counted = self._optimizer._counted(state)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
-        new_params, new_state = answer_locally(rule)
+        new_params, new_state = run_locally(rule)
         for name, value in {**new_state, **counted}.items():
             stack = self._stacks[name]
             if value is stack:  # overwritten by the rule

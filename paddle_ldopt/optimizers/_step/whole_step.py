@@ -4,7 +4,7 @@ All other steps take Paddle's loop (layerwise_optimizer.py), which runs Python c
 step reads the parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until an input
 other than a value changes:
 
-- `FusedStep` (`_fused/fused_step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
+- `FusedStep` (`_step/fused_step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
 - `Operations` (operations.py): Paddle's operations, with a plan of which parameters are updated together.
 
 Both also do the updates that Paddle's loop collects.
@@ -18,7 +18,7 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle
-from .._fused.tensor_memory import addresses, same_shapes
+from .tensor_memory import addresses, same_shapes
 
 _Tensor = paddle.Tensor
 _frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
