@@ -52,8 +52,8 @@ class GradientAccumulator:
     A bad argument or a call out of order raises TypeError or ValueError before anything changes. The state can be saved
     and resumed within a cycle.
 
-    Differs from transformers: adds models, weights, "mean" and "token", data parallelism and a saved state; `step` is
-    an int; sums are at least float32; ignored gradients give a warning.
+    Differs from transformers: it also accepts a model, weights, the reductions "mean" and "token", and data
+    parallelism, and can save its state; `step` is an int; sums are at least float32; ignored gradients give a warning.
 
     Examples:
         >>> import paddle

@@ -116,10 +116,10 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
             and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
             mean over all axes except the first). MindSpore's ``{"order_params": [...]}`` is checked and has no
             effect: no update depends on another one.
-        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups to
-            all; without groups to all except names with "beta" or "gamma" (structured names if `name_dict` or
-            `layers` has them, else tensor names). Paddle has other names for the weights of norms: exclude norms and
-            biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
+        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all
+            parameters if there are groups, else to all except names with "beta" or "gamma". These are structured names
+            if `name_dict` or `layers` has them, otherwise tensor names. Paddle names the weights of norms differently:
+            exclude norms and biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
 
     Raises:

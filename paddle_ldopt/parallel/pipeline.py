@@ -71,10 +71,10 @@ class PipelineWithLossScale:
     .. math::
         l = \frac{\sum n_i}{\sum d_i} \qquad g = \frac{1}{s} \frac{\sum \nabla (s\, n_i)}{\sum d_i}
 
-    Pipeline stages follow the 1F1B schedule of Paddle's engine. Data parallel, sharding stage 1 and one process give
-    the same numbers without a pipeline. Call it with this process's inputs, whose first dimension is split into
-    micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss function, ``step(*inputs)`` for any
-    other network, which returns its loss.
+    Pipeline stages follow the 1F1B schedule of Paddle's engine. Without a pipeline, it works with data parallelism,
+    sharding stage 1 and one process, with the same formula. Call it with this process's inputs, whose first dimension
+    is split into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss function,
+    ``step(*inputs)`` for any other network, which returns its loss.
 
     An error in one process is raised in all before anything changes. An overflow in any process changes the scale only.
     Each update also **advances the schedule** of the learning rate: do not call its `step`. The caller steps a schedule
@@ -93,7 +93,7 @@ class PipelineWithLossScale:
         calculate_per_token_loss (bool, optional): weight micro-batches and processes by their tokens.
         use_skip_data_by_global_norm (bool, optional): skip updates with too high a global norm; the scale still
             adapts.
-        global_norm_spike_threshold (float, optional): skip from this norm on; above 0.
+        global_norm_spike_threshold (float, optional): skip updates whose global norm is at least this; above 0.
 
     Raises:
         TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; an

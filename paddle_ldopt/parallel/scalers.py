@@ -151,9 +151,9 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
     Args:
         loss_scale_value, scale_factor (float, optional): as in `DynamicLossScaler`.
-        scale_window (int, optional): the first window, steps; one of `windows`. By default `min_scale_window`.
-        max_scale_window (int, optional): the last window of the list.
-        min_scale_window (int, optional): the first window of the list, at least 1.
+        scale_window (int, optional): the initial window, in steps; one of `windows`. By default `min_scale_window`.
+        max_scale_window (int, optional): the largest window.
+        min_scale_window (int, optional): the smallest window, at least 1.
 
     Differs from MindFormers: a `scale_window` outside the list is an error, not a warning; no window is below
     `min_scale_window`, as documented there (its code has 0 in the list of 20 to 150); defaults and precision are as in

@@ -52,11 +52,10 @@ def convert_torch_optimizer(
 ) -> LoadReport:
     r"""Load the state of PyTorch's AdamW into `AdamWDL`, or of Adafactor, CAME or LAMB into ours.
 
-    Training continues as in PyTorch, up to rounding, if this optimizer has the same options and rate: for AdamW,
-    Adafactor of transformers and `torch.optim`, the authors' CAME and timm's LAMB. (LAMB of pytorch_optimizer has the
-    same state but another rule, without bias correction of the second moment.) Load the model's parameters first:
-    float32 masters are copied from them. PyTorch's linear layers store the transposed weight, so their state is
-    transposed.
+    With the same options and rate, training continues as in PyTorch up to rounding. This holds for AdamW, Adafactor of
+    transformers and of `torch.optim`, the authors' CAME and timm's LAMB. It does not hold for pytorch_optimizer's LAMB,
+    whose second moment has no bias correction. Load the model's parameters first: float32 masters are copied from them.
+    PyTorch's linear layers store the transposed weight, so their state is transposed.
 
     Args:
         source (str|os.PathLike|dict): the dict of ``optimizer.state_dict()``, of Tensors or arrays, or a file. A

@@ -37,8 +37,8 @@ def get_constant_schedule_with_cool_down(
     - :math:`\eta_0`, :math:`\eta_1` and :math:`\eta_2` are `warmup_lr_init`, `lr_end1` and `lr_end2` (`lr_end1` by
       default), each from 0 to the peak.
 
-    Differs from MindFormers: there, `decay_steps` is the whole training by default, which ends before the decay does,
-    and an `lr_end2` of 0 is ignored.
+    Differs from MindFormers: there, `decay_steps` is the whole training by default, so that the training ends before
+    the decay does. MindFormers also ignores an `lr_end2` of 0.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_constant_schedule_with_cool_down

@@ -43,13 +43,13 @@ class RuleOptimizer(LayerwiseOptimizer):
     each other), `rule_clips`, and, if it sets its rate, `sets_own_rate`, `shown_rate`, `_read_rate`,
     `_prepare`, `_initial_rate`.
 
-    It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and
+    It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
     Args:
-        batch_bytes: size limit of a batch: parameters of one shape, type and set of options that Paddle's operations
-            update together. A step needs up to twelve times as much temporary memory. Larger parameters are updated one
-            by one; with 0 all are. None: 64 MB on an accelerator; 2 MB on a CPU, where larger batches are slower. An
-            error with ``fused=True``, which has no batches.
+        batch_bytes: the size limit of a batch, a set of parameters of one shape, type and set of options that Paddle's
+            operations update together. A step needs up to twelve times as much temporary memory. Larger parameters
+            are updated one by one. With 0, all parameters are. None: 64 MB on an accelerator; 2 MB on a CPU, where
+            larger batches are slower. An error with ``fused=True``, which has no batches.
     """
 
     def __init__(
