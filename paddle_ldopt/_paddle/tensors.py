@@ -11,9 +11,9 @@ from .private_names import EVERY, FUSED, SAVING, attribute, lazy, part
 
 # fmt: off
 __all__ = [
-    "add_to", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
-    "clip", "divide_by", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated",
-    "is_float64", "local_shape", "matmul", "mean_over", "multiply_by", "own_parameters", "scale_to", "share_memory",
+    "add_", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
+    "clip", "divide_", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated",
+    "is_float64", "local_shape", "matmul", "mean_over", "multiply_", "own_parameters", "scale_", "share_memory",
     "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of", "view_of",
 ]
 # fmt: on
@@ -38,10 +38,10 @@ matmul = part("paddle._C_ops", "matmul", EVERY)  # (matrices, others, whether to
 clip = part("paddle._C_ops", "clip", EVERY)  # (tensor, least, most)
 mean_over = part("paddle._C_ops", "mean", EVERY)  # (tensor, axes, whether to keep the axes)
 sum_over = part("paddle._C_ops", "sum", EVERY)  # (tensor, axes, dtype, whether to keep the axes)
-add_to = part("paddle._C_ops", "add_", EVERY)  # (tensor that becomes the sum, other), as the next two
-multiply_by = part("paddle._C_ops", "multiply_", EVERY)
-divide_by = part("paddle._C_ops", "divide_", EVERY)
-scale_to = part("paddle._C_ops", "scale_", EVERY)  # (tensor that becomes x * factor + number, factor, number, True)
+add_ = part("paddle._C_ops", "add_", EVERY)  # (tensor that becomes the sum, other), as the next two
+multiply_ = part("paddle._C_ops", "multiply_", EVERY)
+divide_ = part("paddle._C_ops", "divide_", EVERY)
+scale_ = part("paddle._C_ops", "scale_", EVERY)  # (tensor that becomes x * factor + number, factor, number, True)
 assign_out = part("paddle._C_ops", "assign_out_", EVERY)  # `paddle.assign` without its checks
 _squared_norm = part("paddle._C_ops", "squared_l2_norm", EVERY)
 

@@ -13,11 +13,11 @@ from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import (
-    add_number,
-    add_to,
-    average,
-    average_of_squares,
-    divide_by,
+    add_,
+    add_number_,
+    average_,
+    average_of_squares_,
+    divide_,
     one_minus_power,
     root,
     times,
@@ -67,16 +67,16 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:  # first, and not with the bias-corrected rate
-        param = add_to(times(param, -weight_decay * lr), param)  # p - weight_decay * lr * p
-    m = average(state["moment1"], grad, beta_1)
-    v = average_of_squares(state["moment2"], grad, beta_2)
+        param = add_(times(param, -weight_decay * lr), param)  # p - weight_decay * lr * p
+    m = average_(state["moment1"], grad, beta_1)
+    v = average_of_squares_(state["moment2"], grad, beta_2)
     new_state = {"moment1": m, "moment2": v}
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: alpha_t has both corrections, and epsilon is added to the root of an uncorrected v
     alpha_t = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    step = divide_by(times(m, -alpha_t), add_number(root(v), epsilon))  # -alpha_t * m / (sqrt(v) + epsilon)
-    return add_to(step, param), new_state
+    step = divide_(times(m, -alpha_t), add_number_(root(v), epsilon))  # -alpha_t * m / (sqrt(v) + epsilon)
+    return add_(step, param), new_state
 
 
 @register(

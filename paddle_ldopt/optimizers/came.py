@@ -11,7 +11,7 @@ import paddle
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import add_number, add_to, at_least, average, divide_by, power, squared, times
+from ._base.arithmetic import add_, add_number_, at_least, average_, divide_, power, square_, times
 from ._base.factored import (
     FactoredOptimizer,
     divided_by_root,
@@ -67,28 +67,28 @@ def came_update(
     if beta2 is None:
         beta2 = 1 - power(t, -decay_rate)
     # the average of g^2 + eps1
-    v = yield from factored_average("exp_avg_sq", add_number(grad * grad, eps[0]), state, shard, beta2)
+    v = yield from factored_average("exp_avg_sq", add_number_(grad * grad, eps[0]), state, shard, beta2)
     u = divided_by_root(grad, v, shard)  # g / sqrt(V)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
-    u = divide_by(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
+    u = divide_(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
     new_state = dict(v)
     if beta1:
-        m = average(state["exp_avg"], u, beta1)
+        m = average_(state["exp_avg"], u, beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
         if is_factored(shard.shape):
             # the average of the instability, (u - m)^2 + eps3
-            s = yield from factored_average("exp_avg_res", add_number(squared(u - m), eps[2]), state, shard, beta3)
+            s = yield from factored_average("exp_avg_res", add_number_(square_(u - m), eps[2]), state, shard, beta3)
             u = divided_by_root(m, s, shard)  # m / sqrt(S)
             new_state.update(s)
         else:
             u = m
     if weight_decay:
-        u = add_to(weight_decay * param, u)  # u + weight_decay * p
+        u = add_(weight_decay * param, u)  # u + weight_decay * p
     if relative_step:
         lr = lr * relative_rate(t, warmup_init)
     if scale_parameter:
         lr = lr * at_least(rms_p[0], eps[1])  # max(eps2, RMS(p))
-    return add_to(times(u, -lr), param), new_state  # p - lr * u
+    return add_(times(u, -lr), param), new_state  # p - lr * u
 
 
 def _fit_for_float16(m: Any) -> Any:

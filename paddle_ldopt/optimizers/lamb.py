@@ -13,14 +13,14 @@ import paddle
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import (
-    add_number,
-    add_to,
-    average,
-    average_of_squares,
-    divide_by,
-    multiply_by,
+    add_,
+    add_number_,
+    average_,
+    average_of_squares_,
+    divide_,
+    multiply_,
     one_minus_power,
-    take_root,
+    root_,
 )
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
@@ -64,18 +64,18 @@ def lamb_update(
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
         grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
-    m = average(state["moment1"], grad, beta1)
-    v = average_of_squares(state["moment2"], grad, beta2)
+    m = average_(state["moment1"], grad, beta1)
+    v = average_of_squares_(state["moment2"], grad, beta2)
     m_hat = m / one_minus_power(beta1, t)
     v_hat = v / one_minus_power(beta2, t)
-    r = divide_by(m_hat, add_number(take_root(v_hat), eps))  # m_hat / (sqrt(v_hat) + eps)
-    u = add_to(r, weight_decay * param)  # r + weight_decay * x
+    r = divide_(m_hat, add_number_(root_(v_hat), eps))  # m_hat / (sqrt(v_hat) + eps)
+    u = add_(r, weight_decay * param)  # r + weight_decay * x
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
     one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
     ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    x = add_to(multiply_by(u, -lr * ratio), param)  # x - lr * ratio * u
+    x = add_(multiply_(u, -lr * ratio), param)  # x - lr * ratio * u
     return x, {"moment1": m, "moment2": v}
 
 

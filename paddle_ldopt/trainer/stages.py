@@ -7,7 +7,7 @@ import paddle
 from paddle import distributed
 from paddle.distributed import fleet
 
-from .._paddle import pipeline_of
+from .._paddle import checked_model, pipeline_of
 from ..layers.granularity import Granularity
 from ..layers.map import LayerMap
 from ..layers.table import LayerTable
@@ -18,7 +18,7 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None, granularity: Granulari
 
     `rules` and `granularity` are as in `LayerMap.from_model`.
     """
-    return (LayerMap if pipeline_of(model) is None else StageLayers).from_model(model, rules, granularity)
+    return (LayerMap if pipeline_of(checked_model(model)) is None else StageLayers).from_model(model, rules, granularity)
 
 
 def from_all_stages(value: Any) -> list[Any]:

@@ -9,19 +9,19 @@ from paddle_ldopt.optimizers._base import arithmetic
 X, Y, EPS = np.float32([4.0, 9.0]), np.float32([2.0, 3.0]), 0.5
 # function: arguments, expected result, the arguments that it may overwrite
 CASES = {
-    "add_to": ((X, Y), X + Y, [0]),
-    "multiply_by": ((X, Y), X * Y, [0]),
-    "multiply_by, a number": ((X, EPS), X * EPS, [0]),
-    "divide_by": ((X, Y), X / Y, [0]),
-    "average": ((X, Y, 0.25), 0.25 * X + 0.75 * Y, [0]),
-    "average, an exact 1 - beta": ((X, Y, 0.25, EPS), 0.25 * X + EPS * Y, [0]),
-    "average_of_squares": ((X, Y, 0.25), 0.25 * X + 0.75 * Y**2, [0]),
+    "add_": ((X, Y), X + Y, [0]),
+    "multiply_": ((X, Y), X * Y, [0]),
+    "multiply_, a number": ((X, EPS), X * EPS, [0]),
+    "divide_": ((X, Y), X / Y, [0]),
+    "average_": ((X, Y, 0.25), 0.25 * X + 0.75 * Y, [0]),
+    "average_, an exact 1 - beta": ((X, Y, 0.25, EPS), 0.25 * X + EPS * Y, [0]),
+    "average_of_squares_": ((X, Y, 0.25), 0.25 * X + 0.75 * Y**2, [0]),
     "at_least": ((X, 5.0), np.float32([5.0, 9.0]), []),
-    "add_number": ((X, EPS), X + EPS, [0]),
+    "add_number_": ((X, EPS), X + EPS, [0]),
     "times": ((X, EPS), X * EPS, []),
-    "squared": ((X,), X**2, [0]),
+    "square_": ((X,), X**2, [0]),
     "root": ((X,), np.sqrt(X), []),
-    "take_root": ((X,), np.sqrt(X), [0]),
+    "root_": ((X,), np.sqrt(X), [0]),
 }
 
 

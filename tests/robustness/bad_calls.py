@@ -529,6 +529,10 @@ CALLS = {
     "trainer.LayerLRCallback": Row(call(trainer.LayerLRCallback)),
     "trainer.ScheduleCallback": Row(call(trainer.ScheduleCallback, path="a.svg"), free=("layers",)),
     "trainer.RunReport": Row(call(trainer.RunReport, folder="a", title="b", layers=Lazy(layer_map)), free=("title",)),
+    "trainer.map_layers": Row(
+        call(trainer.map_layers, model=MODEL, rules={"embeddings": 0}),
+        words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},
+    ),
     "trainer.last_checkpoint": Row(call(trainer.last_checkpoint, output_dir=tempfile.gettempdir()), also=(OSError,)),
 }
 for _name, _more in BUILT.items():

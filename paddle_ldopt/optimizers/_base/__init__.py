@@ -20,7 +20,8 @@ A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates a
   (`_step/fused_step.py`) or Paddle's operations (`_step/operations.py`).
 - Paddle's loop takes all other steps. `_apply_optimize`, which Paddle calls for each parameter group, checks the
   gradients and lets Paddle clip them; `_append_optimize_op`, which Paddle calls for each parameter, appends a `Task`
-  with its options and rate; `_update` lets the C library, then Paddle's operations (batches.py, updates.py) do them.
+  with its options and rate; `_update` lets the C library, then Paddle's operations (`_step/batches.py`,
+  `_step/updates.py`) do them.
 
 `minimize` and the sharding wrappers enter Paddle's loop at `_apply_optimize`. In a static graph `_append_optimize_op`
 adds the operations of the parameter.

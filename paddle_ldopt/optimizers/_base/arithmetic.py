@@ -1,8 +1,8 @@
 """Arithmetic of the rules, named as in the papers.
 
 On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. So a function uses the memory of
-its intermediate results again, and of an argument that its docstring says it overwrites. A static graph has no memory
-to use again.
+its intermediate results again. A function whose name ends in an underscore overwrites its first argument, as Paddle's
+do. A static graph has no memory to use again.
 """
 
 import math
@@ -13,26 +13,26 @@ import paddle
 from ... import _paddle
 
 
-def add_to(x: Any, y: Any) -> Any:
+def add_(x: Any, y: Any) -> Any:
     """Return x + y; overwrites x. y is a Tensor."""
-    return _paddle.add_to(x, y) if paddle.in_dynamic_mode() else x + y
+    return _paddle.add_(x, y) if paddle.in_dynamic_mode() else x + y
 
 
-def multiply_by(x: Any, y: Any) -> Any:
+def multiply_(x: Any, y: Any) -> Any:
     """Return x * y; overwrites x. y is a Tensor or a float."""
     if not paddle.in_dynamic_mode():
         return x * y
-    return _paddle.scale_to(x, y, 0.0, True) if isinstance(y, float) else _paddle.multiply_by(x, y)
+    return _paddle.scale_(x, y, 0.0, True) if isinstance(y, float) else _paddle.multiply_(x, y)
 
 
-def divide_by(x: Any, y: Any) -> Any:
+def divide_(x: Any, y: Any) -> Any:
     """Return x / y; overwrites x."""
-    return _paddle.divide_by(x, y) if paddle.in_dynamic_mode() else x / y
+    return _paddle.divide_(x, y) if paddle.in_dynamic_mode() else x / y
 
 
-def add_number(x: Any, eps: float) -> Any:
+def add_number_(x: Any, eps: float) -> Any:
     """Return x + eps; overwrites x."""
-    return _paddle.scale_to(x, 1.0, eps, True) if paddle.in_dynamic_mode() else x + eps
+    return _paddle.scale_(x, 1.0, eps, True) if paddle.in_dynamic_mode() else x + eps
 
 
 def times(x: Any, factor: Any) -> Any:
@@ -48,22 +48,22 @@ def at_least(x: Any, least: float) -> Any:
     return _paddle.clip(x, least, math.inf)
 
 
-def average(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
+def average_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
     """Return the exponential moving average beta * old + (1 - beta) * new; overwrites old.
 
     `one_minus_beta` is a more exact 1 - beta.
     """
-    return add_to(multiply_by(old, beta), times(new, 1 - beta if one_minus_beta is None else one_minus_beta))
+    return add_(multiply_(old, beta), times(new, 1 - beta if one_minus_beta is None else one_minus_beta))
 
 
-def average_of_squares(old: Any, x: Any, beta: float) -> Any:
+def average_of_squares_(old: Any, x: Any, beta: float) -> Any:
     """Return beta * old + (1 - beta) * x^2; overwrites old."""
-    return add_to(multiply_by(old, beta), multiply_by(times(x, 1 - beta), x))
+    return add_(multiply_(old, beta), multiply_(times(x, 1 - beta), x))
 
 
-def squared(x: Any) -> Any:
+def square_(x: Any) -> Any:
     """Return x^2; overwrites x."""
-    return multiply_by(x, x)
+    return multiply_(x, x)
 
 
 def power(t: Any, exponent: float) -> Any:
@@ -76,7 +76,7 @@ def root(x: Any) -> Any:
     return x.rsqrt().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal()
 
 
-def take_root(x: Any) -> Any:
+def root_(x: Any) -> Any:
     """Return the `root` of x; overwrites x."""
     return x.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else root(x)
 

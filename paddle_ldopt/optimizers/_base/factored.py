@@ -20,7 +20,7 @@ from ... import _paddle
 from ..._messages import refusal
 from .._step.updates import Values
 from ..states import COLUMN, ROW
-from .arithmetic import average, multiply_by, times
+from .arithmetic import average_, multiply_, times
 from .rule_optimizer import RuleOptimizer, checked_rate
 
 
@@ -42,12 +42,12 @@ def factored_average(
     Overwrites the old state. Yields the sums of the rows and columns of `new`; of a vector nothing.
     """
     if not is_factored(shard.shape):
-        return {name: average(state[name], new, beta, one_minus_beta)}
+        return {name: average_(state[name], new, beta, one_minus_beta)}
     asked = [shard.row_sums(new), shard.col_sums(new)]
     del new  # no memory as large as the parameter while other processes are awaited
     sums, means = (yield asked), {}
     for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
-        means[part] = average(state[part], total / size, beta, one_minus_beta)
+        means[part] = average_(state[part], total / size, beta, one_minus_beta)
     return means
 
 
@@ -58,11 +58,11 @@ def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
     """
     if not is_factored(shard.shape):
         (v,) = averages.values()
-        return multiply_by(v.rsqrt(), x)
+        return multiply_(v.rsqrt(), x)
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
     row = times(row.rsqrt(), _paddle.mean_over(row, [-2], True).sqrt())
-    return multiply_by(shard.spread_product(row, col.rsqrt()), x)
+    return multiply_(shard.spread_product(row, col.rsqrt()), x)
 
 
 def rms(tensors: list[Any], shard: Any) -> Generator[list[Any], list[Any], list[Any]]:
