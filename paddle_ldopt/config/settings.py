@@ -42,7 +42,7 @@ class LdoptConfig(DecaySettings):
     Args:
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.
         optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``. A class's own name
-            (`beta_2`, `eps`) works too and is kept as that of `create`.
+            (`beta_2`, `eps`) works too and is stored under the name that `create` uses.
         learning_rate: at least 0, the rate of a layer whose ratio is 1. None for Adafactor and Came with
             ``{"relative_step": True}``, which sets the rate.
         weight_decay: at least 0. Biases and the parameters of norms are excluded; "adamweightdecay" takes
