@@ -319,7 +319,6 @@ def parameters(kind):
     two = [{"params": [a]}, {"params": [b]}]
     return {
         "plain": [a, b],
-        "both rates": [{"params": [a, b], "lr": 0.1, "learning_rate": 0.1}],
         "unknown key": [{"params": [a, b], "epsilon": 0.1}],
         "negative rate": [{"params": [a, b], "lr": -0.1}],
         "text as rate": [{"params": [a, b], "lr": "0.1"}],
@@ -362,7 +361,6 @@ BAD = [
     (ValueError, {"learning_rate": lambda step: -1.0}, r"Received: learning_rate\(0\)=-1.0"),
     (ValueError, {"weight_decay": -0.1}, r"in \[0, inf\). Received: weight_decay=-0.1"),
     (ValueError, {"weight_decay": lambda step: -0.1}, r"Received: weight_decay\(0\)=-0.1"),
-    (ValueError, {"parameters": "both rates"}, "either 'lr', .*Received: lr=0.1, learning_rate=0.1"),
     (ValueError, {"parameters": "unknown key"}, "'grad_centralization'.*'lr'.*Received: epsilon"),
     (ValueError, {"parameters": "negative rate"}, "Received: lr=-0.1"),
     (ValueError, {"parameters": "2-D rate"}, r"Received: lr of shape \[2, 2\]"),
