@@ -210,15 +210,6 @@ def test_external_rates():
     assert opt.get_lr() == 0.01
 
 
-def test_a_parameter_counts_its_own_steps():
-    arrays, grads = problem(steps=6)
-    grads = [{n: None if n == "weight" and i % 2 else g for n, g in grad.items()} for i, grad in enumerate(grads)]
-    got, opt, params = train(arrays, grads)
-    close(got, adafactor(arrays, grads), arrays, 1e-12)
-    assert state_of(opt, params["weight"], "beta1_pow_acc") == 3
-    assert state_of(opt, params["bias"], "beta1_pow_acc") == 6
-
-
 def test_master_weights():
     arrays, grads = problem(steps=5)
     start = {n: a.astype("float16").astype("float64") for n, a in arrays.items()}
