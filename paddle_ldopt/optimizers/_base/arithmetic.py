@@ -68,7 +68,7 @@ def square_(x: Any) -> Any:
 
 def power(t: Any, exponent: float) -> Any:
     """Return t^exponent in the type of t: Paddle rounds a float exponent to float32."""
-    return t ** paddle.full_like(t, exponent)
+    return t ** (_paddle.scale(t, 0.0, exponent, True) if paddle.in_dynamic_mode() else paddle.full_like(t, exponent))
 
 
 def root(x: Any) -> Any:

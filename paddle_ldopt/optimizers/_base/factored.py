@@ -46,6 +46,7 @@ def factored_average(
     asked = [shard.row_sums(new), shard.col_sums(new)]
     del new  # no memory as large as the parameter while other processes are awaited
     sums, means = (yield asked), {}
+    one_minus_beta = 1 - beta if one_minus_beta is None else one_minus_beta
     for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
         means[part] = average_(state[part], total / size, beta, one_minus_beta)
     return means
