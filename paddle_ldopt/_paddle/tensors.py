@@ -13,8 +13,9 @@ from .private_names import EVERY, FUSED, SAVING, attribute, lazy, part
 __all__ = [
     "add_", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
     "clip", "divide_", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated",
-    "is_float64", "local_shape", "matmul", "mean_over", "multiply_", "own_parameters", "scale", "scale_", "share_memory",
-    "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of", "view_of",
+    "is_float64", "local_shape", "matmul", "mean_over", "multiply_", "own_parameters", "scale", "scale_",
+    "share_memory", "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of",
+    "view_of",
 ]
 # fmt: on
 
