@@ -27,7 +27,7 @@ from ._base.step_count import SharedStepCount
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
-from ._step.plan import FusedRule
+from ._step.stepped_optimizer import FusedRule
 from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
@@ -252,9 +252,9 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
-    def _check_in_step(self, params: list[Any]) -> None:
+    def check_in_step(self, params: list[Any]) -> None:
         """Warn of patterns without effect in a static graph, whose parameters are known only now."""
-        super()._check_in_step(params)
+        super().check_in_step(params)
         if parameter_list(self) is None:
             self._warn_of_idle_patterns(params)
 

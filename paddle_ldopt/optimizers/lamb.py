@@ -27,7 +27,7 @@ from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from ._step.plan import FusedRule
+from ._step.stepped_optimizer import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import SHARED, flag, given_arguments

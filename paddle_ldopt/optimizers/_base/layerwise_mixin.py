@@ -174,7 +174,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
         finally:
             self._step_ratios = None
 
-    def _check_in_step(self, params: list[Any]) -> None:
+    def check_in_step(self, params: list[Any]) -> None:
         """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay.
 
         Sharding v1 may replace `apply_decay_param_fun` by a function of buffers, which the optimizer does not update.

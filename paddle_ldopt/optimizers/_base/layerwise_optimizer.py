@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional
 import paddle
 
 from ... import _paddle
+from .._step.stepped_optimizer import SteppedOptimizer
 from .._step.task import Task, check_gradient
 from .._step.whole_step import take_whole_step
 from ..states import compute_dtype
@@ -14,7 +15,7 @@ from .layerwise_mixin import LayerwiseMixin
 from .options_and_states import OptionsAndStatesMixin
 
 
-class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin):
+class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin, SteppedOptimizer):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
@@ -37,15 +38,15 @@ class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin):
         """Collect the updates of a group within `step`; or take a step, as `minimize` and the wrappers of fleet do."""
         with self._one_step():
             if not isinstance(params_grads, dict):
-                params_grads = self._missing.drop_from(params_grads)
+                params_grads = self.missing.drop_from(params_grads)
             pairs = _paddle.content_of(params_grads)
             for param, grad in pairs:
                 check_gradient(self, param, grad)
             params = [param for param, _ in pairs]
-            self._check_in_step(params)
+            self.check_in_step(params)
             collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
             done = self._collect_and_update(collect, params)
-            if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
+            if not params_grads and self.missing.are_elsewhere() and not _paddle.found_inf(self):
                 self._step_elsewhere()
         return done
 
@@ -92,7 +93,7 @@ class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin):
 
     def _backends(self) -> list[Any]:
         """Return the backends of whole steps, the preferred one first."""
-        return [self._fused_step]
+        return [self.fused_step]
 
     def _collects(self) -> bool:
         """Return whether tasks are collected."""
@@ -102,12 +103,5 @@ class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin):
         """Do the collected tasks."""
         raise NotImplementedError
 
-    def _count_planned(self, plan: Any) -> None:
-        """Count a fused step by its plan, in optimizers with one count for all parameters."""
-
     def _step_elsewhere(self) -> None:
         """Count a step in which only other processes have updates, in optimizers with one count for all parameters."""
-
-    def _takes_sparse(self, param: Any) -> bool:
-        """Return whether sparse gradients of this parameter are supported."""
-        return False

@@ -1,6 +1,6 @@
 """Reads an optimizer's declaration: checks arguments, gives the options and the states of each parameter."""
 
-from typing import Any, Callable, ClassVar, Optional, Union
+from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 from paddle.optimizer import Optimizer
@@ -23,7 +23,6 @@ from ..._paddle import (
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from .._shards import MissingGradients, refuse_sharded_groups
 from .._step.fused_step import FusedStep, check_fused
-from .._step.plan import FusedRule
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
 from .loading import loadable
@@ -35,7 +34,7 @@ LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
 class OptionsAndStatesMixin(Optimizer):
-    """Reads the options, states, sums and C rule that the class declares; see `registry`."""
+    """Reads the options, states and sums that the class declares; see `registry`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     _defaults: dict[str, Any]  # the optimizer's own value of each option that a group may override
@@ -50,20 +49,6 @@ class OptionsAndStatesMixin(Optimizer):
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
         """Return the kinds of the sums over a whole parameter that a rule yields, round by round."""
         return []
-
-    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
-        """Return the rule for the C library with the options of a group, or the reason why there is none."""
-        return f"the C library has no rule of {type(self).__name__}"
-
-    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> tuple[str, ...]:
-        """Return the flags of the C library that depend on a parameter's shape."""
-        return ()
-
-    def rule_clips(self) -> bool:
-        """Return whether the rule itself clips a gradient, after `grad_clip`."""
-        return False
-
-    _fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
 
     # ---- arguments
 
@@ -104,8 +89,8 @@ class OptionsAndStatesMixin(Optimizer):
         self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
-        self._missing, self._rates = MissingGradients(flatten_groups(groups or [])), dict[Any, Any]()
-        self._fused_step = FusedStep()
+        self.missing, self._rates = MissingGradients(flatten_groups(groups or [])), dict[Any, Any]()
+        self.fused_step = FusedStep()
         return groups
 
     def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -206,7 +191,7 @@ class OptionsAndStatesMixin(Optimizer):
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
-        self._fused_step.forget()
+        self.fused_step.forget()
         super().set_state_dict(loadable(self, state_dict))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

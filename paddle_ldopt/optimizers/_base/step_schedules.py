@@ -49,10 +49,11 @@ class StepSchedulesMixin(Optimizer):
         counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._has_schedules else {}
         return {**super()._states_of(param), **counted}
 
-    def _counted(self, state: Values) -> Values:
+    def counted(self, state: Values) -> Values:
+        """Return the counters after this update, with the number of this step."""
         self._by_operations = True
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._has_schedules else {}
-        return {**super()._counted(state), **counted}
+        return {**super().counted(state), **counted}
 
     def step_options(self, param: Any = None) -> Values:
         """Return the options with their values in this step."""
