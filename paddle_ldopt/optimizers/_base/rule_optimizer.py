@@ -9,17 +9,17 @@ from paddle.optimizer.lr import LRScheduler
 from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
-from .._shards import ShardFinder
+from .._shards import ShardFinder, refuse_fused_shards
 from .._step.operations import Operations
 from .._step.stepped_optimizer import SteppedByRule
 from .._step.task import Task, in_shape
 from .._step.updates import Update, Values, update_shards
 from .._step.whole_step import layer_rates
 from ..shared_options import BATCHED
-from ..states import COLUMN, ELEMENT, ROW, STEP, compute_dtype
+from ..states import STEP, compute_dtype
 from .arithmetic import add_number_
 from .layerwise_optimizer import LayerwiseOptimizer
-from .rule_state import largest_of, plain, unified_name
+from .rule_state import largest_of, plain, refuse_rows_in_graph, refuse_rows_in_slices, unified_name
 
 
 class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
@@ -143,9 +143,8 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
         """Update the parameters without shards in other processes, then the parameters with such shards."""
         shards = self.finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(shard=shards[task.param.name]) for task in tasks if task.param.name in shards]
-        if self.fused and any(task.shard.groups or task.shard.slice_size is not None for task in tasks):
-            where = "parameters in shards (tensor parallel, sharding version 2)"
-            raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
+        if self.fused:
+            refuse_fused_shards(task.shard for task in tasks)
         alone = [task for task in tasks if not task.shard.groups]
         rest = self.fused_step.update(self, [task for task in alone if task.shard.slice_size is None])
         self._operations.update(self, [*rest, *(task for task in alone if task.shard.slice_size is not None)])
@@ -191,13 +190,7 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
             if param.name in _paddle.with_state(self):
                 continue
             self.check_shape(param)
-            other = [name for name, kind in self.state_kinds(param).items() if kind != ELEMENT]
-            if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
-                raise ValueError(
-                    "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
-                    "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
-                    f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
-                )
+            refuse_rows_in_graph(self, param)
             owner = _paddle.new_master(self)(param) if self.has_master(param) else param
             for name, (dtype, shape) in self.state_layout(param).items():
                 _paddle.new_state(self)(name, owner, fill_value=0.0, dtype=_paddle.state_dtype(dtype), shape=shape)
@@ -210,13 +203,8 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
             ValueError: sharding with `split_param` calls it and would read rows and columns as elements.
         """
         kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
-        sliced = _paddle.is_called_by("sharded_state_dict") and self.finder.is_sliced(_paddle.parameter_list(self))
-        if sliced and {ROW, COLUMN} & set(kinds.values()):
-            raise ValueError(
-                "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
-                "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
-                f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
-            )
+        if _paddle.is_called_by("sharded_state_dict") and self.finder.is_sliced(_paddle.parameter_list(self)):
+            refuse_rows_in_slices(self, kinds)
         # Paddle omits the loaded state of parameters that had no gradient yet
         state = {**_paddle.waiting_state(self), **super().state_dict()}
         names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in (STEP, *kinds))}

@@ -1,4 +1,4 @@
-"""The state of an optimizer with a rule: the names in PaddleNLP's unified checkpoints, and the largest counts."""
+"""The state of an optimizer with a rule: names in PaddleNLP's unified checkpoints, largest counts, refusals."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 
 from ... import _paddle
+from ..states import COLUMN, ELEMENT, ROW, STEP
 
 _INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
 
@@ -62,3 +63,24 @@ def largest(counts: list[Any]) -> Any:
             alike.setdefault((count.dtype, tuple(count.shape)), []).append(count)
     most = [_paddle.stack(group, 0).max().astype("float32") for group in alike.values()]
     return paddle.stack(most).max() if most else paddle.zeros([])
+
+
+def refuse_rows_in_graph(optimizer: Any, param: Any) -> None:
+    """Raise for a DistTensor in a static graph if it has state of another shape."""
+    other = [name for name, kind in optimizer.state_kinds(param).items() if kind != ELEMENT]
+    if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
+        raise ValueError(
+            "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
+            "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
+            f"Received: {type(optimizer).__name__} with state {', '.join(other)} of '{param.name}'"
+        )
+
+
+def refuse_rows_in_slices(optimizer: Any, kinds: dict[str, str]) -> None:
+    """Raise if a state of slices is rows or columns; `kinds` are those of all states."""
+    if {ROW, COLUMN} & set(kinds.values()):
+        raise ValueError(
+            "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
+            "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
+            f"Received: {type(optimizer).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
+        )
