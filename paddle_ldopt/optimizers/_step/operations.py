@@ -41,9 +41,10 @@ class Operations:
         with paddle.no_grad():
             if self._plan is None or not self._plan.holds(optimizer, inputs):
                 self._plan = self._planned(optimizer, inputs)
-            if self._plan is not None:
-                self._plan.run(optimizer, inputs)
-        return self._plan is not None
+            if self._plan is None:
+                return False
+            self._plan.run(optimizer, inputs)
+        return True
 
     def _planned(self, optimizer: SteppedByRule, inputs: StepInputs) -> "Optional[OperationsPlan]":
         """Return the plan of a step after the checks of Paddle's loop; None if some state has no batch."""

@@ -1,13 +1,7 @@
 """The whole step: a step of plain parameters and gradients that needs only clipping and updates.
 
-All other steps take Paddle's loop (layerwise_optimizer.py), which runs Python code for every parameter. A whole
-step reads the parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until an input
-other than a value changes:
-
-- `FusedStep` (`_step/fused_step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
-- `Operations` (operations.py): Paddle's operations, with a plan of which parameters are updated together.
-
-Both also do the updates that Paddle's loop collects.
+Paddle's loop, the other way of a step, runs Python code for every parameter; both backends also do the updates that it
+collects.
 """
 
 import operator
@@ -111,10 +105,12 @@ def _is_plain(optimizer: SteppedOptimizer) -> bool:
     )
 
 
-def take_whole_step(optimizer: SteppedOptimizer, backends: Any) -> bool:
+def take_whole_step(optimizer: SteppedOptimizer, backends: list[Any]) -> bool:
     """Take a whole step by the first backend that can; return False, with nothing changed, if none can."""
+    if not _is_plain(optimizer):
+        return False
     inputs = None
-    for backend in backends if _is_plain(optimizer) else ():
+    for backend in backends:
         if backend.may_take(optimizer):
             inputs = inputs or StepInputs.of(optimizer)
             if inputs is None:
