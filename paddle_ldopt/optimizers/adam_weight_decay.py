@@ -22,8 +22,7 @@ from ._base.arithmetic import (
     root,
     times,
 )
-from ._base.rule_optimizer import RuleOptimizer
-from ._base.step_count import SharedStepCount
+from ._base.step_count import SharedCountOptimizer
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
@@ -84,7 +83,7 @@ def adam_weight_decay_update(
     own_exclusion=tuple(PATTERNS),
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
-class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
+class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
     r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate / (1 + decay \, (t - 1))`, and t the

@@ -11,8 +11,8 @@ The bases, the first one outermost:
 - `RatedOptimizer` (`layers`), `SteppedOptimizer` and `SteppedByRule` (`_step`) declare all attributes that `layers` and
   `_step` read from an optimizer.
 
-A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates and decays that follow the steps),
-`SharedStepCount` (one count of steps for all parameters).
+Three more bases are `RuleOptimizer`s: `FactoredOptimizer` (a factored second moment), `ScheduledOptimizer` (rates and
+decays that follow the steps), `SharedCountOptimizer` (one count of steps for all parameters).
 
 The way of a step in dygraph, [in brackets the caller or condition]::
 

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import paddle
-from paddle.optimizer import Optimizer
 
 from ... import kernels
 from .._step.updates import Values
 from ..states import STEP
+from .rule_optimizer import RuleOptimizer
 from .rule_state import largest, loaded, state_of_all
 
 
-class SharedStepCount(Optimizer):
-    """One step number t for all parameters, as TensorFlow's `iterations`; listed before `RuleOptimizer`."""
+class SharedCountOptimizer(RuleOptimizer):
+    """An optimizer with one step number t for all parameters, as TensorFlow's `iterations`."""
 
     _counting = False  # whether a step is running
     _this: Any = None  # the number of the running step, if known: a Tensor, or a float for the C library
