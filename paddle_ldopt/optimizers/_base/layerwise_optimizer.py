@@ -36,18 +36,17 @@ class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin, SteppedOptimizer
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         """Collect the updates of a group within `step`; or take a step, as `minimize` and the wrappers of fleet do."""
-        with self._one_step():
-            if not isinstance(params_grads, dict):
-                params_grads = self.missing.drop_from(params_grads)
-            pairs = _paddle.content_of(params_grads)
-            for param, grad in pairs:
-                check_gradient(self, param, grad)
-            params = [param for param, _ in pairs]
-            self.check_in_step(params)
-            collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
-            done = self._collect_and_update(collect, params)
-            if not params_grads and self.missing.are_elsewhere() and not _paddle.found_inf(self):
-                self._step_elsewhere()
+        if not isinstance(params_grads, dict):
+            params_grads = self.missing.drop_from(params_grads)
+        pairs = _paddle.content_of(params_grads)
+        for param, grad in pairs:
+            check_gradient(self, param, grad)
+        params = [param for param, _ in pairs]
+        self.check_in_step(params)
+        collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
+        done = self._collect_and_update(collect, params)
+        if not params_grads and self.missing.are_elsewhere() and not _paddle.found_inf(self):
+            self._step_elsewhere()
         return done
 
     def apply_gradients(self, params_grads: Any) -> Any:
@@ -55,14 +54,13 @@ class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin, SteppedOptimizer
         collect = functools.partial(super().apply_gradients, params_grads)
         if not paddle.in_dynamic_mode():
             return collect()
-        with self._one_step():
-            return self._collect_and_update(collect, [param for param, _ in params_grads])
+        return self._collect_and_update(collect, [param for param, _ in params_grads])
 
     def _collect_and_update(self, collect: Callable[[], Any], params: list[Any]) -> Any:
         """Take a step; `collect` is Paddle's code, which clips gradients and asks for the update of each parameter."""
         if self._step_ratios is not None:  # within a step
             return collect()
-        with self._with_ratios(params):
+        with self._one_step(), self._with_ratios(params):
             self._tasks = [] if self._collects() else None
             try:
                 done, tasks = collect(), self._tasks
