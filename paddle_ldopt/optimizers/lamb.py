@@ -29,7 +29,7 @@ from ._shards import Shard
 from ._step.stepped_optimizer import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import SHARED, flag, given_arguments
+from .shared_options import flag
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]
@@ -148,20 +148,16 @@ class Lamb(ScheduledOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "beta1": Option(0.9, "decay rate of the first moment", high=1.0, ends="()", group=True),
-        "beta2": Option(0.999, "decay rate of the second moment", high=1.0, ends="()", group=True),
-        "eps": Option(1e-6, "added to the root of the second moment", ends="()", group=True, setting="epsilon"),
+        "beta1": Option(doc="decay rate of the first moment", high=1.0, ends="()", group=True),
+        "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="()", group=True),
+        "eps": Option(doc="added to the root of the second moment", ends="()", group=True, setting="epsilon"),
         "weight_decay": Option(
-            0.0,
-            "decoupled weight decay",
-            group=True,
-            check=decay_or_function,
-            kind="[0, inf) or a function of the step",
+            doc="decoupled weight decay", group=True, check=decay_or_function, kind="[0, inf) or a function of the step"
         ),
         "lr": Option(
             None, "the group's own rate", optional=True, group=True, check=rate_or_function, kind=_RATE, argument=False
         ),
-        "grad_centralization": flag(False, "centralize gradients of convolutions", group=True, argument=False),
+        "grad_centralization": flag("centralize gradients of convolutions", default=False, group=True, argument=False),
     }
 
     @staticmethod
@@ -191,9 +187,11 @@ class Lamb(ScheduledOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
-        layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        super().__init__(learning_rate, parameters, **layerwise)
+        options: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
+        options.update(multi_precision=multi_precision, fused=fused)
+        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name}
+        super().__init__(learning_rate, parameters, **options, **common, **layerwise)
 
     def _prepare(self, rate: Any, parameters: Any) -> None:
         super()._prepare(rate, parameters)

@@ -232,33 +232,6 @@ def test_master_weights():
 # ---- groups
 
 
-def test_groups_with_every_option():
-    arrays, grads = problem(steps=8)
-    options = [
-        {"eps": (1e-4, 0.2), "clip_threshold": 0.5, "decay_rate": -0.5, "beta1": 0.7},
-        {"weight_decay": 0.3, "scale_parameter": False, "warmup_init": True, "learning_rate": 20.0},
-        {"beta1": None},
-        {},
-    ]
-    names = [list(arrays)[i::4] for i in range(4)]
-
-    def build(params, _):
-        groups = [{"params": [params[n] for n in part], **o} for part, o in zip(names, options)]
-        return Adafactor(groups, beta1=0.9)
-
-    got, opt, params = train(arrays, grads, build=build)
-    want = {}
-    for part, option in zip(names, options):
-        option = {"beta1": 0.9, **option}
-        ratio = option.pop("learning_rate", 1.0)
-        start, gradients = {n: arrays[n] for n in part}, [{n: grad[n] for n in part} for grad in grads]
-        want.update(adafactor(start, gradients, ratio, **option))
-    close(got, want, arrays, 1e-12)
-    with_momentum = {n for n, p in params.items() if p.name in opt._accumulators["exp_avg"]}
-    assert with_momentum == {n for i in (0, 1, 3) for n in names[i]}
-    assert {n for n, p in params.items() if "exp_avg" in opt.state_shapes(p)} == with_momentum
-
-
 @pytest.mark.parametrize("base", [0.5, 0.0, None, "schedule"])
 def test_a_group_has_a_rate_of_its_own(base):
     arrays, grads = problem(steps=3)

@@ -342,27 +342,6 @@ def test_groups_as_in_mindformers_documentation():
         close({n: got[n]}, want[-1][0], arrays, 1e-12)
 
 
-def test_groups_may_override_every_option():
-    arrays, grads = random_run(dict.fromkeys("abcdefg", (3, 4)), steps=6)
-    options = {
-        "a": {"eps": (1e-3, 1e-3, 1e-3)},
-        "b": {"clip_threshold": 0.1},
-        "c": {"decay_rate": 0.3},
-        "d": {"beta1": 0.0},
-        "e": {"beta1": 0.5, "beta3": 0.9},
-        "f": {"beta2": 0.95},
-        "g": {"scale_parameter": True},
-    }
-
-    def groups(params):
-        return [{"params": [params[n]], **options[n]} for n in params]
-
-    got = train(arrays, grads, learning_rate=1e-3, parameters=groups)
-    for n in arrays:
-        want = came({n: arrays[n]}, [{n: g[n]} for g in grads], 1e-3, **options[n])
-        close({n: got[n]}, want[-1][0], arrays, 1e-12)
-
-
 def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_that_of_its_beta2():
     arrays, grads = random_run(dict.fromkeys("ab", (3, 4)), steps=6)
     for options, group in (

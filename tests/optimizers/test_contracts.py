@@ -104,6 +104,39 @@ def test_groups_equal_optimizers_of_their_own(name):
         np.testing.assert_allclose(got[n], want[n], rtol=1e-6, atol=1e-7, err_msg=n)
 
 
+MOMENTS = {"beta1": 0.5, "beta2": 0.7, "weight_decay": 0.3}
+FACTORED = {"clip_threshold": 0.1, "beta1": 0.5, "weight_decay": 0.3}
+RELATIVE = {"scale_parameter": False, "warmup_init": True}
+KERAS = {"beta_1": 0.5, "beta_2": 0.7, "weight_decay_rate": 0.3}
+OF_GROUPS = {  # all options that a group may override, except for sparse gradients
+    "adamwdl": {**MOMENTS, "epsilon": 0.1},
+    "came": {**FACTORED, "eps": (0.1,) * 3, "decay_rate": 0.3, "beta2": 0.9, "beta3": 0.9, "scale_parameter": True},
+    "lamb": {**MOMENTS, "eps": 0.1},
+    "adafactor, relative": {**FACTORED, "eps": (0.1, 2.0), "decay_rate": -0.3, **RELATIVE},
+    "adamweightdecay": {**KERAS, "epsilon": 0.1, "clipnorm": 0.3, "clipvalue": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", OF_GROUPS)
+def test_a_group_may_override_every_option(name):
+    options, rng = OF_GROUPS[name], np.random.default_rng(0)
+    declared = ldopt.optimizer_class(name.split(",")[0]).OPTIONS.items()
+    assert {o.called or n for n, o in declared if o.group and o.argument} - {"lazy_mode"} == options.keys()
+    arrays = {option: rng.normal(size=(3, 4)) for option in options}
+    grads = [{option: rng.normal(size=(3, 4)) for option in options} for _ in range(4)]
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        groups = [{"params": [params[option]], option: value} for option, value in options.items()]
+        opt = make(name, groups)
+        assert [list(group) for group in groups] == [["params", option] for option in options], "left alone"
+        got = take_steps(opt, params, grads)
+    plain = run(name, arrays, grads)
+    for option, value in options.items():
+        want = run(name, {option: arrays[option]}, [{option: grad[option]} for grad in grads], **{option: value})
+        np.testing.assert_allclose(got[option], want[option], rtol=1e-6, atol=1e-7, err_msg=option)
+        assert np.abs(got[option] - plain[option]).max() > 1e-4, f"{option} changes something"
+
+
 @every_variant
 def test_apply_decay_param_fun(name):
     arrays, grads = bert_like()

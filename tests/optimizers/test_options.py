@@ -11,7 +11,7 @@ from reference import make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import Option, RuleOptimizer, register
-from paddle_ldopt.optimizers._base.options_and_states import LAYERWISE
+from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
 from paddle_ldopt.optimizers.registry import REGISTRY
 
 # the positional arguments of the libraries that the optimizers are ported from, then arguments by keyword
@@ -268,13 +268,15 @@ def test_an_argument_with_two_names_is_given_once(name, argument, alias, value):
         cls(**given, **{argument: value(), alias: value()})
 
 
-def test_a_constructors_default_must_be_the_declared_one():
-    class Wrong(RuleOptimizer):
-        OPTIONS = {"mass": Option(0.9, "decay of the momentum")}
+def test_the_default_of_an_option_is_the_constructors():
+    class Forgetful(RuleOptimizer):
+        OPTIONS = {"mass": Option(doc="decay of the momentum")}
 
-        def __init__(self, mass=0.5, **arguments):
-            super().__init__(mass=mass, **arguments)
+        def __init__(self, mass=0.5, passed_on=(), **arguments):
+            super().__init__(**dict(passed_on, **arguments))
 
-    with pytest.raises(TypeError, match="default of `mass` must be that of OPTIONS, 0.9. Received: mass=0.5"):
-        register("a wrong one")(Wrong)
-    assert "wrong" not in REGISTRY
+    register("an example")(Forgetful)
+    assert REGISTRY.pop("forgetful").options["mass"].default == 0.5
+    assert Forgetful(parameters=one_parameter(), passed_on={"mass": 1}).fixed_options() == {"mass": 1.0}
+    with pytest.raises(TypeError, match="`mass` must be a number"):
+        Forgetful(parameters=one_parameter())

@@ -15,7 +15,7 @@ from .._step.stepped_optimizer import SteppedByRule
 from .._step.task import Task, in_shape
 from .._step.updates import Update, Values, update_shards
 from .._step.whole_step import layer_rates
-from ..shared_options import BATCHED
+from ..shared_options import COMMON
 from ..states import STEP, compute_dtype
 from .arithmetic import add_number_
 from .layerwise_optimizer import LayerwiseOptimizer
@@ -67,7 +67,7 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
         **arguments: Any,
     ) -> None:
         rate = self._read_rate(learning_rate)
-        self.batch_bytes = BATCHED["batch_bytes"].checked(batch_bytes, "batch_bytes")
+        self.batch_bytes = COMMON["batch_bytes"].checked(batch_bytes, "batch_bytes")
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, multi_precision, fused)
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."

@@ -17,7 +17,7 @@ class FusedRule(NamedTuple):
 
 
 class SteppedOptimizer(abc.ABC):
-    """All that a fused step reads; `LayerwiseMixin` and `OptionsAndStatesMixin` define the abstract methods."""
+    """All that a fused step reads; `LayerwiseMixin` and `StatesMixin` define the abstract methods."""
 
     fused: Optional[bool]  # the argument
     missing: MissingGradients
