@@ -3,6 +3,7 @@
 import abc
 from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
 
+from ...layers.ratios import RatedOptimizer
 from .._shards import MissingGradients, ShardFinder
 
 
@@ -16,7 +17,7 @@ class FusedRule(NamedTuple):
     aux: Optional[str] = None  # name of another state of one number
 
 
-class SteppedOptimizer(abc.ABC):
+class SteppedOptimizer(RatedOptimizer, abc.ABC):
     """All that a fused step reads; `LayerwiseMixin` and `StatesMixin` define the abstract methods."""
 
     fused: Optional[bool]  # the argument
@@ -64,7 +65,7 @@ class SteppedOptimizer(abc.ABC):
         """Return whether the rule itself clips a gradient, after `grad_clip`."""
         return False
 
-    def count_planned(self, structs: Any) -> None:  # noqa: B027
+    def count_planned(self, structs: Any) -> None:
         """Count a fused step by its structs, in optimizers with one count for all parameters."""
 
 
@@ -86,10 +87,6 @@ class SteppedByRule(SteppedOptimizer):
     @abc.abstractmethod
     def own_rate(self, param: Any) -> Optional[float]:
         """Return the rate of a parameter's group in this step, None for the optimizer's rate."""
-
-    @abc.abstractmethod
-    def layerwise_ratio(self, param: Any) -> Any:
-        """Return the current ratio of a parameter."""
 
     @abc.abstractmethod
     def check_in_step(self, params: list[Any]) -> None:
