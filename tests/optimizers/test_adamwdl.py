@@ -240,18 +240,6 @@ def test_one_group_per_parameter_as_in_ernie_m():
     close(got, adamw(arrays, grads, ratios, lr=0.01), arrays)
 
 
-def test_parameters_without_a_gradient_stay():
-    arrays, grads = bert_like(steps=4)
-    params, name_dict = make_params(arrays)
-    grads = [{n: None if "pooler" in n and i % 2 else g for n, g in grad.items()} for i, grad in enumerate(grads)]
-    opt = AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=N, name_dict=name_dict)
-    got = take_steps(opt, params, grads)
-    close(got, adamw(arrays, grads, {n: llrd_ratio(n, 0.8, N) for n in arrays}, lr=0.01), arrays)
-
-
-# ---- schedules, clipping, state
-
-
 # ---- call sites of PaddleNLP and its users
 
 

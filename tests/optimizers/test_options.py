@@ -219,6 +219,30 @@ def test_a_bad_rate_is_refused(name, rate, error, match):
         make(name, one_parameter(), learning_rate=rate)
 
 
+@pytest.mark.parametrize(("name", "rate"), [("came", "learning_rate"), ("adafactor", "lr")])
+def test_relative_step_sets_the_rate_alone(name, rate):
+    cls, relative = ldopt.optimizer_class(name), {"relative_step": True}
+    clash = "Cannot combine manual `{0}` .*leave out `{0}`, or give relative_step=False.* Received: {0}=0.1, relative_"
+    for arguments, match in (
+        ({rate: 0.1, **relative}, clash.format(rate)),
+        ({"relative_step": False}, f"`{rate}` must be given with `relative_step=False`. Received: {rate}=None"),
+        (
+            {rate: 0.1, "relative_step": False, "warmup_init": True},
+            "requires `relative_step=True`. Received: relative_",
+        ),
+    ):
+        with pytest.raises(ValueError, match=match):
+            cls(parameters=one_parameter(), **arguments)
+    with pytest.raises(ValueError, match=clash.format("lr")):
+        cls(parameters=[{"params": one_parameter(), "lr": 0.1}], **relative)
+    opt = cls(parameters=one_parameter(), **relative)
+    with pytest.raises(RuntimeError, match="`relative_step` sets the rate from the step. Received: value=0.1"):
+        opt.set_lr(0.1)
+    with pytest.raises(RuntimeError, match="`relative_step` sets the rate from the step. Received: scheduler="):
+        opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
+    assert not isinstance(opt._learning_rate, paddle.optimizer.lr.LRScheduler)
+
+
 @pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
 def test_a_group_has_a_rate_of_its_own_or_a_multiplier(name):
     group = {"params": one_parameter(), "lr": 0.1}

@@ -27,7 +27,8 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
 
     A subclass declares
 
-    - `OPTIONS`: name -> `Option`, and `states(options, shape)`: name -> `State`;
+    - `OPTIONS`: name -> `Option`, with a default unless the constructor has it;
+    - `states(options, shape)`: name -> `State`;
     - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state). It may overwrite
       the old state and writes nothing else. Its tensors are float32 (float64 for float64 parameters). It yields lists
       of sums over its part of the tensor and receives the sums over the whole tensor, across all processes (see
