@@ -7,7 +7,7 @@ from typing import Any, Optional
 from .._paddle import parameters_of
 from ..layers.decay import OPTIONS
 from ..layers.map import layers_of
-from ..layers.ratios import decay_of
+from ..layers.rated_optimizer import decay_of
 from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
 
 __all__ = ["ALLOW", "with_record"]

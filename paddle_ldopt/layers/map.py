@@ -14,13 +14,13 @@ from .._messages import first_few, nearest, refusal, shown
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .decay import Decay, as_decay
+from .decay_ratios import LayerRatios, check_effects
 from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
-from .layer_ratios import LayerRatios, check_effects
+from .learning_rates import RateOrSchedule, Tensors, check_table_arguments, planned_rates, rates_of_optimizer
 from .model_parameters import check_model
-from .rates import RateOrSchedule, Tensors, check_table_arguments, planned_rates, rates_of_optimizer
-from .ratios import ratios_of
+from .rated_optimizer import ratios_of
 from .table import LayerTable
 from .user_rules import Rules
 

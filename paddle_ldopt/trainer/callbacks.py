@@ -9,10 +9,10 @@ from paddle.optimizer import Optimizer
 
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
-from ..layers.layer_ratios import LayerRatios
+from ..layers.decay_ratios import LayerRatios
+from ..layers.learning_rates import applied_rates, next_rate
 from ..layers.map import LayerMap, layers_of
-from ..layers.rates import applied_rates, next_rate, rate_divisor, sets_own_rate
-from ..layers.ratios import moves, ratios_of
+from ..layers.rated_optimizer import moves, rated, ratios_of
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
@@ -66,7 +66,7 @@ class LayerLRCallback(Callback):
         self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Note the rate of the coming step, because the schedule advances before the log."""
-        reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # reading them waits
+        reports = rated(optimizer).sets_own_rate and hasattr(unwrap(optimizer), "used_lr")  # reading them waits
         self._step = _at_this_step(optimizer), None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
@@ -108,7 +108,8 @@ class ScheduleCallback(Callback):
         _check_known_ahead(lr_scheduler, optimizer)
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
-        rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
+        divisor = rated(optimizer).rate_divisor
+        rates = [rate / divisor(first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # the resumed run was already over
             return
         series = _rates_by_row(layers, optimizer, first, rates)  # in all processes: each has a stage
@@ -127,7 +128,7 @@ def _check_known_ahead(lr_scheduler: Any, optimizer: Optimizer) -> None:
     if follows_metric(lr_scheduler):
         problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
         raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
-    if sets_own_rate(optimizer):
+    if rated(optimizer).sets_own_rate:
         problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
         raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
 

@@ -11,9 +11,9 @@ from .._messages import refusal
 from .._paddle import name_dict_of, parameters_of, unwrap
 from ..build import OFF, OPTIMIZERS
 from ..config import LdoptConfig, decay_from, name_of, settings_of
-from ..layers.layer_ratios import LayerRatios
+from ..layers.decay_ratios import LayerRatios
 from ..layers.map import Layer, LayerMap, layers_of
-from ..layers.ratios import decay_of, ratios_of
+from ..layers.rated_optimizer import decay_of, ratios_of
 from ..optimizers.registry import REGISTRY
 from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
 from .folders import FORMAT, RECORD

@@ -14,7 +14,7 @@ from ..config import DecaySettings, json_argument, name_of
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap, layers_of
-from ..layers.rates import sets_own_rate
+from ..layers.rated_optimizer import rated
 from ..optimizers import LayerwiseMixin, OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
@@ -126,7 +126,7 @@ class LayerwiseRatesMixin(Trainer):
         self._num_training_steps = num_training_steps
         self._set_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
-        if self.lr_scheduler is None and sets_own_rate(self.optimizer):
+        if self.lr_scheduler is None and rated(self.optimizer).sets_own_rate:
             self.lr_scheduler = lr_scheduler.OwnRate(self.optimizer)
         elif self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
             self.lr_scheduler = self._own_scheduler = lr_scheduler.build_scheduler(self.args, num_training_steps)

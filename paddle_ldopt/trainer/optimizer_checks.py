@@ -11,8 +11,7 @@ from ..build import OFF
 from ..config import json_argument, name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
-from ..layers.rates import sets_own_rate
-from ..layers.ratios import decay_of
+from ..layers.rated_optimizer import decay_of, rated
 from ..optimizers.registry import REGISTRY
 from ..schedules.kinds import metric_kinds
 from .types import Args
@@ -69,7 +68,7 @@ def _ignored(argument: str, remedy: str, received: str) -> ValueError:
 def _check_scheduler(optimizer: Optimizer, scheduler: Optional[LRScheduler]) -> None:
     """Raise if the Trainer would step a schedule that the optimizer does not use."""
     name, source = type(optimizer).__name__, rate_source(optimizer)
-    scheduled, sets_own = isinstance(source, LRScheduler), sets_own_rate(optimizer)
+    scheduled, sets_own = isinstance(source, LRScheduler), rated(optimizer).sets_own_rate
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
     if scheduler is source or (reports and not scheduled) or (sets_own and scheduler is None):
         return
@@ -94,7 +93,7 @@ def check_trainer_schedule(optimizer: Optimizer, scheduler: Any, args: Args, eva
     """
     kind, ignored = name_of(args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
     received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in (unwrap(optimizer), scheduler))}
-    if sets_own_rate(optimizer):
+    if rated(optimizer).sets_own_rate:
         problem = f"The optimizer sets its own rate, {ignored} it out."
     elif scheduler is not None:
         problem = f"`optimizers` already has a scheduler, {ignored} one of them out."

@@ -11,7 +11,7 @@ from .._checks import checked_steps
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap, layers_of
-from ..layers.ratios import Ratios, ratios_of
+from ..layers.rated_optimizer import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay, plain_class
 from .shared import Callback
@@ -97,7 +97,7 @@ def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: 
 
 
 class UnfreezingRatios:
-    """The ratios of an optimizer, with 0 for layers frozen at `step` (`layers.ratios.Ratios`)."""
+    """The ratios of an optimizer, with 0 for layers frozen at `step` (`layers.rated_optimizer.Ratios`)."""
 
     is_constant = False
 

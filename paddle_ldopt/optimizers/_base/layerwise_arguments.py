@@ -4,9 +4,8 @@ from typing import Any, Optional
 
 from ..._messages import refusal
 from ...layers.decay_checks import check_decay
-from ...layers.hook_ratios import HookRatios, adapt_hook
-from ...layers.layer_ratios import LayerRatios
-from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
+from ...layers.decay_ratios import LayerRatios
+from ...layers.hooks import N_LAYERS, HookRatios, adapt_hook, layerwise_lr_decay
 
 
 def ratio_fn(layers: Any, layerwise_decay: Any) -> LayerRatios:

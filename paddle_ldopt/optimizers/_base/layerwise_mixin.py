@@ -24,10 +24,9 @@ from ..._paddle import (
     sharding_setting,
     weight_decay_fun_is_replaced,
 )
-from ...layers.hook_ratios import HookRatios
-from ...layers.layer_ratios import LayerRatios, check_trained
-from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
-from ...layers.ratios import RatedOptimizer, decay_of, moves
+from ...layers.decay_ratios import LayerRatios, check_trained
+from ...layers.hooks import HookRatios, check_documented_hook, layerwise_lr_decay
+from ...layers.rated_optimizer import RatedOptimizer, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
 from .._shards import unknown_parameter
 from .._step.whole_step import layer_rates

@@ -20,7 +20,7 @@ from ..._paddle import (
     weight_decay_fun,
     with_state,
 )
-from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
+from ...layers.hooks import N_LAYERS, layerwise_lr_decay
 from .._shards import MissingGradients, refuse_sharded_groups
 from .._step.fused_step import FusedStep, check_fused
 from .._step.plan import FusedRule

@@ -1,4 +1,4 @@
-"""The ratios of an optimizer's learning rates, and the other values that `layers` reads from an optimizer."""
+"""The interface of an optimizer with layer-wise rates: its ratios, and the other values that `layers` reads from it."""
 
 from typing import Any, Optional, Protocol
 

@@ -16,9 +16,9 @@ from .._messages import refusal, shown
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
 from .decay import Decay
+from .decay_ratios import LayerRatios
 from .layer import Layer
-from .layer_ratios import LayerRatios
-from .ratios import rated
+from .rated_optimizer import rated
 
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Layer, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
@@ -45,30 +45,15 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     """
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
-    rates = used_rates(optimizer)
+    rates = rated(optimizer).used_rates()
     if rates is None:
         rates = {name: factor * now + fixed for name, (factor, fixed) in rate_parts(optimizer, params).items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
-def used_rates(optimizer: Optimizer) -> Optional[dict[str, float]]:
-    """Return tensor name -> rate of the last update if the optimizer computes its own (`Adafactor`), None otherwise."""
-    return rated(optimizer).used_rates()
-
-
-def sets_own_rate(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer computes its own rate, so that a scheduler has no effect."""
-    return rated(optimizer).sets_own_rate
-
-
-def rate_divisor(optimizer: Optimizer, ahead: int = 0) -> float:
-    """Return the divisor of an optimizer's rate in its next step, or `ahead` steps later."""
-    return rated(optimizer).rate_divisor(ahead)
-
-
 def next_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
-    return float(unwrap(optimizer).get_lr()) / rate_divisor(optimizer)
+    return float(unwrap(optimizer).get_lr()) / rated(optimizer).rate_divisor()
 
 
 def check_table_arguments(
