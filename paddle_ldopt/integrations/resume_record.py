@@ -8,7 +8,7 @@ from .._paddle import parameters_of
 from ..layers.decay import OPTIONS
 from ..layers.map import layers_of
 from ..layers.rated_optimizer import decay_of
-from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
+from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 
 __all__ = ["ALLOW", "with_record"]
 
@@ -54,7 +54,7 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
         warnings.warn(f"{unknown}: {advice}", stacklevel=3)
 
 
-def _settings(record: dict[str, Any], names: set[str]) -> Settings:
+def _settings(record: dict[str, Any], names: set[str]) -> LayerwiseSettings:
     decay = {option: record["decay"].get(option, declared.default) for option, declared in OPTIONS.items()}
     layers = {name: "{} of {} blocks".format(*record["layers"][name]) for name in sorted(names)}
-    return {"decay": decay, "layers": layers}
+    return LayerwiseSettings(decay, layers=layers)

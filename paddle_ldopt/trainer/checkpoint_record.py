@@ -10,12 +10,14 @@ from .._files import file_errors, read_json
 from .._messages import refusal
 from .._paddle import name_dict_of, parameters_of, unwrap
 from ..build import OFF, OPTIMIZERS
-from ..config import LdoptConfig, decay_from, name_of, settings_of
+from ..config import LdoptConfig
+from ..config.decay_settings import decay_from, settings_of
+from ..config.trainer_arguments import name_of
 from ..layers.decay_ratios import LayerRatios
 from ..layers.map import Layer, LayerMap, layers_of
 from ..layers.rated_optimizer import decay_of, ratios_of
 from ..optimizers.registry import REGISTRY
-from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
+from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 from .folders import FORMAT, RECORD
 from .types import Trainer
 from .unfreezing import GradualUnfreezeCallback
@@ -108,19 +110,17 @@ def _read_record(folder: str) -> Optional[Record]:
     return dict(record)
 
 
-def comparable(record: Record) -> Settings:
-    """Return the parts of a record that `changes` compares."""
+def comparable(record: Record) -> LayerwiseSettings:
+    """Return the settings in a record."""
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
-    return {
-        "decay": settings_of(decay_from(record[DECAY_KEY])),
-        "optimizer": {
-            "the optimizer": record["optimizer"],
-            "every_k_steps of GradualUnfreezeCallback": record.get("unfreeze_every_k_steps") or "not used",
-        },
-        "towers": record["towers"] or {},
-        "layers": {name: f"{layer.label} of {layer.tower or 'all towers'}" for name, layer in layers.items()},
-        "ratios": record["ratios"] or {},
-    }
+    unfreezing = record.get("unfreeze_every_k_steps") or "not used"
+    return LayerwiseSettings(
+        decay=settings_of(decay_from(record[DECAY_KEY])),
+        optimizer={"the optimizer": record["optimizer"], "every_k_steps of GradualUnfreezeCallback": unfreezing},
+        towers=record["towers"] or {},
+        layers={name: f"{layer.label} of {layer.tower or 'all towers'}" for name, layer in layers.items()},
+        ratios=record["ratios"] or {},
+    )
 
 
 def _without_record(folder: str, record: Record, allowed: bool) -> list[str]:

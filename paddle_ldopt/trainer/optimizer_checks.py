@@ -8,7 +8,8 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import refusal, shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
 from ..build import OFF
-from ..config import json_argument, name_of
+from ..config.files import json_argument
+from ..config.trainer_arguments import name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rated_optimizer import decay_of, rated

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from ...config import option_of
+from ...config.decay_settings import option_of
 from ...layers.decay import OPTIONS, LayerDecay
 from ...layers.decay_checks import idle_options
 
