@@ -10,8 +10,6 @@ from ..layers.map import layers_of
 from ..layers.rated_optimizer import decay_of
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 
-__all__ = ["ALLOW", "with_record"]
-
 _KEY = "paddle_ldopt_layerwise"  # key of the record in the state
 
 

@@ -18,6 +18,7 @@ from .._paddle import graph_value
 from .decay import Ratio
 from .decay_checks import check_decay
 from .known_names import STACK_NAMES
+from .rated_optimizer import Ratios
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
 N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
@@ -115,11 +116,8 @@ def check_ratio(ratio: Any, name: str) -> Ratio:
         raise ValueError(f"{needed}. Received: {shown(ratio)} for '{name}'") from None
 
 
-class HookRatios:
-    """A hook as a function parameter -> checked ratio (`layers.rated_optimizer.Ratios`)."""
-
-    decay = layers = None
-    is_constant = False  # every step calls the hook
+class HookRatios(Ratios):
+    """A hook as a function parameter -> checked ratio; every step calls the hook."""
 
     def __init__(self, call: Hook) -> None:
         self._call = call
@@ -146,10 +144,6 @@ class HookRatios:
         if written and isinstance(ratio, float):
             self.last[param.name] = ratio
         return ratio
-
-    def at(self, progress: Ratio) -> "HookRatios":
-        """Return the same function: a hook only knows the present."""
-        return self
 
     def __deepcopy__(self, memo: Any) -> "HookRatios":
         return self  # a copied optimizer shares the hook, which may hold the model

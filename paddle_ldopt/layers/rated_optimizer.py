@@ -1,6 +1,6 @@
 """The interface of an optimizer with layer-wise rates: its ratios, and the other values that `layers` reads from it."""
 
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from paddle import Tensor
 from paddle.optimizer import Optimizer
@@ -9,26 +9,20 @@ from .._paddle import unwrap
 from .decay import LayerDecay, Ratio
 
 
-class Ratios(Protocol):
+class Ratios:
     """A function parameter -> ratio of its learning rate, as the `ratio_of` of an optimizer."""
 
-    @property
-    def decay(self) -> Optional[LayerDecay]:
-        """The decay of the ratios; None for a hook's."""
-
-    @property
-    def layers(self) -> Any:
-        """The `LayerMap` of the decay; None for a hook's."""
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether a step may reuse the ratios of the previous one."""
+    decay: Optional[LayerDecay] = None  # None for a hook's
+    layers: Any = None  # the `LayerMap` of the decay; None for a hook's
+    is_constant = False  # whether a step may reuse the ratios of the previous one
 
     def at(self, progress: Ratio) -> "Ratios":
-        """Return the ratios after the fraction `progress` of the training."""
+        """Return the ratios after the fraction `progress` of the training; a hook only knows the present."""
+        return self
 
     def __call__(self, param: Tensor) -> Ratio:
         """Return the ratio of a parameter, a float or a static graph's value."""
+        raise NotImplementedError
 
 
 class RatedOptimizer:

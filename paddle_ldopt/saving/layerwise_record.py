@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from .._messages import refusal, shown
 
-__all__ = ["ABSENT", "ALLOW", "LayerwiseSettings", "changes", "check_changes", "differences"]
-
 ALLOW = "allow_layerwise_change"  # the Trainer's argument and the setting of YAML files that permit a change
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # value of a missing setting
 

@@ -15,9 +15,6 @@ from .curve_schedule import Curve, CurveSchedule
 from .metric import follows_metric
 from .warmup import WarmUp
 
-__all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"]
-
-
 _MOST_STEPS = 10_000  # at which a curve is evaluated, or that a copy of another schedule takes
 
 

@@ -15,7 +15,8 @@ from ..layers.map import LayerMap, layers_of
 from ..layers.rated_optimizer import moves, rated, ratios_of
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
-from ..schedules.ahead import follows_metric, schedule_rates
+from ..schedules.ahead import schedule_rates
+from ..schedules.metric import follows_metric
 from .shared import Callback
 from .stages import map_layers
 from .types import Args, Control, State

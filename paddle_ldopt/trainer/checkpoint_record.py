@@ -9,8 +9,7 @@ from paddle.optimizer import Optimizer
 from .._files import file_errors, read_json
 from .._messages import refusal
 from .._paddle import name_dict_of, parameters_of, unwrap
-from ..build import OFF, OPTIMIZERS
-from ..config import LdoptConfig
+from ..build import OFF
 from ..config.decay_settings import decay_from, settings_of
 from ..config.trainer_arguments import name_of
 from ..layers.decay_ratios import LayerRatios
@@ -26,13 +25,6 @@ Record = dict[str, Any]
 DECAY_KEY = "rule"  # key of the decay; version 0.1 called it a rule, and its checkpoints can still be read
 _DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # the Trainer's arguments
 _SAME_STATE = {"AdamW", "AdamWDL"}  # each can load the state of the other
-
-
-def config_of(trainer: Trainer) -> Optional[LdoptConfig]:
-    """Return a Trainer's arguments as a config; None with a given optimizer, or if only the Trainer builds its kind."""
-    if trainer.optimizer is not None or not hasattr(trainer.args, "layerwise_rules"):
-        return None
-    return LdoptConfig.from_arguments(trainer.args) if name_of(trainer.args.optim) in OPTIMIZERS else None
 
 
 def record_of(trainer: Trainer, constant: Record) -> Record:

@@ -96,10 +96,8 @@ def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: 
         raise refusal(ValueError, f"{needs} {advice}", optimizer=type(optimizer).__name__, layers=layers)
 
 
-class UnfreezingRatios:
-    """The ratios of an optimizer, with 0 for layers frozen at `step` (`layers.rated_optimizer.Ratios`)."""
-
-    is_constant = False
+class UnfreezingRatios(Ratios):
+    """The ratios of an optimizer, with 0 for layers frozen at `step`."""
 
     def __init__(self, when_open: Ratios, every_k_steps: int):
         self.when_open, self.decay, self.layers, self.step = when_open, when_open.decay, when_open.layers, 0

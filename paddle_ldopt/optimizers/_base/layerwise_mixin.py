@@ -27,7 +27,8 @@ from ..._paddle import (
 from ...layers.decay_ratios import LayerRatios, check_trained
 from ...layers.hooks import HookRatios, check_documented_hook, layerwise_lr_decay
 from ...layers.rated_optimizer import RatedOptimizer, decay_of, moves
-from ...schedules.ahead import follows_metric, length_of
+from ...schedules.ahead import length_of
+from ...schedules.metric import follows_metric
 from .._shards import unknown_parameter
 from .._step.whole_step import layer_rates
 from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
