@@ -66,11 +66,11 @@ class LayerMap:
 
         Args:
             names: all names in the model's order, including frozen parameters.
-            rules: override the built-in rules. A dict maps a regular expression (`re.search`) to a layer id,
+            rules: override the layers found. A dict maps a regular expression (`re.search`) to a layer id,
                 "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0. Gaps in the
                 numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the number of blocks found form a
                 deeper tower of their own. A callable takes a name and returns a layer id, "embeddings", "head", or None
-                for the built-in rules.
+                for the layer found.
             granularity: one layer per "block"; per "stage" in towers whose blocks are in stages (ConvNeXt, Swin,
                 ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
 
