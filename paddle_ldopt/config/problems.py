@@ -49,12 +49,17 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     unreadable, layerwise = list(refused(checks)), list(decay_problems(config))
     yield from [*unreadable, *layerwise]
     yield from _optimizer_problems(config, bool(unreadable))
-    if config.learning_rate is None:
-        yield from _idle_schedule_problems(config, defaults)
-    else:
-        yield from _config_schedule_problems(config, bool(unreadable))
-    if not layerwise:
-        yield from _moving_decay_problems(config)
+    schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
+    given = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
+    if config.learning_rate is not None:
+        yield from _schedule_problems(config, bool(unreadable))
+    elif given:
+        yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **given)
+    has_steps = config.learning_rate is not None and config.lr_scheduler_type not in metric_kinds()
+    if not layerwise and not has_steps and decay_from(vars(config)).moves:
+        needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
+        received = {name: getattr(config, name) for name in ("learning_rate", "lr_scheduler_type", "layerwise_end")}
+        yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
 
 
 def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
@@ -125,22 +130,7 @@ def _sets_its_rate(config: Any) -> bool:
     return config.optim_kwargs.get("relative_step", usual) is True
 
 
-def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
-    schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-    settings = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
-    if settings:
-        yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **settings)
-
-
-def _moving_decay_problems(config: Any) -> Iterator[str]:
-    names = ("learning_rate", "lr_scheduler_type", "layerwise_end")
-    needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
-    if decay_from(vars(config)).moves and (config.learning_rate is None or config.lr_scheduler_type in metric_kinds()):
-        received = {name: getattr(config, name) for name in names}
-        yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
-
-
-def _config_schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
+def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
     kind = config.lr_scheduler_type
     if not isinstance(kind, str) or kind not in SCHEDULES:
         yield unknown("schedule", kind, None, SCHEDULES, f"lr_scheduler_type={shown(kind)}")

@@ -51,17 +51,6 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
 
     Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. Other architectures: ``LayerMap`` and ``layers=``.
     """
-    d, n, name = _checked_arguments(decay_rate, name_dict, n_layers, param)
-    block = _ENCODER_BLOCK.search(name)
-    if block:
-        return d ** (n - int(block[1]))
-    return d ** (n + 1) if "embedding" in name else 1.0
-
-
-def _checked_arguments(
-    decay_rate: float, name_dict: Names, n_layers: int, param: paddle.Tensor
-) -> tuple[float, int, str]:
-    """Return decay, number of blocks, and the structured name of the parameter."""
     d, n = check_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
     if name_dict is not None and not isinstance(name_dict, Mapping):
         raise wrong_type(name_dict, "name_dict", "a dict")
@@ -76,7 +65,9 @@ def _checked_arguments(
     if block and int(block[1]) >= n:
         must = "`n_layers` must be at least the number of encoder blocks"
         raise refusal(ValueError, f"{must}, or '{name}' would get a rate above the head's.", n_layers=n)
-    return d, n, name
+    if block:
+        return d ** (n - int(block[1]))
+    return d ** (n + 1) if "embedding" in name else 1.0
 
 
 def check_documented_hook(names: list[str]) -> None:
