@@ -21,7 +21,7 @@ MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
 
 
 def option_problems(
-    optim: str, options: dict[str, Any], learning_rate: Optional[float] = 1e-3, max_grad_norm: float = 0.0
+    optim: str, options: dict[str, Any], max_grad_norm: float, learning_rate: Optional[float] = 1e-3
 ) -> Iterator[str]:
     """Yield the problems of `optim_kwargs`; `learning_rate` is None for an optimizer that sets its own rate.
 
@@ -120,7 +120,7 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
         yield problem(advice, optim=optim, learning_rate=config.learning_rate, optim_kwargs=options)
     else:
         rate = None if config.learning_rate is None else 1e-3
-        yield from option_problems(optim, options, rate, 0.0 if unreadable else config.max_grad_norm)
+        yield from option_problems(optim, options, 0.0 if unreadable else config.max_grad_norm, rate)
 
 
 def _sets_its_rate(config: Any) -> bool:

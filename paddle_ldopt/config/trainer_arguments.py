@@ -34,7 +34,7 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
         "optim": optim,
         "optim_kwargs": options,
         "weight_decay": args.weight_decay,
-        "max_grad_norm": max(args.max_grad_norm, 0.0),  # for the Trainer, any negative number is off
+        "max_grad_norm": clip_norm(args),
         **settings_of(decay_of_arguments(args)),
         "layerwise_rules": json_argument(args, "layerwise_rules") or None,
         "layerwise_granularity": getattr(args, "layerwise_granularity", "block"),
@@ -46,6 +46,11 @@ def mapped_options(args: Any, info: OptimizerInfo) -> dict[str, Any]:
     """Return the options of an optimizer that are fields of a Trainer's arguments."""
     options = {name: getattr(args, field) for name, field in info.trainer.items()}
     return {**options, "multi_precision": args.fp16_opt_level == "O2"}
+
+
+def clip_norm(args: Any) -> float:
+    """Return the global norm for gradient clipping, 0 for off; a Trainer also takes any negative number for off."""
+    return max(args.max_grad_norm, 0.0)
 
 
 def decay_of_arguments(args: Any) -> LayerDecay:

@@ -11,7 +11,7 @@ from ..config.decay_settings import DecaySettings, decay_problems, settings_of
 from ..config.erniekit import with_erniekit
 from ..config.files import json_argument
 from ..config.problems import option_problems
-from ..config.trainer_arguments import BUILT_IN, builds_schedule, name_of
+from ..config.trainer_arguments import BUILT_IN, builds_schedule, clip_norm, name_of
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from ..schedules.kinds import SCHEDULES
@@ -191,4 +191,4 @@ def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterato
         yield f"An optimizer that sets its own rate {advice}. Received: {received}"
     else:
         own = {name: value for name, value in options.items() if setting(name) not in fields}
-        yield from option_problems(optim, own, max_grad_norm=max(args.max_grad_norm, 0.0))
+        yield from option_problems(optim, own, clip_norm(args))

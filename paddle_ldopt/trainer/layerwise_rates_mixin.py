@@ -12,7 +12,7 @@ from .._paddle import leave_out_frozen, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
 from ..config.erniekit import left_to_us
 from ..config.files import json_argument
-from ..config.trainer_arguments import builds_schedule, decay_of_arguments, mapped_options, name_of
+from ..config.trainer_arguments import builds_schedule, clip_norm, decay_of_arguments, mapped_options, name_of
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap, layers_of
@@ -115,7 +115,7 @@ class LayerwiseRatesMixin(Trainer):
             layerwise_decay=self._decay,
             layers=layers,
             groups=self.model.parameters() if groups is None else groups,
-            max_grad_norm=args.max_grad_norm,
+            max_grad_norm=clip_norm(args),
             learning_rate=learning_rate,
             weight_decay=args.weight_decay,
             **mapped_options(args, info),

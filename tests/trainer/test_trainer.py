@@ -266,7 +266,7 @@ def test_the_trainers_settings_reach_the_optimizer(tmp_path):
     assert (opt._beta1, opt._beta2, opt._epsilon, opt._weight_decay) == (0.7, 0.8, 1e-4, 0.3)
     assert opt._grad_clip.clip_norm == 0.5
     assert not opt._multi_precision
-    assert made(max_grad_norm=0.0)._grad_clip is None
+    assert made(max_grad_norm=0.0)._grad_clip is made(max_grad_norm=-1.0)._grad_clip is None
     assert made(fp16_opt_level="O2")._multi_precision
 
 
