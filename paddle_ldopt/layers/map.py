@@ -18,7 +18,7 @@ from .decay_ratios import LayerRatios, check_effects
 from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
-from .learning_rates import RateOrSchedule, Tensors, check_table_arguments, planned_rates, rates_of_optimizer
+from .learning_rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
 from .model_parameters import check_model
 from .rated_optimizer import ratios_of
 from .table import LayerTable
@@ -173,9 +173,14 @@ class LayerMap:
                 `optimizer`; an optimizer of another model.
         """
         num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
-        check_table_arguments(self, layerwise_decay, learning_rate, optimizer, apply_decay_param_fun, num_steps)
         tensors = self._tensors()
+        if (layerwise_decay is None) == (optimizer is None):
+            raise ValueError(
+                "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
+                f"Received: layerwise_decay={shown(layerwise_decay)}, optimizer={type(optimizer).__name__}"
+            )
         if layerwise_decay is None:
+            check_readable(self, optimizer, learning_rate=learning_rate, apply_decay_param_fun=apply_decay_param_fun)
             return LayerTable.build(tensors, rates_of_optimizer(optimizer, num_steps))
         ratios = self.ratio_fn(layerwise_decay)
         return LayerTable.build(
