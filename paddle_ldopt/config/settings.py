@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 import types
 from typing import Any, Optional
@@ -136,9 +135,10 @@ class LdoptConfig(DecaySettings):
         if not isinstance(values, dict):
             raise wrong_type(values, "values", "a dict of settings")
         known = _defaults(cls)
-        unknown_settings = (_unknown(key, value, known) for key, value in values.items() if key not in known)
+        unknown_settings = [_unknown(key, value, known) for key, value in values.items() if key not in known]
         valid = {key: value for key, value in values.items() if key in known}
-        tell_all(itertools.chain(unknown_settings, config_problems(types.SimpleNamespace(**{**known, **valid}), known)))
+        if unknown_settings:  # the constructor tells the other problems
+            tell_all([*unknown_settings, *config_problems(types.SimpleNamespace(**{**known, **valid}), known)])
         return cls(**valid)
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from .decay_ratios import LayerRatios, check_effects
 from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
-from .learning_rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
 from .model_parameters import check_model
 from .rated_optimizer import ratios_of
+from .rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
 from .table import LayerTable
 from .user_rules import Rules
 

@@ -10,7 +10,7 @@ from paddle import Tensor
 
 from .known_names import STATISTICS
 from .layer import Layer
-from .learning_rates import Rate, Tensors
+from .rates import Rate, Tensors
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

@@ -139,10 +139,16 @@ class GreedyLR(MetricSchedule):
         super().set_state_dict(state)
         self.window = collections.deque(state["window"], maxlen=self.window_size)
 
-    set_dict = set_state_dict
-
 
 @schedule("greedy", on_metric=GreedyLR)
 def get_greedy_schedule(optimizer: OptimizerOrRate, **kwargs: Any) -> GreedyLR:
-    """Build a `GreedyLR` with these arguments."""
+    r"""Build a `GreedyLR` with these arguments.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_greedy_schedule
+        >>> schedule = get_greedy_schedule(5e-5, factor=0.5, patience=0, min_lr=1e-6, max_lr=1e-3)
+        >>> schedule.step(1.0)
+        >>> schedule()
+        0.0001
+    """
     return attach(GreedyLR(peak_of(optimizer), **kwargs), optimizer)

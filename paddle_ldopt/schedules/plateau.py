@@ -59,5 +59,14 @@ class ReduceLROnPlateau(MetricSchedule):
 
 @schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau, member="REDUCE_ON_PLATEAU")
 def get_reduce_on_plateau_schedule(optimizer: OptimizerOrRate, **kwargs: Any) -> ReduceLROnPlateau:
-    """Build a `ReduceLROnPlateau` with these arguments."""
+    r"""Build a `ReduceLROnPlateau` with these arguments.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
+        >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
+        >>> for loss in (1.0, 1.0):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.05
+    """
     return attach(ReduceLROnPlateau(peak_of(optimizer), **kwargs), optimizer)

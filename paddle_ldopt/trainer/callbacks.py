@@ -10,9 +10,9 @@ from paddle.optimizer import Optimizer
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.decay_ratios import LayerRatios
-from ..layers.learning_rates import applied_rates, next_rate
 from ..layers.map import LayerMap, layers_of
 from ..layers.rated_optimizer import moves, rated, ratios_of
+from ..layers.rates import applied_rates, next_rate
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import schedule_rates

@@ -15,9 +15,9 @@ from paddle.optimizer import Optimizer
 from .._files import Path, checked_path, write_whole
 from .._messages import wrong_type
 from .._paddle import parameters_of
-from ..layers.learning_rates import applied_rates, next_rate
 from ..layers.map import LayerMap
 from ..layers.rated_optimizer import moves, rated, ratios_of
+from ..layers.rates import applied_rates, next_rate
 from ..layers.table import LayerTable
 from ..plots import font_families, name_lines
 from . import report_page as page

@@ -12,7 +12,7 @@ from paddlenlp.transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForC
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LayerDecay, LayerMap
-from paddle_ldopt.layers.learning_rates import applied_rates
+from paddle_ldopt.layers.rates import applied_rates
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "rates.md").read_text(encoding="utf-8")
 SIZE = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}

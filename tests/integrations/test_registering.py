@@ -12,7 +12,7 @@ import pytest
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.integrations import paddleocr, yaml_settings
-from paddle_ldopt.layers.learning_rates import applied_rates
+from paddle_ldopt.layers.rates import applied_rates
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
 FRAMEWORKS = {

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
-from paddle_ldopt.layers.learning_rates import applied_rates
+from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.plots import name_lines
 from paddle_ldopt.schedules import CurveSchedule
 

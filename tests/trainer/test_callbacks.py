@@ -11,7 +11,7 @@ import trainer_common as common
 from trainer_run import checkpoint_format
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.layers import learning_rates
+from paddle_ldopt.layers import rates
 from paddle_ldopt.layers.rated_optimizer import rated
 from paddle_ldopt.plots import text_plot
 from paddle_ldopt.schedules import ahead
@@ -387,8 +387,8 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
 
     layers.table(optimizer=optimizer)
     layers.plot(tmp_path / "rates.png", optimizer=optimizer)
-    learning_rates.applied_rates(optimizer), learning_rates.applied_rates(optimizer, 0.1)
-    learning_rates.next_rate(optimizer), rated(optimizer).rate_divisor(3), rated(optimizer).used_rates()
+    rates.applied_rates(optimizer), rates.applied_rates(optimizer, 0.1)
+    rates.next_rate(optimizer), rated(optimizer).rate_divisor(3), rated(optimizer).used_rates()
     ahead.peak_learning_rate(schedule), ahead.schedule_rates(schedule, 9)
     report, given = RunReport(str(tmp_path), "title", layers), {"optimizer": optimizer, "lr_scheduler": schedule}
     logs = LayerLRCallback(layers)

@@ -19,7 +19,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt._paddle import MovedError
-from paddle_ldopt.layers.learning_rates import applied_rates
+from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.optimizers._base.layerwise_mixin import LayerwiseMixin
 from paddle_ldopt.optimizers._step import fused_step
 from paddle_ldopt.optimizers.registry import REGISTRY
