@@ -19,7 +19,6 @@ from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
 from .model_parameters import check_model
-from .rated_optimizer import ratios_of
 from .rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
 from .table import LayerTable
 from .user_rules import Rules
@@ -207,12 +206,6 @@ class LayerMap:
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
         }
-
-
-def layers_of(optimizer: Optimizer) -> Optional[LayerMap]:
-    """Return the LayerMap of an optimizer's ratios; None for a hook's, or without layer-wise rates."""
-    ratios = ratios_of(optimizer)
-    return None if ratios is None else ratios.layers
 
 
 def _checked_names(names: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from .decay import LayerDecay, Ratio
 
 
 class Ratios:
-    """A function parameter -> ratio of its learning rate, as the `ratio_of` of an optimizer."""
+    """A function parameter -> ratio of its learning rate, as the `ratio_of` of an optimizer; here 1 for each."""
 
     decay: Optional[LayerDecay] = None  # None for a hook's
     layers: Any = None  # the `LayerMap` of the decay; None for a hook's
@@ -22,7 +22,12 @@ class Ratios:
 
     def __call__(self, param: Tensor) -> Ratio:
         """Return the ratio of a parameter, a float or a static graph's value."""
-        raise NotImplementedError
+        return 1.0
+
+    @property
+    def moves(self) -> bool:
+        """Whether the decay changes the ratios during training."""
+        return self.decay is not None and self.decay.moves
 
 
 class RatedOptimizer:
@@ -65,17 +70,6 @@ def rated(optimizer: Optimizer) -> RatedOptimizer:
     return inner if isinstance(inner, RatedOptimizer) else RatedOptimizer()
 
 
-def ratios_of(optimizer: Optimizer) -> Optional[Ratios]:
-    """Return the ratios of an optimizer, even inside `fleet`'s wrapper; None if all layers have the same rate."""
-    return rated(optimizer).ratio_of
-
-
-def decay_of(optimizer: Optimizer) -> Optional[LayerDecay]:
-    """Return the decay of an optimizer; None without a decay or with a hook."""
-    ratios = ratios_of(optimizer)
-    return None if ratios is None else ratios.decay
-
-
-def moves(ratios: Optional[Ratios]) -> bool:
-    """Return whether a decay changes the ratios during training."""
-    return ratios is not None and ratios.decay is not None and ratios.decay.moves
+def ratios_of(optimizer: Optimizer) -> Ratios:
+    """Return the ratios of an optimizer, also in wrappers; plain `Ratios` if all layers have the same rate."""
+    return rated(optimizer).ratio_of or Ratios()

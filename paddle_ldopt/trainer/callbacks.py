@@ -10,8 +10,8 @@ from paddle.optimizer import Optimizer
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.decay_ratios import LayerRatios
-from ..layers.map import LayerMap, layers_of
-from ..layers.rated_optimizer import moves, rated, ratios_of
+from ..layers.map import LayerMap
+from ..layers.rated_optimizer import rated, ratios_of
 from ..layers.rates import applied_rates, next_rate
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
@@ -153,7 +153,7 @@ def _rates_by_row(layers: LayerMap, optimizer: Optimizer, first: int, rates: lis
 def _at_this_step(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer to read from, with a moving decay fixed at its present value."""
     inner = unwrap(optimizer)
-    if moves(ratios_of(inner)):
+    if ratios_of(inner).moves:
         return stand_in(inner, parameters_of(optimizer), ratio_of=inner.current_ratio_of(), _step_ratios=None)
     return optimizer
 
@@ -169,4 +169,4 @@ def _moved_ratios(optimizer: Optimizer, steps: Iterable[int]) -> list[dict[tuple
 
 
 def _find_layers(layers: Optional[LayerMap], optimizer: Optimizer, model: paddle.nn.Layer) -> LayerMap:
-    return layers or layers_of(optimizer) or map_layers(model)
+    return layers or ratios_of(optimizer).layers or map_layers(model)

@@ -13,8 +13,9 @@ from ..build import OFF
 from ..config.decay_settings import decay_from, settings_of
 from ..config.trainer_arguments import name_of
 from ..layers.decay_ratios import LayerRatios
-from ..layers.map import Layer, LayerMap, layers_of
-from ..layers.rated_optimizer import decay_of, ratios_of
+from ..layers.hooks import HookRatios
+from ..layers.map import Layer, LayerMap
+from ..layers.rated_optimizer import ratios_of
 from ..optimizers.registry import REGISTRY
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 from .folders import FORMAT, RECORD
@@ -42,9 +43,9 @@ def constant_settings(trainer: Trainer) -> Record:
         layers = None if decay == OFF else trainer.layer_map
     else:
         optimizer = unwrap(trainer.optimizer)
-        name, decay = type(optimizer).__name__, decay_of(optimizer) or OFF
+        name, decay = type(optimizer).__name__, ratios_of(optimizer).decay or OFF
         ratios = _hook_ratios(optimizer, trainer.model)
-        layers = None if decay == OFF else layers_of(optimizer)
+        layers = None if decay == OFF else ratios_of(optimizer).layers
     fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
     return {"optimizer": name, DECAY_KEY: settings_of(decay), "ratios": ratios, **fingerprint}
 
@@ -62,8 +63,7 @@ def _optimizer_name(trainer: Trainer) -> str:
 
 def _hook_ratios(optimizer: Optimizer, model: paddle.nn.Layer) -> Optional[dict[str, float]]:
     """Return structured name -> ratio if the ratios come from a user's hook, else None."""
-    ratios = ratios_of(optimizer)
-    if ratios is None or ratios.decay is not None:
+    if not isinstance(ratios_of(optimizer), HookRatios):
         return None
     names = name_dict_of(model)
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]

@@ -15,8 +15,8 @@ from ..config.files import json_argument
 from ..config.trainer_arguments import builds_schedule, clip_norm, decay_of_arguments, mapped_options, name_of
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
-from ..layers.map import LayerMap, layers_of
-from ..layers.rated_optimizer import rated
+from ..layers.map import LayerMap
+from ..layers.rated_optimizer import rated, ratios_of
 from ..optimizers import LayerwiseMixin, OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
@@ -169,7 +169,7 @@ class LayerwiseRatesMixin(Trainer):
         if unwrap(self.optimizer) is not self._own_optimizer:  # the Trainer's `create_optimizer_and_scheduler` made it
             self._check_optimizer()
         self._set_steps(self.state.max_steps)
-        layers = layers_of(self.optimizer)
+        layers = ratios_of(self.optimizer).layers
         if layers is not None:
             ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
             table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)

@@ -12,7 +12,7 @@ from ..config.files import json_argument
 from ..config.trainer_arguments import name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
-from ..layers.rated_optimizer import decay_of, rated
+from ..layers.rated_optimizer import rated, ratios_of
 from ..optimizers.registry import REGISTRY
 from ..schedules.kinds import metric_kinds
 from .types import Args
@@ -29,7 +29,7 @@ def check_trainer_optimizer(
     chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
-    optimizer_decay = decay_of(optimizer)
+    optimizer_decay = ratios_of(optimizer).decay
     if decay not in (optimizer_decay, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",

@@ -10,7 +10,7 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_steps
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
-from ..layers.map import LayerMap, layers_of
+from ..layers.map import LayerMap
 from ..layers.rated_optimizer import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay, plain_class
@@ -51,7 +51,7 @@ class GradualUnfreezeCallback(Callback):
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Wrap the optimizer's ratios in `UnfreezingRatios`."""
         optimizer = unwrap(optimizer)
-        own_layers = layers_of(optimizer)
+        own_layers = ratios_of(optimizer).layers
         _check_layers(optimizer, own_layers, self.layers)
         if own_layers is None and isinstance(optimizer, LayerwiseMixin) and plain_class(optimizer) is None:
             optimizer.ratio_of = self.layers.ratio_fn(1.0)

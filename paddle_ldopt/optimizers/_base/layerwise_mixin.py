@@ -26,7 +26,7 @@ from ..._paddle import (
 )
 from ...layers.decay_ratios import LayerRatios, check_trained
 from ...layers.hooks import HookRatios, check_documented_hook, layerwise_lr_decay
-from ...layers.rated_optimizer import RatedOptimizer, decay_of, moves
+from ...layers.rated_optimizer import RatedOptimizer, ratios_of
 from ...schedules.ahead import length_of
 from ...schedules.metric import follows_metric
 from .._shards import unknown_parameter
@@ -116,7 +116,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
     def current_ratio_of(self) -> Any:
         """Return the current ratios, None if all are 1; raise if a decay moves and its steps are unknown."""
         ratios = self.ratio_of
-        return ratios.at(self.progress_at()) if ratios and moves(ratios) and not ratios.is_constant else ratios
+        return ratios.at(self.progress_at()) if ratios and ratios.moves and not ratios.is_constant else ratios
 
     def progress_at(self, step: Optional[int] = None) -> Any:
         """Return the progress of a moving decay at a step of the schedule or now, from 0 to 1."""
@@ -126,7 +126,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
 
     def steps_of_decay(self) -> int:
         """Return the number of steps in which a moving decay reaches its end; raise if it or the step is unknown."""
-        schedule, decay = rate_source(self), decay_of(self)
+        schedule, decay = rate_source(self), ratios_of(self).decay
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
