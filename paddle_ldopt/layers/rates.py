@@ -44,10 +44,15 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     """
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
-    rates = rated(optimizer).used_rates()
+    rates = used_rates(optimizer)
     if rates is None:
         rates = {name: factor * now + fixed for name, (factor, fixed) in rate_parts(optimizer, params).items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
+
+
+def used_rates(optimizer: Optimizer) -> Optional[dict[str, float]]:
+    """Return tensor name -> rate of the last update if the optimizer computes its own (`Adafactor`), None otherwise."""
+    return rated(optimizer).used_rates()
 
 
 def next_rate(optimizer: Optimizer) -> float:

@@ -21,13 +21,13 @@ from .types import Args
 
 
 class OptimizerName(str):
-    """Name that the Trainer's enum lacks, here of an optimizer, with the `value` of the enum's members."""
+    """The name of one of our optimizers in `optim`, with the `value` that a member of the Trainer's enum has."""
 
     value = property(str)
 
 
 class SchedulerName(OptimizerName):
-    """The same of a schedule."""
+    """The name of one of our schedules in `lr_scheduler_type`, likewise."""
 
 
 # Argument -> our names, the Trainer's enum, a name in this enum, the class of ours. The enum refuses our names.

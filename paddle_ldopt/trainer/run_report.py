@@ -16,8 +16,8 @@ from .._files import Path, checked_path, write_whole
 from .._messages import wrong_type
 from .._paddle import parameters_of
 from ..layers.map import LayerMap
-from ..layers.rated_optimizer import rated, ratios_of
-from ..layers.rates import applied_rates, next_rate
+from ..layers.rated_optimizer import ratios_of
+from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.table import LayerTable
 from ..plots import font_families, name_lines
 from . import report_page as page
@@ -73,12 +73,12 @@ class RunReport(Callback):
             self._starts = all_open(optimizer)[1]
         if self._recording and ratios_of(optimizer).moves:
             self._rates.append(self._by_layer(all_open(optimizer)[0]))
-        elif self._recording and rated(optimizer).used_rates() is None:
+        elif self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the greatest rate of each layer if the optimizer sets its own rates."""
-        if self._recording and rated(optimizer).used_rates() is not None and not ratios_of(optimizer).moves:
+        if self._recording and used_rates(optimizer) is not None and not ratios_of(optimizer).moves:
             self._rates.append(self._by_layer(optimizer))
 
     def _by_layer(self, optimizer: Optimizer) -> list[Optional[float]]:
