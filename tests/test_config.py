@@ -242,7 +242,7 @@ WRONG = {
     ),
     "two clippings": (
         {"optim": "adamweightdecay", "optim_kwargs": {"global_clipnorm": 1.0}},
-        "`weight_decay` or `max_grad_norm`: `global_clipnorm` cannot be combined",
+        "`optim_kwargs`: `global_clipnorm` cannot be combined",
     ),
     "moving without a schedule": (
         {"optim": "adafactor", "learning_rate": None, "layerwise_lr_decay": 0.5, "layerwise_end": 1.0},

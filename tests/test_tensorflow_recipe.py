@@ -242,7 +242,7 @@ def test_layerwise_decay_of_a_model():
     assert ratios["layers.0.q_proj.weight"] == 0.125 and ratios["classifier.weight"] == 1.0
 
 
-def test_layerwise_decay_by_the_documented_rule():
+def test_layerwise_decay_by_the_documented_hook():
     arrays, _ = bert_like()
     params, name_dict = make_params(arrays)
     optimizer, _ = create_optimizer(

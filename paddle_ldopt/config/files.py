@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from .._files import Path, checked_path, file_errors, unique_keys
-from .._messages import shown
+from .._messages import refusal
 
 _EXAMPLES = {  # last word of a setting's name -> a value
     "towers": '{"vision_model": 0.65}',
@@ -14,10 +14,6 @@ _EXAMPLES = {  # last word of a setting's name -> a value
     "rules": '{"lora_": "head"}',
     "optim_kwargs": '{"fused": false}',
 }
-
-
-def _example(name: str) -> str:
-    return next((example for end, example in _EXAMPLES.items() if name.endswith(end)), '{"min_lr": 1e-6}')
 
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
@@ -29,9 +25,8 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
         except (RecursionError, ValueError) as error:
             why = f" ({error})"
     if content is not None and not isinstance(content, dict):
-        raise ValueError(
-            f"`{name}` must be a JSON object such as '{_example(name)}'{why}. Received: {name}={shown(value)}"
-        )
+        example = next((example for end, example in _EXAMPLES.items() if name.endswith(end)), '{"min_lr": 1e-6}')
+        raise refusal(ValueError, f"`{name}` must be a JSON object such as '{example}'{why}.", **{name: value})
     return dict(content or {})
 
 

@@ -1,4 +1,4 @@
-"""The problems of settings: first each value by its declaration, then conditions between values by a trial."""
+"""The problems of settings: first each value by its declaration, then all of them together, by a trial."""
 
 import functools
 import warnings
@@ -21,13 +21,12 @@ MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
 
 
 def option_problems(
-    optim: str,
-    options: dict[str, Any],
-    learning_rate: Optional[float] = 1e-3,
-    weight_decay: float = 0.0,
-    max_grad_norm: float = 0.0,
+    optim: str, options: dict[str, Any], max_grad_norm: float, learning_rate: Optional[float] = 1e-3
 ) -> Iterator[str]:
-    """Yield the problems of `optim_kwargs`; `learning_rate` is None for an optimizer that sets its own rate."""
+    """Yield the problems of `optim_kwargs`; `learning_rate` is None for an optimizer that sets its own rate.
+
+    The constructor of an optimizer checks its options together, so one is built for a single parameter.
+    """
     declared, setting = OPTIMIZERS[optim].settings, OPTIMIZERS[optim].setting
     for key in [key for key in options if setting(key) not in declared]:
         yield f"`optim_kwargs`: {unknown(f'option of {shown(optim)}', key, options[key], declared)}"
@@ -38,10 +37,8 @@ def option_problems(
         with paddle.utils.unique_name.guard():
             zero = paddle.nn.initializer.Constant(0.0)
             one = [paddle.create_parameter([1], "float32", default_initializer=zero)]
-        build = functools.partial(build_optimizer, optim, None, parameters=one, **rate, **valid)
-        together = list(_tried(lambda: build(weight_decay=weight_decay, max_grad_norm=max_grad_norm)))
-        problems = list(_tried(build)) if together else []
-        yield from (f"`weight_decay` or `max_grad_norm`: {reason}" for reason in together if not problems)
+        trial = functools.partial(build_optimizer, optim, None, parameters=one, max_grad_norm=max_grad_norm)
+        problems = [f"{reason}, max_grad_norm={max_grad_norm}" for reason in _tried(lambda: trial(**rate, **valid))]
     yield from (f"`optim_kwargs`: {reason}" for reason in problems)
 
 
@@ -52,12 +49,17 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     unreadable, layerwise = list(refused(checks)), list(decay_problems(config))
     yield from [*unreadable, *layerwise]
     yield from _optimizer_problems(config, bool(unreadable))
-    if config.learning_rate is None:
-        yield from _idle_schedule_problems(config, defaults)
-    else:
-        yield from _config_schedule_problems(config, bool(unreadable))
-    if not layerwise:
-        yield from _moving_decay_problems(config)
+    schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
+    given = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
+    if config.learning_rate is not None:
+        yield from _schedule_problems(config, bool(unreadable))
+    elif given:
+        yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **given)
+    has_steps = config.learning_rate is not None and config.lr_scheduler_type not in metric_kinds()
+    if not layerwise and not has_steps and decay_from(vars(config)).moves:
+        needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
+        received = {name: getattr(config, name) for name in ("learning_rate", "lr_scheduler_type", "layerwise_end")}
+        yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
 
 
 def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
@@ -117,9 +119,8 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
         advice = "`learning_rate` must be None with `relative_step`, which sets the rate, and must be given without it."
         yield problem(advice, optim=optim, learning_rate=config.learning_rate, optim_kwargs=options)
     else:
-        sure = {} if unreadable else {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         rate = None if config.learning_rate is None else 1e-3
-        yield from option_problems(optim, options, rate, **sure)
+        yield from option_problems(optim, options, 0.0 if unreadable else config.max_grad_norm, rate)
 
 
 def _sets_its_rate(config: Any) -> bool:
@@ -129,22 +130,7 @@ def _sets_its_rate(config: Any) -> bool:
     return config.optim_kwargs.get("relative_step", usual) is True
 
 
-def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
-    schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-    settings = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
-    if settings:
-        yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **settings)
-
-
-def _moving_decay_problems(config: Any) -> Iterator[str]:
-    names = ("learning_rate", "lr_scheduler_type", "layerwise_end")
-    needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
-    if decay_from(vars(config)).moves and (config.learning_rate is None or config.lr_scheduler_type in metric_kinds()):
-        received = {name: getattr(config, name) for name in names}
-        yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
-
-
-def _config_schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
+def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
     kind = config.lr_scheduler_type
     if not isinstance(kind, str) or kind not in SCHEDULES:
         yield unknown("schedule", kind, None, SCHEDULES, f"lr_scheduler_type={shown(kind)}")

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 import types
 from typing import Any, Optional
@@ -18,18 +17,11 @@ from .._paddle import parameters_of
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
+from . import erniekit
 from .decay_settings import DecaySettings, decay_setting, setting, settings_of
 from .files import read_yaml
 from .problems import build_schedule, config_problems
 from .trainer_arguments import arguments_of_settings, settings_of_arguments
-
-_VISION = '`layerwise_towers`, such as {"vision_model": {"layerwise_decay": 0.9, "convention": "ernie_vl"}}'
-_OF_ERNIEKIT = {  # argument of ERNIEKit's Trainer -> the equivalent settings
-    "layerwise_lr_decay_bound": "`layerwise_bound` and layerwise_convention='linear'",
-    "moe_gate_lr_ratio": "`layerwise_multipliers`",
-    "visual_ld": _VISION,
-    "vit_lr_ratio": _VISION,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +135,10 @@ class LdoptConfig(DecaySettings):
         if not isinstance(values, dict):
             raise wrong_type(values, "values", "a dict of settings")
         known = _defaults(cls)
-        unknown_settings = (_unknown(key, value, known) for key, value in values.items() if key not in known)
+        unknown_settings = [_unknown(key, value, known) for key, value in values.items() if key not in known]
         valid = {key: value for key, value in values.items() if key in known}
-        tell_all(itertools.chain(unknown_settings, config_problems(types.SimpleNamespace(**{**known, **valid}), known)))
+        if unknown_settings:  # the constructor tells the other problems
+            tell_all([*unknown_settings, *config_problems(types.SimpleNamespace(**{**known, **valid}), known)])
         return cls(**valid)
 
     def to_dict(self) -> dict[str, Any]:
@@ -197,8 +190,9 @@ class LdoptConfig(DecaySettings):
 
 def _unknown(key: Any, value: Any, known: dict[str, Any]) -> str:
     """Return the message for an unknown setting."""
-    if key in _OF_ERNIEKIT:
-        return problem(f"`{key}` is an argument of ERNIEKit's Trainer: use {_OF_ERNIEKIT[key]}.", **{key: value})
+    if key in erniekit.ARGUMENTS:
+        advice = f"use {erniekit.ARGUMENTS[key].settings}."
+        return problem(f"`{key}` is an argument of ERNIEKit's Trainer: {advice}", **{key: value})
     return unknown("setting", key, value, known)
 
 

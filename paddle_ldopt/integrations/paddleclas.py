@@ -11,8 +11,6 @@ import paddle
 from .._messages import refusal
 from .yaml_settings import NAMES, Component, framework
 
-__all__ = ["register"]
-
 
 class ClasComponent(Component):
     """An optimizer as PaddleClas builds it: for a list of models, and without weight decay if no regularizer is set."""

@@ -11,8 +11,6 @@ from .._messages import refusal
 from ..layers.map import LayerMap
 from .yaml_settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
 
-__all__ = ["register"]
-
 _OWN_HOOK = "layerwise_lr_decay"  # the only hook that PaddleDetection's files name
 
 

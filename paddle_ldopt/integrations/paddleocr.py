@@ -9,8 +9,6 @@ from typing import Any
 from .._messages import refusal
 from .yaml_settings import NAMES, Component, framework
 
-__all__ = ["register"]
-
 _OF_THE_WEIGHT_DECAY = "CosineWeightDecayScheduler"  # PaddleOCR 3.7's schedule, of `regularizer: {name: CosineL2}`
 
 

@@ -8,8 +8,6 @@ from typing import Any, Optional
 from .._messages import refusal, unknown
 from .yaml_settings import NAMES, framework, from_settings, named_groups, numbers_read
 
-__all__ = ["register"]
-
 _OF_A_GROUP = ("name", "lr_mult", "weight_decay_mult")  # settings of an entry of `custom_cfg`
 
 

@@ -10,8 +10,6 @@ import paddle
 
 from .yaml_settings import NAMES, framework, from_settings
 
-__all__ = ["register"]
-
 _RATE = "lr"  # the rate in `optim_conf`, which goes to the schedule
 _KINDS = ("", "model_", "wav2vec2_", "hubert_", "wavlm_")  # a trainer has one optimizer, or two
 

@@ -6,11 +6,8 @@ from typing import Any, Optional
 
 from .._paddle import parameters_of
 from ..layers.decay import OPTIONS
-from ..layers.map import layers_of
-from ..layers.ratios import decay_of
-from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
-
-__all__ = ["ALLOW", "with_record"]
+from ..layers.rated_optimizer import ratios_of
+from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 
 _KEY = "paddle_ldopt_layerwise"  # key of the record in the state
 
@@ -35,11 +32,11 @@ def with_record(cls: Any) -> Any:
 
 def _record(optimizer: Any) -> dict[str, Any]:
     """Return the options of the decay and the layer of each parameter by `param.name`; both empty without a decay."""
-    decay, layers = decay_of(optimizer), layers_of(optimizer)
-    if decay is None or layers is None:
+    ratios = ratios_of(optimizer)
+    if ratios.decay is None:
         return {"decay": {}, "layers": {}}
-    places = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
-    return {"decay": decay.to_dict(), "layers": {name: [at.label, at.depth] for name, at in places.items()}}
+    places = {param.name: ratios.layers.layer_of(param.name) for param in parameters_of(optimizer)}
+    return {"decay": ratios.decay.to_dict(), "layers": {name: [at.label, at.depth] for name, at in places.items()}}
 
 
 def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
@@ -54,7 +51,7 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
         warnings.warn(f"{unknown}: {advice}", stacklevel=3)
 
 
-def _settings(record: dict[str, Any], names: set[str]) -> Settings:
+def _settings(record: dict[str, Any], names: set[str]) -> LayerwiseSettings:
     decay = {option: record["decay"].get(option, declared.default) for option, declared in OPTIONS.items()}
     layers = {name: "{} of {} blocks".format(*record["layers"][name]) for name in sorted(names)}
-    return {"decay": decay, "layers": layers}
+    return LayerwiseSettings(decay, layers=layers)

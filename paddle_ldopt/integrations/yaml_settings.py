@@ -16,18 +16,8 @@ from ..build import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from .resume_record import ALLOW, with_record
-
-__all__ = [
-    "NAMES",
-    "Component",
-    "framework",
-    "from_settings",
-    "named_groups",
-    "name_parts",
-    "numbers_read",
-    "undecayed_names",
-]
+from ..saving.layerwise_record import ALLOW
+from .resume_record import with_record
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
 _OF_THE_MAP = ("rules", "granularity")

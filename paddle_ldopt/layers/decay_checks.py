@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
-from .._checks import Option, checked_int, checked_number
+from .._checks import Option, checked_number
 from .._messages import refusal, unknown
 from .patterns import checked_patterns
 
@@ -43,17 +43,6 @@ def checked_multipliers(value: Any, name: str) -> dict[str, float]:
         if factors[pattern] == 1.0:
             raise refusal(ValueError, f"A factor of 1 in `{name}` has no effect: leave it out.", **{name: value})
     return factors
-
-
-def check_ratio_arguments(decay: Any, layer_id: int, n_layers: int, progress: float) -> None:
-    """Raise if an argument of `LayerDecay.ratio` is out of range, or the mean over several towers is needed."""
-    checked_number(progress, "progress", 0.0, 1.0)
-    if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
-        beyond = "`layer_id` must be at most `n_layers` + 1, the head."
-        raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
-    if decay.preserve_mean and decay.towers:
-        problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
-        raise refusal(ValueError, problem, towers=decay.towers)
 
 
 def idle_options(values: Mapping[str, Any], names: Mapping[str, str], options: Mapping[str, Option]) -> Iterator[str]:

@@ -61,18 +61,11 @@ def layers_of_model(
     lowest = {tensor: min(places, key=lambda layer: layer.index - layer.depth) for tensor, places in of_tensor.items()}
     layers = {name: lowest[tensor] for tensor, name in names.items()}
     if not rules and all(layer.index for layer in layers.values()):  # no name or position shows the embeddings
-        layers.update(_embeddings_in_head(layers, infos))
+        for name, layer in layers.items():
+            if layer.is_head and name in infos and infos[name].kind == "Embedding":
+                layers[name] = dataclasses.replace(layer, index=EMBEDDINGS)
     used = {layer.tower for layer in layers.values()}  # a stack under a second name is not another tower
     return layers, {tower: depth for tower, depth in depths.items() if tower in used}, guesses
-
-
-def _embeddings_in_head(layers: dict[str, Layer], infos: Mapping[str, ParameterInfo]) -> dict[str, Layer]:
-    """Return name -> embeddings of the parameters of embedding sublayers that `layers` has in the head."""
-    return {
-        name: dataclasses.replace(layer, index=EMBEDDINGS)
-        for name, layer in layers.items()
-        if layer.is_head and name in infos and infos[name].kind == "Embedding"
-    }
 
 
 def layers_of_names(

@@ -14,13 +14,12 @@ from .._messages import first_few, nearest, refusal, shown
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .decay import Decay, as_decay
+from .decay_ratios import LayerRatios, check_effects
 from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
-from .layer_ratios import LayerRatios, check_effects
 from .model_parameters import check_model
-from .rates import RateOrSchedule, Tensors, check_table_arguments, planned_rates, rates_of_optimizer
-from .ratios import ratios_of
+from .rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
 from .table import LayerTable
 from .user_rules import Rules
 
@@ -66,11 +65,11 @@ class LayerMap:
 
         Args:
             names: all names in the model's order, including frozen parameters.
-            rules: override the built-in rules. A dict maps a regular expression (`re.search`) to a layer id,
+            rules: override the layers found. A dict maps a regular expression (`re.search`) to a layer id,
                 "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0. Gaps in the
                 numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the number of blocks found form a
                 deeper tower of their own. A callable takes a name and returns a layer id, "embeddings", "head", or None
-                for the built-in rules.
+                for the layer found.
             granularity: one layer per "block"; per "stage" in towers whose blocks are in stages (ConvNeXt, Swin,
                 ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
 
@@ -173,9 +172,14 @@ class LayerMap:
                 `optimizer`; an optimizer of another model.
         """
         num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
-        check_table_arguments(self, layerwise_decay, learning_rate, optimizer, apply_decay_param_fun, num_steps)
         tensors = self._tensors()
+        if (layerwise_decay is None) == (optimizer is None):
+            raise ValueError(
+                "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
+                f"Received: layerwise_decay={shown(layerwise_decay)}, optimizer={type(optimizer).__name__}"
+            )
         if layerwise_decay is None:
+            check_readable(self, optimizer, learning_rate=learning_rate, apply_decay_param_fun=apply_decay_param_fun)
             return LayerTable.build(tensors, rates_of_optimizer(optimizer, num_steps))
         ratios = self.ratio_fn(layerwise_decay)
         return LayerTable.build(
@@ -202,12 +206,6 @@ class LayerMap:
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
         }
-
-
-def layers_of(optimizer: Optimizer) -> Optional[LayerMap]:
-    """Return the LayerMap of an optimizer's ratios; None for a hook's, or without layer-wise rates."""
-    ratios = ratios_of(optimizer)
-    return None if ratios is None else ratios.layers
 
 
 def _checked_names(names: Iterable[str]) -> list[str]:

@@ -11,14 +11,13 @@ from paddle import Tensor
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import as_float, checked_number, plain_number
-from .._messages import refusal, shown
+from .._checks import checked_number
+from .._messages import refusal
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
-from .decay import Decay
+from .decay_ratios import LayerRatios
 from .layer import Layer
-from .layer_ratios import LayerRatios
-from .ratios import rated
+from .rated_optimizer import rated
 
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Layer, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
@@ -56,56 +55,23 @@ def used_rates(optimizer: Optimizer) -> Optional[dict[str, float]]:
     return rated(optimizer).used_rates()
 
 
-def sets_own_rate(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer computes its own rate, so that a scheduler has no effect."""
-    return rated(optimizer).sets_own_rate
-
-
-def rate_divisor(optimizer: Optimizer, ahead: int = 0) -> float:
-    """Return the divisor of an optimizer's rate in its next step, or `ahead` steps later."""
-    return rated(optimizer).rate_divisor(ahead)
-
-
 def next_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
-    return float(unwrap(optimizer).get_lr()) / rate_divisor(optimizer)
+    return float(unwrap(optimizer).get_lr()) / rated(optimizer).rate_divisor()
 
 
-def check_table_arguments(
-    layers: Any,
-    decay: Optional[Decay],
-    rate: RateOrSchedule,
-    optimizer: Optional[Optimizer],
-    has_weight_decay: Optional[Callable[[str], bool]],
-    num_steps: Optional[int],
-) -> None:
-    """Raise for arguments of `LayerMap.table` of a wrong type, that exclude each other, or without effect."""
-    if (decay is None) == (optimizer is None):
-        raise ValueError(
-            "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
-            f"Received: layerwise_decay={shown(decay)}, optimizer={type(optimizer).__name__}"
-        )
-    if optimizer is not None:
-        for argument, value in {"learning_rate": rate, "apply_decay_param_fun": has_weight_decay}.items():
-            if value is not None:
-                raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
-        if not isinstance(unwrap(optimizer), Optimizer):
-            raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
-        if not parameters_of(optimizer):
-            advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
-            raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=[])
-        for param in parameters_of(optimizer):
-            layers.layer_of(param.name)  # raises for another model's
-        return
-    if has_weight_decay is not None and not callable(has_weight_decay):
-        raise refusal(TypeError, "`apply_decay_param_fun` must be callable.", apply_decay_param_fun=has_weight_decay)
-    if isinstance(rate, LRScheduler):
-        return
-    if rate is not None:
-        checked_number(rate, "learning_rate", kind="a number or an LRScheduler")
-    if num_steps is not None:
-        idle = "`num_steps` has no effect without a schedule as `learning_rate`."
-        raise refusal(ValueError, idle, num_steps=num_steps, learning_rate=rate)
+def check_readable(layers: Any, optimizer: Any, **others: Any) -> None:
+    """Raise unless the rates of an optimizer of these layers can be read; `others` would be ignored beside it."""
+    for argument, value in others.items():
+        if value is not None:
+            raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
+    if not isinstance(unwrap(optimizer), Optimizer):
+        raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
+    if not parameters_of(optimizer):
+        advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
+        raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=[])
+    for param in parameters_of(optimizer):
+        layers.layer_of(param.name)  # raises for another model's
 
 
 def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) -> dict[str, Rate]:
@@ -142,6 +108,9 @@ def planned_rates(
     num_steps: Optional[int],
 ) -> dict[str, Rate]:
     """Return tensor name -> planned `Rate` of a decay, with the arguments of `LayerMap.table`."""
+    if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
+        wrong = "`apply_decay_param_fun` must be callable."
+        raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
     now, peak = _planned_rate(learning_rate, num_steps)
     moves, rates = ratios.decay.moves, {}
     for tensor, (_, name, param) in tensors.items():
@@ -160,9 +129,13 @@ def planned_rates(
 
 
 def _planned_rate(learning_rate: RateOrSchedule, num_steps: Optional[int]) -> tuple[Optional[float], Optional[float]]:
-    """Return the present rate and the peak of a number or a schedule, None if unknown; raise for a bad peak."""
+    """Return the present rate and the peak of a number or a schedule, None if unknown; raise if invalid."""
     if not isinstance(learning_rate, LRScheduler):
-        rate = None if learning_rate is None else as_float(plain_number(learning_rate))
+        kind = "a number or an LRScheduler"
+        rate = None if learning_rate is None else checked_number(learning_rate, "learning_rate", kind=kind)
+        if num_steps is not None:
+            idle = "`num_steps` has no effect without a schedule as `learning_rate`."
+            raise refusal(ValueError, idle, num_steps=num_steps, learning_rate=rate)
         return rate, rate
     peak = peak_learning_rate(learning_rate, num_steps)
     if peak is not None and not (math.isfinite(peak) and peak >= 0):

@@ -136,12 +136,8 @@ def _is_doubtful(name: str) -> bool:
 
 def _note_other(tower: str, rows: list[Row], found_lists: FoundLists) -> None:
     """Add a list that is not a stack to the lists of possible blocks, or to the lists of single layers."""
-    length, kinds, in_parts, doubtful = (
-        len({row.token for row in rows}),
-        _kinds(rows),
-        "<i>" in tower,
-        _is_doubtful(tower),
-    )
+    length, kinds = len({row.token for row in rows}), _kinds(rows)
+    in_parts, doubtful = "<i>" in tower, _is_doubtful(tower)
     least, shortest = (_MIN_KINDS_OF_PART, _MIN_PARTS) if in_parts else (_MIN_KINDS, 2)
     if kinds >= least and length >= shortest and not (in_parts and doubtful):
         found_lists.others[tower] = length

@@ -1,7 +1,5 @@
 """Checks of `save_optimizer` and `load_optimizer`: their arguments, and the content of a file."""
 
-from paddle.optimizer.lr import LRScheduler
-
 from .._files import Path, checked_path
 from .._messages import refusal
 from .json_state import PartAndState, check_part
@@ -23,20 +21,6 @@ def check_scaler(scaler: object) -> None:
     """Raise TypeError for an object without the `state_dict` of a loss scaler."""
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
         raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
-
-
-def check_pdopt_arguments(path: str, model: object, scaler: object, changed: set[str]) -> None:
-    """Raise ValueError for arguments without effect on a .pdopt."""
-    if scaler is not None or model is not None or changed - {"schedule"}:
-        problem = "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler`, `changed`."
-        raise refusal(ValueError, problem, path=path)
-
-
-def check_pdopt_schedule(state: object, rate: object) -> None:
-    """Raise ValueError if only one of file and optimizer has a schedule."""
-    if (state is not None) != isinstance(rate, LRScheduler):
-        problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
-        raise ValueError(f"{problem} Received: {type(rate).__name__} as the rate")
 
 
 def check_contents(record: Record, present: Record, structured: bool, changed: set[str]) -> None:

@@ -14,10 +14,9 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import quoted, refusal, shown
 from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source, weight_decay_coefficient
-from ..layers.layer_ratios import LayerRatios
-from ..layers.map import layers_of
-from ..layers.paddlenlp_hook import layerwise_lr_decay
-from ..layers.ratios import moves
+from ..layers.decay_ratios import LayerRatios
+from ..layers.hooks import layerwise_lr_decay
+from ..layers.rated_optimizer import ratios_of
 from ..version import __version__
 from .json_state import to_json
 from .layerwise_record import ABSENT, differences
@@ -32,7 +31,7 @@ _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learni
 def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
     """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the file."""
     options: list[Record] = []
-    parameters, layers = {}, layers_of(optimizer)
+    parameters, layers = {}, ratios_of(optimizer).layers
     for param in parameters_of(optimizer) if params is None else params:
         param_options = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
         at = None if layers is None else layers.layer_of(param.name)
@@ -73,7 +72,7 @@ def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
 
 def _ratio(optimizer: Optimizer, param: paddle.Tensor) -> Any:
     """Return the ratio of a parameter for JSON; for a moving decay, the ratios at its start and end."""
-    if moves(optimizer.ratio_of):
+    if ratios_of(optimizer).moves:
         return [_plain(optimizer.ratio_of.at(progress)(param)) for progress in (0.0, 1.0)]
     return _plain(optimizer.layerwise_ratio(param))
 
@@ -101,7 +100,7 @@ def _layerwise(optimizer: Optimizer) -> Record:
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or isinstance(ratio_of, LayerRatios) or documented
     plain = dataclasses.asdict(decay) if _is_dataclass(decay) else {"layerwise_decay": _plain(decay)}
-    if moves(ratio_of):
+    if ratios_of(optimizer).moves:
         plain["moves_over"] = optimizer.steps_of_decay()
     return {**plain, "n_layers": _plain(optimizer.n_layers), "constant": constant}
 

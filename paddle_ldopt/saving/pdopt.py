@@ -37,15 +37,11 @@ def read_pdopt(path: str, optimizer: Optimizer) -> tuple[States, Optional[dict[s
             state[MASTER] = masters.pop(param)
         if state:
             states[param] = state
-    _check_all_used([*entries, *masters])
-    return states, schedule
-
-
-def _check_all_used(unused: list[str]) -> None:
-    if unused:
+    if unused := [*entries, *masters]:
         problem = "The file names no parameters or states of this optimizer. Paddle's names depend on the objects built"
         todo = "before in the process: build model and optimizer first, as in the program that saved the file."
         raise ValueError(f"{problem} {todo} Received: {quoted(unused)} ({len(unused)} of them)")
+    return states, schedule
 
 
 def _array(value: object) -> tuple[str, NDArray[Any]]:

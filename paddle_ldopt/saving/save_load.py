@@ -13,15 +13,7 @@ from .._messages import refusal
 from .._paddle import parameters_of, rate_source
 from ..optimizers.states import GLOBAL_STEP, STEP
 from .json_state import from_json, set_parts, to_json
-from .load_checks import (
-    PDOPT,
-    check_contents,
-    check_pdopt_arguments,
-    check_pdopt_schedule,
-    check_scaler,
-    checked_parts,
-    checked_target_path,
-)
+from .load_checks import PDOPT, check_contents, check_scaler, checked_parts, checked_target_path
 from .load_report import LoadReport
 from .optimizer_record import describe, schedule_of
 from .pdopt import read_pdopt
@@ -165,12 +157,15 @@ class _Saved(NamedTuple):
 
 
 def _from_pdopt(path: str, optimizer: Optimizer, model: Optional[Layer], scaler: Any, changed: set[str]) -> _Saved:
-    check_pdopt_arguments(path, model, scaler, changed)
+    if scaler is not None or model is not None or changed - {"schedule"}:
+        problem = "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler`, `changed`."
+        raise refusal(ValueError, problem, path=path)
     states, schedule = read_pdopt(path, optimizer)
     if "schedule" in changed:
         schedule = None
-    else:
-        check_pdopt_schedule(schedule, rate_source(optimizer))
+    elif (schedule is None) != (schedule_of(optimizer) is None):
+        problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
+        raise ValueError(f"{problem} Received: {type(rate_source(optimizer)).__name__} as the rate")
     return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
 
 

@@ -30,7 +30,9 @@ class Schedule(LRScheduler):
             )
         super().set_state_dict(state_dict)
 
-    set_dict = set_state_dict
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, as `set_state_dict` does."""
+        self.set_state_dict(state_dict)
 
 
 OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of `fleet` and `amp`

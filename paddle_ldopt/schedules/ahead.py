@@ -15,9 +15,6 @@ from .curve_schedule import Curve, CurveSchedule
 from .metric import follows_metric
 from .warmup import WarmUp
 
-__all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"]
-
-
 _MOST_STEPS = 10_000  # at which a curve is evaluated, or that a copy of another schedule takes
 
 
@@ -55,7 +52,7 @@ def peak_learning_rate(
     of the schedule are larger. It stops before the first step that raises (`OneCycleLR`). A schedule that cannot be
     read ahead gives None and a warning.
 
-    `divisor` maps steps ahead to the divisor of the rate there, see `rate_divisor`.
+    `divisor` maps steps ahead to the divisor of the rate there, see `RatedOptimizer.rate_divisor`.
     """
     divisor = divisor or (lambda ahead: 1.0)
     if not isinstance(learning_rate, LRScheduler):

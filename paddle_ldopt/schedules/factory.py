@@ -20,9 +20,9 @@ from . import (  # noqa: F401 - each adds its kinds to the table
     stable_decay,
 )
 from ._base import OptimizerOrRate
-from .kinds import SCHEDULES, kind_of
+from .kinds import SCHEDULES, kind_of, metric_kinds
 
-ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # of this package
+ON_METRIC = tuple(metric_kinds())  # of this package
 
 if TYPE_CHECKING:
 

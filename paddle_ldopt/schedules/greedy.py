@@ -139,8 +139,6 @@ class GreedyLR(MetricSchedule):
         super().set_state_dict(state)
         self.window = collections.deque(state["window"], maxlen=self.window_size)
 
-    set_dict = set_state_dict
-
 
 @schedule("greedy", on_metric=GreedyLR)
 def get_greedy_schedule(optimizer: OptimizerOrRate, **kwargs: Any) -> GreedyLR:

@@ -138,8 +138,6 @@ class WarmUp(Schedule):
         if self._decay is not None:
             self._decay.set_state_dict(inside)
 
-    set_dict = set_state_dict
-
     def get_config(self) -> dict[str, Any]:
         """Return the arguments for `from_config`, with `decay_schedule_fn` as it was given."""
         names = ("initial_learning_rate", "decay_schedule_fn", "warmup_steps", "power", "name")

@@ -3,9 +3,9 @@
 Importing `paddle_ldopt.trainer` imports neither of them. The classes that override methods of their Trainer, and the
 modules with the functions of each class::
 
-    LdoptArgumentsMixin              arguments.py                erniekit, lr_scheduler
+    LdoptArgumentsMixin              arguments.py                lr_scheduler
     LdoptTrainerMixin                mixin.py                    checkpoint_record
-     ├─ LayerwiseRatesMixin          layerwise_rates_mixin.py    optimizer_checks, erniekit, lr_scheduler, stages
+     ├─ LayerwiseRatesMixin          layerwise_rates_mixin.py    optimizer_checks, lr_scheduler, stages
      └─ ResumeMixin (also alone)     resume_mixin.py             folders, epoch_rng, data_errors
 """
 

@@ -6,35 +6,35 @@ from typing import Any, Optional
 
 from .._messages import refusal, shown, tell_all
 from ..build import OFF
-from ..config import (
-    BUILT_IN,
-    DecaySettings,
-    LdoptConfig,
-    decay_problems,
-    json_argument,
-    name_of,
-    option_problems,
-    settings_of,
-)
+from ..config import LdoptConfig
+from ..config.decay_settings import DecaySettings, decay_problems, settings_of
+from ..config.erniekit import with_erniekit
+from ..config.files import json_argument
+from ..config.problems import option_problems
+from ..config.trainer_arguments import BUILT_IN, builds_schedule, clip_norm, name_of
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from ..schedules.kinds import SCHEDULES
 from . import lr_scheduler
-from .erniekit import with_erniekit
 from .shared import check_mixed_in_first
 from .types import Args
 
 
 class OptimizerName(str):
-    """Name of an optimizer that the Trainer's enum lacks, with the `value` of its members."""
+    """The name of one of our optimizers in `optim`, with the `value` that a member of the Trainer's enum has."""
 
     value = property(str)
 
 
-class SchedulerName(str):
-    """Name of a schedule that the Trainer's enum lacks, with the `value` of its members."""
+class SchedulerName(OptimizerName):
+    """The name of one of our schedules in `lr_scheduler_type`, likewise."""
 
-    value = property(str)
+
+# Argument -> our names, the Trainer's enum, a name in this enum, the class of ours. The enum refuses our names.
+_CHOICES: dict[str, tuple[Any, str, str, type[OptimizerName]]] = {
+    "optim": (REGISTRY, "OptimizerNames", "adamw", OptimizerName),
+    "lr_scheduler_type": (SCHEDULES, "SchedulerType", "linear", SchedulerName),
+}
 
 
 def _as_argument(setting: Any) -> tuple[str, Any, Any]:
@@ -98,30 +98,24 @@ class LdoptArgumentsMixin(_Settings, Args):
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
 
     def __post_init__(self) -> None:
-        args: Args = self
-        tell_all(_problems(args))
-        optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
-        ours = kind in SCHEDULES and kind not in BUILT_IN
-        if optim in REGISTRY:
-            args.optim = "adamw"  # the Trainer's enum refuses our names
-        if ours:
-            args.lr_scheduler_type = "linear"
+        tell_all(_problems(self))
+        given = {argument: name_of(getattr(self, argument)) for argument in _CHOICES}
+        ours = {}
+        for argument, (names, _, theirs, cls) in _CHOICES.items():
+            if given[argument] in names and given[argument] not in BUILT_IN:
+                ours[argument] = cls(given[argument])
+                setattr(self, argument, theirs)
         try:
             super().__post_init__()
         except ValueError as error:
-            for enum, names, received in (
-                ("OptimizerNames", REGISTRY, {"optim": optim}),
-                ("SchedulerType", SCHEDULES, {"lr_scheduler_type": kind}),
-            ):
+            for argument, (names, enum, *_) in _CHOICES.items():
                 if enum in str(error):  # the Trainer's error about an unknown name
-                    our_names = ", ".join(map(repr, names))
-                    raise refusal(ValueError, f"{error}, or of paddle_ldopt's own: {our_names}.", **received) from error
+                    problem = f"{error}, or of paddle_ldopt's own: {', '.join(map(repr, names))}."
+                    raise refusal(ValueError, problem, **{argument: given[argument]}) from error
             raise
-        if optim in REGISTRY:
-            args.optim = OptimizerName(optim)
-        if ours:
-            args.lr_scheduler_type = SchedulerName(kind)
-        lr_scheduler.check_evaluation(args)
+        for argument, name in ours.items():
+            setattr(self, argument, name)
+        lr_scheduler.check_evaluation(self)
         _ = self.layerwise_decay  # raises if ERNIEKit's arguments, complete by now, contradict it
 
     @property
@@ -157,7 +151,7 @@ class LdoptArgumentsMixin(_Settings, Args):
         chosen = {name: value for name, value in settings.items() if value != off[name]}
         if name_of(self.optim) in REGISTRY:
             chosen["optim"] = name_of(self.optim)
-        if lr_scheduler.is_ours(self):
+        if builds_schedule(self):
             chosen["lr_scheduler_type"] = name_of(self.lr_scheduler_type)
         if chosen:
             problem = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
@@ -196,6 +190,5 @@ def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterato
         advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
         yield f"An optimizer that sets its own rate {advice}. Received: {received}"
     else:
-        yield from option_problems(
-            optim, {name: value for name, value in options.items() if setting(name) not in fields}
-        )
+        own = {name: value for name, value in options.items() if setting(name) not in fields}
+        yield from option_problems(optim, own, clip_norm(args))

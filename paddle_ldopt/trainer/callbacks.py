@@ -9,13 +9,14 @@ from paddle.optimizer import Optimizer
 
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
-from ..layers.layer_ratios import LayerRatios
-from ..layers.map import LayerMap, layers_of
-from ..layers.rates import applied_rates, next_rate, rate_divisor, sets_own_rate
-from ..layers.ratios import moves, ratios_of
+from ..layers.decay_ratios import LayerRatios
+from ..layers.map import LayerMap
+from ..layers.rated_optimizer import rated, ratios_of
+from ..layers.rates import applied_rates, next_rate
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
-from ..schedules.ahead import follows_metric, schedule_rates
+from ..schedules.ahead import schedule_rates
+from ..schedules.metric import follows_metric
 from .shared import Callback
 from .stages import map_layers
 from .types import Args, Control, State
@@ -66,7 +67,7 @@ class LayerLRCallback(Callback):
         self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Note the rate of the coming step, because the schedule advances before the log."""
-        reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # reading them waits
+        reports = rated(optimizer).sets_own_rate and hasattr(unwrap(optimizer), "used_lr")  # reading them waits
         self._step = _at_this_step(optimizer), None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
@@ -108,7 +109,8 @@ class ScheduleCallback(Callback):
         _check_known_ahead(lr_scheduler, optimizer)
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
-        rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
+        divisor = rated(optimizer).rate_divisor
+        rates = [rate / divisor(first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # the resumed run was already over
             return
         series = _rates_by_row(layers, optimizer, first, rates)  # in all processes: each has a stage
@@ -127,7 +129,7 @@ def _check_known_ahead(lr_scheduler: Any, optimizer: Optimizer) -> None:
     if follows_metric(lr_scheduler):
         problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
         raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
-    if sets_own_rate(optimizer):
+    if rated(optimizer).sets_own_rate:
         problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
         raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
 
@@ -151,7 +153,7 @@ def _rates_by_row(layers: LayerMap, optimizer: Optimizer, first: int, rates: lis
 def _at_this_step(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer to read from, with a moving decay fixed at its present value."""
     inner = unwrap(optimizer)
-    if moves(ratios_of(inner)):
+    if ratios_of(inner).moves:
         return stand_in(inner, parameters_of(optimizer), ratio_of=inner.current_ratio_of(), _step_ratios=None)
     return optimizer
 
@@ -167,4 +169,4 @@ def _moved_ratios(optimizer: Optimizer, steps: Iterable[int]) -> list[dict[tuple
 
 
 def _find_layers(layers: Optional[LayerMap], optimizer: Optimizer, model: paddle.nn.Layer) -> LayerMap:
-    return layers or layers_of(optimizer) or map_layers(model)
+    return layers or ratios_of(optimizer).layers or map_layers(model)

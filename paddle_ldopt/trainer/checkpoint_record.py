@@ -9,13 +9,15 @@ from paddle.optimizer import Optimizer
 from .._files import file_errors, read_json
 from .._messages import refusal
 from .._paddle import name_dict_of, parameters_of, unwrap
-from ..build import OFF, OPTIMIZERS
-from ..config import LdoptConfig, decay_from, name_of, settings_of
-from ..layers.layer_ratios import LayerRatios
-from ..layers.map import Layer, LayerMap, layers_of
-from ..layers.ratios import decay_of, ratios_of
+from ..build import OFF
+from ..config.decay_settings import decay_from, settings_of
+from ..config.trainer_arguments import name_of
+from ..layers.decay_ratios import LayerRatios
+from ..layers.hooks import HookRatios
+from ..layers.map import Layer, LayerMap
+from ..layers.rated_optimizer import ratios_of
 from ..optimizers.registry import REGISTRY
-from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
+from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 from .folders import FORMAT, RECORD
 from .types import Trainer
 from .unfreezing import GradualUnfreezeCallback
@@ -24,13 +26,6 @@ Record = dict[str, Any]
 DECAY_KEY = "rule"  # key of the decay; version 0.1 called it a rule, and its checkpoints can still be read
 _DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # the Trainer's arguments
 _SAME_STATE = {"AdamW", "AdamWDL"}  # each can load the state of the other
-
-
-def config_of(trainer: Trainer) -> Optional[LdoptConfig]:
-    """Return a Trainer's arguments as a config; None with a given optimizer, or if only the Trainer builds its kind."""
-    if trainer.optimizer is not None or not hasattr(trainer.args, "layerwise_rules"):
-        return None
-    return LdoptConfig.from_arguments(trainer.args) if name_of(trainer.args.optim) in OPTIMIZERS else None
 
 
 def record_of(trainer: Trainer, constant: Record) -> Record:
@@ -48,9 +43,9 @@ def constant_settings(trainer: Trainer) -> Record:
         layers = None if decay == OFF else trainer.layer_map
     else:
         optimizer = unwrap(trainer.optimizer)
-        name, decay = type(optimizer).__name__, decay_of(optimizer) or OFF
+        name, decay = type(optimizer).__name__, ratios_of(optimizer).decay or OFF
         ratios = _hook_ratios(optimizer, trainer.model)
-        layers = None if decay == OFF else layers_of(optimizer)
+        layers = None if decay == OFF else ratios_of(optimizer).layers
     fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
     return {"optimizer": name, DECAY_KEY: settings_of(decay), "ratios": ratios, **fingerprint}
 
@@ -68,8 +63,7 @@ def _optimizer_name(trainer: Trainer) -> str:
 
 def _hook_ratios(optimizer: Optimizer, model: paddle.nn.Layer) -> Optional[dict[str, float]]:
     """Return structured name -> ratio if the ratios come from a user's hook, else None."""
-    ratios = ratios_of(optimizer)
-    if ratios is None or ratios.decay is not None:
+    if not isinstance(ratios_of(optimizer), HookRatios):
         return None
     names = name_dict_of(model)
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
@@ -108,19 +102,17 @@ def _read_record(folder: str) -> Optional[Record]:
     return dict(record)
 
 
-def comparable(record: Record) -> Settings:
-    """Return the parts of a record that `changes` compares."""
+def comparable(record: Record) -> LayerwiseSettings:
+    """Return the settings in a record."""
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
-    return {
-        "decay": settings_of(decay_from(record[DECAY_KEY])),
-        "optimizer": {
-            "the optimizer": record["optimizer"],
-            "every_k_steps of GradualUnfreezeCallback": record.get("unfreeze_every_k_steps") or "not used",
-        },
-        "towers": record["towers"] or {},
-        "layers": {name: f"{layer.label} of {layer.tower or 'all towers'}" for name, layer in layers.items()},
-        "ratios": record["ratios"] or {},
-    }
+    unfreezing = record.get("unfreeze_every_k_steps") or "not used"
+    return LayerwiseSettings(
+        decay=settings_of(decay_from(record[DECAY_KEY])),
+        optimizer={"the optimizer": record["optimizer"], "every_k_steps of GradualUnfreezeCallback": unfreezing},
+        towers=record["towers"] or {},
+        layers={name: f"{layer.label} of {layer.tower or 'all towers'}" for name, layer in layers.items()},
+        ratios=record["ratios"] or {},
+    )
 
 
 def _without_record(folder: str, record: Record, allowed: bool) -> list[str]:

@@ -10,15 +10,17 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import DecaySettings, json_argument, name_of
+from ..config.erniekit import left_to_us
+from ..config.files import json_argument
+from ..config.trainer_arguments import builds_schedule, clip_norm, decay_of_arguments, mapped_options, name_of
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
-from ..layers.map import LayerMap, layers_of
-from ..layers.rates import sets_own_rate
+from ..layers.map import LayerMap
+from ..layers.rated_optimizer import rated, ratios_of
 from ..optimizers import LayerwiseMixin, OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
-from . import erniekit, lr_scheduler
+from . import lr_scheduler
 from .arguments import mark_received
 from .optimizer_checks import check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
 from .shared import agree, check_mixed_in_first, inform, listening
@@ -93,7 +95,7 @@ class LayerwiseRatesMixin(Trainer):
             processes = distributed.get_world_size()
             agree(self, lambda: check_unified(args, self.optimizer, processes))
         else:
-            with erniekit.left_to_us(args):
+            with left_to_us(args):
                 super().create_optimizer(lr_scheduler)
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, decay)
@@ -113,11 +115,10 @@ class LayerwiseRatesMixin(Trainer):
             layerwise_decay=self._decay,
             layers=layers,
             groups=self.model.parameters() if groups is None else groups,
-            max_grad_norm=args.max_grad_norm,
+            max_grad_norm=clip_norm(args),
             learning_rate=learning_rate,
             weight_decay=args.weight_decay,
-            multi_precision=args.fp16_opt_level == "O2",
-            **{name: getattr(args, field) for name, field in info.trainer.items()},
+            **mapped_options(args, info),
             **json_argument(args, "optim_kwargs"),
         )
 
@@ -126,7 +127,7 @@ class LayerwiseRatesMixin(Trainer):
         self._num_training_steps = num_training_steps
         self._set_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
-        if self.lr_scheduler is None and sets_own_rate(self.optimizer):
+        if self.lr_scheduler is None and rated(self.optimizer).sets_own_rate:
             self.lr_scheduler = lr_scheduler.OwnRate(self.optimizer)
         elif self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
             self.lr_scheduler = self._own_scheduler = lr_scheduler.build_scheduler(self.args, num_training_steps)
@@ -168,7 +169,7 @@ class LayerwiseRatesMixin(Trainer):
         if unwrap(self.optimizer) is not self._own_optimizer:  # the Trainer's `create_optimizer_and_scheduler` made it
             self._check_optimizer()
         self._set_steps(self.state.max_steps)
-        layers = layers_of(self.optimizer)
+        layers = ratios_of(self.optimizer).layers
         if layers is not None:
             ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
             table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)
@@ -181,12 +182,11 @@ class LayerwiseRatesMixin(Trainer):
 
     @property
     def _decay(self) -> LayerDecay:
-        args = self.args
-        return args.layerwise_decay if isinstance(args, DecaySettings) else erniekit.with_erniekit(OFF, args)
+        return decay_of_arguments(self.args)
 
     @property
     def _schedule_is_ours(self) -> bool:
-        return hasattr(self.args, "lr_scheduler_kwargs") and lr_scheduler.is_ours(self.args)
+        return hasattr(self.args, "lr_scheduler_kwargs") and builds_schedule(self.args)
 
     def _check_optimizer(self) -> None:
         """Raise if the Trainer's optimizer, if any, contradicts the arguments."""

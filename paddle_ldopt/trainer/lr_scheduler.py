@@ -1,7 +1,6 @@
 """Build the schedules of `--lr_scheduler_type`: names, arguments, warm-up, evaluation metric."""
 
 import functools
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,27 +9,14 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal, shown
 from .._paddle import unwrap
-from ..config import (
-    BUILT_IN,
-    MANY_STEPS,
-    build_schedule,
-    evaluation_metric,
-    json_argument,
-    name_of,
-    schedule_problems,
-    schedule_settings,
-)
+from ..config.files import json_argument
+from ..config.problems import MANY_STEPS, build_schedule, schedule_problems
+from ..config.trainer_arguments import BUILT_IN, builds_schedule, evaluation_metric, name_of, schedule_of_arguments
 from ..schedules import MetricSchedule
 from ..schedules.kinds import SCHEDULES, metric_kinds
 from .types import Args
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
-
-
-def is_ours(args: Args) -> bool:
-    """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
-    kind = name_of(args.lr_scheduler_type)
-    return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
 
 
 def schedule_problem(args: Args) -> Iterator[str]:
@@ -54,30 +40,18 @@ def schedule_problem(args: Args) -> Iterator[str]:
     elif elsewhere:
         source = _FROM_ELSEWHERE[elsewhere[0]]
         yield f"The `{elsewhere[0]}` of a schedule comes from {source}: leave it out. Received: {received}"
-    elif is_ours(args):
-        yield from schedule_problems(*_settings(args, args.max_steps if args.max_steps > 0 else MANY_STEPS))
+    elif builds_schedule(args):
+        steps = args.max_steps if args.max_steps > 0 else MANY_STEPS
+        yield from schedule_problems(*schedule_of_arguments(args, steps))
 
 
 def build_scheduler(args: Args, num_training_steps: int) -> LRScheduler:
-    """Return the schedule for `num_training_steps` optimizer steps.
-
-    As in the Trainer, the warm-up is `warmup_steps`, or if that is 0 `warmup_ratio` of the steps, rounded down. A
-    positive `decay_steps` replaces the number of steps.
-    """
-    schedule = build_schedule(*_settings(args, num_training_steps))
+    """Return the schedule for `num_training_steps` optimizer steps."""
+    schedule = build_schedule(*schedule_of_arguments(args, num_training_steps))
     if isinstance(schedule, MetricSchedule):
         plain: Any = type(schedule)
         schedule.__class__ = _on_metric_class(plain)
     return schedule
-
-
-def _settings(args: Args, num_training_steps: int) -> tuple[Any, int]:
-    """Return the settings of the schedule, and its number of steps."""
-    settings = types.SimpleNamespace(**schedule_settings(args))
-    if args.warmup_steps <= 0:  # a fraction of the training's steps, not of the schedule's
-        settings.warmup_steps, settings.warmup_ratio = int(args.warmup_ratio * num_training_steps), 0.0
-    decay_steps = getattr(args, "decay_steps", None)  # some Trainers lack this argument
-    return settings, decay_steps if decay_steps and decay_steps > 0 else num_training_steps
 
 
 class OwnRate(LRScheduler):

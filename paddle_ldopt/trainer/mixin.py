@@ -3,9 +3,11 @@
 import functools
 from typing import Any, Optional
 
+from ..build import OPTIMIZERS
 from ..config import LdoptConfig
+from ..config.trainer_arguments import name_of
 from ..saving.layerwise_record import ALLOW
-from .checkpoint_record import check_record, config_of, constant_settings, record_of
+from .checkpoint_record import check_record, constant_settings, record_of
 from .folders import CONFIG, RECORD
 from .layerwise_rates_mixin import LayerwiseRatesMixin
 from .resume_mixin import ResumeMixin
@@ -83,4 +85,6 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
     @functools.cached_property
     def _config(self) -> Optional[LdoptConfig]:
-        return config_of(self)
+        """The arguments as a config; None with a given optimizer, or if only the Trainer builds its kind."""
+        ours = self.optimizer is None and hasattr(self.args, "layerwise_rules")
+        return LdoptConfig.from_arguments(self.args) if ours and name_of(self.args.optim) in OPTIMIZERS else None

@@ -8,11 +8,11 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import refusal, shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
 from ..build import OFF
-from ..config import json_argument, name_of
+from ..config.files import json_argument
+from ..config.trainer_arguments import name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
-from ..layers.rates import sets_own_rate
-from ..layers.ratios import decay_of
+from ..layers.rated_optimizer import rated, ratios_of
 from ..optimizers.registry import REGISTRY
 from ..schedules.kinds import metric_kinds
 from .types import Args
@@ -29,7 +29,7 @@ def check_trainer_optimizer(
     chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
-    optimizer_decay = decay_of(optimizer)
+    optimizer_decay = ratios_of(optimizer).decay
     if decay not in (optimizer_decay, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",
@@ -69,7 +69,7 @@ def _ignored(argument: str, remedy: str, received: str) -> ValueError:
 def _check_scheduler(optimizer: Optimizer, scheduler: Optional[LRScheduler]) -> None:
     """Raise if the Trainer would step a schedule that the optimizer does not use."""
     name, source = type(optimizer).__name__, rate_source(optimizer)
-    scheduled, sets_own = isinstance(source, LRScheduler), sets_own_rate(optimizer)
+    scheduled, sets_own = isinstance(source, LRScheduler), rated(optimizer).sets_own_rate
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
     if scheduler is source or (reports and not scheduled) or (sets_own and scheduler is None):
         return
@@ -94,7 +94,7 @@ def check_trainer_schedule(optimizer: Optimizer, scheduler: Any, args: Args, eva
     """
     kind, ignored = name_of(args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
     received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in (unwrap(optimizer), scheduler))}
-    if sets_own_rate(optimizer):
+    if rated(optimizer).sets_own_rate:
         problem = f"The optimizer sets its own rate, {ignored} it out."
     elif scheduler is not None:
         problem = f"`optimizers` already has a scheduler, {ignored} one of them out."

@@ -16,8 +16,8 @@ from .._files import Path, checked_path, write_whole
 from .._messages import wrong_type
 from .._paddle import parameters_of
 from ..layers.map import LayerMap
+from ..layers.rated_optimizer import ratios_of
 from ..layers.rates import applied_rates, next_rate, used_rates
-from ..layers.ratios import moves, ratios_of
 from ..layers.table import LayerTable
 from ..plots import font_families, name_lines
 from . import report_page as page
@@ -71,14 +71,14 @@ class RunReport(Callback):
         """Record the rate of the step if known; before the first step, also the step that unfreezes each layer."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
-        if self._recording and moves(ratios_of(optimizer)):
+        if self._recording and ratios_of(optimizer).moves:
             self._rates.append(self._by_layer(all_open(optimizer)[0]))
         elif self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the greatest rate of each layer if the optimizer sets its own rates."""
-        if self._recording and used_rates(optimizer) is not None and not moves(ratios_of(optimizer)):
+        if self._recording and used_rates(optimizer) is not None and not ratios_of(optimizer).moves:
             self._rates.append(self._by_layer(optimizer))
 
     def _by_layer(self, optimizer: Optimizer) -> list[Optional[float]]:

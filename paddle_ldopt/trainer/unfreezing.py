@@ -10,8 +10,8 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_steps
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
-from ..layers.map import LayerMap, layers_of
-from ..layers.ratios import Ratios, ratios_of
+from ..layers.map import LayerMap
+from ..layers.rated_optimizer import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay, plain_class
 from .shared import Callback
@@ -51,7 +51,7 @@ class GradualUnfreezeCallback(Callback):
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Wrap the optimizer's ratios in `UnfreezingRatios`."""
         optimizer = unwrap(optimizer)
-        own_layers = layers_of(optimizer)
+        own_layers = ratios_of(optimizer).layers
         _check_layers(optimizer, own_layers, self.layers)
         if own_layers is None and isinstance(optimizer, LayerwiseMixin) and plain_class(optimizer) is None:
             optimizer.ratio_of = self.layers.ratio_fn(1.0)
@@ -96,10 +96,8 @@ def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: 
         raise refusal(ValueError, f"{needs} {advice}", optimizer=type(optimizer).__name__, layers=layers)
 
 
-class UnfreezingRatios:
-    """The ratios of an optimizer, with 0 for layers frozen at `step` (`layers.ratios.Ratios`)."""
-
-    is_constant = False
+class UnfreezingRatios(Ratios):
+    """The ratios of an optimizer, with 0 for layers frozen at `step`."""
 
     def __init__(self, when_open: Ratios, every_k_steps: int):
         self.when_open, self.decay, self.layers, self.step = when_open, when_open.decay, when_open.layers, 0

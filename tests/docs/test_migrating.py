@@ -92,7 +92,7 @@ def near(got, expected, start, what):
     assert (abs(got - expected) <= 1e-5 * abs(expected) + 1.2e-7 * (abs(start) + abs(expected))).all(), what
 
 
-def rule(name, decay):
+def ratio_of(name, decay):
     """Return the ratio of PaddleNLP's hook, written down by hand; for the ViT too."""
     block = re.search(r"(?:encoder\.layers|^blocks)\.(\d+)", name)
     if block:
@@ -122,7 +122,7 @@ def adamw(model="model", decay=0.8, lr=1e-3, weight_decay=0.01, ratio=None):
         network = getattr(world, model)
         decayed = weight_decay(network, names) if callable(weight_decay) else weight_decay
         moves = world.step(names["opt"], network)
-        first_adam_step(moves, ratio or (lambda name: rule(name, decay)), lr, decayed)
+        first_adam_step(moves, ratio or (lambda name: ratio_of(name, decay)), lr, decayed)
 
     return check
 
@@ -162,12 +162,12 @@ def one_argument_hook(world, names):
 
 
 def minimized(world, names):
-    first_adam_step(world.moves(world.model, world.start), lambda name: rule(name, 0.8), 1e-3, 0.01)
+    first_adam_step(world.moves(world.model, world.start), lambda name: ratio_of(name, 0.8), 1e-3, 0.01)
 
 
 def timm(world, names):
     def scale(name):
-        return 0.75 if name.startswith("norm.") else max(rule(name, 0.75), 0.4)
+        return 0.75 if name.startswith("norm.") else max(ratio_of(name, 0.75), 0.4)
 
     adamw("vit", lr=1e-3, weight_decay=of_those(of_weights, 0.05), ratio=scale)(world, names)
 
@@ -259,7 +259,7 @@ CHECKS = {
     "transformers create_optimizer, WarmUp, GradientAccumulator (TensorFlow) 1": tensorflow,
     "MindFormers Came 1": came(lambda n: 1e-3 if "norm" in n else 1e-2, lambda n: 0.01 if "norm" in n else 0.0),
     "MindFormers AdamW, AdamWeightDecay 1": adamw(decay=1.0, weight_decay=0.1),
-    "MindFormers layer_decay 1": came(lambda n: 1e-3, lambda n: 0.0, lambda n: rule(n, 0.8)),
+    "MindFormers layer_decay 1": came(lambda n: 1e-3, lambda n: 0.0, lambda n: ratio_of(n, 0.8)),
     "MindFormers MFPipelineWithLossScaleCell 1": pipeline,
     "MindSpore Lamb 1": lamb,
 }

@@ -365,7 +365,7 @@ def test_a_decay_that_would_do_nothing_is_refused():
         AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, name_dict=name_dict)
 
 
-def test_blocks_that_the_default_rule_passes_over_are_named():
+def test_blocks_that_the_default_hook_passes_over_are_named():
     bart = {f"bart.{part}.layers.{i}.fc1.weight": np.ones((2, 2)) for part in ("encoder", "decoder") for i in range(2)}
     params, name_dict = make_params(bart)
     with pytest.warns(UserWarning, match=r"bart.decoder.layers.0, bart.decoder.layers.1"):

@@ -160,7 +160,7 @@ def test_a_rule_asks_for_sums_only():
 @pytest.mark.parametrize(
     "warmup, t, rate", [(False, 9.0, 1e-2), (False, 1e6, 1e-3), (True, 9.0, 9e-6), (True, 1e6, 1e-3)]
 )
-def test_relative_step_is_transformers_rule(warmup, t, rate):
+def test_relative_step_sets_the_rate_of_transformers(warmup, t, rate):
     how = {"eps": (1e-30, 1e-3, 1e-16), "clip_threshold": 1.0, "decay_rate": 0.0, "beta1": 0.0, "beta2": None}
     how.update(beta3=0.99, weight_decay=0.0, relative_step=True, warmup_init=warmup, shard=Shard([1]))
     param, grad, t = (paddle.to_tensor(x, dtype="float64") for x in ([1.0], [5.0], t))

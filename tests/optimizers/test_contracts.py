@@ -47,7 +47,7 @@ def test_layerwise_decay_equals_rates_set_by_hand(name):
 
 
 @every_optimizer
-def test_layers_hooks_and_the_documented_rule_agree(name):
+def test_layers_hooks_and_the_documented_hook_agree(name):
     arrays, grads = bert_like()
     layers = ldopt.LayerMap.from_names(arrays)
 

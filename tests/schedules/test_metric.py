@@ -83,7 +83,7 @@ def test_plateau_is_pytorchs_in_its_cool_down():
 
 
 @pytest.mark.parametrize("patience, cooldown", [(p, c) for p in (0, 1, 3) for c in (0, 1, 2, 4)])
-def test_plateau_follows_pytorchs_rule(patience, cooldown):
+def test_plateau_reduces_the_rate_as_pytorch(patience, cooldown):
     got = schedules.ReduceLROnPlateau(0.1, factor=0.7, patience=patience, cooldown=cooldown, min_lr=1e-4, eps=0.0)
     lr, best, bad, rest = 0.1, math.inf, 0, 0
     for metric in np.random.default_rng(patience).uniform(1, 2, 120):

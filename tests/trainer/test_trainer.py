@@ -204,7 +204,7 @@ def test_importing_the_mixins_imports_no_trainer():
 
 # --- rates ---
 
-RULES = {
+DECAYS = {
     "decay": ({"layerwise_lr_decay": 0.5}, [0.125, 0.25, 0.5, 1.0]),
     "electra": ({"layerwise_lr_decay": 0.5, "layerwise_convention": "electra"}, [0.0625, 0.125, 0.25, 1.0]),
     "xlnet": ({"layerwise_lr_decay": 0.5, "layerwise_convention": "xlnet"}, [1.0, 0.5, 1.0, 1.0]),
@@ -217,9 +217,9 @@ RULES = {
 
 @pytest.mark.representatives
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
-@pytest.mark.parametrize("rule", RULES)
-def test_weights_are_those_of_a_loop_by_hand(tmp_path, rule, optim, paddles_operations):
-    kwargs, ratios = RULES[rule]
+@pytest.mark.parametrize("decay", DECAYS)
+def test_weights_are_those_of_a_loop_by_hand(tmp_path, decay, optim, paddles_operations):
+    kwargs, ratios = DECAYS[decay]
     trainer = train(tmp_path, optim=optim, **kwargs)
     assert type(trainer.optimizer).__name__ == {"adamwdl": "AdamWDL", "adamw": "AdamW"}[optim]
     assert common.same(common.weights(trainer.model), train_by_hand(trainer.batches, ratios))
@@ -250,7 +250,7 @@ def test_every_optimizer_of_the_trainer_gets_the_rates(tmp_path, optim):
         start, end = common.weights(common.tiny_model()), common.weights(trainer.model)
         trained[decay] = {name: end[name] - start[name] for name in start}
     for name, step in trained[1.0].items():
-        ratio = RULES["decay"][1][layer_of(name)]
+        ratio = DECAYS["decay"][1][layer_of(name)]
         atol = 1e-6 + 1e-3 * np.abs(step).max()
         np.testing.assert_allclose(trained[0.5][name], ratio * step, atol=atol, err_msg=name)
 
@@ -266,7 +266,7 @@ def test_the_trainers_settings_reach_the_optimizer(tmp_path):
     assert (opt._beta1, opt._beta2, opt._epsilon, opt._weight_decay) == (0.7, 0.8, 1e-4, 0.3)
     assert opt._grad_clip.clip_norm == 0.5
     assert not opt._multi_precision
-    assert made(max_grad_norm=0.0)._grad_clip is None
+    assert made(max_grad_norm=0.0)._grad_clip is made(max_grad_norm=-1.0)._grad_clip is None
     assert made(fp16_opt_level="O2")._multi_precision
 
 
@@ -308,7 +308,7 @@ def test_groups_set_the_weight_decay_and_multiply_the_rate(tmp_path, optim, padd
     names = {param.name: name for name, param in trained[0].model.named_parameters()}
     for tensor, ratio in applied_rates(trained[0].optimizer, 1.0).items():
         name = names[tensor]
-        assert ratio == RULES["decay"][1][layer_of(name)] * (0.5 if "encoder" in name else 1.0)
+        assert ratio == DECAYS["decay"][1][layer_of(name)] * (0.5 if "encoder" in name else 1.0)
     assert trained[1].optimizer._param_groups[0]["weight_decay"] == 0.2
     plain = common.trainer(tmp_path, cls=common.Trainer, args=common.arguments(tmp_path, common.TrainingArguments))
     plain.set_optimizer_grouped_parameters(groups(plain.model))
@@ -427,9 +427,9 @@ def passed(kind="adamw", decay=0.5):
 
 
 @pytest.mark.parametrize(
-    "kind, rule", [("adamw", 1.0), ("momentum", 1.0), ("adamwdl", 1.0), ("adamwdl", 0.5), ("applied", 0.5)]
+    "kind, decay", [("adamw", 1.0), ("momentum", 1.0), ("adamwdl", 1.0), ("adamwdl", 0.5), ("applied", 0.5)]
 )
-def test_a_passed_optimizer_trains_at_its_schedule(tmp_path, kind, rule):
+def test_a_passed_optimizer_trains_at_its_schedule(tmp_path, kind, decay):
     model, opt, scheduler = passed(kind)
     rates = []
 
@@ -438,7 +438,7 @@ def test_a_passed_optimizer_trains_at_its_schedule(tmp_path, kind, rule):
             rates.append(opt.get_lr())
 
     trainer = common.trainer(
-        tmp_path, model=model, optimizers=(opt, scheduler), callbacks=[Listener()], layerwise_lr_decay=rule
+        tmp_path, model=model, optimizers=(opt, scheduler), callbacks=[Listener()], layerwise_lr_decay=decay
     )
     trainer.train()
     assert trainer.optimizer is opt

@@ -345,7 +345,7 @@ def test_resume_with_another_depth_or_layer_map_is_refused_before_anything_chang
     model = common.tiny_model(layers=3)
     before = common.weights(model)
     trainer = common.trainer(tmp_path, model=model, optim="adamwdl", layerwise_lr_decay=0.8)
-    stack = r"the stack 'bert\.encoder\.layers' had 2 blocks in the checkpoint and has 3 now"
+    stack = r"the number of blocks of 'bert\.encoder\.layers' was 2 in the checkpoint and is 3 now"
     with pytest.raises(ValueError, match=stack):
         trainer.train(resume_from_checkpoint=saved)
     assert common.same(before, common.weights(model))

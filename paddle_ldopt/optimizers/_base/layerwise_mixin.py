@@ -18,11 +18,11 @@ from paddle.optimizer.lr import LRScheduler
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal
 from ..._paddle import flatten_groups, groups_by_name, rate_source
-from ...layers.hook_ratios import HookRatios
-from ...layers.layer_ratios import LayerRatios, check_trained
-from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
-from ...layers.ratios import RatedOptimizer, decay_of, moves
-from ...schedules.ahead import follows_metric, length_of
+from ...layers.decay_ratios import LayerRatios, check_trained
+from ...layers.hooks import HookRatios, check_documented_hook, layerwise_lr_decay
+from ...layers.rated_optimizer import RatedOptimizer, ratios_of
+from ...schedules.ahead import length_of
+from ...schedules.metric import follows_metric
 from .._shards import refuse_replaced_weight_decay, unknown_parameter
 from .._step.whole_step import layer_rates
 from .layerwise_arguments import check_parameters, checked_names, ratios_of_hook, ratios_of_layers
@@ -105,7 +105,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
     def current_ratio_of(self) -> Any:
         """Return the current ratios, None if all are 1; raise if a decay moves and its steps are unknown."""
         ratios = self.ratio_of
-        return ratios.at(self.progress_at()) if ratios and moves(ratios) and not ratios.is_constant else ratios
+        return ratios.at(self.progress_at()) if ratios and ratios.moves and not ratios.is_constant else ratios
 
     def progress_at(self, step: Optional[int] = None) -> Any:
         """Return the progress of a moving decay at a step of the schedule or now, from 0 to 1."""
@@ -115,7 +115,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
 
     def steps_of_decay(self) -> int:
         """Return the number of steps in which a moving decay reaches its end; raise if it or the step is unknown."""
-        schedule, decay = rate_source(self), decay_of(self)
+        schedule, decay = rate_source(self), ratios_of(self).decay
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"

@@ -3,7 +3,7 @@
 import abc
 from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
 
-from ...layers.ratios import RatedOptimizer
+from ...layers.rated_optimizer import RatedOptimizer
 from .._shards import MissingGradients, ShardFinder
 
 

@@ -3,10 +3,9 @@
 import argparse
 import dataclasses
 import typing
-from collections.abc import Iterator
 from typing import Any, Callable
 
-from ...config import option_of
+from ...config.decay_settings import option_of
 from ...layers.decay import OPTIONS, LayerDecay
 from ...layers.decay_checks import idle_options
 
@@ -25,18 +24,16 @@ def add_decay_flags(add: Callable[..., argparse.Action], *without: str) -> None:
         add(FLAGS[field.name], **how, dest=field.name, default=option.default, help=about)
 
 
-def decay_from_flags(options: argparse.Namespace, *without: str) -> LayerDecay:
+def decay_from_flags(options: argparse.Namespace) -> LayerDecay:
     """Return the decay of the flags; errors name the flags."""
-    values = {name: option.default for name, option in OPTIONS.items()}
-    given = {name: getattr(options, name) for name in OPTIONS if name not in without}
-    values.update({name: option_of(value, name, FLAGS[name]) for name, value in given.items()})
+    given = {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
+    values = {name: option_of(value, name, FLAGS[name]) for name, value in given.items()}
     for problem in idle_options(values, FLAGS, OPTIONS):
         raise ValueError(problem)
     return LayerDecay(**values)
 
 
-def decay_flags_in(options: argparse.Namespace, *without: str) -> Iterator[tuple[str, Any]]:
-    """Yield flag and value of each option of a decay that differs from its default."""
-    for name, option in OPTIONS.items():
-        if name not in without and getattr(options, name) != option.default:
-            yield FLAGS[name], getattr(options, name)
+def decay_flags_in(options: argparse.Namespace) -> dict[str, Any]:
+    """Return flag -> value of each option of a decay that differs from its default."""
+    given = {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
+    return {FLAGS[name]: value for name, value in given.items() if value != OPTIONS[name].default}

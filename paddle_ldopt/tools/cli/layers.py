@@ -6,7 +6,7 @@ import sys
 from typing import Callable
 
 from ..._checks import checked_number
-from ...config import json_object
+from ...config.files import json_object
 from ...layers.granularity import checked_granularity
 from ...layers.map import LayerMap
 from ...plots import check_picture

@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_choice, checked_int, checked_number, checked_steps
 from ..._messages import refusal, tell_all
-from ...config import json_object
+from ...config.files import json_object
 from ...layers.map import Layer
 from ...plots import Series, check_picture, plot_schedule, text_plot
 from ...schedules import get_scheduler
@@ -16,19 +16,18 @@ from ...schedules.ahead import schedule_rates
 from ...schedules.kinds import SCHEDULES
 from .decay_arguments import add_decay_flags, decay_flags_in, decay_from_flags
 
-_NOT_HERE = ("steps", "towers", "multipliers")  # a moving decay takes all steps; towers and multipliers need a model
-
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Add the flags of the command."""
     kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
     add("--type", required=True, metavar="KIND", help=kinds)
-    add("--steps", type=int, required=True, help="optimizer steps of the training")
+    add("--steps", type=int, dest="num_steps", required=True, help="optimizer steps of the training")
     add("--warmup", type=int, default=0, help="steps of the warm-up")
     add("--lr", type=float, required=True, help="learning rate at the peak")
     add("--kwargs", metavar="JSON", help="further options of the schedule: '{\"num_cycles\": 3}'")
     add("--layers", type=int, metavar="N", help="number of blocks of the model; needs a decay")
-    add_decay_flags(add, *_NOT_HERE)
+    # a moving decay takes all steps; towers and multipliers need a model
+    add_decay_flags(add, "steps", "towers", "multipliers")
     add("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
 
 
@@ -37,7 +36,7 @@ def show(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot, "--plot")
     schedule = _schedule(options)
-    series = _by_layer(options, schedule_rates(schedule, options.steps)[1])
+    series = _by_layer(options, schedule_rates(schedule, options.num_steps)[1])
     if options.plot:
         print("plotted to", plot_schedule(options.plot, 0, series), file=sys.stderr)
     else:
@@ -48,24 +47,24 @@ def _schedule(options: argparse.Namespace) -> LRScheduler:
     kind = checked_choice(options.type, "--type", SCHEDULES)
     if SCHEDULES[kind].on_metric:
         raise refusal(ValueError, "`--type` must be a schedule that follows no metric.", **{"--type": kind})
-    checked_int(options.steps, "--steps", 1)
+    checked_int(options.num_steps, "--steps", 1)
     checked_steps(options.warmup, "--warmup")
     checked_number(options.lr, "--lr", ends="(]")
     tell_all(SCHEDULES[kind].idle_warmup(**{"--warmup": options.warmup}))
     kwargs = json_object(options.kwargs, "--kwargs") or None
-    return get_scheduler(kind, options.lr, options.warmup, options.steps, kwargs)
+    return get_scheduler(kind, options.lr, options.warmup, options.num_steps, kwargs)
 
 
 def _by_layer(options: argparse.Namespace, rates: list[float]) -> Series:
     """Return label -> rates of every layer; of one layer without a decay."""
-    n, given = options.layers, dict(decay_flags_in(options, *_NOT_HERE))
+    n, given = options.layers, decay_flags_in(options)
     if n is None and not given:
         return {"lr": rates}
     if n is None or not given:
         raise refusal(ValueError, "`--layers` and a decay go together.", **{**given, "--layers": n})
     checked_int(n, "--layers", 1)
-    decay = decay_from_flags(options, *_NOT_HERE)
+    decay = decay_from_flags(options)
     return {
-        Layer("", i, n).label: [decay.ratio(i, n, step / options.steps) * rate for step, rate in enumerate(rates)]
+        Layer("", i, n).label: [decay.ratio(i, n, step / options.num_steps) * rate for step, rate in enumerate(rates)]
         for i in range(n + 2)
     }

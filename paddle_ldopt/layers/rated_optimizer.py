@@ -1,6 +1,6 @@
-"""The ratios of an optimizer's learning rates, and the other values that `layers` reads from an optimizer."""
+"""The interface of an optimizer with layer-wise rates: its ratios, and the other values that `layers` reads from it."""
 
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from paddle import Tensor
 from paddle.optimizer import Optimizer
@@ -9,26 +9,25 @@ from .._paddle import unwrap
 from .decay import LayerDecay, Ratio
 
 
-class Ratios(Protocol):
-    """A function parameter -> ratio of its learning rate, as the `ratio_of` of an optimizer."""
+class Ratios:
+    """A function parameter -> ratio of its learning rate, as the `ratio_of` of an optimizer; here 1 for each."""
 
-    @property
-    def decay(self) -> Optional[LayerDecay]:
-        """The decay of the ratios; None for a hook's."""
-
-    @property
-    def layers(self) -> Any:
-        """The `LayerMap` of the decay; None for a hook's."""
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether a step may reuse the ratios of the previous one."""
+    decay: Optional[LayerDecay] = None  # None for a hook's
+    layers: Any = None  # the `LayerMap` of the decay; None for a hook's
+    is_constant = False  # whether a step may reuse the ratios of the previous one
 
     def at(self, progress: Ratio) -> "Ratios":
-        """Return the ratios after the fraction `progress` of the training."""
+        """Return the ratios after the fraction `progress` of the training; a hook only knows the present."""
+        return self
 
     def __call__(self, param: Tensor) -> Ratio:
         """Return the ratio of a parameter, a float or a static graph's value."""
+        return 1.0
+
+    @property
+    def moves(self) -> bool:
+        """Whether the decay changes the ratios during training."""
+        return self.decay is not None and self.decay.moves
 
 
 class RatedOptimizer:
@@ -71,17 +70,6 @@ def rated(optimizer: Optimizer) -> RatedOptimizer:
     return inner if isinstance(inner, RatedOptimizer) else RatedOptimizer()
 
 
-def ratios_of(optimizer: Optimizer) -> Optional[Ratios]:
-    """Return the ratios of an optimizer, even inside `fleet`'s wrapper; None if all layers have the same rate."""
-    return rated(optimizer).ratio_of
-
-
-def decay_of(optimizer: Optimizer) -> Optional[LayerDecay]:
-    """Return the decay of an optimizer; None without a decay or with a hook."""
-    ratios = ratios_of(optimizer)
-    return None if ratios is None else ratios.decay
-
-
-def moves(ratios: Optional[Ratios]) -> bool:
-    """Return whether a decay changes the ratios during training."""
-    return ratios is not None and ratios.decay is not None and ratios.decay.moves
+def ratios_of(optimizer: Optimizer) -> Ratios:
+    """Return the ratios of an optimizer, also in wrappers; plain `Ratios` if all layers have the same rate."""
+    return rated(optimizer).ratio_of or Ratios()

@@ -8,24 +8,35 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._checks import checked_number
 from .._messages import refusal
 from ..layers.decay import OPTIONS, LayerDecay
-from .types import Args
 
 _GATE = r"^ernie\.layers\.0\.mlp\.gate\.weight$"
-# argument -> its neutral value, and the equivalent options of `LayerDecay`
-_ARGUMENTS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "layerwise_lr_decay_bound": (1.0, ("layerwise_decay", "convention", "bound", "end", "min_ratio")),
-    "vit_lr_ratio": (None, ("towers",)),
-    "visual_ld": (None, ("towers",)),  # another name for `vit_lr_ratio`, which overrides it
-    "moe_gate_lr_ratio": (None, ("multipliers",)),
+_VISION = '`layerwise_towers`, such as {"vision_model": {"layerwise_decay": 0.9, "convention": "ernie_vl"}}'
+
+
+class _Argument(NamedTuple):
+    neutral: Any  # the value without effect
+    options: tuple[str, ...]  # options of `LayerDecay` that it excludes
+    settings: str  # the equivalent settings of `LdoptConfig`
+
+
+ARGUMENTS = {
+    "layerwise_lr_decay_bound": _Argument(
+        1.0,
+        ("layerwise_decay", "convention", "bound", "end", "min_ratio"),
+        "`layerwise_bound` and layerwise_convention='linear'",
+    ),
+    "vit_lr_ratio": _Argument(None, ("towers",), _VISION),
+    "visual_ld": _Argument(None, ("towers",), _VISION),  # another name for `vit_lr_ratio`, which overrides it
+    "moe_gate_lr_ratio": _Argument(None, ("multipliers",), "`layerwise_multipliers`"),
 }
 
 
-def with_erniekit(decay: LayerDecay, args: Args) -> LayerDecay:
+def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
     """Return a decay extended by ERNIEKit's arguments, the same decay if none is set.
 
     - `layerwise_lr_decay_bound`: the convention "linear";
@@ -36,7 +47,7 @@ def with_erniekit(decay: LayerDecay, args: Args) -> LayerDecay:
     """
     arguments = _active_arguments(args)
     for argument, value in arguments.items():
-        for option in _ARGUMENTS[argument][1]:
+        for option in ARGUMENTS[argument].options:
             present = getattr(decay, option)
             if present != OPTIONS[option].default:
                 twice = f"`{argument}` and the option `{option}` of the layer-wise decay exclude each other."
@@ -53,21 +64,21 @@ def with_erniekit(decay: LayerDecay, args: Args) -> LayerDecay:
 
 
 @contextlib.contextmanager
-def left_to_us(args: Args) -> Iterator[None]:
+def left_to_us(args: Any) -> Iterator[None]:
     """Set the arguments to neutral values, so that ERNIEKit's `create_optimizer` passes no `lr_ratio` to AdamW."""
-    before = {name: getattr(args, name) for name in _ARGUMENTS if hasattr(args, name)}
+    before = {name: getattr(args, name) for name in ARGUMENTS if hasattr(args, name)}
     try:
         for name in before:
-            setattr(args, name, _ARGUMENTS[name][0])
+            setattr(args, name, ARGUMENTS[name].neutral)
         yield
     finally:
         for name, value in before.items():
             setattr(args, name, value)
 
 
-def _active_arguments(args: Args) -> dict[str, float]:
+def _active_arguments(args: Any) -> dict[str, float]:
     """Return the arguments with an effect, and their values."""
-    values = {name: getattr(args, name, None) for name in _ARGUMENTS}
+    values = {name: getattr(args, name, None) for name in ARGUMENTS}
     if values["vit_lr_ratio"]:
         del values["visual_ld"]
     numbers = {}

@@ -12,16 +12,19 @@ from .._messages import first_few, problem, quoted, refusal
 from .decay import OPTIONS, LayerDecay, Ratio, mean_of
 from .layer import Layer
 from .patterns import check_matches, matches_of
+from .rated_optimizer import Ratios
 
 _OF_LAYERS = ("layerwise_decay", "convention", "min_ratio", "freeze_below", "bound", "end")
 _OF_TOWERS = (*_OF_LAYERS, "head_ratio", "scale")
 
 
-class LayerRatios:
+class LayerRatios(Ratios):
     """A function parameter -> ratio of its learning rate, built from a `LayerMap` and a decay.
 
     Raise ValueError if a tower of the decay has no blocks in the map, or a pattern of its multipliers matches nothing.
     """
+
+    decay: LayerDecay
 
     def __init__(self, layers: Any, decay: LayerDecay) -> None:
         self.layers, self.decay = layers, decay
