@@ -2,7 +2,7 @@
 
 - `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find_layers` finds them by a user's rules
   (`user_rules`), by lists of blocks (`numbered_lists`, `stacks`), by the tables of `known_names`, then by order and
-  shape (`before_blocks`); `doubtful_lists` tells the guesses; `granularity` makes several blocks one layer.
+  shape (`before_blocks`); `doubtful_lists` reports guesses; `granularity` makes several blocks one layer.
 - `decay`: `LayerDecay`; `layer_ratios`: its ratio of each parameter of a map.
 - `hook_ratios`: the ratios of a user's function; `paddlenlp_hook`: PaddleNLP's.
 - `ratios`: the ratios of an optimizer; `rates`: its learning rates; `table`: both by layer, to print.
