@@ -19,14 +19,14 @@ def flag(default: Any, doc: str, **more: Any) -> Option:
 # The options of every optimizer beside its own.
 COMMON = {
     "multi_precision": flag(False, "keep float32 masters of float16 and bfloat16 parameters"),
-    "fused": flag(None, "step in the C library; None: where it can", optional=True),
+    "fused": flag(None, "take the step in the C library; None: if possible", optional=True),
 }
 
 # The options of every optimizer with a rule.
 BATCHED = {
     "batch_bytes": Option(
         None,
-        "most bytes of parameters updated together",
+        "maximum bytes of parameters updated together",
         optional=True,
         check=checked_int,
         kind="an int from 0",
