@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 
 OURS, PEER, FLOOR = "#c0392b", "#9aa5b1", "#222222"
 AXES = {
-    "elements": "Parameters in all",
-    "tensors": "Tensors of 1 M parameters in all",
-    "blocks": "Blocks of 16 tensors",
+    "elements": "Number of parameters",
+    "tensors": "Number of tensors, 1 M parameters in total",
+    "blocks": "Number of blocks of 16 tensors",
 }
 
 

@@ -22,7 +22,7 @@ HEAD = [
     "better than uniform",
     "no difference beyond the spread",
     "worse",
-    "highest, in points",
+    "largest gain, in points",
 ]
 
 
@@ -80,7 +80,7 @@ def in_short(results, planned, seeds):
     parts.append(
         f"Of {len(signs)} differences from uniform training at the same rate, the 95 % interval is above 0 in {above}, "
         f"below 0 in {below}, and includes 0 in {neither}. "
-        f"By chance alone, about {0.05 * len(signs):.0f} would exclude 0."
+        f"By chance alone, about {0.05 * len(signs):.0f} intervals would exclude 0."
     )
     lacking = unfinished(results, planned, seeds)
     if lacking:
@@ -112,7 +112,7 @@ def unfinished(results, planned, seeds):
 
 
 def default(results, judged, unfinished):
-    """Return the default by the rule that docs/evidence_tables.md states, from the judged tasks."""
+    """Return the default by the criterion that docs/evidence_tables.md states, from the judged tasks."""
     at_tuned = [gaps(results, task)[1] for task in judged]
     fit = {
         arm: mean([found[arm][0] for found in at_tuned])
@@ -120,7 +120,7 @@ def default(results, judged, unfinished):
         if {sign(found[arm]) for found in at_tuned} in ({1}, {0, 1})
     }
     if not fit:
-        return "No decay passes the rule: the default is uniform training."
+        return "No decay meets the criterion: the default is uniform training."
     best = max(fit, key=fit.get)
     passing = ", ".join(f"{arm} ({points:+.1f})" for arm, points in fit.items())
     end = (
@@ -128,7 +128,7 @@ def default(results, judged, unfinished):
         if unfinished
         else f"The default is {best}."
     )
-    return f"These decays pass the rule, with their mean gain over the tasks in points: {passing}. {end}"
+    return f"These decays meet the criterion (in brackets: mean gain over the tasks, in points): {passing}. {end}"
 
 
 def tuned(curves):
@@ -168,8 +168,8 @@ def setup(results, planned, seeds):
         lines.append(
             f"- **{name}**: {finished(results, name)} of {seeds} seeds. {about['rows']} Majority class "
             f"{100 * about['majority']:.1f} %. {len(runs)} runs, {infinite} of them with a non-finite loss, "
-            f"{minutes:.0f} minutes of one core. Protocol: {protocol}. For uniform training, the validation rows "
-            f"choose {number(best)} among its three rates, {agree}."
+            f"{minutes:.0f} minutes on one core. Protocol: {protocol}. Of the three rates of uniform training, "
+            f"{number(best)} has the highest validation accuracy, {agree}."
         )
     if results.unfinished:
         lines.append(f"- {results.unfinished} runs of unfinished seeds are in the results, not in the tables.")

@@ -202,10 +202,12 @@ def in_short(curves):
     """Return what decay bought in a task: the range of rates, and the tuned accuracy."""
     highest = max(curves["uniform"])
     wide = listed(curves, lambda curve: span(*within(curve, 5)))
+    at_highest = listed(curves, lambda curve: spread(scores(curve[highest])))
+    at_tuned = listed(curves, lambda curve: spread(scores(curve[chosen(curve)])))
     lines = [
-        f"learning rates within 5 points of the tuned rate's accuracy: {wide};",
-        f"at the highest rate, {number(highest)}: {listed(curves, lambda curve: spread(scores(curve[highest])))};",
-        f"each at its tuned rate: {listed(curves, lambda curve: spread(scores(curve[chosen(curve)])))}.",
+        f"learning rates whose test accuracy is within 5 points of the tuned rate's: {wide};",
+        f"test accuracy at the highest rate, {number(highest)}: {at_highest};",
+        f"test accuracy at the tuned rate of each arm: {at_tuned}.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -222,16 +224,16 @@ def no_help(curves):
         below = [arm for arm, (middle, half) in signs.items() if middle < -half]
         inside = [arm for arm, (middle, half) in signs.items() if abs(middle) <= half]
         words = (("better", above), ("worse", below), ("no difference beyond the spread", inside))
-        return "; ".join(f"{word}: {', '.join(arms)}" for word, arms in words if arms)
+        return ", ".join(f"{word} ({', '.join(arms)})" for word, arms in words if arms)
 
     flat = curves["encoder at 0.1"]
     decays = {arm: curve for arm, curve in others.items() if curve is not flat}
     against_flat = listed(decays, lambda curve: difference(curve, chosen(curve), flat, chosen(flat)))
     lines = [
-        f"against uniform, each at its tuned rate: {verdicts(chosen)};",
+        f"against uniform, each arm at its tuned rate: {verdicts(chosen)};",
         f"against uniform, both at uniform's tuned rate {number(best)}: {verdicts(lambda curve: best)};",
         f"against uniform, both at the lowest rate {number(lowest)}: {verdicts(lambda curve: lowest)};",
-        f"against the encoder at 0.1, each at its tuned rate: {against_flat}.",
+        f"against the encoder at 0.1, each arm at its tuned rate: {against_flat}.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -248,7 +250,7 @@ def setup(results):
         runs = [run for run in results.runs if run["task"] == name]
         infinite = sum(not run["finite"] for run in runs)
         minutes = sum(run["seconds"] for run in runs) / 60
-        counts = f"{len(runs)} runs, {infinite} of them with a non-finite loss, {minutes:.0f} minutes of one core."
+        counts = f"{len(runs)} runs, {infinite} of them with a non-finite loss, {minutes:.0f} minutes on one core."
         lines.append(f"- **{name}**, {about['classes']} classes, majority class {100 * about['majority']:.1f} %. ")
         lines[-1] += f"{about['rows']} {counts}"
     first = next(iter(results.tasks.values()))

@@ -15,7 +15,7 @@ def text(results):
             earlier = results.get("earlier", {}).get(name)
             parts.append(writer({**results, "about": earlier or results["about"]}))
             if earlier:
-                again = f"Measured in the earlier run of {earlier['date']}, too."
+                again = f"Also measured in the earlier run of {earlier['date']}."
                 parts.append(again if earlier in shown else "Measured in an earlier run. " + _about(earlier))
                 shown.append(earlier)
     return "\n\n".join(parts)
@@ -84,10 +84,12 @@ def _models(results):
         size = f"{rows[0]['tensors']} tensors, {rows[0]['elements'] / 1e6:.1f} M parameters"
         parts.append(f"### {model}, {threads} thread{'s' * (threads > 1)}\n\n{size}")
         parts.append(table(_STEP_HEAD, map(_step, rows)))
-    paths = sorted({f"`{row['label']}`: {row['path']}" for row in results["models"] if row["path"]})
-    return "\n\n".join(
-        [parts[0], "![Times of a step](images/steps.svg)", *parts[1:], "Ran on: " + ", ".join(paths) + "."]
-    )
+    ran: dict = {}
+    for row in results["models"]:
+        if row["path"]:
+            ran.setdefault(row["path"], set()).add(f"`{row['label']}`")
+    paths = " ".join(f"Steps with {path}: {', '.join(sorted(labels))}." for path, labels in sorted(ran.items()))
+    return "\n\n".join([parts[0], "![Times of a step](images/steps.svg)", *parts[1:], *[paths] * bool(paths)])
 
 
 _STEP_HEAD = ["optimizer", "median step, ms", "ours / this", "this / floor", "state, MiB", "peak transient, MiB"]
@@ -106,9 +108,9 @@ def _launches(results):
     ]
     head = ["optimizer", "operations", "small vocabulary, ms", "this / AdamW", "whole, ms", "this / AdamW", "ran on"]
     return (
-        "## Launches\n\nBERT-base's 199 parameters at a hidden size of 8: Paddle operations that a step launches, and "
-        "the median CPU time of a step on 1 thread. The small vocabulary has 30 words, so that arithmetic is "
-        "negligible; the whole vocabulary has 30,522.\n\n" + table(head, cells)
+        "## Launches\n\nThe number of Paddle operations that a step launches, and its median CPU time on 1 thread, for "
+        "BERT-base's 199 parameters at a hidden size of 8. The small vocabulary has 30 words, so that arithmetic is "
+        "negligible. The whole vocabulary has 30,522 words.\n\n" + table(head, cells)
     )
 
 
@@ -119,8 +121,10 @@ def _cost(measured):
 def _layerwise(results):
     rows = results["layerwise"]
     cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{1 / row['ratio']:.3f}"] for row in rows]
-    return "## Cost of layer-wise decay\n\nBERT-base, " + (
-        f"{results['about']['threads']} threads.\n\n{table(['optimizer', 'median step, ms', 'this / AdamW'], cells)}"
+    return (
+        f'## Cost of layer-wise decay\n\nBERT-base, {results["about"]["threads"]} threads. "this / AdamW" is the '
+        "median ratio of neighbouring steps, not the ratio of the medians.\n\n"
+        + table(["optimizer", "median step, ms", "this / AdamW"], cells)
     )
 
 
@@ -128,7 +132,8 @@ def _denormal(results):
     cells = [[f"`{row['label']}`", f"{row['ratio']:.3f}", row["path"]] for row in results["denormal"]]
     head = ["optimizer", "denormal / normal", "ran on"]
     return (
-        f"## Denormal gradients\n\n100 matrices of 100 x 1000, gradients of 1e-41 beside 1e-3.\n\n{table(head, cells)}"
+        "## Denormal gradients\n\nThe time of a step with gradients of 1e-41 (denormal), relative to gradients of 1e-3 "
+        f"(normal), on 100 matrices of 100 x 1000.\n\n{table(head, cells)}"
     )
 
 
@@ -136,7 +141,8 @@ def _growth(results):
     parts = [
         "## Growth",
         "![Growth of a step's time](images/growth.svg)",
-        f"{results['about']['threads']} threads, median step in ms; in brackets, over the floor (caches can beat it).",
+        f"The median step in ms on {results['about']['threads']} threads. In brackets: the ratio to the floor, which "
+        "can be below 1 because of caches.",
     ]
     for axis, title in AXES.items():
         rows = [row for row in results["growth"] if row["axis"] == axis]
@@ -159,7 +165,7 @@ def _state(results):
         [f"`{row['optimizer']}`", row["what"], mebibytes(row["bytes"]), f"{row['bytes'] / row['elements']:.4f}"]
         for row in results["state"]
     ]
-    head = ["optimizer", "by arithmetic", "state, MiB", "bytes a parameter"]
+    head = ["optimizer", "stored values", "state, MiB", "bytes per parameter"]
     return f"## State\n\nBERT-base, counted after a step.\n\n{table(head, cells)}"
 
 

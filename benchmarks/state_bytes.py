@@ -16,9 +16,9 @@ ROWS = {
     "came": ({"learning_rate": 1e-3}, "one moment, four row and column averages of a matrix"),
     "came, compression": ({"learning_rate": 1e-3, "compression": True}, "the moment as float16"),
     "adafactor": ({}, "two row and column averages"),
-    "adafactor, beta1": ({"beta1": 0.9}, "and a moment"),
+    "adafactor, beta1": ({"beta1": 0.9}, "one moment, two row and column averages"),
     "adamweightdecay": ({}, "two moments"),
-    "adamweightdecay, amsgrad": ({"amsgrad": True}, "three"),
+    "adamweightdecay, amsgrad": ({"amsgrad": True}, "three moments"),
 }
 
 
@@ -47,7 +47,7 @@ def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    print("| optimizer | state, MiB | bytes a parameter |\n| --- | --: | --: |")
+    print("| optimizer | state, MiB | bytes per parameter |\n| --- | --: | --: |")
     for row in rows(bert_base_shapes()):
         size = row["bytes"]
         print(f"| `{row['optimizer']}` | {size / 2**20:.1f} | {size / row['elements']:.4f} |", flush=True)

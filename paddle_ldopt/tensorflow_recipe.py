@@ -72,7 +72,7 @@ def create_optimizer(
         include_in_weight_decay: patterns of names with weight decay in any case.
         parameters: the parameters to train, also in groups; by default all parameters of `model`.
         model: gives the names, the layers and the parameters with weight decay.
-        layerwise_decay: as in `AdamWDL`, like the arguments below.
+        layerwise_decay: this argument and the arguments below are as in `AdamWDL`.
         n_layers: blocks of the model, without `layers`.
         set_param_lr_fun: the hook that gives the ratio.
         name_dict: ``param.name`` -> structured name.
@@ -81,7 +81,7 @@ def create_optimizer(
 
     Returns:
         The optimizer and its schedule, always a `WarmUp`. Call ``schedule.step()`` after each ``optimizer.step()``:
-        TensorFlow's schedule advances by itself.
+        TensorFlow's schedule advances without a call.
 
     Warns:
         UserWarning: a pattern of `include_in_weight_decay` matches no parameter; w is above n.

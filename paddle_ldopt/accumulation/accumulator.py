@@ -29,8 +29,8 @@ from .process_sums import ProcessPart, check_parts, common_slots, slot_of, summe
 class GradientAccumulator:
     r"""Sum gradients over micro-batches in float32, for batches that exceed the memory.
 
-    With :math:`g_i` the gradient of micro-batch i, None counting as zero, over all micro-batches since the last `reset`
-    (after `synchronize`, of all processes):
+    With :math:`g_i` the gradient of micro-batch i (zero if it is None), the sums are over all micro-batches since the
+    last `reset`, and after `synchronize` over all processes:
 
     .. math::
         \text{"sum"}: \sum_i g_i \qquad \text{"mean"}: \frac{1}{n} \sum_i g_i \qquad

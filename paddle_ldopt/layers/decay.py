@@ -56,7 +56,7 @@ class LayerDecay:
         bound: b of the convention "linear", in (0, 1].
         scale: s, above 0; multiplies all ratios, including the head's. With `towers`, it multiplies only the ratios
             outside the towers.
-        end: value that d moves to during training, in (0, 1]: :math:`(1 - p) d + p \cdot end` after a fraction p of
+        end: final value of d, in (0, 1]: :math:`(1 - p) d + p \cdot end` after a fraction p of
             the steps.
         steps: number of steps until d reaches `end`, from 1. None: all steps of the training, if the schedule or the
             Trainer knows their number.
@@ -129,7 +129,7 @@ class LayerDecay:
     def ratio(self, layer_id: int, n_layers: int, progress: float = 0.0) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks.
 
-        `progress` is the fraction of the training steps taken, in [0, 1]. Towers and multipliers are left out: they
+        `progress` is the fraction of the training steps taken, in [0, 1]. Towers and multipliers are not applied: they
         depend on the parameter (`LayerMap.ratio_fn`).
         """
         checked_number(progress, "progress", 0.0, 1.0)

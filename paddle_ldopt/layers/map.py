@@ -29,7 +29,7 @@ _COPY = re.compile(r"(_deepcopy_\d+)+$")
 
 
 class LayerMap:
-    """The layer of each parameter of a model; made by `LayerMap.from_model` or `LayerMap.from_names`.
+    """The layer of each parameter of a model. Build it with `LayerMap.from_model` or `LayerMap.from_names`.
 
     Attributes:
         n_layers (int): number of blocks; of the deepest tower if there are several.
@@ -154,7 +154,7 @@ class LayerMap:
         apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
         num_steps: Optional[int] = None,
     ) -> LayerTable:
-        """Return the rates of each layer as a table to print, or to read (`rows`).
+        """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
 
         With an `optimizer` the table has the rates of its next step and of the peak of its schedule, weight decay and
         frozen parameters, all read from the optimizer. Otherwise it has the rates planned by `layerwise_decay`.

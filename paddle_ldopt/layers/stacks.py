@@ -1,9 +1,9 @@
 """Find the stacks of blocks of a model in the names of its parameters; pure Python.
 
-A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Blocks in lists of stages are counted through
-(Swin: ``layers.1.blocks.0`` follows the last block of stage 0). Lists of unlike parts within a block (T5:
-``block.0.layer.1``) and lists too small for blocks (an MLP head) are not stacks. A list with the name of a head or an
-embedding must be larger than others to be one.
+A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Blocks in lists of stages are numbered
+through all stages (Swin: ``layers.1.blocks.0`` follows the last block of stage 0). Lists of unlike parts within a block
+(T5: ``block.0.layer.1``) and lists too small for blocks (an MLP head) are not stacks. A list with the name of a head or
+an embedding is a stack only if it is larger than the other lists.
 """
 
 from collections.abc import Container, Iterable, Mapping

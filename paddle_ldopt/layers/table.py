@@ -61,7 +61,7 @@ class LayerTable:
     """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
 
     `rows` has one `LayerRow` per tower and layer. The running statistics of batch normalization, which Paddle lists as
-    parameters, are left out.
+    parameters, are omitted.
     """
 
     def __init__(self, rows: list[LayerRow]) -> None:
@@ -69,7 +69,7 @@ class LayerTable:
 
     @classmethod
     def build(cls, tensors: Tensors, rates: dict[str, Rate]) -> "LayerTable":
-        """Return the table of tensors with their rates; tensors without a rate are left out."""
+        """Return the table of tensors with their rates; tensors without a rate are omitted."""
         grouped: dict[Layer, list[tuple[Optional[Tensor], Rate]]] = {}
         for tensor_name, (layer, name, param) in tensors.items():
             statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)

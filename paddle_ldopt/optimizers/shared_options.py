@@ -18,9 +18,9 @@ def flag(doc: str, **more: Any) -> Option:
 # The options that the base classes read; `AdamWDL` has no batches.
 COMMON = {
     "multi_precision": flag("keep float32 masters of float16 and bfloat16 parameters"),
-    "fused": flag("step in the C library; None: where it can", optional=True),
+    "fused": flag("take the step in the C library; None: if possible", optional=True),
     "batch_bytes": Option(
-        doc="most bytes of parameters updated together", optional=True, check=checked_int, kind="an int from 0"
+        doc="maximum bytes of parameters updated together", optional=True, check=checked_int, kind="an int from 0"
     ),
 }
 

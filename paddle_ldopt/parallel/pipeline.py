@@ -91,7 +91,7 @@ class PipelineWithLossScale:
         micro_batch_num (int, optional): m, at least 1; with fleet's pipeline, its `accumulate_steps`.
         local_norm (bool, optional): also return the norm of each parameter's gradient.
         calculate_per_token_loss (bool, optional): weight micro-batches and processes by their tokens.
-        use_skip_data_by_global_norm (bool, optional): skip updates with too high a global norm; the scale still
+        use_skip_data_by_global_norm (bool, optional): skip updates whose global norm is too high; the scale still
             adapts.
         global_norm_spike_threshold (float, optional): skip updates whose global norm is at least this; above 0.
 

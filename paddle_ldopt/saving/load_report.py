@@ -6,13 +6,13 @@ from typing import Optional
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """The parameters that got state from a file; printed, it is a table.
+    """The parameters that received state from a file. `print` shows the report as a table.
 
     Args:
         source (str): the file, or another source.
         step (int|None): the steps taken, if known.
         matched (tuple[tuple[str, str], ...]): (name in the file, name in the model) of the parameters with state.
-        missing (tuple[str, ...]): parameters of the model without state in the file; they start anew.
+        missing (tuple[str, ...]): parameters of the model without state in the file; they start with a new state.
         unexpected (tuple[str, ...]): unused names in the file.
         transposed (tuple[str, ...]): parameters of the model whose state was transposed.
 

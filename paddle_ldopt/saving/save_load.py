@@ -38,9 +38,9 @@ def save_optimizer(
 ) -> None:
     """Save an optimizer's state in a safetensors file, which can be read without running code.
 
-    The file has the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and the options, which
-    `load_optimizer` compares. The file is written completely, or not at all. Parameters are named as in
-    `model`, or as in the `layers` or `name_dict` of the optimizer. Without these the file has Paddle's names
+    The file contains the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and the options,
+    which `load_optimizer` compares. The file is written completely, or not at all. Parameters are named as in `model`,
+    or as in the `layers` or `name_dict` of the optimizer. Without these, the file has Paddle's names
     (``linear_0.w_0``), which depend on the objects built before in the process.
 
     Args:
@@ -108,7 +108,7 @@ def load_optimizer(
             continues from the step in the file), "layerwise_decay" (all ratios), "apply_decay_param_fun", "grad_clip".
 
     Returns:
-        LoadReport: the step, and the parameters with state. Printed, it is a table.
+        LoadReport: the step, and the parameters with state. `print` shows it as a table.
 
     Raises:
         TypeError, ValueError, OSError: an unreadable, damaged or unknown file; another model, class or options (unless

@@ -73,10 +73,10 @@ def convert_torch_optimizer(
             the weights of `paddle.nn.Linear` layers.
         step (int, optional): the steps taken, at least 0, for parameters without a step in the checkpoint.
         strict (bool): raise if a trainable parameter gets no state, or if a state or a name in `rename` is unused.
-            Otherwise such parameters start anew, and the report lists them.
+            Otherwise, such parameters start with a new state, and the report lists them.
 
     Returns:
-        LoadReport: the matched, missing, unexpected and transposed parameters. Printed, it is a table.
+        LoadReport: the matched, missing, unexpected and transposed parameters. `print` shows it as a table.
 
     Raises:
         TypeError, ValueError, OSError: an optimizer without a counterpart; an unreadable or unsafe file; missing or

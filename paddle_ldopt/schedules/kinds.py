@@ -64,7 +64,7 @@ SCHEDULES: dict[str, Kind] = {}
 def schedule(
     name: str, on_metric: Optional[type] = None, member: Optional[str] = None
 ) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds a function to the table under `name`, and has its arguments checked.
+    """Return a decorator that adds a function to the table under `name`, with checks of its arguments.
 
     `on_metric` is the class of a schedule that follows a metric; the function passes its keywords to this class.
     `member` is the name in `SchedulerType`, by default `name` in capitals.

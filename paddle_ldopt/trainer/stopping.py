@@ -13,8 +13,8 @@ class StopOnSigterm(Callback):
     """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before they kill.
 
     In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
-    the shell's code for the signal. A second signal kills at once. The callback listens within ``with stop:``, in the
-    main thread. `asked` is True after the signal.
+    the shell's code for the signal. A second signal ends the process immediately. The callback listens
+    within ``with stop:``, in the main thread. `asked` is True after the signal.
 
     Examples:
         >>> from paddle_ldopt.trainer import StopOnSigterm

@@ -12,7 +12,7 @@ SEED = 22
 
 
 @pytest.mark.promise(
-    "each combination of layout, way to step, optimizer and feature matches one process or is refused",
+    "combinations of layout, step function, optimizer and feature match one process or are refused",
     seen="[scaling.md](scaling.md)",
 )
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_some(ranks, count, tmp_path):
         assert [row.removeprefix("refused: ")] == (known or ["match"]), (layout, way, case, feature)
 
 
-@pytest.mark.promise("each combination of layout, way to step, optimizer and feature matches one process or is refused")
+@pytest.mark.promise("combinations of layout, step function, optimizer and feature match one process or are refused")
 @pytest.mark.fault
 @pytest.mark.timeout(5400)
 def test_all(tmp_path):

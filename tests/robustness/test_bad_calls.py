@@ -90,7 +90,7 @@ def fuzz(name, data, most):
 
 @pytest.mark.promise(
     "a bad call raises TypeError or ValueError that names the argument, and changes nothing",
-    seen="23,780 bad values alone, 104,000 draws of up to three",
+    seen="23,780 single bad values, 104,000 random combinations of up to three",
 )
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=12, deadline=None, derandomize=True, database=None)

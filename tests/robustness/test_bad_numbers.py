@@ -11,7 +11,7 @@ from paddle_ldopt import kernels
 from paddle_ldopt.optimizers._base.arithmetic import sqrt
 
 pytestmark = pytest.mark.promise(
-    "NaN, inf, overflow, denormal gradients and extreme rates do what [numerics.md](numerics.md#bad-numbers) says"
+    "NaN, inf, overflow, denormal gradients and extreme rates behave as in [numerics.md](numerics.md#bad-numbers)"
 )
 
 EVERY = {  # the variants of the contracts, and what has arithmetic of its own

@@ -203,7 +203,7 @@ def full_at(share, small_disk, whole):
     assert not list(folder.glob("*/*.partial"))
 
 
-@pytest.mark.promise("a full disk costs at most one save", seen="40 moments in 8 minutes")
+@pytest.mark.promise("a full disk costs at most one save", seen="disk full at 40 moments, 8 minutes")
 @pytest.mark.parametrize("share", [0.1, 0.6])
 def test_a_disk_that_is_full_costs_no_more_than_one_save(small_disk, whole, share):
     full_at(share, small_disk, whole)

@@ -19,7 +19,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.saving import safetensors_file
 
 
-@pytest.mark.promise("a saved optimizer resumes bit for bit, fused and with Paddle's operations")
+@pytest.mark.promise("a saved optimizer resumes bit for bit, with the C library and with Paddle's operations")
 @pytest.mark.parametrize(
     ("case", "fused"), [*itertools.product(CASES, (None, False)), *((case, None) for case in PADDLES)]
 )

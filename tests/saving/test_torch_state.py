@@ -20,7 +20,7 @@ import paddle_ldopt as ldopt
 
 pytestmark = pytest.mark.promise(
     "converted PyTorch states continue as in PyTorch",
-    seen="8 states of real peers, within the tolerances of the trajectories",
+    seen="8 states written by real peers, within the tolerances of the recorded trajectories",
 )
 
 KEPT = 3  # as in golden/make.py

@@ -179,7 +179,7 @@ def never_stopped(tmp_path_factory):
 
 
 @pytest.mark.promise(
-    "a run stopped by SIGTERM has the same evaluations, metric-driven rates and best model", seen="equal"
+    "a run resumed after SIGTERM has the same evaluations, metric-driven rates and best model", seen="equal"
 )
 @pytest.mark.representatives
 @pytest.mark.parametrize("signalled", [False, True])

@@ -50,8 +50,8 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
     Args:
         batch_bytes: the size limit of a batch, a set of parameters of one shape, type and set of options that Paddle's
             operations update together. A step needs up to twelve times as much temporary memory. Larger parameters
-            are updated one by one. With 0, all parameters are. None: 64 MB on an accelerator; 2 MB on a CPU, where
-            larger batches are slower. An error with ``fused=True``, which has no batches.
+            are updated one by one; with 0, all parameters are updated one by one. None: 64 MB on an accelerator; 2 MB
+            on a CPU, where larger batches are slower. An error with ``fused=True``, which has no batches.
     """
 
     def __init__(
