@@ -51,7 +51,7 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
     elif now["decay"]:
         advice = f"set `{ALLOW}: true` to resume with the rates of the file."
         unknown = "The checkpoint does not say which layer-wise decay it was trained with"
-        warnings.warn(f"{unknown}: {advice}", stacklevel=3)
+        warnings.warn(f"{unknown}: {advice}", stacklevel=2)
 
 
 def _settings(record: dict[str, Any], names: set[str]) -> Settings:
