@@ -10,13 +10,13 @@ import pathlib
 import re
 import sys
 
+from paddle_ldopt._checks import REQUIRED
 from paddle_ldopt.config.decay_settings import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.layers.table import markdown
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.optimizers.shared_options import COMMON
 from paddle_ldopt.schedules.kinds import SCHEDULES
-from paddle_ldopt.schedules.option_types import REQUIRED
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate, gib
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
@@ -60,9 +60,11 @@ def _estimate(model, optimizer, layout):
 def options_table():
     """Return the table of the options that each optimizer declares."""
     rows = []
-    for name, options in {**{f"`{name}`": info.options for name, info in REGISTRY.items()}, "all": COMMON}.items():
+    declared_by = {f"`{name}`": info.options for name, info in REGISTRY.items()}
+    common = {option: declared for option, declared in REGISTRY["adamwdl"].options.items() if option in COMMON}
+    for name, options in {**declared_by, "all": common}.items():
         for option, declared in options.items():
-            if name == "all" or option not in COMMON:
+            if name == "all" or option not in common:
                 ways = ["argument"] * declared.argument + ["group"] * declared.group
                 own = f"`{option}`" if declared.setting else ""
                 setting, default = f"`{declared.setting or option}`", f"`{declared.default}`"

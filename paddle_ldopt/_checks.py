@@ -4,6 +4,7 @@ Imports no Paddle. Checks beyond a type and a range are in the modules that use 
 """
 
 import dataclasses
+import inspect
 import math
 import numbers
 from collections.abc import Collection, Iterator
@@ -12,6 +13,7 @@ from typing import Any, Callable, Optional
 from ._messages import refusal, wrong_type
 
 __all__ = [
+    "REQUIRED",
     "Option",
     "as_float",
     "checked_bool",
@@ -25,6 +27,7 @@ __all__ = [
     "refused",
 ]
 
+REQUIRED = inspect.Parameter.empty  # the default of a required argument
 _MOST_STEPS = 2**53  # floats count exactly up to here
 
 
@@ -130,8 +133,8 @@ def refused(given: dict[str, tuple[Callable[[Any, str], Any], Any]]) -> Iterator
 class Option:
     """The declaration of an option of an optimizer or a schedule, read by checks, settings and the docs' tables."""
 
-    default: Any
-    doc: str  # one line
+    default: Any = REQUIRED  # given here unless the signature of the constructor or function has it
+    doc: str = ""  # one line
     low: float = 0.0  # the range of a number
     high: float = math.inf
     ends: str = "[]"  # brackets of the range; a square one includes the limit

@@ -24,7 +24,7 @@ __all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
 _ADAMW = {name: option for name, option in _OURS.options.items() if name != "fused"}
-_ADAMW["amsgrad"] = flag(False, "divide by the largest second moment so far")
+_ADAMW["amsgrad"] = flag("divide by the largest second moment so far", default=False)
 _PADDLES = {"adamw": OptimizerInfo(paddle.optimizer.AdamW, "Paddle's", trainer=_OURS.trainer, options=_ADAMW)}
 OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTRY)  # ours and Paddle's own AdamW
 

@@ -17,7 +17,6 @@ from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
-from .optimizers.shared_options import given_arguments
 from .schedules import WarmUp
 from .schedules.option_types import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 from .schedules.polynomial import Polynomial
@@ -100,7 +99,10 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    options = _checked_options(given_arguments(locals(), _OPTIONS))
+    moments = {"adam_beta1": adam_beta1, "adam_beta2": adam_beta2, "adam_epsilon": adam_epsilon}
+    norms = {"adam_clipnorm": adam_clipnorm, "adam_global_clipnorm": adam_global_clipnorm}
+    decayed = {"weight_decay_rate": weight_decay_rate, "include_in_weight_decay": include_in_weight_decay}
+    options = _checked_options({**moments, **norms, **decayed})
     if parameters is not None:  # read twice, here for their names
         parameters = checked_parameters(parameters, {*AdamWeightDecay.OPTIONS, "weight_decay_rate"})
     elif model is None and paddle.in_dynamic_mode():

@@ -12,11 +12,12 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import add_, add_number_, at_least, average_, divide_, multiply_, power, times
+from ._base.arithmetic import add, add_, ema_, maximum, multiply_, power
 from ._base.factored import (
     FactoredOptimizer,
+    clipped_,
     divided_by_root,
-    factored_average,
+    factored_ema,
     factored_kinds,
     is_factored,
     relative_rate,
@@ -27,12 +28,11 @@ from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import SHARED, flag, given_arguments, numbers, plain_weight_decay
+from .shared_options import flag, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Adafactor", "adafactor_update"]
 
-_EPS = (1e-30, 1e-3)  # the default
 _USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule`
 
 
@@ -58,20 +58,20 @@ def adafactor_update(
     """
     t = state[STEP]
     one_minus_beta2 = power(t, decay_rate)  # (7.2)
-    square = add_number_(grad * grad, eps[0])  # g^2 + eps1
-    v = yield from factored_average("exp_avg_sq", square, state, shard, 1.0 - one_minus_beta2, one_minus_beta2)
-    u = divided_by_root(grad, v, shard)  # g / sqrt(V)
+    g_square = add_(grad * grad, eps[0])
+    v = yield from factored_ema("exp_avg_sq", g_square, state, shard, 1.0 - one_minus_beta2, one_minus_beta2)
+    u = divided_by_root(grad, v, shard)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
-    u = divide_(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
+    u = clipped_(u, rms_u, clip_threshold)
     alpha = lr * relative_rate(t, warmup_init) if relative_step else lr
     if scale_parameter:
-        alpha = alpha * at_least(rms_p[0], eps[1])  # max(eps2, RMS(p))
+        alpha = alpha * maximum(rms_p[0], eps[1])
     new_state = {**v, _USED_LR: alpha}
-    u = multiply_(u, alpha)  # alpha * u
+    u = multiply_(u, alpha)
     if beta1 is not None:  # an average of steps, rates included
-        u = new_state["exp_avg"] = average_(state["exp_avg"], u, beta1)
+        u = new_state["exp_avg"] = ema_(state["exp_avg"], u, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = add_(times(param, -weight_decay * alpha), param)  # p - weight_decay * alpha * p
+        param = add(param, param, alpha=-weight_decay * alpha)
     return param - u, new_state
 
 
@@ -143,20 +143,21 @@ class Adafactor(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            _EPS,
-            "added to squares; smallest RMS",
+            doc="added to squares; smallest RMS",
             check=numbers("()", "[)"),
             kind="(0, inf) and [0, inf)",
             group=True,
             setting="epsilon",
         ),
-        "clip_threshold": Option(1.0, "the largest RMS of the update", ends="()", group=True),
-        "decay_rate": Option(-0.8, "exponent of the second moment's decay rate", -math.inf, 0.0, "(]", group=True),
-        "beta1": Option(None, "decay rate of the momentum", high=1.0, ends="[)", optional=True, group=True),
-        "weight_decay": Option(0.0, "decoupled weight decay", group=True, read=plain_weight_decay),
-        "scale_parameter": flag(True, "scale the rate by the parameter's RMS", group=True),
-        "relative_step": flag(True, "set the rate from the step"),
-        "warmup_init": flag(False, "with `relative_step`: start with 1e-6 t", group=True),
+        "clip_threshold": Option(doc="the largest RMS of the update", ends="()", group=True),
+        "decay_rate": Option(
+            doc="exponent of the second moment's decay rate", low=-math.inf, high=0.0, ends="(]", group=True
+        ),
+        "beta1": Option(doc="decay rate of the momentum", high=1.0, ends="[)", optional=True, group=True),
+        "weight_decay": Option(doc="decoupled weight decay", group=True, read=plain_weight_decay),
+        "scale_parameter": flag("scale the rate by the parameter's RMS", group=True),
+        "relative_step": flag("set the rate from the step"),
+        "warmup_init": flag("with `relative_step`: start with 1e-6 t", group=True),
     }
 
     @staticmethod
@@ -176,7 +177,7 @@ class Adafactor(FactoredOptimizer):
         self,
         parameters: Any = None,
         lr: Any = None,
-        eps: Any = _EPS,
+        eps: Any = (1e-30, 1e-3),
         clip_threshold: float = 1.0,
         decay_rate: float = -0.8,
         beta1: Optional[float] = None,
@@ -191,10 +192,12 @@ class Adafactor(FactoredOptimizer):
         multi_precision: bool = False,
         **common: Any,
     ) -> None:
-        common.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
-        del common["lr"]  # the name of the optimizer's rate; the option is a group's
         rate = one_of_two("lr", lr, "learning_rate", learning_rate)
-        super().__init__(rate, one_of_two("parameters", parameters, "params", params), **common)
+        parameters = one_of_two("parameters", parameters, "params", params)
+        options = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate, "weight_decay": weight_decay}
+        options.update(beta1=beta1, scale_parameter=scale_parameter, relative_step=relative_step)
+        options.update(warmup_init=warmup_init, fused=fused, multi_precision=multi_precision)
+        super().__init__(rate, parameters, **options, **common)
 
     _rate_argument = "lr"
 

@@ -12,16 +12,7 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import (
-    add_,
-    add_number_,
-    average_,
-    average_of_squares_,
-    divide_,
-    one_minus_power,
-    root,
-    times,
-)
+from ._base.arithmetic import add, add_, divide_, ema_, ema_of_squares_, multiply, one_minus_power, sqrt
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
 from ._ports.keras_config import KerasConfigMixin
@@ -31,7 +22,7 @@ from ._step.plan import FusedRule
 from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
-from .shared_options import SHARED, flag, given_arguments, plain_weight_decay
+from .shared_options import flag, plain_weight_decay
 from .states import ELEMENT, SCALAR, STEP, State
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
@@ -67,15 +58,15 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:  # first, and not with the bias-corrected rate
-        param = add_(times(param, -weight_decay * lr), param)  # p - weight_decay * lr * p
-    m = average_(state["moment1"], grad, beta_1)
-    v = average_of_squares_(state["moment2"], grad, beta_2)
+        param = add(param, param, alpha=-weight_decay * lr)
+    m = ema_(state["moment1"], grad, beta_1)
+    v = ema_of_squares_(state["moment2"], grad, beta_2)
     new_state = {"moment1": m, "moment2": v}
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: alpha_t has both corrections, and epsilon is added to the root of an uncorrected v
     alpha_t = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    step = divide_(times(m, -alpha_t), add_number_(root(v), epsilon))  # -alpha_t * m / (sqrt(v) + epsilon)
+    step = divide_(multiply(m, -alpha_t), add_(sqrt(v), epsilon))
     return add_(step, param), new_state
 
 
@@ -154,17 +145,17 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "beta_1": Option(0.9, "decay rate of the first moment", high=1.0, ends="[)", group=True, setting="beta1"),
-        "beta_2": Option(0.999, "decay rate of the second moment", high=1.0, ends="[)", group=True, setting="beta2"),
-        "epsilon": Option(1e-7, "added to the root of the second moment", group=True),
+        "beta_1": Option(doc="decay rate of the first moment", high=1.0, ends="[)", group=True, setting="beta1"),
+        "beta_2": Option(doc="decay rate of the second moment", high=1.0, ends="[)", group=True, setting="beta2"),
+        "epsilon": Option(doc="added to the root of the second moment", group=True),
         "weight_decay": Option(
-            0.0, "decoupled weight decay", called="weight_decay_rate", group=True, read=plain_weight_decay
+            doc="decoupled weight decay", called="weight_decay_rate", group=True, read=plain_weight_decay
         ),
-        "clipnorm": Option(None, "scale each gradient down to this norm", ends="()", optional=True, group=True),
-        "clipvalue": Option(None, "clip each element of the gradients", ends="()", optional=True, group=True),
-        "amsgrad": flag(False, "divide by the largest second moment so far"),
-        "decay": Option(0.0, "decay of the rate over the steps: lr / (1 + decay t)"),
-        "global_clipnorm": Option(None, "scale all gradients together down to this norm", ends="()", optional=True),
+        "clipnorm": Option(doc="scale each gradient down to this norm", ends="()", optional=True, group=True),
+        "clipvalue": Option(doc="clip each element of the gradients", ends="()", optional=True, group=True),
+        "amsgrad": flag("divide by the largest second moment so far"),
+        "decay": Option(doc="decay of the rate over the steps: lr / (1 + decay t)"),
+        "global_clipnorm": Option(doc="scale all gradients together down to this norm", ends="()", optional=True),
         **PATTERNS,
     }
 
@@ -206,14 +197,17 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         if name is not None and not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self._given = {"name": name, "grad_clip": grad_clip, **common}
-        common.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         if global_clipnorm is not None:
             norm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
-            common["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(norm)
+            grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
         rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
         decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
-        common.update(weight_decay=decay_rate, name=None if name == "AdamWeightDecay" else name)
-        super().__init__(rate, _paddles_groups(parameters), **common)
+        common.update(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, weight_decay=decay_rate, amsgrad=amsgrad)
+        common.update(decay=decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        common.update(include_in_weight_decay=include_in_weight_decay, grad_clip=grad_clip, fused=fused)
+        common.update(exclude_from_weight_decay=exclude_from_weight_decay, multi_precision=multi_precision)
+        name = None if name == "AdamWeightDecay" else name
+        super().__init__(rate, _paddles_groups(parameters), name=name, **common)
         self.patterns = NamePatterns(self._fixed)
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 

@@ -12,16 +12,15 @@ import paddle
 from .._checks import Option
 from .._paddle import content_of, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from ._base.arithmetic import root
+from ._base.arithmetic import sqrt
 from ._base.layerwise_optimizer import LayerwiseOptimizer
-from ._base.options_and_states import LAYERWISE
 from ._base.rule_optimizer import checked_rate
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
 from ._step.plan import FusedRule
 from ._step.task import Task
 from ._step.whole_step import all_parameters
 from .registry import register
-from .shared_options import flag, given_arguments, plain_weight_decay
+from .shared_options import flag, plain_weight_decay
 from .states import ELEMENT, SCALAR, State
 
 __all__ = ["AdamWDL", "adamw_update"]
@@ -48,7 +47,7 @@ def adamw_update(
     v = beta2 * state["moment2"] + (1.0 - beta2) * grad * grad
     # m_hat / (sqrt(v_hat) + epsilon) with numerator and denominator multiplied by this root
     scale = (1.0 - beta2_t).sqrt()
-    param = param - lr * scale / (1.0 - beta1_t) * m / (root(v) + epsilon * scale)
+    param = param - lr * scale / (1.0 - beta1_t) * m / (sqrt(v) + epsilon * scale)
     new_powers = {"beta1_pow_acc": beta1_t * beta1, "beta2_pow_acc": beta2_t * beta2}
     return param, {"moment1": m, "moment2": v, **new_powers}
 
@@ -131,12 +130,12 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
 
     OPTIONS: ClassVar[dict[str, Option]] = {
         "weight_decay": Option(
-            0.01, "decoupled weight decay, scaled by the layer's rate", group=True, read=plain_weight_decay
+            doc="decoupled weight decay, scaled by the layer's rate", group=True, read=plain_weight_decay
         ),
-        "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
-        "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
-        "epsilon": Option(1e-8, "added to the root of the second moment", group=True, tensor=True),
-        "lazy_mode": flag(False, "update only the rows in a sparse gradient", group=True),
+        "beta1": Option(doc="decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
+        "beta2": Option(doc="decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
+        "epsilon": Option(doc="added to the root of the second moment", group=True, tensor=True),
+        "lazy_mode": flag("update only the rows in a sparse gradient", group=True),
     }
 
     @staticmethod
@@ -166,7 +165,9 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        arguments = given_arguments(locals(), [*self.OPTIONS, *LAYERWISE])
+        arguments = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "lazy_mode": lazy_mode}
+        arguments.update(weight_decay=weight_decay, layerwise_decay=layerwise_decay, layers=layers, n_layers=n_layers)
+        arguments.update(set_param_lr_fun=set_param_lr_fun, lr_ratio=lr_ratio, name_dict=name_dict)
         common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
         parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
         rate = checked_rate(learning_rate, "learning_rate")

@@ -11,11 +11,12 @@ import paddle
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import add_, add_number_, at_least, average_, divide_, power, square_, times
+from ._base.arithmetic import add, add_, ema_, maximum, power, square_
 from ._base.factored import (
     FactoredOptimizer,
+    clipped_,
     divided_by_root,
-    factored_average,
+    factored_ema,
     factored_kinds,
     is_factored,
     relative_rate,
@@ -27,12 +28,12 @@ from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import SHARED, flag, given_arguments, numbers, plain_weight_decay
+from .shared_options import flag, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Came", "came_update"]
 
-_EPS, _DECAY_RATE = (1e-30, 1e-3, 1e-16), 0.8  # the defaults
+_DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
 _from_one = functools.partial(checked_int, least=1)
 
@@ -66,29 +67,27 @@ def came_update(
         grad = grad / loss_scale
     if beta2 is None:
         beta2 = 1 - power(t, -decay_rate)
-    # the average of g^2 + eps1
-    v = yield from factored_average("exp_avg_sq", add_number_(grad * grad, eps[0]), state, shard, beta2)
+    v = yield from factored_ema("exp_avg_sq", add_(grad * grad, eps[0]), state, shard, beta2)
     u = divided_by_root(grad, v, shard)  # g / sqrt(V)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
-    u = divide_(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
+    u = clipped_(u, rms_u, clip_threshold)
     new_state = dict(v)
     if beta1:
-        m = average_(state["exp_avg"], u, beta1)
+        m = ema_(state["exp_avg"], u, beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
         if is_factored(shard.shape):
-            # the average of the instability, (u - m)^2 + eps3
-            s = yield from factored_average("exp_avg_res", add_number_(square_(u - m), eps[2]), state, shard, beta3)
+            s = yield from factored_ema("exp_avg_res", add_(square_(u - m), eps[2]), state, shard, beta3)
             u = divided_by_root(m, s, shard)  # m / sqrt(S)
             new_state.update(s)
         else:
             u = m
     if weight_decay:
-        u = add_(weight_decay * param, u)  # u + weight_decay * p
+        u = add(u, param, alpha=weight_decay)
     if relative_step:
         lr = lr * relative_rate(t, warmup_init)
     if scale_parameter:
-        lr = lr * at_least(rms_p[0], eps[1])  # max(eps2, RMS(p))
-    return add_(times(u, -lr), param), new_state  # p - lr * u
+        lr = lr * maximum(rms_p[0], eps[1])
+    return add(param, u, alpha=-lr), new_state
 
 
 def _fit_for_float16(m: Any) -> Any:
@@ -179,24 +178,23 @@ class Came(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            _EPS,
-            "three small numbers above 0",
+            doc="three small numbers above 0",
             check=numbers("()", "()", "()"),
             kind="three of (0, inf)",
             group=True,
             setting="epsilon",
         ),
-        "clip_threshold": Option(1.0, "the largest RMS of the update", ends="()", group=True),
-        "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay rate", high=1.0, group=True),
-        "beta1": Option(0.9, "decay rate of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
-        "beta2": Option(None, "constant decay rate of V", high=1.0, ends="[)", optional=True, group=True),
-        "beta3": Option(0.99, "decay rate of the instability", high=1.0, ends="[)", group=True),
-        "weight_decay": Option(0.0, "decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
-        "scale_parameter": flag(False, "scale the rate by the parameter's RMS", group=True),
-        "relative_step": flag(False, "set the rate from the step"),
-        "warmup_init": flag(False, "with `relative_step`: start with 1e-6 t"),
-        "compression": flag(False, "store the momentum as float16"),
-        "loss_scale": Option(1, "divides the gradients", kind="an int from 1", check=_from_one),
+        "clip_threshold": Option(doc="the largest RMS of the update", ends="()", group=True),
+        "decay_rate": Option(doc="exponent of the second moment's decay rate", high=1.0, group=True),
+        "beta1": Option(doc="decay rate of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
+        "beta2": Option(doc="constant decay rate of V", high=1.0, ends="[)", optional=True, group=True),
+        "beta3": Option(doc="decay rate of the instability", high=1.0, ends="[)", group=True),
+        "weight_decay": Option(doc="decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
+        "scale_parameter": flag("scale the rate by the parameter's RMS", group=True),
+        "relative_step": flag("set the rate from the step"),
+        "warmup_init": flag("with `relative_step`: start with 1e-6 t"),
+        "compression": flag("store the momentum as float16"),
+        "loss_scale": Option(doc="divides the gradients", kind="an int from 1", check=_from_one),
     }
 
     @staticmethod
@@ -219,7 +217,7 @@ class Came(FactoredOptimizer):
     def __init__(
         self,
         learning_rate: Any = None,
-        eps: Any = _EPS,
+        eps: Any = (1e-30, 1e-3, 1e-16),
         clip_threshold: float = 1.0,
         decay_rate: float = _DECAY_RATE,
         beta1: Optional[float] = 0.9,
@@ -241,9 +239,13 @@ class Came(FactoredOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
-        layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        super().__init__(learning_rate, parameters, **layerwise)
+        options: dict[str, Any] = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate}
+        options.update(beta1=beta1, beta2=beta2, beta3=beta3, weight_decay=weight_decay, compression=compression)
+        options.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
+        options.update(loss_scale=loss_scale, multi_precision=multi_precision, fused=fused)
+        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name}
+        super().__init__(learning_rate, parameters, **options, **common, **layerwise)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError for `relative_step` or `beta2` beside an option that it overrides."""

@@ -14,13 +14,12 @@ from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import (
     add_,
-    add_number_,
-    average_,
-    average_of_squares_,
     divide_,
+    ema_,
+    ema_of_squares_,
     multiply_,
     one_minus_power,
-    root_,
+    sqrt_,
 )
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
@@ -30,7 +29,7 @@ from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import SHARED, flag, given_arguments
+from .shared_options import flag
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]
@@ -64,19 +63,19 @@ def lamb_update(
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
         grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
-    m = average_(state["moment1"], grad, beta1)
-    v = average_of_squares_(state["moment2"], grad, beta2)
+    m = ema_(state["moment1"], grad, beta1)
+    v = ema_of_squares_(state["moment2"], grad, beta2)
     m_hat = m / one_minus_power(beta1, t)
     v_hat = v / one_minus_power(beta2, t)
-    r = divide_(m_hat, add_number_(root_(v_hat), eps))  # m_hat / (sqrt(v_hat) + eps)
-    u = add_(r, weight_decay * param)  # r + weight_decay * x
+    r = divide_(m_hat, add_(sqrt_(v_hat), eps))
+    u = add_(r, param, alpha=weight_decay)
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
     one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
-    ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    x = add_(multiply_(u, -lr * ratio), param)  # x - lr * ratio * u
-    return x, {"moment1": m, "moment2": v}
+    trust_ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
+    step = multiply_(u, -lr * trust_ratio)
+    return add_(step, param), {"moment1": m, "moment2": v}
 
 
 @register(
@@ -149,20 +148,16 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "beta1": Option(0.9, "decay rate of the first moment", high=1.0, ends="()", group=True),
-        "beta2": Option(0.999, "decay rate of the second moment", high=1.0, ends="()", group=True),
-        "eps": Option(1e-6, "added to the root of the second moment", ends="()", group=True, setting="epsilon"),
+        "beta1": Option(doc="decay rate of the first moment", high=1.0, ends="()", group=True),
+        "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="()", group=True),
+        "eps": Option(doc="added to the root of the second moment", ends="()", group=True, setting="epsilon"),
         "weight_decay": Option(
-            0.0,
-            "decoupled weight decay",
-            group=True,
-            check=decay_or_function,
-            kind="[0, inf) or a function of the step",
+            doc="decoupled weight decay", group=True, check=decay_or_function, kind="[0, inf) or a function of the step"
         ),
         "lr": Option(
             None, "the group's own rate", optional=True, group=True, check=rate_or_function, kind=_RATE, argument=False
         ),
-        "grad_centralization": flag(False, "centralize gradients of convolutions", group=True, argument=False),
+        "grad_centralization": flag("centralize gradients of convolutions", default=False, group=True, argument=False),
     }
 
     @staticmethod
@@ -192,9 +187,11 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
-        layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        super().__init__(learning_rate, parameters, **layerwise)
+        options: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
+        options.update(multi_precision=multi_precision, fused=fused)
+        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name}
+        super().__init__(learning_rate, parameters, **options, **common, **layerwise)
 
     def _prepare(self, rate: Any, parameters: Any) -> None:
         super()._prepare(rate, parameters)

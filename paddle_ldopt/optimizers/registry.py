@@ -7,10 +7,10 @@ import dataclasses
 import inspect
 from typing import Any, Callable, Optional, TypeVar
 
-from .._checks import Option
-from .._messages import nearest, refusal, shown
-from ._base.options_and_states import LAYERWISE
-from .shared_options import BATCHED, COMMON
+from .._checks import REQUIRED, Option
+from .._messages import nearest, shown
+from ._base.layerwise_arguments import LAYERWISE
+from .shared_options import COMMON
 from .states import SCALAR, STEP, State
 
 __all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class", "register"]
@@ -45,13 +45,7 @@ class OptimizerInfo:
     @property
     def all_arguments(self) -> set[str]:
         """The names of all arguments of its constructor, including arguments that it passes on to a base."""
-        names = {*self.settings, *LAYERWISE}
-        for init in [vars(base)["__init__"] for base in self.cls.__mro__ if "__init__" in vars(base)]:
-            parameters = inspect.signature(init).parameters.values()
-            names.update(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
-            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-                break
-        return names - {"self"}
+        return {*self.settings, *LAYERWISE, *_arguments(self.cls)} - {"self"}
 
     def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
         """Return state name -> kind and type, for a parameter of this shape; `options` override the defaults."""
@@ -72,26 +66,30 @@ REGISTRY: dict[str, OptimizerInfo] = {}
 def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
     """Return a decorator that registers a class under its name in lower case.
 
-    `fields` are fields of `OptimizerInfo`.
+    `fields` are fields of `OptimizerInfo`. An option that declares no default has that of the constructor's argument.
     """
 
     def add(cls: Any) -> Any:
-        options = {**cls.OPTIONS, **COMMON, **(BATCHED if hasattr(cls, "rule") else {})}
-        _check_defaults(cls, options)
+        arguments = _arguments(cls)
+        options = {**cls.OPTIONS, **{name: option for name, option in COMMON.items() if name in arguments}}
+        for name, option in options.items():
+            if option.default is REQUIRED:
+                options[name] = dataclasses.replace(option, default=arguments[option.called or name])
         REGISTRY[cls.__name__.lower()] = OptimizerInfo(cls, summary, options=options, **fields)
         return cls
 
     return add
 
 
-def _check_defaults(cls: type, options: dict[str, Option]) -> None:
-    """Raise TypeError if a default in the constructor's signature differs from the declared one."""
-    signature = inspect.signature(cls).parameters
-    for name, option in options.items():
-        named = signature.get(option.called or name)
-        if named is not None and option.argument and named.default != option.default:
-            wrong = f"The constructor's default of `{named.name}` must be that of OPTIONS, {option.default!r}."
-            raise refusal(TypeError, wrong, **{named.name: named.default})
+def _arguments(cls: type) -> dict[str, Any]:
+    """Return argument -> default of a constructor, including arguments that it passes on to a base."""
+    arguments: dict[str, Any] = {}
+    for init in [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]:
+        parameters = inspect.signature(init).parameters.values()
+        arguments = {**{p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}, **arguments}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return arguments
 
 
 def list_optimizers() -> list[str]:

@@ -1,6 +1,5 @@
 """Options that several optimizers declare, and checks of their values."""
 
-from collections.abc import Iterable
 from typing import Any, Callable
 
 from paddle.regularizer import WeightDecayRegularizer
@@ -8,39 +7,22 @@ from paddle.regularizer import WeightDecayRegularizer
 from .._checks import Option, checked_bool, checked_int, checked_number
 from .._messages import refusal
 
-__all__ = ["BATCHED", "COMMON", "SHARED", "flag", "given_arguments", "numbers", "plain_weight_decay"]
+__all__ = ["COMMON", "flag", "numbers", "plain_weight_decay"]
 
 
-def flag(default: Any, doc: str, **more: Any) -> Option:
+def flag(doc: str, **more: Any) -> Option:
     """Return an option that is True or False."""
-    return Option(default, doc, check=checked_bool, **more)
+    return Option(doc=doc, check=checked_bool, **more)
 
 
-# The options of every optimizer beside its own.
+# The options that the base classes read; `AdamWDL` has no batches.
 COMMON = {
-    "multi_precision": flag(False, "keep float32 masters of float16 and bfloat16 parameters"),
-    "fused": flag(None, "step in the C library; None: where it can", optional=True),
-}
-
-# The options of every optimizer with a rule.
-BATCHED = {
+    "multi_precision": flag("keep float32 masters of float16 and bfloat16 parameters"),
+    "fused": flag("step in the C library; None: where it can", optional=True),
     "batch_bytes": Option(
-        None,
-        "most bytes of parameters updated together",
-        optional=True,
-        check=checked_int,
-        kind="an int from 0",
-    )
+        doc="most bytes of parameters updated together", optional=True, check=checked_int, kind="an int from 0"
+    ),
 }
-
-
-# The arguments of every constructor beside the options, the layer-wise arguments, the rate and the parameters.
-SHARED = (*COMMON, "grad_clip", "apply_decay_param_fun", "name")
-
-
-def given_arguments(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments with these names out of the `locals()` of a constructor."""
-    return {name: arguments[name] for name in names if name in arguments}
 
 
 def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:

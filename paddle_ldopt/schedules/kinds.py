@@ -10,9 +10,9 @@ from typing import Callable, Optional, TypeVar
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option
+from .._checks import REQUIRED, Option
 from .._messages import nearest, refusal, shown
-from .option_types import REQUIRED, checks_arguments
+from .option_types import checks_arguments
 
 _Function = TypeVar("_Function", bound=Callable[..., LRScheduler])
 _GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind

@@ -13,28 +13,27 @@ from typing import Annotated, Any, Callable, Optional, TypeVar
 from .._checks import Option, checked_bool, checked_choice, checked_number, checked_steps
 from .._messages import refusal
 
-REQUIRED = inspect.Parameter.empty  # the default of a required argument
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _steps(least: int) -> Option:
     check = functools.partial(checked_steps, least=least)
-    return Option(REQUIRED, "", check=check, kind=f"an int from {least}")
+    return Option(check=check, kind=f"an int from {least}")
 
 
 def choice(*choices: str) -> Option:
     """Return the declaration of one of some words."""
-    return Option(REQUIRED, "", check=functools.partial(checked_choice, choices=choices), kind=" or ".join(choices))
+    return Option(check=functools.partial(checked_choice, choices=choices), kind=" or ".join(choices))
 
 
 Steps = Annotated[int, _steps(0)]
 StepsFrom1 = Annotated[int, _steps(1)]
 LastStep = Annotated[int, _steps(-1)]  # the last step taken; -1 for none
-NonNegative = Annotated[float, Option(REQUIRED, "")]
-Positive = Annotated[float, Option(REQUIRED, "", ends="(]")]
-Fraction = Annotated[float, Option(REQUIRED, "", high=1.0)]
-Factor = Annotated[float, Option(REQUIRED, "", high=1.0, ends="()")]  # the factor of a reduction
-Flag = Annotated[bool, Option(REQUIRED, "", check=checked_bool)]
+NonNegative = Annotated[float, Option()]
+Positive = Annotated[float, Option(ends="(]")]
+Fraction = Annotated[float, Option(high=1.0)]
+Factor = Annotated[float, Option(high=1.0, ends="()")]  # the factor of a reduction
+Flag = Annotated[bool, Option(check=checked_bool)]
 Mode = Annotated[str, choice("min", "max")]
 ThresholdMode = Annotated[str, choice("rel", "abs")]
 

@@ -210,15 +210,6 @@ def test_external_rates():
     assert opt.get_lr() == 0.01
 
 
-def test_a_parameter_counts_its_own_steps():
-    arrays, grads = problem(steps=6)
-    grads = [{n: None if n == "weight" and i % 2 else g for n, g in grad.items()} for i, grad in enumerate(grads)]
-    got, opt, params = train(arrays, grads)
-    close(got, adafactor(arrays, grads), arrays, 1e-12)
-    assert state_of(opt, params["weight"], "beta1_pow_acc") == 3
-    assert state_of(opt, params["bias"], "beta1_pow_acc") == 6
-
-
 def test_master_weights():
     arrays, grads = problem(steps=5)
     start = {n: a.astype("float16").astype("float64") for n, a in arrays.items()}
@@ -230,33 +221,6 @@ def test_master_weights():
 
 
 # ---- groups
-
-
-def test_groups_with_every_option():
-    arrays, grads = problem(steps=8)
-    options = [
-        {"eps": (1e-4, 0.2), "clip_threshold": 0.5, "decay_rate": -0.5, "beta1": 0.7},
-        {"weight_decay": 0.3, "scale_parameter": False, "warmup_init": True, "learning_rate": 20.0},
-        {"beta1": None},
-        {},
-    ]
-    names = [list(arrays)[i::4] for i in range(4)]
-
-    def build(params, _):
-        groups = [{"params": [params[n] for n in part], **o} for part, o in zip(names, options)]
-        return Adafactor(groups, beta1=0.9)
-
-    got, opt, params = train(arrays, grads, build=build)
-    want = {}
-    for part, option in zip(names, options):
-        option = {"beta1": 0.9, **option}
-        ratio = option.pop("learning_rate", 1.0)
-        start, gradients = {n: arrays[n] for n in part}, [{n: grad[n] for n in part} for grad in grads]
-        want.update(adafactor(start, gradients, ratio, **option))
-    close(got, want, arrays, 1e-12)
-    with_momentum = {n for n, p in params.items() if p.name in opt._accumulators["exp_avg"]}
-    assert with_momentum == {n for i in (0, 1, 3) for n in names[i]}
-    assert {n for n, p in params.items() if "exp_avg" in opt.state_shapes(p)} == with_momentum
 
 
 @pytest.mark.parametrize("base", [0.5, 0.0, None, "schedule"])
@@ -385,34 +349,9 @@ def test_static_program():
 # ---- bad input
 
 
-BAD = [
-    (
-        {"lr": 0.1},
-        ValueError,
-        r"Cannot combine .*: leave out `lr`, or give relative_step=False\..*lr=0.1, relative_step=True",
-    ),
-    ({"learning_rate": 0.1}, ValueError, "Cannot combine manual `lr`.*Received: lr=0.1"),
-    ({"relative_step": False}, ValueError, "`lr` must be given with `relative_step=False`. Received: lr=None"),
-    (
-        {"lr": 0.1, "relative_step": False, "warmup_init": True},
-        ValueError,
-        "`warmup_init=True` requires `relative_step=True`. Received: relative_step=False",
-    ),
-    ({"eps": (1e-30, -1.0)}, ValueError, r"`eps\[1\]` must be in \[0, inf\). Received: eps\[1\]=-1.0"),
-]
-
-
-@pytest.mark.parametrize("arguments, error, match", BAD, ids=lambda v: str(v)[:40] if isinstance(v, dict) else "")
-def test_bad_arguments_are_refused(arguments, error, match):
-    params, _ = make_params({"w": np.ones((2, 2))})
-    with pytest.raises(error, match=match):
-        Adafactor(list(params.values()), **arguments)
-
-
 @pytest.mark.parametrize(
     "group, options, error, match",
     [
-        ({"lr": 0.1}, {}, ValueError, "Cannot combine manual `lr`.*Received: lr=0.1"),
         ({"lr": None}, {**EXTERNAL, "lr": None}, ValueError, "`lr` must be given with `relative_step=False`"),
         ({"warmup_init": True}, EXTERNAL, ValueError, "`warmup_init=True` requires `relative_step=True`"),
     ],
@@ -421,15 +360,6 @@ def test_bad_groups_are_refused(group, options, error, match):
     params, _ = make_params({"w": np.ones((2, 2))})
     with pytest.raises(error, match=match):
         Adafactor([{"params": list(params.values()), **group}], **options)
-
-
-def test_a_relative_rate_cannot_be_set():
-    params, _ = make_params({"w": np.ones((2, 2))})
-    opt = Adafactor(list(params.values()))
-    with pytest.raises(RuntimeError, match="`relative_step` sets the rate.*Received: value=0.1"):
-        opt.set_lr(0.1)
-    with pytest.raises(RuntimeError, match="`relative_step` sets the rate.*Received: scheduler="):
-        opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import paddle
 import pytest
 from golden_cases import cases, each, follow
 from optimizer_cases import close, run_static
-from reference import bert_like, llrd_ratio, make_params, take_steps
+from reference import make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 
 from paddle_ldopt.layers.map import LayerMap
-from paddle_ldopt.optimizers._base.options_and_states import LAYERWISE
+from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
 from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
 
 FAMILY = cases("adamweightdecay")
@@ -372,51 +372,6 @@ def test_a_static_program_decays_clips_and_warns():
     got = run_static(program, {"x": x}, start, 4)
     for name, value in got.items():
         np.testing.assert_allclose(value, dict(model.named_parameters())[name].numpy(), rtol=1e-6, atol=1e-7)
-
-
-# ---- groups, layer-wise rates, state
-
-
-def test_groups_with_every_option():
-    arrays, grads = bert_like(steps=8)
-    params, name_dict = make_params(arrays)
-    options = {
-        "encoder": {"weight_decay_rate": 0.3, "beta_1": 0.7, "beta_2": 0.9, "clipvalue": 0.5},
-        "classifier": {"weight_decay": 0.0, "epsilon": 1e-3, "clipnorm": 0.4},
-        "bert.": {},
-    }
-    lr = {"encoder": 0.1, "classifier": 2.0, "bert.": 1.0}
-    parts = {key: [n for n in arrays if key in n and (key != "bert." or "encoder" not in n)] for key in options}
-    groups = [
-        {"params": [params[n] for n in names], "learning_rate": lr[key], **options[key]} for key, names in parts.items()
-    ]
-    before = [dict(group) for group in groups]
-    opt = AdamWeightDecay(
-        0.01,
-        weight_decay_rate=0.1,
-        exclude_from_weight_decay=["bias"],
-        parameters=groups,
-        layerwise_decay=0.6,
-        n_layers=3,
-        name_dict=name_dict,
-    )
-    assert [list(group) for group in groups] == [list(group) for group in before], "the user's dicts are left alone"
-    got = take_steps(opt, params, grads)
-    want = {}
-    for key, names in parts.items():
-        how = {"weight_decay_rate": options[key].get("weight_decay", 0.1), **options[key]}
-        how.pop("weight_decay", None)
-        want.update(
-            adam_weight_decay(
-                {n: arrays[n] for n in names},
-                [{n: g[n] for n in names} for g in grads],
-                lr=0.01,
-                ratios={n: lr[key] * llrd_ratio(n, 0.6, 3) for n in names},
-                decayed=lambda n: "bias" not in n,
-                **how,
-            )
-        )
-    close(got, want, arrays, 2e-5)
 
 
 # ---- get_config, from_config

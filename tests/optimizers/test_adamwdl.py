@@ -228,30 +228,6 @@ def test_lr_ratio_works_on_cpu_as_in_ernie_doc():
 # ---- parameter groups
 
 
-def test_groups_with_every_option():
-    arrays, grads = bert_like(steps=8)
-    params, name_dict = make_params(arrays)
-    encoder = [n for n in arrays if "encoder" in n]
-    rest = [n for n in arrays if "encoder" not in n]
-    groups = [
-        {"params": [params[n] for n in encoder], "learning_rate": 0.1, "weight_decay": 0.3, "beta1": 0.7},
-        {"params": [params[n] for n in rest], "beta2": 0.9, "epsilon": 1e-4},
-    ]
-    opt = AdamWDL(0.01, parameters=groups, weight_decay=0.1, layerwise_decay=0.6, n_layers=N, name_dict=name_dict)
-    got = take_steps(opt, params, grads)
-
-    def part(names, scale, **options):
-        ratios = {n: scale * llrd_ratio(n, 0.6, N) for n in names}
-        start = {n: arrays[n] for n in names}
-        return adamw(start, [{n: g[n] for n in names} for g in grads], ratios, lr=0.01, **options)
-
-    want = {
-        **part(encoder, 0.1, weight_decay=0.3, beta1=0.7),
-        **part(rest, 1.0, weight_decay=0.1, beta2=0.9, epsilon=1e-4),
-    }
-    close(got, want, arrays, 2e-5)
-
-
 def test_one_group_per_parameter_as_in_ernie_m():
     arrays, grads = bert_like()
     params, _ = make_params(arrays)
@@ -262,18 +238,6 @@ def test_one_group_per_parameter_as_in_ernie_m():
     ]
     got = take_steps(AdamWDL(0.01, parameters=groups), params, grads)
     close(got, adamw(arrays, grads, ratios, lr=0.01), arrays)
-
-
-def test_parameters_without_a_gradient_stay():
-    arrays, grads = bert_like(steps=4)
-    params, name_dict = make_params(arrays)
-    grads = [{n: None if "pooler" in n and i % 2 else g for n, g in grad.items()} for i, grad in enumerate(grads)]
-    opt = AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=N, name_dict=name_dict)
-    got = take_steps(opt, params, grads)
-    close(got, adamw(arrays, grads, {n: llrd_ratio(n, 0.8, N) for n in arrays}, lr=0.01), arrays)
-
-
-# ---- schedules, clipping, state
 
 
 # ---- call sites of PaddleNLP and its users

@@ -10,7 +10,6 @@ from optimizer_cases import close
 from reference import make_params, take_steps
 from reference_came import came
 
-from paddle_ldopt import get_scheduler
 from paddle_ldopt.optimizers._shards import Shard, run_locally
 from paddle_ldopt.optimizers.came import Came, came_update
 from paddle_ldopt.optimizers.states import STEP
@@ -183,13 +182,6 @@ def test_relative_step_is_scaled_by_groups_and_layers():
     close(got, want[-1][0], arrays, 1e-12)
 
 
-def test_updates_are_counted_for_each_parameter():
-    arrays, grads = random_run({"a": (3, 4), "b": (5,)}, steps=8)
-    for step in (0, 1, 4):
-        grads[step]["b"] = None
-    close(train(arrays, grads, learning_rate=1e-3), came(arrays, grads, 1e-3)[-1][0], arrays, 1e-12)
-
-
 @pytest.mark.parametrize("relative", [False, True])
 def test_eps2_matters_with_scale_parameter_only(relative):
     arrays, grads = random_run({"w": (3, 4)}, steps=2)
@@ -342,27 +334,6 @@ def test_groups_as_in_mindformers_documentation():
         close({n: got[n]}, want[-1][0], arrays, 1e-12)
 
 
-def test_groups_may_override_every_option():
-    arrays, grads = random_run(dict.fromkeys("abcdefg", (3, 4)), steps=6)
-    options = {
-        "a": {"eps": (1e-3, 1e-3, 1e-3)},
-        "b": {"clip_threshold": 0.1},
-        "c": {"decay_rate": 0.3},
-        "d": {"beta1": 0.0},
-        "e": {"beta1": 0.5, "beta3": 0.9},
-        "f": {"beta2": 0.95},
-        "g": {"scale_parameter": True},
-    }
-
-    def groups(params):
-        return [{"params": [params[n]], **options[n]} for n in params]
-
-    got = train(arrays, grads, learning_rate=1e-3, parameters=groups)
-    for n in arrays:
-        want = came({n: arrays[n]}, [{n: g[n]} for g in grads], 1e-3, **options[n])
-        close({n: got[n]}, want[-1][0], arrays, 1e-12)
-
-
 def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_that_of_its_beta2():
     arrays, grads = random_run(dict.fromkeys("ab", (3, 4)), steps=6)
     for options, group in (
@@ -402,9 +373,6 @@ def wrong(error, match, **arguments):
 
 NAN, INF = float("nan"), float("inf")
 BAD = [
-    wrong(ValueError, r"`learning_rate` must be given with.* Received: learning_rate=None", learning_rate=None),
-    wrong(ValueError, r"Cannot combine .*learning_rate=0.1, relative_step=True", relative_step=True),
-    wrong(ValueError, r"requires `relative_step=True`. Received: .*warmup_init=True", warmup_init=True),
     wrong(ValueError, r"`eps\[2\]` must be in \(0, inf\). Received: eps\[2\]=-1e-16", eps=[1e-30, 1e-3, -1e-16]),
     wrong(ValueError, r"give one of them.* Received: beta2=0.9, decay_rate=0.7", beta2=0.9, decay_rate=0.7),
 ]
@@ -423,24 +391,7 @@ def test_an_order_lists_all_parameters():
         Came(0.1, parameters=[{"params": list(params.values())}, {"order_params": [params["w"]]}])
 
 
-def test_a_groups_rate_does_not_go_with_relative_step():
-    params, _ = make_params({"w": np.ones((2, 2))})
-    with pytest.raises(ValueError, match="Cannot combine manual `lr` and .*. Received: lr=0.1"):
-        Came(relative_step=True, parameters=[{"params": list(params.values()), "lr": 0.1}])
-
-
 def test_the_rate_before_the_first_step_is_that_of_step_1():
     params, _ = make_params({"a": np.ones((2, 2))})
     opt = Came(None, parameters=list(params.values()), relative_step=True, warmup_init=True)
     assert opt.get_lr() == pytest.approx(1e-6)
-
-
-@pytest.mark.parametrize("start", ["the optimizer", "get_scheduler"])
-def test_a_scheduler_would_not_be_heard_with_relative_step(start):
-    opt = Came(parameters=paddle.nn.Linear(2, 2).parameters(), relative_step=True)
-    with pytest.raises(RuntimeError, match=r"`relative_step` sets the rate from the step. Received: scheduler="):
-        if start == "the optimizer":
-            opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
-        else:
-            get_scheduler("linear", opt, 1, 10)
-    assert not isinstance(opt._learning_rate, paddle.optimizer.lr.LRScheduler)

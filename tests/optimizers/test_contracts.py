@@ -104,6 +104,39 @@ def test_groups_equal_optimizers_of_their_own(name):
         np.testing.assert_allclose(got[n], want[n], rtol=1e-6, atol=1e-7, err_msg=n)
 
 
+MOMENTS = {"beta1": 0.5, "beta2": 0.7, "weight_decay": 0.3}
+FACTORED = {"clip_threshold": 0.1, "beta1": 0.5, "weight_decay": 0.3}
+RELATIVE = {"scale_parameter": False, "warmup_init": True}
+KERAS = {"beta_1": 0.5, "beta_2": 0.7, "weight_decay_rate": 0.3}
+OF_GROUPS = {  # all options that a group may override, except for sparse gradients
+    "adamwdl": {**MOMENTS, "epsilon": 0.1},
+    "came": {**FACTORED, "eps": (0.1,) * 3, "decay_rate": 0.3, "beta2": 0.9, "beta3": 0.9, "scale_parameter": True},
+    "lamb": {**MOMENTS, "eps": 0.1},
+    "adafactor, relative": {**FACTORED, "eps": (0.1, 2.0), "decay_rate": -0.3, **RELATIVE},
+    "adamweightdecay": {**KERAS, "epsilon": 0.1, "clipnorm": 0.3, "clipvalue": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", OF_GROUPS)
+def test_a_group_may_override_every_option(name):
+    options, rng = OF_GROUPS[name], np.random.default_rng(0)
+    declared = ldopt.optimizer_class(name.split(",")[0]).OPTIONS.items()
+    assert {o.called or n for n, o in declared if o.group and o.argument} - {"lazy_mode"} == options.keys()
+    arrays = {option: rng.normal(size=(3, 4)) for option in options}
+    grads = [{option: rng.normal(size=(3, 4)) for option in options} for _ in range(4)]
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        groups = [{"params": [params[option]], option: value} for option, value in options.items()]
+        opt = make(name, groups)
+        assert [list(group) for group in groups] == [["params", option] for option in options], "left alone"
+        got = take_steps(opt, params, grads)
+    plain = run(name, arrays, grads)
+    for option, value in options.items():
+        want = run(name, {option: arrays[option]}, [{option: grad[option]} for grad in grads], **{option: value})
+        np.testing.assert_allclose(got[option], want[option], rtol=1e-6, atol=1e-7, err_msg=option)
+        assert np.abs(got[option] - plain[option]).max() > 1e-4, f"{option} changes something"
+
+
 @every_variant
 def test_apply_decay_param_fun(name):
     arrays, grads = bert_like()
@@ -136,13 +169,17 @@ def test_frozen_and_unused_parameters_stay(name):
 
 
 @every_variant
-def test_a_parameter_without_a_gradient_in_one_step_stays_in_that_step(name):
+def test_a_parameter_without_a_gradient_stays_and_counts_its_own_steps(name):
     arrays, grads = bert_like(steps=3)
     skipped = "bert.pooler.dense.weight"
     grads[1] = {**grads[1], skipped: None}
     before = run(name, arrays, grads[:1])
     np.testing.assert_array_equal(run(name, arrays, grads[:2])[skipped], before[skipped])
-    assert np.abs(run(name, arrays, grads)[skipped] - before[skipped]).max() > 0
+    after = run(name, arrays, grads)[skipped]
+    assert np.abs(after - before[skipped]).max() > 0
+    if not name.startswith("adamweightdecay"):  # whose parameters share the count of steps
+        alone = run(name, {skipped: arrays[skipped]}, [{skipped: grads[step][skipped]} for step in (0, 2)])
+        np.testing.assert_allclose(after, alone[skipped], rtol=1e-6, atol=1e-7, err_msg="counts its own steps")
 
 
 # ---- shapes and types

@@ -11,7 +11,7 @@ from reference import make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import Option, RuleOptimizer, register
-from paddle_ldopt.optimizers._base.options_and_states import LAYERWISE
+from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
 from paddle_ldopt.optimizers.registry import REGISTRY
 
 # the positional arguments of the libraries that the optimizers are ported from, then arguments by keyword
@@ -219,6 +219,30 @@ def test_a_bad_rate_is_refused(name, rate, error, match):
         make(name, one_parameter(), learning_rate=rate)
 
 
+@pytest.mark.parametrize(("name", "rate"), [("came", "learning_rate"), ("adafactor", "lr")])
+def test_relative_step_sets_the_rate_alone(name, rate):
+    cls, relative = ldopt.optimizer_class(name), {"relative_step": True}
+    clash = "Cannot combine manual `{0}` .*leave out `{0}`, or give relative_step=False.* Received: {0}=0.1, relative_"
+    for arguments, match in (
+        ({rate: 0.1, **relative}, clash.format(rate)),
+        ({"relative_step": False}, f"`{rate}` must be given with `relative_step=False`. Received: {rate}=None"),
+        (
+            {rate: 0.1, "relative_step": False, "warmup_init": True},
+            "requires `relative_step=True`. Received: relative_",
+        ),
+    ):
+        with pytest.raises(ValueError, match=match):
+            cls(parameters=one_parameter(), **arguments)
+    with pytest.raises(ValueError, match=clash.format("lr")):
+        cls(parameters=[{"params": one_parameter(), "lr": 0.1}], **relative)
+    opt = cls(parameters=one_parameter(), **relative)
+    with pytest.raises(RuntimeError, match="`relative_step` sets the rate from the step. Received: value=0.1"):
+        opt.set_lr(0.1)
+    with pytest.raises(RuntimeError, match="`relative_step` sets the rate from the step. Received: scheduler="):
+        opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
+    assert not isinstance(opt._learning_rate, paddle.optimizer.lr.LRScheduler)
+
+
 @pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
 def test_a_group_has_a_rate_of_its_own_or_a_multiplier(name):
     group = {"params": one_parameter(), "lr": 0.1}
@@ -268,13 +292,15 @@ def test_an_argument_with_two_names_is_given_once(name, argument, alias, value):
         cls(**given, **{argument: value(), alias: value()})
 
 
-def test_a_constructors_default_must_be_the_declared_one():
-    class Wrong(RuleOptimizer):
-        OPTIONS = {"mass": Option(0.9, "decay of the momentum")}
+def test_the_default_of_an_option_is_the_constructors():
+    class Forgetful(RuleOptimizer):
+        OPTIONS = {"mass": Option(doc="decay of the momentum")}
 
-        def __init__(self, mass=0.5, **arguments):
-            super().__init__(mass=mass, **arguments)
+        def __init__(self, mass=0.5, passed_on=(), **arguments):
+            super().__init__(**dict(passed_on, **arguments))
 
-    with pytest.raises(TypeError, match="default of `mass` must be that of OPTIONS, 0.9. Received: mass=0.5"):
-        register("a wrong one")(Wrong)
-    assert "wrong" not in REGISTRY
+    register("an example")(Forgetful)
+    assert REGISTRY.pop("forgetful").options["mass"].default == 0.5
+    assert Forgetful(parameters=one_parameter(), passed_on={"mass": 1}).fixed_options() == {"mass": 1.0}
+    with pytest.raises(TypeError, match="`mass` must be a number"):
+        Forgetful(parameters=one_parameter())

@@ -17,7 +17,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.decay_checks import check_decay
 from paddle_ldopt.layers.hook_ratios import adapt_hook, check_ratio
-from paddle_ldopt.optimizers._base.options_and_states import LAYERWISE
+from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
 from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.tools import memory
 

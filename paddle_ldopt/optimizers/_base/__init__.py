@@ -4,9 +4,9 @@ The bases, the first one outermost:
 
 - `RuleOptimizer` (rule_optimizer.py) updates by a pure function, and has states, counts and groups. `AdamWDL` is not a
   `RuleOptimizer`: it has Paddle's own update (`LayerwiseAdamW`).
-- `LayerwiseOptimizer` (layerwise_optimizer.py) takes the steps.
-- `OptionsAndStatesMixin` (options_and_states.py) reads a class's declaration of options and states; saves and loads
-  the states.
+- `LayerwiseOptimizer` (layerwise_optimizer.py) checks the arguments and takes the steps.
+- `StatesMixin` (states_mixin.py) describes the states of each parameter and loads them; its base `OptionsMixin`
+  (options_mixin.py) has the options of each parameter.
 - `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio, in any Paddle optimizer.
 - `RatedOptimizer` (`layers`) declares all attributes that `layers` reads from an optimizer.
 

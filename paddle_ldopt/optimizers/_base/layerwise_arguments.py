@@ -8,6 +8,10 @@ from ...layers.hook_ratios import HookRatios, adapt_hook
 from ...layers.layer_ratios import LayerRatios
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 
+# The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.
+LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
+LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
+
 
 def ratio_fn(layers: Any, layerwise_decay: Any) -> LayerRatios:
     """Return `layers.ratio_fn(layerwise_decay)`; raise if `layers` is not a `LayerMap`."""

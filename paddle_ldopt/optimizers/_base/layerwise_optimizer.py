@@ -1,20 +1,30 @@
-"""The step of an optimizer, from top to bottom. An error before `_update` changes no parameter and no state."""
+"""The arguments of an optimizer and its step, from top to bottom.
+
+An error before `_update` changes no parameter and no state.
+"""
 
 import contextlib
 import functools
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import paddle
 
 from ... import _paddle
+from ..._checks import checked_bool, checked_number
+from ..._messages import nearest, refusal
+from .._shards import MissingGradients, refuse_sharded_groups
+from .._step.fused_step import FusedStep, check_fused
+from .._step.plan import FusedRule
 from .._step.task import Task, check_gradient
 from .._step.whole_step import take_whole_step
+from ..groups import checked_parameters
 from ..states import compute_dtype
+from .layerwise_arguments import LAYERWISE
 from .layerwise_mixin import LayerwiseMixin
-from .options_and_states import OptionsAndStatesMixin
+from .states_mixin import StatesMixin
 
 
-class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin):
+class LayerwiseOptimizer(StatesMixin, LayerwiseMixin):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
@@ -23,6 +33,40 @@ class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin):
 
     _tasks: Optional[list[Task]] = None  # collected in the running step
     _rates: dict[Any, Any]  # of these tasks: factors of a rate -> its Tensor
+
+    def _read_arguments(
+        self,
+        parameters: Any,
+        arguments: dict[str, Any],
+        apply_decay_param_fun: Optional[Callable[..., Any]],
+        multi_precision: Any,
+        fused: Any,
+    ) -> Any:
+        """Check the arguments of a constructor, keep them and return the parameters or groups as a list.
+
+        `arguments` has the options and the layer-wise arguments; for the others see `AdamWDL`.
+        """
+        known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
+        for name in arguments.keys() - known:
+            wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
+            raise refusal(TypeError, wrong, **{name: arguments[name]})
+        checked_bool(multi_precision, "multi_precision")
+        self.fused = check_fused(fused)
+        if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
+            wrong = "`apply_decay_param_fun` must be callable."
+            raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
+        groups = checked_parameters(parameters, [name for name, option in self.OPTIONS.items() if option.group])
+        refuse_sharded_groups(groups)
+        self._read_options(arguments, groups or [])
+        layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
+        self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
+        self._missing, self._rates = MissingGradients(_paddle.flatten_groups(groups or [])), {}
+        self._fused_step = FusedStep()
+        return groups
+
+    def set_lr(self, value: float) -> None:
+        """Set the rate, at least 0; with a scheduler, Paddle raises."""
+        super().set_lr(checked_number(value, "value"))
 
     def step(self) -> Any:
         """Update all parameters that have a gradient once."""
@@ -85,6 +129,20 @@ class LayerwiseOptimizer(OptionsAndStatesMixin, LayerwiseMixin):
         return bool(self.step_options(param).get("weight_decay", 0.0) != 0)
 
     # ---- for subclasses to override
+
+    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
+        """Return the rule for the C library with the options of a group, or the reason why there is none."""
+        return f"the C library has no rule of {type(self).__name__}"
+
+    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> tuple[str, ...]:
+        """Return the flags of the C library that depend on a parameter's shape."""
+        return ()
+
+    def rule_clips(self) -> bool:
+        """Return whether the rule itself clips a gradient, after `grad_clip`."""
+        return False
+
+    _fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
 
     def _one_step(self) -> contextlib.AbstractContextManager[None]:
         """Return a reentrant context for the counts and schedules of a step."""

@@ -14,9 +14,9 @@ from .._step.operations import Operations
 from .._step.task import Task, in_shape
 from .._step.updates import Update, Values, update_shards
 from .._step.whole_step import layer_rates
-from ..shared_options import BATCHED
+from ..shared_options import COMMON
 from ..states import COLUMN, ELEMENT, ROW, STEP, compute_dtype
-from .arithmetic import add_number_
+from .arithmetic import add_
 from .layerwise_optimizer import LayerwiseOptimizer
 from .rule_state import largest_of, plain, unified_name
 
@@ -26,7 +26,8 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     A subclass declares
 
-    - `OPTIONS`: name -> `Option`, and `states(options, shape)`: name -> `State`;
+    - `OPTIONS`: name -> `Option`, with a default unless the constructor has it;
+    - `states(options, shape)`: name -> `State`;
     - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state). It may overwrite
       the old state and writes nothing else. Its tensors are float32 (float64 for float64 parameters). It yields lists
       of sums over its part of the tensor and receives the sums over the whole tensor, across all processes (see
@@ -66,7 +67,7 @@ class RuleOptimizer(LayerwiseOptimizer):
         **arguments: Any,
     ) -> None:
         rate = self._read_rate(learning_rate)
-        self.batch_bytes = BATCHED["batch_bytes"].checked(batch_bytes, "batch_bytes")
+        self.batch_bytes = COMMON["batch_bytes"].checked(batch_bytes, "batch_bytes")
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, multi_precision, fused)
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
@@ -156,7 +157,7 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     def _counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""
-        return {STEP: add_number_(state[STEP], 1.0)}
+        return {STEP: add_(state[STEP], 1.0)}
 
     def _count_taken(self) -> Any:
         """Return the number of steps taken, a Tensor."""

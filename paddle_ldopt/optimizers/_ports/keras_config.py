@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LRScheduler
 from ..._paddle import keeps_masters, rate_source
 from ...layers.decay_checks import check_decay
 from ...layers.paddlenlp_hook import layerwise_lr_decay
-from .._base.options_and_states import LAYERWISE
+from .._base.layerwise_arguments import LAYERWISE
 
 __all__ = ["KerasConfigMixin"]
 
@@ -34,15 +34,9 @@ class KerasConfigMixin(Optimizer):
             objects["learning_rate"] = rate_source(self)
         else:
             plain["learning_rate"] = rate_source(self)
-        options = {
-            self.OPTIONS[name].called or name: value for name, value in {**self._defaults, **self._fixed}.items()
-        }
-        own = {
-            "multi_precision": keeps_masters(self),
-            "fused": self.fused,
-            "batch_bytes": self.batch_bytes,
-            **self.patterns.texts(),
-        }
+        declared = {**self._defaults, **self._fixed, **self.patterns.texts()}
+        options = {self.OPTIONS[name].called or name: value for name, value in declared.items()}
+        own = {"multi_precision": keeps_masters(self), "fused": self.fused, "batch_bytes": self.batch_bytes}
         missing = [argument for argument, value in objects.items() if value is not None]
         return {**options, **own, **plain, **({"not_in_config": missing} if missing else {})}
 

@@ -17,7 +17,7 @@ _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes i
 
 
 class LayerwiseAdamW(LayerwiseMixin, AdamW):
-    """The step by Paddle's operations; a subclass declares its options and states (see `OptionsAndStatesMixin`)."""
+    """The step by Paddle's operations; a subclass declares its options and states (see `LayerwiseOptimizer`)."""
 
     update: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # for types without a kernel of Paddle's
 
