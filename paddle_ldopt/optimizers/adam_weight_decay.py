@@ -13,12 +13,11 @@ from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import add, add_, divide_, ema_, ema_of_squares_, multiply, one_minus_power, sqrt
-from ._base.rule_optimizer import RuleOptimizer
-from ._base.step_count import SharedStepCount
+from ._base.step_count import SharedCountOptimizer
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
-from ._step.plan import FusedRule
+from ._step.stepped_optimizer import FusedRule
 from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
@@ -75,7 +74,7 @@ def adam_weight_decay_update(
     own_exclusion=tuple(PATTERNS),
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
-class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
+class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
     r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate / (1 + decay \, (t - 1))`, and t the
@@ -246,9 +245,9 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
-    def _check_in_step(self, params: list[Any]) -> None:
+    def check_in_step(self, params: list[Any]) -> None:
         """Warn of patterns without effect in a static graph, whose parameters are known only now."""
-        super()._check_in_step(params)
+        super().check_in_step(params)
         if parameter_list(self) is None:
             self._warn_of_idle_patterns(params)
 

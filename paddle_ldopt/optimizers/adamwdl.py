@@ -16,7 +16,7 @@ from ._base.arithmetic import sqrt
 from ._base.layerwise_optimizer import LayerwiseOptimizer
 from ._base.rule_optimizer import checked_rate
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
-from ._step.plan import FusedRule
+from ._step.stepped_optimizer import FusedRule
 from ._step.task import Task
 from ._step.whole_step import all_parameters
 from .registry import register
@@ -181,9 +181,9 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
     # ---- the fused step
 
     def _collects(self) -> bool:
-        return super()._collects() and not self._fused_step.takes_none(self, all_parameters(self))
+        return super()._collects() and not self.fused_step.takes_none(self, all_parameters(self))
 
-    _fused_bumps_version = False  # like Paddle's kernel
+    fused_bumps_version = False  # like Paddle's kernel
 
     def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
         """Return the rule for the C library, or the reason why it cannot do it."""
@@ -198,7 +198,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
             self.check_type(param)
         super()._create_accumulators(block, parameters)
 
-    def _check_shape(self, param: Any) -> None:
+    def check_shape(self, param: Any) -> None:
         """Raise if the shape of a parameter has changed since its state was made."""
         moment = state_getter(self)("moment1", param)
         if list(moment.shape) != list(param.shape):
@@ -207,12 +207,13 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
                 f"Received: shape {list(param.shape)}, state of shape {list(moment.shape)}"
             )
 
-    def _takes_sparse(self, param: Any) -> bool:
+    def takes_sparse(self, param: Any) -> bool:
+        """Return whether sparse gradients of a parameter are supported."""
         return not param.place.is_cpu_place()  # Paddle's sparse kernel aborts on a CPU
 
     def _update(self, tasks: list[Task]) -> None:
         block = paddle.static.default_main_program().global_block()  # Paddle needs one in dygraph too
-        for task in self._fused_step.update(self, tasks):
+        for task in self.fused_step.update(self, tasks):
             self._update_by_paddle(block, task.param, task.grad)
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:

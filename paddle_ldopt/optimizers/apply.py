@@ -154,7 +154,7 @@ class _Applied(LayerwiseMixin):
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         params = [param for param, _ in content_of(params_grads)]
-        self._check_in_step(params)
+        self.check_in_step(params)
         if self._step_ratios is not None:
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         with self._with_ratios(params):  # `minimize` and the sharding wrappers do not call `step`

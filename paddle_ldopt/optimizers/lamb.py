@@ -21,12 +21,11 @@ from ._base.arithmetic import (
     one_minus_power,
     sqrt_,
 )
-from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
-from ._base.step_schedules import StepSchedulesMixin
+from ._base.step_schedules import ScheduledOptimizer
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from ._step.plan import FusedRule
+from ._step.stepped_optimizer import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import flag
@@ -83,7 +82,7 @@ def lamb_update(
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
     torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
-class Lamb(StepSchedulesMixin, RuleOptimizer):
+class Lamb(ScheduledOptimizer):
     r"""Adam with each parameter's step scaled to the norm of its weights: the choice for very large batches.
 
     With l the rate of the parameter's layer and t the number of the parameter's updates, this one included:

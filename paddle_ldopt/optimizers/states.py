@@ -13,9 +13,9 @@ __all__ = ["COLUMN", "COUNTERS", "ELEMENT", "GLOBAL_STEP", "ROW", "SCALAR", "STE
 # The kinds of state: of the parameter's shape, one number a row, one a column (of the last two axes), one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 
-# The step counter of each parameter. PaddleFormers' flex format creates an optimizer's state before loading only if
-# it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
-STEP = "beta1_pow_acc"  # in AdamWDL it holds Adam's power
+# The step counter of each parameter (in AdamWDL Adam's power). The name is Paddle's, for checkpoints: PaddleFormers'
+# flex format finds an optimizer's state by this name; without it, training resumes with wrong state, silently.
+STEP = "beta1_pow_acc"
 
 # The count of the optimizer's own steps, kept with every parameter if a schedule needs it. It differs from `STEP`
 # where a parameter had no gradient.

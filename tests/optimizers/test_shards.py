@@ -236,7 +236,7 @@ def test_a_ratio_of_0_in_shards_freezes_one_parameter_only(monkeypatch):
 def test_fused_true_is_refused_in_shards(shard):
     param = paddle.create_parameter([6], "float32")
     opt = Lamb(0.1, parameters=[{"params": [param]}], fused=True)
-    opt._finder.find = lambda every: {param.name: shard}
+    opt.finder.find = lambda every: {param.name: shard}
     param.grad, before = paddle.ones([6]), param.numpy().copy()
     with pytest.raises(ValueError, match="does not support parameters in shards.* Received: fused=True"):
         opt.step()

@@ -422,7 +422,7 @@ def slices(hcg, case):
     optimizers = []
     trained(hcg, case, steps=1, keep=optimizers.append)
     inner = unwrap(optimizers[0])
-    names = {own: inner.structured_names[own] for own in inner._finder.params}
+    names = {own: inner.structured_names[own] for own in inner.finder.params}
     shapes = {
         (names.get(own, own), state): list(value.shape)
         for state, by_param in inner._accumulators.items()
@@ -430,7 +430,7 @@ def slices(hcg, case):
     }
     return {
         "state shapes": shapes,
-        "cut": [names[own] for own, shard in inner._finder.find(inner._parameter_list).items() if shard.groups],
+        "cut": [names[own] for own, shard in inner.finder.find(inner._parameter_list).items() if shard.groups],
     }
 
 

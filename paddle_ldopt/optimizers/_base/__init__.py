@@ -8,21 +8,23 @@ The bases, the first one outermost:
 - `StatesMixin` (states_mixin.py) describes the states of each parameter and loads them; its base `OptionsMixin`
   (options_mixin.py) has the options of each parameter.
 - `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio, in any Paddle optimizer.
-- `RatedOptimizer` (`layers`) declares all attributes that `layers` reads from an optimizer.
+- `RatedOptimizer` (`layers`), `SteppedOptimizer` and `SteppedByRule` (`_step`) declare all attributes that `layers` and
+  `_step` read from an optimizer.
 
-A subclass may put a mixin before `RuleOptimizer`: `StepSchedulesMixin` (rates and decays that follow the steps),
-`SharedStepCount` (one count of steps for all parameters).
+Three more bases are `RuleOptimizer`s: `FactoredOptimizer` (a factored second moment), `ScheduledOptimizer` (rates and
+decays that follow the steps), `SharedCountOptimizer` (one count of steps for all parameters).
 
-`LayerwiseOptimizer.step` takes a dygraph step in one of two ways:
+The way of a step in dygraph, [in brackets the caller or condition]::
 
-- A whole step (`_step/whole_step.py`) needs only clipping and updates of plain tensors. All inputs are read at once,
-  and a backend takes the step with a plan that holds until an input other than a value changes: the C library
-  (`_step/fused_step.py`) or Paddle's operations (`_step/operations.py`).
-- Paddle's loop takes all other steps. `_apply_optimize`, which Paddle calls for each parameter group, checks the
-  gradients and lets Paddle clip them; `_append_optimize_op`, which Paddle calls for each parameter, appends a `Task`
-  with its options and rate; `_update` lets the C library, then Paddle's operations (`_step/batches.py`,
-  `_step/updates.py`) do them.
+    step
+     |-- take_whole_step            [only clipping and updates of plain tensors]
+     |     StepInputs.of            reads all parameters and gradients at once
+     |     FusedStep.take           C library, by its `Plan`     [a plan is kept until an input
+     |     or Operations.take       or by its `OperationsPlan`    other than a value changes]
+     '-- Paddle's loop              [all other steps; `minimize`, sharding wrappers from `_apply_optimize` on]
+           _apply_optimize          [each group] checks gradients; Paddle clips them
+           _append_optimize_op      [each parameter] collects a `Task`: options, rate
+           _update(tasks)           FusedStep.update, Operations.update for the rest, update_shards for shards
 
-`minimize` and the sharding wrappers enter Paddle's loop at `_apply_optimize`. In a static graph `_append_optimize_op`
-adds the operations of the parameter.
+In a static graph `_append_optimize_op` adds the operations of the parameter.
 """

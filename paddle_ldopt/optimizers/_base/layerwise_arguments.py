@@ -1,8 +1,9 @@
 """The ratios that an optimizer's layer-wise arguments give, and contradictions between these arguments."""
 
+from collections.abc import Mapping
 from typing import Any, Optional
 
-from ..._messages import refusal
+from ..._messages import refusal, wrong_type
 from ...layers.decay_checks import check_decay
 from ...layers.hook_ratios import HookRatios, adapt_hook
 from ...layers.layer_ratios import LayerRatios
@@ -48,7 +49,22 @@ def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: An
     return adapt_hook(hook, decay, name_dict, n_layers)
 
 
-def refuse_names_before_sharding(params: list[Any], names: Any, has_weight_decay: Any) -> None:
+def checked_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
+    """Return the structured names of `name_dict` or a LayerMap, {} without them; raise if `name_dict` is no dict."""
+    if name_dict is not None and not isinstance(name_dict, Mapping):
+        raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
+    return name_dict or getattr(layers, "name_dict", None) or {}
+
+
+def check_parameters(params: Optional[list[Any]], names: Any, has_weight_decay: Any) -> None:
+    """Raise if no parameter is trainable, or if the names are of a model before `dist.shard_tensor`."""
+    if params is not None and all(param.stop_gradient for param in params):
+        received = f"{len(params)} parameters, all frozen" if params else "parameters=[]"
+        raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
+    _refuse_names_before_sharding(params or [], names, has_weight_decay)
+
+
+def _refuse_names_before_sharding(params: list[Any], names: Any, has_weight_decay: Any) -> None:
     """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: no look-up would match."""
 
     def answer(name: str) -> Optional[bool]:

@@ -16,22 +16,16 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_int, one_of_two
-from ..._messages import refusal, wrong_type
-from ..._paddle import (
-    flatten_groups,
-    groups_by_name,
-    rate_source,
-    sharding_setting,
-    weight_decay_fun_is_replaced,
-)
+from ..._messages import refusal
+from ..._paddle import flatten_groups, groups_by_name, rate_source
 from ...layers.hook_ratios import HookRatios
 from ...layers.layer_ratios import LayerRatios, check_trained
 from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratios import RatedOptimizer, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
-from .._shards import unknown_parameter
+from .._shards import refuse_replaced_weight_decay, unknown_parameter
 from .._step.whole_step import layer_rates
-from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
+from .layerwise_arguments import check_parameters, checked_names, ratios_of_hook, ratios_of_layers
 
 
 class LayerwiseMixin(RatedOptimizer, Optimizer):
@@ -65,13 +59,8 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
         set_param_lr_fun = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
         params = None if parameters is None else flatten_groups(parameters)
-        if params is not None and all(p.stop_gradient for p in params):
-            received = f"{len(params)} parameters, all frozen" if params else "parameters=[]"
-            raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
-        if name_dict is not None and not isinstance(name_dict, Mapping):
-            raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
-        self.structured_names = name_dict or getattr(layers, "name_dict", None) or {}
-        refuse_names_before_sharding(params or [], self.structured_names, apply_decay_param_fun)
+        self.structured_names = checked_names(name_dict, layers)
+        check_parameters(params, self.structured_names, apply_decay_param_fun)
         self.n_layers = checked_int(n_layers, "n_layers")
         choose = ratios_of_hook if layers is None else functools.partial(ratios_of_layers, layers)
         self.ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
@@ -174,20 +163,11 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
         finally:
             self._step_ratios = None
 
-    def _check_in_step(self, params: list[Any]) -> None:
-        """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay.
-
-        Sharding v1 may replace `apply_decay_param_fun` by a function of buffers, which the optimizer does not update.
-        """
+    def check_in_step(self, params: list[Any]) -> None:
+        """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay."""
         if self.ratio_of is not None and self._built_with is None and self._documented:
             self._check_ratios(self.ratio_of, params)
-        known = sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")
-        if weight_decay_fun_is_replaced(self) and not known:
-            setting = sharding_setting("comm_overlap", "tensor_fusion")
-            raise ValueError(
-                f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed: set "
-                f"{setting}=False in the strategy's sharding_configs. Received: {setting}=True"
-            )
+        refuse_replaced_weight_decay(self)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr = super()._create_param_lr(param_and_grad)

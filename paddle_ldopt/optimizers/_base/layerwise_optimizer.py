@@ -5,7 +5,7 @@ An error before `_update` changes no parameter and no state.
 
 import contextlib
 import functools
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 import paddle
 
@@ -14,7 +14,7 @@ from ..._checks import checked_bool, checked_number
 from ..._messages import nearest, refusal
 from .._shards import MissingGradients, refuse_sharded_groups
 from .._step.fused_step import FusedStep, check_fused
-from .._step.plan import FusedRule
+from .._step.stepped_optimizer import SteppedOptimizer
 from .._step.task import Task, check_gradient
 from .._step.whole_step import take_whole_step
 from ..groups import checked_parameters
@@ -24,7 +24,7 @@ from .layerwise_mixin import LayerwiseMixin
 from .states_mixin import StatesMixin
 
 
-class LayerwiseOptimizer(StatesMixin, LayerwiseMixin):
+class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
@@ -60,8 +60,8 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin):
         self._read_options(arguments, groups or [])
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
-        self._missing, self._rates = MissingGradients(_paddle.flatten_groups(groups or [])), {}
-        self._fused_step = FusedStep()
+        self.missing, self._rates = MissingGradients(_paddle.flatten_groups(groups or [])), {}
+        self.fused_step = FusedStep()
         return groups
 
     def set_lr(self, value: float) -> None:
@@ -79,18 +79,17 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin):
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         """Collect the updates of a group within `step`; or take a step, as `minimize` and the wrappers of fleet do."""
-        with self._one_step():
-            if not isinstance(params_grads, dict):
-                params_grads = self._missing.drop_from(params_grads)
-            pairs = _paddle.content_of(params_grads)
-            for param, grad in pairs:
-                check_gradient(self, param, grad)
-            params = [param for param, _ in pairs]
-            self._check_in_step(params)
-            collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
-            done = self._collect_and_update(collect, params)
-            if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
-                self._step_elsewhere()
+        if not isinstance(params_grads, dict):
+            params_grads = self.missing.drop_from(params_grads)
+        pairs = _paddle.content_of(params_grads)
+        for param, grad in pairs:
+            check_gradient(self, param, grad)
+        params = [param for param, _ in pairs]
+        self.check_in_step(params)
+        collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
+        done = self._collect_and_update(collect, params)
+        if not params_grads and self.missing.are_elsewhere() and not _paddle.found_inf(self):
+            self._step_elsewhere()
         return done
 
     def apply_gradients(self, params_grads: Any) -> Any:
@@ -98,14 +97,13 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin):
         collect = functools.partial(super().apply_gradients, params_grads)
         if not paddle.in_dynamic_mode():
             return collect()
-        with self._one_step():
-            return self._collect_and_update(collect, [param for param, _ in params_grads])
+        return self._collect_and_update(collect, [param for param, _ in params_grads])
 
     def _collect_and_update(self, collect: Callable[[], Any], params: list[Any]) -> Any:
         """Take a step; `collect` is Paddle's code, which clips gradients and asks for the update of each parameter."""
         if self._step_ratios is not None:  # within a step
             return collect()
-        with self._with_ratios(params):
+        with self._one_step(), self._with_ratios(params):
             self._tasks = [] if self._collects() else None
             try:
                 done, tasks = collect(), self._tasks
@@ -130,27 +128,13 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin):
 
     # ---- for subclasses to override
 
-    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
-        """Return the rule for the C library with the options of a group, or the reason why there is none."""
-        return f"the C library has no rule of {type(self).__name__}"
-
-    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> tuple[str, ...]:
-        """Return the flags of the C library that depend on a parameter's shape."""
-        return ()
-
-    def rule_clips(self) -> bool:
-        """Return whether the rule itself clips a gradient, after `grad_clip`."""
-        return False
-
-    _fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
-
     def _one_step(self) -> contextlib.AbstractContextManager[None]:
         """Return a reentrant context for the counts and schedules of a step."""
         return contextlib.nullcontext()
 
     def _backends(self) -> list[Any]:
         """Return the backends of whole steps, the preferred one first."""
-        return [self._fused_step]
+        return [self.fused_step]
 
     def _collects(self) -> bool:
         """Return whether tasks are collected."""
@@ -160,12 +144,5 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin):
         """Do the collected tasks."""
         raise NotImplementedError
 
-    def _count_planned(self, plan: Any) -> None:
-        """Count a fused step by its plan, in optimizers with one count for all parameters."""
-
     def _step_elsewhere(self) -> None:
         """Count a step in which only other processes have updates, in optimizers with one count for all parameters."""
-
-    def _takes_sparse(self, param: Any) -> bool:
-        """Return whether sparse gradients of this parameter are supported."""
-        return False

@@ -9,19 +9,20 @@ from paddle.optimizer.lr import LRScheduler
 from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
-from .._shards import ShardFinder
+from .._shards import ShardFinder, refuse_fused_shards
 from .._step.operations import Operations
+from .._step.stepped_optimizer import SteppedByRule
 from .._step.task import Task, in_shape
 from .._step.updates import Update, Values, update_shards
 from .._step.whole_step import layer_rates
 from ..shared_options import COMMON
-from ..states import COLUMN, ELEMENT, ROW, STEP, compute_dtype
+from ..states import STEP, compute_dtype
 from .arithmetic import add_
 from .layerwise_optimizer import LayerwiseOptimizer
-from .rule_state import largest_of, plain, unified_name
+from .rule_state import largest_of, plain, refuse_rows_in_graph, refuse_rows_in_slices, unified_name
 
 
-class RuleOptimizer(LayerwiseOptimizer):
+class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
     """Base of the optimizers whose update is a function of tensors.
 
     A subclass declares
@@ -72,7 +73,8 @@ class RuleOptimizer(LayerwiseOptimizer):
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
             raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)
-        self._finder, self._operations = ShardFinder(_paddle.flatten_groups(parameters or [])), Operations()
+        self.finder = ShardFinder(_paddle.flatten_groups(parameters or []))
+        self._operations = Operations(self.fused_step)
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         self._prepare(rate, parameters)
@@ -114,39 +116,38 @@ class RuleOptimizer(LayerwiseOptimizer):
         )
 
     def _known_names(self) -> Any:
-        return self._finder.params
+        return self.finder.params
 
     # ---- the parts of `step`
 
     def _backends(self) -> list[Any]:
-        return [self._fused_step, self._operations]
+        return [self.fused_step, self._operations]
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         """Collect the update of one parameter; in a static graph, add its operations."""
         param, grad = _paddle.content_of(param_and_grad)
         if self._is_frozen(param) or math.prod(param.shape) == 0:
             return
-        self._check_shape(param)
+        self.check_shape(param)
         task = Task(param, in_shape(grad, param), self.step_options(param), self._rate(param, grad))
         if self._tasks is None:
-            self._operations.update(self, self._fused_step.update(self, [task]))
+            self._operations.update(self, self.fused_step.update(self, [task]))
         else:
             self._tasks.append(task)
 
-    def _check_shape(self, param: Any) -> None:
+    def check_shape(self, param: Any) -> None:
         """Raise if the optimizer was not built with this parameter, or its shape has changed."""
-        if paddle.in_dynamic_mode() and self._finder.params:
-            self._finder.check(param)
+        if paddle.in_dynamic_mode() and self.finder.params:
+            self.finder.check(param)
 
     def _update(self, tasks: list[Task]) -> None:
         """Update the parameters without shards in other processes, then the parameters with such shards."""
-        shards = self._finder.find(_paddle.parameter_list(self))
+        shards = self.finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(shard=shards[task.param.name]) for task in tasks if task.param.name in shards]
-        if self.fused and any(task.shard.groups or task.shard.slice_size is not None for task in tasks):
-            where = "parameters in shards (tensor parallel, sharding version 2)"
-            raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
+        if self.fused:
+            refuse_fused_shards(task.shard for task in tasks)
         alone = [task for task in tasks if not task.shard.groups]
-        rest = self._fused_step.update(self, [task for task in alone if task.shard.slice_size is None])
+        rest = self.fused_step.update(self, [task for task in alone if task.shard.slice_size is None])
         self._operations.update(self, [*rest, *(task for task in alone if task.shard.slice_size is not None)])
         update_shards(self, {task.param.name: task for task in tasks if task.shard.groups}, shards)
 
@@ -155,7 +156,7 @@ class RuleOptimizer(LayerwiseOptimizer):
     _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
     _elsewhere: Optional[tuple[Any, Any]] = None  # after a step elsewhere: (largest count here, steps taken)
 
-    def _counted(self, state: Values) -> Values:
+    def counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""
         return {STEP: add_(state[STEP], 1.0)}
 
@@ -176,7 +177,7 @@ class RuleOptimizer(LayerwiseOptimizer):
     # ---- state
 
     def _whole_shape(self, param: Any) -> list[int]:
-        return list(self._finder.shape(param))
+        return list(self.finder.shape(param))
 
     def state_layout(self, param: Any) -> dict[str, Any]:
         """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
@@ -189,14 +190,8 @@ class RuleOptimizer(LayerwiseOptimizer):
             self.check_type(param)
             if param.name in _paddle.with_state(self):
                 continue
-            self._check_shape(param)
-            other = [name for name, kind in self.state_kinds(param).items() if kind != ELEMENT]
-            if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
-                raise ValueError(
-                    "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
-                    "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
-                    f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
-                )
+            self.check_shape(param)
+            refuse_rows_in_graph(self, param)
             owner = _paddle.new_master(self)(param) if self.has_master(param) else param
             for name, (dtype, shape) in self.state_layout(param).items():
                 _paddle.new_state(self)(name, owner, fill_value=0.0, dtype=_paddle.state_dtype(dtype), shape=shape)
@@ -208,14 +203,9 @@ class RuleOptimizer(LayerwiseOptimizer):
         Raises:
             ValueError: sharding with `split_param` calls it and would read rows and columns as elements.
         """
-        kinds = {name: kind for p in self._finder.params.values() for name, kind in self.state_kinds(p).items()}
-        sliced = _paddle.is_called_by("sharded_state_dict") and self._finder.is_sliced(_paddle.parameter_list(self))
-        if sliced and {ROW, COLUMN} & set(kinds.values()):
-            raise ValueError(
-                "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
-                "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
-                f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
-            )
+        kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
+        if _paddle.is_called_by("sharded_state_dict") and self.finder.is_sliced(_paddle.parameter_list(self)):
+            refuse_rows_in_slices(self, kinds)
         # Paddle omits the loaded state of parameters that had no gradient yet
         state = {**_paddle.waiting_state(self), **super().state_dict()}
         names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in (STEP, *kinds))}

@@ -1,11 +1,14 @@
-"""The state of an optimizer with a rule: the names in PaddleNLP's unified checkpoints, and the largest counts."""
+"""The state of an optimizer with a rule: names in PaddleNLP's unified checkpoints, largest counts, refusals."""
 
 from typing import Any
 
 import numpy as np
 import paddle
+from paddle.optimizer import Optimizer
 
 from ... import _paddle
+from .._step.stepped_optimizer import SteppedOptimizer
+from ..states import COLUMN, ELEMENT, ROW, STEP
 
 _INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
 
@@ -32,13 +35,13 @@ def plain(state_dict: dict[str, Any]) -> dict[str, Any]:
     return plain_state
 
 
-def state_of_all(optimizer: Any, state: str) -> dict[str, Any]:
+def state_of_all(optimizer: Optimizer, state: str) -> dict[str, Any]:
     """Return name of the parameter or master -> Tensor, for one state."""
     found: dict[str, Any] = _paddle.accumulators(optimizer).get(_paddle.prefixed(optimizer, state), {})
     return found
 
 
-def loaded(optimizer: Any, state: str) -> list[Any]:
+def loaded(optimizer: Optimizer, state: str) -> list[Any]:
     """Return the loaded values of a state for parameters without a gradient since."""
     waiting, part = _paddle.waiting_state(optimizer), f"{_paddle.prefixed(optimizer, state)}_"
     if not waiting:  # the names take most of a tiny step's time
@@ -47,7 +50,7 @@ def loaded(optimizer: Any, state: str) -> list[Any]:
     return [value for key, value in waiting.items() if part in key and key not in live]
 
 
-def largest_of(optimizer: Any, state: str) -> Any:
+def largest_of(optimizer: Optimizer, state: str) -> Any:
     """Return the largest value of a state of all parameters, a Tensor of shape []."""
     return largest([*state_of_all(optimizer, state).values(), *loaded(optimizer, state)])
 
@@ -62,3 +65,24 @@ def largest(counts: list[Any]) -> Any:
             alike.setdefault((count.dtype, tuple(count.shape)), []).append(count)
     most = [_paddle.stack(group, 0).max().astype("float32") for group in alike.values()]
     return paddle.stack(most).max() if most else paddle.zeros([])
+
+
+def refuse_rows_in_graph(optimizer: SteppedOptimizer, param: Any) -> None:
+    """Raise for a DistTensor in a static graph if it has state of another shape."""
+    other = [name for name, kind in optimizer.state_kinds(param).items() if kind != ELEMENT]
+    if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
+        raise ValueError(
+            "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
+            "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
+            f"Received: {type(optimizer).__name__} with state {', '.join(other)} of '{param.name}'"
+        )
+
+
+def refuse_rows_in_slices(optimizer: Optimizer, kinds: dict[str, str]) -> None:
+    """Raise if a state of slices is rows or columns; `kinds` are those of all states."""
+    if {ROW, COLUMN} & set(kinds.values()):
+        raise ValueError(
+            "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
+            "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
+            f"Received: {type(optimizer).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
+        )

@@ -77,7 +77,7 @@ class StatesMixin(OptionsMixin):
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
-        self._fused_step.forget()
+        self.fused_step.forget()
         super().set_state_dict(loadable(self, state_dict))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 import paddle
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
@@ -14,12 +13,13 @@ from ..._checks import checked_state
 from ..._messages import refusal
 from .._step.updates import Values
 from ..states import GLOBAL_STEP, SCALAR, STEP, State
+from .rule_optimizer import RuleOptimizer
 from .rule_state import largest, state_of_all
 from .step_functions import StepFunction, rate_or_function
 
 
-class StepSchedulesMixin(Optimizer):
-    """Lets the rate and the options "lr" and "weight_decay" be a `StepFunction`, listed before `RuleOptimizer`.
+class ScheduledOptimizer(RuleOptimizer):
+    """An optimizer whose rate and options "lr" and "weight_decay" may be a `StepFunction`.
 
     With any of them, the state of each parameter includes the number of all steps, so a resume is exact.
     """
@@ -49,10 +49,11 @@ class StepSchedulesMixin(Optimizer):
         counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._has_schedules else {}
         return {**super()._states_of(param), **counted}
 
-    def _counted(self, state: Values) -> Values:
+    def counted(self, state: Values) -> Values:
+        """Return the counters after this update, with the number of this step."""
         self._by_operations = True
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._has_schedules else {}
-        return {**super()._counted(state), **counted}
+        return {**super().counted(state), **counted}
 
     def step_options(self, param: Any = None) -> Values:
         """Return the options with their values in this step."""

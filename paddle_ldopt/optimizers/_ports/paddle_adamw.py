@@ -66,5 +66,6 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         task = Task(param, grad, options, rate_of(self)((param, grad)).reshape([]))
         update(self, task, lambda *tensors, shard, **options: self.update(*tensors, **options))
 
-    def _counted(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {}  # `update` counts
+    def counted(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return no counters: `update` counts."""
+        return {}

@@ -8,10 +8,9 @@ from typing import Any, Optional
 
 import paddle.distributed as dist
 
-from ..._paddle import is_allocated, is_sharded, topology
+from ..._paddle import is_allocated, topology
+from .checks import INSTEAD, unknown_parameter
 from .shard import Shard
-
-_INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
 
 
 class ShardFinder:
@@ -44,7 +43,7 @@ class ShardFinder:
             raise ValueError(
                 f"'{param.name}' had another shape when the optimizer was built, and is not a slice of sharding stage "
                 "1. Build the optimizer after the model is complete; "
-                f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
+                f"{INSTEAD}. Received: shape={shape}, built with {built_with}"
             )
 
     def find(self, parameter_list: Any) -> dict[str, Shard]:
@@ -114,22 +113,3 @@ class ShardFinder:
             return None if begin == end else shard
         span = (begin, end) if begin < end else (0, 0)
         return dataclasses.replace(shard, span=span, groups=(topology().get_sharding_parallel_group(), *shard.groups))
-
-
-def unknown_parameter(param: Any) -> ValueError:
-    """Return the error for a parameter with which the optimizer was not built."""
-    return ValueError(
-        f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut them up. "
-        f"Set sharding_configs.tensor_fusion=False; {_INSTEAD}. Received: '{param.name}' of shape {list(param.shape)}"
-    )
-
-
-def refuse_sharded_groups(parameters: Any) -> None:
-    """Raise if an optimizer under sharding has parameter groups, which Paddle cannot shard."""
-    groups = [item for item in parameters or [] if isinstance(item, dict)]
-    if groups and is_sharded():
-        raise ValueError(
-            "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
-            "`apply_decay_param_fun` for the decay, or sharding_degree=1. "
-            f"Received: {len(groups)} groups, sharding_degree={topology().get_sharding_parallel_world_size()}"
-        )

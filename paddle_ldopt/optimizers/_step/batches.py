@@ -16,6 +16,7 @@ import paddle
 from ... import _paddle
 from .._shards import Shard, run_locally
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
+from .stepped_optimizer import SteppedByRule
 from .task import Task
 
 _MASTER = "master"
@@ -25,7 +26,7 @@ _Tensor = paddle.Tensor
 class Batch:
     """Parameters that are updated together, and the stacks of their state."""
 
-    def __init__(self, optimizer: Any, params: list[Any]) -> None:
+    def __init__(self, optimizer: SteppedByRule, params: list[Any]) -> None:
         first = params[0]
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
@@ -102,7 +103,7 @@ class Batch:
             params = self.params[0] if single else _paddle.stack(self.params, 0)
         params, grad = cast(params, self.dtype), cast(grad, self.dtype)
         state = {name: cast(self._stacks[name], self.dtype) for name in self._kinds}
-        counted = self._optimizer._counted(state)
+        counted = self._optimizer.counted(state)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
         new_params, new_state = run_locally(rule)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ... import _paddle, kernels
 from ..._messages import refusal
 from .plan import Plan
+from .stepped_optimizer import SteppedOptimizer
 from .tensor_memory import TYPES, allocated_bytes, unsupported_tensor
 from .whole_step import StepInputs, create_missing_state, current_rate, layer_rates
 
@@ -50,7 +51,7 @@ class FusedStep:
 
     # ---- a whole step
 
-    def may_take(self, optimizer: Any) -> bool:
+    def may_take(self, optimizer: SteppedOptimizer) -> bool:
         """Return whether the library may take whole steps, as far as the optimizer's settings show.
 
         The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle,
@@ -67,7 +68,7 @@ class FusedStep:
             and (clip is None or (by_norm and not (clip.auto_skip_clip or optimizer.rule_clips())))
         )
 
-    def take(self, optimizer: Any, inputs: StepInputs) -> bool:
+    def take(self, optimizer: SteppedOptimizer, inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if the library does not support all parameters."""
         plan = self._plan
         if plan is None or not plan.holds_for(inputs):
@@ -80,7 +81,7 @@ class FusedStep:
         if not moving.any():
             return True
         options = optimizer.step_options()
-        optimizer._count_planned(plan)
+        optimizer.count_planned(plan.structs)
         plan.refresh(options)
         structs, params = plan.structs.take(plan.rows), inputs.params  # indexing takes ten times as long
         rate = current_rate(optimizer)
@@ -97,7 +98,7 @@ class FusedStep:
         _call(optimizer, structs, params)
         return True
 
-    def takes_none(self, optimizer: Any, params: list[Any]) -> bool:
+    def takes_none(self, optimizer: SteppedOptimizer, params: list[Any]) -> bool:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
         if optimizer.fused:  # it may raise
             return False
@@ -110,7 +111,7 @@ class FusedStep:
 
     # ---- collected tasks
 
-    def update(self, optimizer: Any, tasks: list[Any]) -> list[Any]:
+    def update(self, optimizer: SteppedOptimizer, tasks: list[Any]) -> list[Any]:
         """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
         params = [task.param for task in tasks]
         if not params or self.takes_none(optimizer, params):
@@ -120,7 +121,7 @@ class FusedStep:
             raise _not_possible(f": {why}. Use None or False.")
         if self._plan is None or not self._plan.holds(params):
             self._plan = Plan(optimizer, params)
-        optimizer._count_planned(self._plan)
+        optimizer.count_planned(self._plan.structs)
         chosen, rest = [], []
         for task in tasks:
             grad, why = _readable(task.grad, task.param)
@@ -160,10 +161,10 @@ def _structs_of(plan: Plan, tasks: list[Any]) -> NDArray[Any]:
     return structs
 
 
-def _call(optimizer: Any, structs: NDArray[Any], params: list[Any]) -> None:
+def _call(optimizer: SteppedOptimizer, structs: NDArray[Any], params: list[Any]) -> None:
     """Update all parameters in the C library."""
     kernels.step(structs)
-    if optimizer._fused_bumps_version:
+    if optimizer.fused_bumps_version:
         collections.deque(map(_paddle.bump_version, params), maxlen=0)
 
 

@@ -1,5 +1,6 @@
 """Updates by Paddle's operations, in batches of parameters of one shape, type and set of options."""
 
+import copy
 import math
 import operator
 from typing import Any, NamedTuple, Optional
@@ -9,6 +10,8 @@ import paddle
 
 from ... import _paddle
 from .batches import Batch, cast
+from .fused_step import FusedStep
+from .stepped_optimizer import SteppedByRule
 from .task import Task, check_gradient, in_shape
 from .tensor_memory import addresses, same_shapes, state_tensors
 from .updates import update
@@ -18,35 +21,37 @@ from .whole_step import StepInputs, all_parameters, create_missing_state, curren
 class Operations:
     """The updates of one optimizer with a rule by Paddle's operations: its batches, and its plan of a whole step."""
 
-    def __init__(self) -> None:
+    def __init__(self, fused_step: FusedStep) -> None:
+        self._fused_step = fused_step
         self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
         self._plan: Optional[OperationsPlan] = None  # of the last whole step
 
     def __deepcopy__(self, memo: Any) -> "Operations":
-        return Operations()  # the copied optimizer has tensors of its own
+        return Operations(copy.deepcopy(self._fused_step, memo))  # the copied optimizer has tensors of its own
 
-    def may_take(self, optimizer: Any) -> bool:
+    def may_take(self, optimizer: SteppedByRule) -> bool:
         """Return whether this process has all parameters whole, and the C library updates none of them."""
-        if not optimizer._finder.is_whole(_paddle.parameter_list(optimizer)):
+        if not optimizer.finder.is_whole(_paddle.parameter_list(optimizer)):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
-        return bool(optimizer._fused_step.takes_none(optimizer, params))
+        return bool(self._fused_step.takes_none(optimizer, params))
 
-    def take(self, optimizer: Any, inputs: StepInputs) -> bool:
+    def take(self, optimizer: SteppedByRule, inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if some state has no batch."""
         with paddle.no_grad():
             if self._plan is None or not self._plan.holds(optimizer, inputs):
                 self._plan = self._planned(optimizer, inputs)
-            if self._plan is not None:
-                self._plan.run(optimizer, inputs)
-        return self._plan is not None
+            if self._plan is None:
+                return False
+            self._plan.run(optimizer, inputs)
+        return True
 
-    def _planned(self, optimizer: Any, inputs: StepInputs) -> "Optional[OperationsPlan]":
+    def _planned(self, optimizer: SteppedByRule, inputs: StepInputs) -> "Optional[OperationsPlan]":
         """Return the plan of a step after the checks of Paddle's loop; None if some state has no batch."""
         for param, grad in zip(inputs.params, inputs.grads):
             check_gradient(optimizer, param, grad)
-            optimizer._check_shape(param)
-        optimizer._check_in_step(inputs.params)
+            optimizer.check_shape(param)
+        optimizer.check_in_step(inputs.params)
         create_missing_state(optimizer)
         rows = zip(inputs.params, inputs.grads, inputs.ratios)
         tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in rows if ratio != 0.0]
@@ -54,7 +59,7 @@ class Operations:
         batches = [batch for batch, _ in split if batch is not None]
         return OperationsPlan(optimizer, inputs, batches) if len(batches) == len(split) else None
 
-    def update(self, optimizer: Any, tasks: list[Task]) -> None:
+    def update(self, optimizer: SteppedByRule, tasks: list[Task]) -> None:
         """Do collected tasks."""
         for batch, members in self._split(optimizer, tasks):
             if batch is None:
@@ -62,7 +67,7 @@ class Operations:
             else:
                 batch.update([task.grad for task in members], batch.rates(members), members[0].options)
 
-    def _split(self, optimizer: Any, tasks: list[Task]) -> list[tuple[Optional[Batch], list[Task]]]:
+    def _split(self, optimizer: SteppedByRule, tasks: list[Task]) -> list[tuple[Optional[Batch], list[Task]]]:
         """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
         if not paddle.in_dynamic_mode():
             return [(None, [task]) for task in tasks]
@@ -85,7 +90,7 @@ class Operations:
                 units += [(None, [task]) for task in together] if batch is None else [(batch, together)]
         return units
 
-    def _batch(self, optimizer: Any, params: list[Any]) -> Optional[Batch]:
+    def _batch(self, optimizer: SteppedByRule, params: list[Any]) -> Optional[Batch]:
         """Return the batch of these parameters, reused while it is valid; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._batches.get(names)
@@ -101,7 +106,7 @@ class Operations:
         return batch
 
 
-def _most_bytes(optimizer: Any, param: Any) -> int:
+def _most_bytes(optimizer: SteppedByRule, param: Any) -> int:
     """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
     if optimizer.batch_bytes is not None:
         return int(optimizer.batch_bytes)
@@ -125,7 +130,7 @@ class Unit(NamedTuple):
 class OperationsPlan:
     """The parameters that a whole step updates together, and all inputs on which this choice depends."""
 
-    def __init__(self, optimizer: Any, inputs: StepInputs, batches: list[Batch]) -> None:
+    def __init__(self, optimizer: SteppedByRule, inputs: StepInputs, batches: list[Batch]) -> None:
         forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}
         self._inputs = inputs.kept([forms[tuple(p.shape)] for p in inputs.params])
         self._settings, self._state = _settings(optimizer), state_tensors(optimizer)
@@ -142,7 +147,7 @@ class OperationsPlan:
             ratio = batch.spread([inputs.ratios[row] for row in rows], dtype)
             self._units.append(Unit(batch, rows, factor, ratio, any(with_own_rate)))
 
-    def holds(self, optimizer: Any, inputs: StepInputs) -> bool:
+    def holds(self, optimizer: SteppedByRule, inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
         then, settings, asked = self._inputs, _settings(optimizer), _paddle.weight_decay_fun(optimizer) is not None
         state = state_tensors(optimizer)
@@ -157,7 +162,7 @@ class OperationsPlan:
             and addresses(state) == self._state_at
         )
 
-    def run(self, optimizer: Any, inputs: StepInputs) -> None:
+    def run(self, optimizer: SteppedByRule, inputs: StepInputs) -> None:
         """Take a step."""
         params, grads, rate = inputs.params, list(inputs.grads), current_rate(optimizer).reshape([])
         for clip, rows in self._clips:
@@ -175,7 +180,7 @@ class OperationsPlan:
             batch.update([grads[row] for row in rows], cast(lr, batch.dtype), options)
 
 
-def _groups(optimizer: Any) -> list[dict[str, Any]]:
+def _groups(optimizer: SteppedByRule) -> list[dict[str, Any]]:
     """Return the parameter groups; without groups, one of all parameters."""
     params = _paddle.parameter_list(optimizer)
     if isinstance(params[0], dict):
@@ -183,9 +188,9 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
     return [{"params": params, "grad_clip": _paddle.grad_clip(optimizer)}]
 
 
-def _settings(optimizer: Any) -> list[Any]:
+def _settings(optimizer: SteppedByRule) -> list[Any]:
     """Return the settings that decide which parameters are updated together, to be compared by identity."""
-    settings = [_paddle.weight_decay_fun(optimizer), *optimizer._defaults.values()]
+    settings = [_paddle.weight_decay_fun(optimizer), *optimizer.chosen_options().values()]
     for group in _groups(optimizer):
         settings += [*group, *group.values()]
     return settings

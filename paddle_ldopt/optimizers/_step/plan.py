@@ -2,7 +2,7 @@
 
 import math
 import operator
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import paddle
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..states import STEP
+from .stepped_optimizer import FusedRule, SteppedOptimizer
 from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, state_tensors, unsupported_tensor, versions
 from .whole_step import StepInputs
 
@@ -18,20 +19,10 @@ _SMALLEST = float(np.finfo("float32").tiny)
 _CHECKED = 2048  # number of states whose address each step checks: all, of a model with some 500 parameters
 
 
-class FusedRule(NamedTuple):
-    """An update rule for the C library; see `struct tensor` in kernels/csrc/step.h."""
-
-    name: str  # in `kernels.RULES`
-    states: tuple[Any, ...]  # names in their order there; a tuple of names that exclude each other
-    fields: dict[str, Any]  # field of the struct -> number
-    flags: tuple[str, ...] = ()  # names in `kernels.FLAGS`
-    aux: Optional[str] = None  # name of another state of one number
-
-
 class Plan:
     """The structs of an optimizer's parameters: of those to be updated, and of others that have state."""
 
-    def __init__(self, optimizer: Any, params: list[Any]) -> None:
+    def __init__(self, optimizer: SteppedOptimizer, params: list[Any]) -> None:
         self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
         self.params: list[Any] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
@@ -114,7 +105,7 @@ class Plan:
     def _fill(self, struct: Any, param: Any, updated: bool) -> Optional[str]:
         """Fill in the struct of a parameter, or return why it cannot be; raise if `updated` and the shape is wrong."""
         try:
-            self.optimizer._check_shape(param)
+            self.optimizer.check_shape(param)
         except ValueError as error:
             if updated:
                 raise
@@ -158,7 +149,7 @@ class Plan:
 
     def fill_rule(self, struct: Any, shape: list[int], options: dict[str, Any]) -> None:
         """Fill in the numbers of a rule, and the sizes and flags that it has for a parameter of this shape."""
-        rule = self.optimizer.fused_rule(options)
+        rule: Any = self.optimizer.fused_rule(options)  # `library_rule` has checked it
         flags = {*rule.flags, *self.optimizer.fused_flags(shape, options)}
         sizes: Any = (1, 1, math.prod(shape))
         if "factored" in flags:
@@ -173,7 +164,7 @@ class Plan:
 
     def refresh(self, options: dict[str, Any]) -> None:
         """Fill in the numbers of the rule, the same for all parameters, if they have changed."""
-        rule = self.optimizer.fused_rule(options)
+        rule: Any = self.optimizer.fused_rule(options)
         if rule != self._rule:
             self._rule = rule
             for field, value in rule.fields.items():
@@ -195,13 +186,13 @@ def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
     return None
 
 
-def library_rule(optimizer: Any, options: dict[str, Any]) -> Union[FusedRule, str]:
+def library_rule(optimizer: SteppedOptimizer, options: dict[str, Any]) -> Union[FusedRule, str]:
     """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
     cls = type(optimizer)
     owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
     if getattr(cls, "rule", None) is not getattr(owner, "rule", None):
         return f"{cls.__name__} has a `rule` of its own and no `fused_rule` for it"
-    rule: Union[FusedRule, str] = optimizer.fused_rule(options)
+    rule = optimizer.fused_rule(options)
     if not isinstance(rule, str) and any(0.0 < eps < _SMALLEST for eps in rule.fields["eps"]):
         return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
     return rule

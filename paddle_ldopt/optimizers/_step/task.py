@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import paddle
 
+from .stepped_optimizer import SteppedOptimizer
+
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
 
@@ -19,10 +21,10 @@ class Task(NamedTuple):
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-def check_gradient(optimizer: Any, param: Any, grad: Any) -> None:
+def check_gradient(optimizer: SteppedOptimizer, param: Any, grad: Any) -> None:
     """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
     sparse = getattr(grad, "is_selected_rows", lambda: False)()
-    if sparse and not optimizer._takes_sparse(param):
+    if sparse and not optimizer.takes_sparse(param):
         needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
         raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
     if paddle.in_dynamic_mode() and (param.dtype not in _FLOATS or grad.dtype in _COMPLEX):

@@ -8,24 +8,25 @@ import paddle
 from ... import _paddle
 from .._shards import Shard, run_locally, run_together
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
+from .stepped_optimizer import SteppedByRule
 from .task import Task
 
 Values = dict[str, Any]  # by name, of states or of options
 Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 
 
-def update(optimizer: Any, task: Task, rule: Optional[Callable[..., Any]] = None) -> None:
+def update(optimizer: SteppedByRule, task: Task, rule: Optional[Callable[..., Any]] = None) -> None:
     """Update a parameter that this process has whole, by `rule` or the optimizer's."""
     running, write = _start(optimizer, task, rule or optimizer.rule)
     write(*run_locally(running))
 
 
-def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
+def update_shards(optimizer: SteppedByRule, tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
     """Update parameters in shards, together with the other processes that have shards of them."""
     rules, writes = [], []
     for name, shard in shards.items():
-        param = optimizer._finder.params[name]
-        if not shard.groups or param.stop_gradient or name in optimizer._missing.names:
+        param = optimizer.finder.params[name]
+        if not shard.groups or param.stop_gradient or name in optimizer.missing.names:
             continue
         if optimizer.layerwise_ratio(param) == 0.0:
             continue
@@ -42,9 +43,9 @@ def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shar
             write(*result)
 
 
-def _start(optimizer: Any, task: Task, rule: Callable[..., Any]) -> tuple[Update, Callable[..., None]]:
+def _start(optimizer: SteppedByRule, task: Task, rule: Callable[..., Any]) -> tuple[Update, Callable[..., None]]:
     """Return the rule of a task, not run yet, and a function that writes its result."""
-    param, shard = task.param, task.shard or Shard(optimizer._whole_shape(task.param))
+    param, shard = task.param, task.shard or Shard(list(task.param.shape))
     target = _paddle.masters(optimizer)[param.name] if optimizer.has_master(param) else param
     dtype, kinds = compute_dtype(param), {**optimizer.state_kinds(param), STEP: SCALAR}
     stored_as = _paddle.state_getter(optimizer)
@@ -57,7 +58,7 @@ def _start(optimizer: Any, task: Task, rule: Callable[..., Any]) -> tuple[Update
             state[name] = shard.view(state[name])
         else:
             state[name] = state[name].reshape(rule_shape(kind, shard.shape))
-    counted = optimizer._counted(state)
+    counted = optimizer.counted(state)
     state.update(counted)
     tensors = shard.view(target.astype(dtype)), shard.view(task.grad.astype(dtype))
     running = rule(*tensors, state, task.lr, shard=shard, **task.options)
@@ -73,7 +74,7 @@ def _start(optimizer: Any, task: Task, rule: Callable[..., Any]) -> tuple[Update
     return running, write
 
 
-def _start_empty(optimizer: Any, param: Any, shard: Shard) -> Update:
+def _start_empty(optimizer: SteppedByRule, param: Any, shard: Shard) -> Update:
     """Return the rule of a parameter of which this process has no element: its sums are zeros."""
     dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
     state = {

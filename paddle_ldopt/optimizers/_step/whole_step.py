@@ -1,13 +1,7 @@
 """The whole step: a step of plain parameters and gradients that needs only clipping and updates.
 
-All other steps take Paddle's loop (layerwise_optimizer.py), which runs Python code for every parameter. A whole
-step reads the parameters in one pass, `StepInputs`. A backend takes it with a plan, made once and valid until an input
-other than a value changes:
-
-- `FusedStep` (`_step/fused_step.py`): one call of the C library. The plan has the addresses and sizes of all tensors.
-- `Operations` (operations.py): Paddle's operations, with a plan of which parameters are updated together.
-
-Both also do the updates that Paddle's loop collects.
+Paddle's loop, the other way of a step, runs Python code for every parameter; both backends also do the updates that it
+collects.
 """
 
 from typing import Any, NamedTuple, Optional
@@ -17,6 +11,7 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle
+from .stepped_optimizer import SteppedOptimizer
 from .tensor_memory import addresses, same_shapes
 
 _Tensor = paddle.Tensor
@@ -38,7 +33,7 @@ class StepInputs(NamedTuple):
     ratios: NDArray[Any]  # 0: not updated
 
     @classmethod
-    def of(cls, optimizer: Any) -> "Optional[StepInputs]":
+    def of(cls, optimizer: SteppedOptimizer) -> "Optional[StepInputs]":
         """Return the inputs of a step; None if it is empty, or if only Paddle's loop supports it.
 
         It reads blocks that fit into the cache: with 10,000 tensors this is most of a step's time.
@@ -95,22 +90,24 @@ def _factors_of(params: list[Any]) -> Optional[list[Any]]:
         return None
 
 
-def _is_plain(optimizer: Any) -> bool:
+def _is_plain(optimizer: SteppedOptimizer) -> bool:
     """Return whether a step needs only clipping and updates, as far as the optimizer's settings show."""
     return (
         paddle.in_dynamic_mode()
         and not _paddle.in_to_static_mode()
         and bool(_paddle.parameter_list(optimizer))
         and optimizer.regularization is None
-        and not optimizer._missing.names
+        and not optimizer.missing.names
         and not _paddle.overflow_is_found(optimizer)  # which skips the step
     )
 
 
-def take_whole_step(optimizer: Any, backends: Any) -> bool:
+def take_whole_step(optimizer: SteppedOptimizer, backends: list[Any]) -> bool:
     """Take a whole step by the first backend that can; return False, with nothing changed, if none can."""
+    if not _is_plain(optimizer):
+        return False
     inputs = None
-    for backend in backends if _is_plain(optimizer) else ():
+    for backend in backends:
         if backend.may_take(optimizer):
             inputs = inputs or StepInputs.of(optimizer)
             if inputs is None:
@@ -120,7 +117,7 @@ def take_whole_step(optimizer: Any, backends: Any) -> bool:
     return False
 
 
-def all_parameters(optimizer: Any) -> list[Any]:
+def all_parameters(optimizer: SteppedOptimizer) -> list[Any]:
     """Return the parameters of a step with their groups flattened; without groups, always the same list."""
     every: list[Any] = _paddle.parameter_list(optimizer)
     return _paddle.flatten_groups(every) if isinstance(every[0], dict) else every
@@ -131,12 +128,12 @@ def with_gradients(params: list[Any]) -> list[Any]:
     return [param for param in params if not param.stop_gradient and _paddle.grad_of(param) is not None]
 
 
-def create_missing_state(optimizer: Any) -> None:
+def create_missing_state(optimizer: SteppedOptimizer) -> None:
     """Create the state of all parameters that have a gradient, also of empty ones, as Paddle's loop does."""
     _paddle.create_state(optimizer, with_gradients(all_parameters(optimizer)))
 
 
-def current_rate(optimizer: Any) -> Any:
+def current_rate(optimizer: SteppedOptimizer) -> Any:
     """Return the optimizer's rate in this step, a Tensor; its state must have been created."""
     _paddle.create_rate(optimizer)()
     return _paddle.global_rate(optimizer)()
