@@ -90,7 +90,8 @@ test-clients: ## Run the tests of integrations on PaddleSeg, PaddleDetection and
 	@test -n "$(CLAS)" || echo "PaddleClas is skipped: give a clone of its repository as CLAS=path"
 	@test -n "$(OCR)" || echo "PaddleOCR is skipped: give a clone of its repository as OCR=path"
 	PYTHONPATH=$(CLAS):$(OCR) $(VENV)-clients/bin/python -m pytest tests/integrations $(IN_CLIENTS)
-	$(VENV)-speech/bin/python -m pytest tests/integrations/test_paddlespeech.py $(IN_CLIENTS)
+	$(VENV)-speech/bin/python -m pytest tests/integrations/test_paddlespeech.py $(IN_CLIENTS) \
+		"tests/integrations/test_registering.py::test_the_lines_of_the_page_register[paddlespeech]"
 $(VENV)/.installed-clients: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -U pip wheel

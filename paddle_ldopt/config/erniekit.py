@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from .._checks import checked_number
 from .._messages import refusal
+from ..config.decay_settings import SETTINGS
 from ..layers.decay import OPTIONS, LayerDecay
 
 _GATE = r"^ernie\.layers\.0\.mlp\.gate\.weight$"
@@ -50,8 +51,9 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
         for option in ARGUMENTS[argument].options:
             present = getattr(decay, option)
             if present != OPTIONS[option].default:
-                twice = f"`{argument}` and the option `{option}` of the layer-wise decay exclude each other."
-                raise refusal(ValueError, twice, **{argument: value, option: present})
+                ours = SETTINGS[option]
+                twice = f"`{argument}` and `{ours}` exclude each other."
+                raise refusal(ValueError, twice, **{argument: value, ours: present})
     options: dict[str, Any] = {}
     if "layerwise_lr_decay_bound" in arguments:
         options.update(convention="linear", bound=arguments["layerwise_lr_decay_bound"])

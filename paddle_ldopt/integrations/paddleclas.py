@@ -15,6 +15,8 @@ from .yaml_settings import NAMES, Component, framework
 class ClasComponent(Component):
     """An optimizer as PaddleClas builds it: for a list of models, and without weight decay if no regularizer is set."""
 
+    own = (*Component.own, "scope", "filter_bias_and_bn")
+
     def __init__(
         self, name: str, *, weight_decay: Any = None, filter_bias_and_bn: Optional[bool] = None, **kwargs: Any
     ) -> None:

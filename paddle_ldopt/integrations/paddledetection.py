@@ -11,6 +11,16 @@ from .._messages import refusal
 from ..layers.map import LayerMap
 from .yaml_settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
 
+_OWN = (
+    "weight_decay",
+    "betas",
+    "layer_decay",
+    "num_layers",
+    "filter_bias_and_bn",
+    "skip_decay_names",
+    "set_param_lr_func",
+    "param_groups",
+)
 _OWN_HOOK = "layerwise_lr_decay"  # the only hook that PaddleDetection's files name
 
 
@@ -82,8 +92,8 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
     undecayed = undecayed_names(model, skipped, one_dimensional=filters)
     chosen = [(name_parts(group.get("params"), "params"), group) for group in settings.pop("param_groups", ())]
     groups = named_groups(model, chosen) if chosen else None
-    weight_decay = settings.pop("weight_decay")
-    return from_settings(name, model, settings, weight_decay=weight_decay, undecayed=undecayed, groups=groups, **common)
+    common = {**common, "weight_decay": settings.pop("weight_decay"), "own": _OWN}
+    return from_settings(name, model, settings, undecayed=undecayed, groups=groups, **common)
 
 
 def _set_or_refuse(settings: dict[str, Any], theirs: str, **ours: Any) -> None:

@@ -12,6 +12,12 @@ from .yaml_settings import NAMES, Component, framework
 _OF_THE_WEIGHT_DECAY = "CosineWeightDecayScheduler"  # PaddleOCR 3.7's schedule, of `regularizer: {name: CosineL2}`
 
 
+class OcrComponent(Component):
+    """An optimizer as PaddleOCR builds it."""
+
+    own = (*Component.own, "clip_norm_global")
+
+
 def register() -> None:
     """Add our optimizers to PaddleOCR's configuration files.
 
@@ -20,7 +26,7 @@ def register() -> None:
     """
     module = framework("ppocr.optimizer.optimizer", "PaddleOCR")
     for name in NAMES:
-        setattr(module, name, functools.partial(Component, name))
+        setattr(module, name, functools.partial(OcrComponent, name))
     package = framework("ppocr.optimizer", "PaddleOCR")
     schedule = getattr(package, _OF_THE_WEIGHT_DECAY, None)
     if schedule is not None and not isinstance(schedule, functools.partial):

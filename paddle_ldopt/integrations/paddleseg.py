@@ -8,6 +8,7 @@ from typing import Any, Optional
 from .._messages import refusal, unknown
 from .yaml_settings import NAMES, framework, from_settings, named_groups, numbers_read
 
+_OWN = ("weight_decay", "grad_clip_cfg", "custom_cfg")
 _OF_A_GROUP = ("name", "lr_mult", "weight_decay_mult")  # settings of an entry of `custom_cfg`
 
 
@@ -40,7 +41,7 @@ def register() -> None:
                     model, [(self._parts(chosen), self._options(chosen)) for chosen in self.custom_cfg]
                 )
             name, common = type(self).__name__, {**self.args, "weight_decay": self.weight_decay or 0.0}
-            return from_settings(name, model, self.settings, learning_rate=lr, groups=groups, **common)
+            return from_settings(name, model, self.settings, learning_rate=lr, groups=groups, own=_OWN, **common)
 
         def _parts(self, chosen: dict[str, Any]) -> list[str]:
             """Return the part of names in an entry of `custom_cfg`; raise for another setting than PaddleSeg's."""

@@ -10,6 +10,7 @@ import paddle
 
 from .yaml_settings import NAMES, framework, from_settings
 
+_OWN = ("lr", "weight_decay", "grad_clip")  # in `optim_conf`
 _RATE = "lr"  # the rate in `optim_conf`, which goes to the schedule
 _KINDS = ("", "model_", "wav2vec2_", "hubert_", "wavlm_")  # a trainer has one optimizer, or two
 
@@ -59,4 +60,5 @@ def _built(trainer: Any, kind: str, pending: Pending) -> Any:
     weight_decay = settings.pop("weight_decay", None)
     settings.pop("grad_clip", None)  # the factory has already built the clipping from it
     name = names[trainer.config[f"{kind}optim"].lower()]
-    return from_settings(name, trainer.model, settings, weight_decay=weight_decay or 0.0, **pending.arguments)
+    common = {**pending.arguments, "weight_decay": weight_decay or 0.0, "own": _OWN}
+    return from_settings(name, trainer.model, settings, **common)

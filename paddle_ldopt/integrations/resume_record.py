@@ -46,9 +46,8 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
         differences = changes(*(_settings(record, names) for record in (was, now)))
         check_changes(differences, f"set `{ALLOW}: true`", **{ALLOW: False})
     elif now["decay"]:
-        advice = f"set `{ALLOW}: true` to resume with the rates of the file."
         unknown = "The checkpoint does not say which layer-wise decay it was trained with"
-        warnings.warn(f"{unknown}: {advice}", stacklevel=3)
+        warnings.warn(f"{unknown}: the file's applies. `{ALLOW}: true` silences this warning.", stacklevel=2)
 
 
 def _settings(record: dict[str, Any], names: set[str]) -> LayerwiseSettings:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
@@ -25,12 +26,18 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def framework(module: str, name: str) -> Any:
-    """Return a module of a framework; raise an ImportError that names the framework if it is not installed."""
+    """Return a module of a framework; raise an ImportError that names the framework if it is not installed.
+
+    PaddleOCR, PaddleClas and PaddleDetection silence all warnings when they are imported. Ours are shown again.
+    """
     try:
-        return importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         advice = "install it, or run from a clone of its repository."
         raise ImportError(f"{name} cannot be imported: {advice} Received: {error}", name=module) from error
+    if not sys.warnoptions:  # the user's own choice, python -W
+        warnings.filterwarnings("default", category=UserWarning, module=r"paddle_ldopt\.")
+    return imported
 
 
 def from_settings(
@@ -43,6 +50,7 @@ def from_settings(
     grad_clip: Any = None,
     undecayed: Iterable[str] = (),
     groups: Optional[list[Any]] = None,
+    own: Iterable[str] = (),
 ) -> Any:
     """Return the optimizer that a framework's YAML file describes.
 
@@ -56,6 +64,7 @@ def from_settings(
         grad_clip: the framework's clipping, or None.
         undecayed: `param.name` of the parameters that the framework excludes from weight decay.
         groups: parameters or parameter groups; all parameters of the model by default.
+        own: the framework's settings, which are read before; the error for an unknown setting names them too.
     """
     info = REGISTRY[NAMES[name]]
     options = numbers_read(dict(settings))
@@ -65,7 +74,7 @@ def from_settings(
     known = [*info.settings, *DECAY_OPTIONS, *_OF_THE_MAP, ALLOW]
     for key, value in options.items():
         if info.setting(key) not in known:
-            raise ValueError(unknown(f"setting of {name}", key, value, known, limit=40))
+            raise ValueError(unknown(f"setting of {name}", key, value, [*own, *known], limit=40))
     arguments = {**options, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
     if weight_decay is not None:
         arguments["weight_decay"] = _weight_decay_of(weight_decay)
@@ -150,6 +159,15 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
 class Component:
     """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model."""
 
+    own: tuple[str, ...] = (  # names in the file
+        "lr",
+        "regularizer",
+        "weight_decay",
+        "clip_norm",
+        "no_weight_decay_name",
+        "one_dim_param_no_weight_decay",
+    )
+
     def __init__(
         self,
         name: str,
@@ -170,4 +188,4 @@ class Component:
     def __call__(self, model: Any) -> Any:
         """Return the optimizer for a model."""
         undecayed = undecayed_names(model, self.parts, one_dimensional=self.one_dimensional)
-        return from_settings(self.optimizer, model, self.settings, undecayed=undecayed, **self.common)
+        return from_settings(self.optimizer, model, self.settings, undecayed=undecayed, own=self.own, **self.common)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import types
+import warnings
 
 import paddle
 import pytest
@@ -108,6 +109,8 @@ def test_settings_of_a_file(ocr, encoder):
     assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125
     for options, message in [
         ({"layerwise_decai": 0.5}, "is not a known setting of Came; the nearest is 'layerwise_decay'"),
+        ({"weight_decy": 0.1}, "the nearest is 'weight_decay'. Valid: lr, regularizer, weight_decay, .* beta1"),
+        ({"clip_nrom": 1.0}, "the nearest is 'clip_norm'"),
         ({"layerwise_decay": 2.0}, "Received: layerwise_decay=2.0"),
         ({"weight_decay": -1.0}, "Received: weight_decay=-1.0"),
         ({"weight_decay": paddle.regularizer.L1Decay(0.1)}, "no L1 decay"),
@@ -163,6 +166,21 @@ def test_a_decay_of_a_frozen_backbone_is_warned_of(ocr, encoder):
     ocr.AdamWDL(0.1, layerwise_decay=0.5, head_ratio=2.0)(model)
 
 
+@pytest.mark.parametrize("chosen, warned", [([], 2), (["ignore"], 0)], ids=["default", "python -W ignore"])
+def test_warnings_are_shown_although_the_framework_silences_all(ocr, encoder, tmp_path, monkeypatch, chosen, warned):
+    """PaddleOCR's `ppocr.data` calls `warnings.simplefilter("ignore")` when it is imported."""
+    state = saved(ldopt.create("adamwdl", encoder, learning_rate=0.1), tmp_path / "state.pdopt")
+    monkeypatch.setattr(sys, "warnoptions", chosen)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("ignore")
+        paddleocr.register()
+        ocr.AdamWDL(0.1, layerwise_decay=0.5)(encoder).set_state_dict(state)
+        for param in encoder.parameters():
+            param.stop_gradient = True
+        ocr.AdamWDL(0.1, layerwise_decay=0.5)(paddle.nn.Sequential(encoder, paddle.nn.Linear(8, 2)))
+    assert len(shown) == warned, [str(one.message) for one in shown]
+
+
 def saved(opt, path):
     """Return the state of an optimizer after a step, through a file as frameworks write it."""
     for param in opt._parameter_list:
@@ -197,7 +215,7 @@ def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
 
 def test_a_checkpoint_that_does_not_tell_its_decay_is_warned_of(ocr, encoder, tmp_path):
     state = saved(ldopt.create("adamwdl", encoder, learning_rate=0.1), tmp_path / "state.pdopt")
-    with pytest.warns(UserWarning, match="does not say which layer-wise decay"):
+    with pytest.warns(UserWarning, match="does not say which layer-wise decay .*: the file's applies"):
         ocr.AdamWDL(0.1, layerwise_decay=0.5)(encoder).set_state_dict(state)
     ocr.AdamWDL(0.1)(encoder).set_state_dict(state)  # without a decay there is nothing to confuse
     ocr.AdamWDL(0.1, layerwise_decay=0.5, allow_layerwise_change=True)(encoder).set_state_dict(state)

@@ -177,10 +177,10 @@ def test_without_them_nothing_changes(tmp_path):
         ({"moe_gate_lr_ratio": -1.0}, r"`moe_gate_lr_ratio` must be in \(0, inf\)"),
         (
             {"layerwise_lr_decay_bound": 0.5, "layerwise_lr_decay": 0.8},
-            "`layerwise_lr_decay_bound` and the option `layerwise_decay` .* exclude each other.*layerwise_decay=0.8",
+            "`layerwise_lr_decay_bound` and `layerwise_lr_decay` exclude each other.*layerwise_lr_decay=0.8",
         ),
-        ({"vit_lr_ratio": 0.5, "layerwise_towers": '{"vision_model": 0.9}'}, "`vit_lr_ratio` and the option `towers`"),
-        ({"moe_gate_lr_ratio": 0.1, "layerwise_multipliers": '{"gate": 2.0}'}, "the option `multipliers`"),
+        ({"vit_lr_ratio": 0.5, "layerwise_towers": '{"vision_model": 0.9}'}, "`vit_lr_ratio` and `layerwise_towers`"),
+        ({"moe_gate_lr_ratio": 0.1, "layerwise_multipliers": '{"gate": 2.0}'}, "and `layerwise_multipliers` exclude"),
     ],
 )
 def test_values_that_do_not_fit(tmp_path, asked, message):
