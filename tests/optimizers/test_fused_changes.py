@@ -253,7 +253,7 @@ def test_a_cleared_parameter_stays_out(name):
 
 
 @every_optimizer
-def test_a_state_whose_memory_was_moved(name):
+def test_a_parameter_and_a_state_whose_memory_was_moved(name):
     ends = []
     for moved in (False, True):
         (param,) = parameters([3, 2])
@@ -261,9 +261,8 @@ def test_a_state_whose_memory_was_moved(name):
         for step in range(6):
             give_gradients([param], 0.1 + step)
             if step == 3 and moved:
-                for held in opt._accumulators.values():
-                    for tensor in held.values():
-                        tensor.get_tensor().set(tensor.numpy(), paddle.CPUPlace())
+                for tensor in [param, *(state for held in opt._accumulators.values() for state in held.values())]:
+                    tensor.get_tensor().set(tensor.numpy(), paddle.CPUPlace())
             opt.step()
         ends.append([param, *(tensor for held in opt._accumulators.values() for tensor in held.values())])
     for got, want in zip(*ends):
