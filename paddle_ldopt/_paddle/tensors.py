@@ -13,8 +13,9 @@ from .private_names import EVERY, FUSED, SAVING, attribute, lazy, part
 __all__ = [
     "add_", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
     "clip", "divide_", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated",
-    "is_float64", "local_shape", "matmul", "mean_over", "multiply_", "own_parameters", "scale_", "share_memory",
-    "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of", "view_of",
+    "is_float64", "local_shape", "matmul", "mean_over", "multiply_", "own_parameters", "scale", "scale_",
+    "share_memory", "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of",
+    "view_of",
 ]
 # fmt: on
 
@@ -42,6 +43,7 @@ add_ = part("paddle._C_ops", "add_", EVERY)  # (tensor that becomes the sum, oth
 multiply_ = part("paddle._C_ops", "multiply_", EVERY)
 divide_ = part("paddle._C_ops", "divide_", EVERY)
 scale_ = part("paddle._C_ops", "scale_", EVERY)  # (tensor that becomes x * factor + number, factor, number, True)
+scale = part("paddle._C_ops", "scale", EVERY)
 assign_out = part("paddle._C_ops", "assign_out_", EVERY)  # `paddle.assign` without its checks
 _squared_norm = part("paddle._C_ops", "squared_l2_norm", EVERY)
 

@@ -12,11 +12,12 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import add_, add_number_, at_least, average_, divide_, multiply_, power, times
+from ._base.arithmetic import add, add_, ema_, maximum, multiply_, power
 from ._base.factored import (
     FactoredOptimizer,
+    clipped_,
     divided_by_root,
-    factored_average,
+    factored_ema,
     factored_kinds,
     is_factored,
     relative_rate,
@@ -58,20 +59,20 @@ def adafactor_update(
     """
     t = state[STEP]
     one_minus_beta2 = power(t, decay_rate)  # (7.2)
-    square = add_number_(grad * grad, eps[0])  # g^2 + eps1
-    v = yield from factored_average("exp_avg_sq", square, state, shard, 1.0 - one_minus_beta2, one_minus_beta2)
-    u = divided_by_root(grad, v, shard)  # g / sqrt(V)
+    g_square = add_(grad * grad, eps[0])
+    v = yield from factored_ema("exp_avg_sq", g_square, state, shard, 1.0 - one_minus_beta2, one_minus_beta2)
+    u = divided_by_root(grad, v, shard)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
-    u = divide_(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
+    u = clipped_(u, rms_u, clip_threshold)
     alpha = lr * relative_rate(t, warmup_init) if relative_step else lr
     if scale_parameter:
-        alpha = alpha * at_least(rms_p[0], eps[1])  # max(eps2, RMS(p))
+        alpha = alpha * maximum(rms_p[0], eps[1])
     new_state = {**v, _USED_LR: alpha}
-    u = multiply_(u, alpha)  # alpha * u
+    u = multiply_(u, alpha)
     if beta1 is not None:  # an average of steps, rates included
-        u = new_state["exp_avg"] = average_(state["exp_avg"], u, beta1)
+        u = new_state["exp_avg"] = ema_(state["exp_avg"], u, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = add_(times(param, -weight_decay * alpha), param)  # p - weight_decay * alpha * p
+        param = add(param, param, alpha=-weight_decay * alpha)
     return param - u, new_state
 
 

@@ -12,16 +12,7 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import (
-    add_,
-    add_number_,
-    average_,
-    average_of_squares_,
-    divide_,
-    one_minus_power,
-    root,
-    times,
-)
+from ._base.arithmetic import add, add_, divide_, ema_, ema_of_squares_, multiply, one_minus_power, sqrt
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
 from ._ports.keras_config import KerasConfigMixin
@@ -67,15 +58,15 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:  # first, and not with the bias-corrected rate
-        param = add_(times(param, -weight_decay * lr), param)  # p - weight_decay * lr * p
-    m = average_(state["moment1"], grad, beta_1)
-    v = average_of_squares_(state["moment2"], grad, beta_2)
+        param = add(param, param, alpha=-weight_decay * lr)
+    m = ema_(state["moment1"], grad, beta_1)
+    v = ema_of_squares_(state["moment2"], grad, beta_2)
     new_state = {"moment1": m, "moment2": v}
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: alpha_t has both corrections, and epsilon is added to the root of an uncorrected v
     alpha_t = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    step = divide_(times(m, -alpha_t), add_number_(root(v), epsilon))  # -alpha_t * m / (sqrt(v) + epsilon)
+    step = divide_(multiply(m, -alpha_t), add_(sqrt(v), epsilon))
     return add_(step, param), new_state
 
 

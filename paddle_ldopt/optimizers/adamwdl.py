@@ -12,7 +12,7 @@ import paddle
 from .._checks import Option
 from .._paddle import content_of, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from ._base.arithmetic import root
+from ._base.arithmetic import sqrt
 from ._base.layerwise_optimizer import LayerwiseOptimizer
 from ._base.options_and_states import LAYERWISE
 from ._base.rule_optimizer import checked_rate
@@ -48,7 +48,7 @@ def adamw_update(
     v = beta2 * state["moment2"] + (1.0 - beta2) * grad * grad
     # m_hat / (sqrt(v_hat) + epsilon) with numerator and denominator multiplied by this root
     scale = (1.0 - beta2_t).sqrt()
-    param = param - lr * scale / (1.0 - beta1_t) * m / (root(v) + epsilon * scale)
+    param = param - lr * scale / (1.0 - beta1_t) * m / (sqrt(v) + epsilon * scale)
     new_powers = {"beta1_pow_acc": beta1_t * beta1, "beta2_pow_acc": beta2_t * beta2}
     return param, {"moment1": m, "moment2": v, **new_powers}
 

@@ -11,11 +11,12 @@ import paddle
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import add_, add_number_, at_least, average_, divide_, power, square_, times
+from ._base.arithmetic import add, add_, ema_, maximum, power, square_
 from ._base.factored import (
     FactoredOptimizer,
+    clipped_,
     divided_by_root,
-    factored_average,
+    factored_ema,
     factored_kinds,
     is_factored,
     relative_rate,
@@ -66,29 +67,27 @@ def came_update(
         grad = grad / loss_scale
     if beta2 is None:
         beta2 = 1 - power(t, -decay_rate)
-    # the average of g^2 + eps1
-    v = yield from factored_average("exp_avg_sq", add_number_(grad * grad, eps[0]), state, shard, beta2)
+    v = yield from factored_ema("exp_avg_sq", add_(grad * grad, eps[0]), state, shard, beta2)
     u = divided_by_root(grad, v, shard)  # g / sqrt(V)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
-    u = divide_(u, at_least(rms_u / clip_threshold, 1.0))  # u / max(1, RMS(u) / clip_threshold)
+    u = clipped_(u, rms_u, clip_threshold)
     new_state = dict(v)
     if beta1:
-        m = average_(state["exp_avg"], u, beta1)
+        m = ema_(state["exp_avg"], u, beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
         if is_factored(shard.shape):
-            # the average of the instability, (u - m)^2 + eps3
-            s = yield from factored_average("exp_avg_res", add_number_(square_(u - m), eps[2]), state, shard, beta3)
+            s = yield from factored_ema("exp_avg_res", add_(square_(u - m), eps[2]), state, shard, beta3)
             u = divided_by_root(m, s, shard)  # m / sqrt(S)
             new_state.update(s)
         else:
             u = m
     if weight_decay:
-        u = add_(weight_decay * param, u)  # u + weight_decay * p
+        u = add(u, param, alpha=weight_decay)
     if relative_step:
         lr = lr * relative_rate(t, warmup_init)
     if scale_parameter:
-        lr = lr * at_least(rms_p[0], eps[1])  # max(eps2, RMS(p))
-    return add_(times(u, -lr), param), new_state  # p - lr * u
+        lr = lr * maximum(rms_p[0], eps[1])
+    return add(param, u, alpha=-lr), new_state
 
 
 def _fit_for_float16(m: Any) -> Any:

@@ -14,13 +14,12 @@ from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import (
     add_,
-    add_number_,
-    average_,
-    average_of_squares_,
     divide_,
+    ema_,
+    ema_of_squares_,
     multiply_,
     one_minus_power,
-    root_,
+    sqrt_,
 )
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
@@ -64,19 +63,19 @@ def lamb_update(
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
         grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
-    m = average_(state["moment1"], grad, beta1)
-    v = average_of_squares_(state["moment2"], grad, beta2)
+    m = ema_(state["moment1"], grad, beta1)
+    v = ema_of_squares_(state["moment2"], grad, beta2)
     m_hat = m / one_minus_power(beta1, t)
     v_hat = v / one_minus_power(beta2, t)
-    r = divide_(m_hat, add_number_(root_(v_hat), eps))  # m_hat / (sqrt(v_hat) + eps)
-    u = add_(r, weight_decay * param)  # r + weight_decay * x
+    r = divide_(m_hat, add_(sqrt_(v_hat), eps))
+    u = add_(r, param, alpha=weight_decay)
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
     one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
-    ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    x = add_(multiply_(u, -lr * ratio), param)  # x - lr * ratio * u
-    return x, {"moment1": m, "moment2": v}
+    trust_ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
+    step = multiply_(u, -lr * trust_ratio)
+    return add_(step, param), {"moment1": m, "moment2": v}
 
 
 @register(

@@ -13,9 +13,25 @@ import paddle
 from ... import _paddle
 
 
-def add_(x: Any, y: Any) -> Any:
-    """Return x + y; overwrites x. y is a Tensor."""
-    return _paddle.add_(x, y) if paddle.in_dynamic_mode() else x + y
+def add(x: Any, y: Any, alpha: Any) -> Any:
+    """Return x + alpha * y in a new tensor."""
+    return add_(multiply(y, alpha), x)
+
+
+def add_(x: Any, y: Any, alpha: Any = 1.0) -> Any:
+    """Return x + alpha * y; overwrites x. y is a Tensor or a float."""
+    y = y if isinstance(alpha, float) and alpha == 1.0 else multiply(y, alpha)
+    if not paddle.in_dynamic_mode():
+        return x + y
+    return _paddle.scale_(x, 1.0, y, True) if isinstance(y, float) else _paddle.add_(x, y)
+
+
+def multiply(x: Any, factor: Any) -> Any:
+    """Return x * factor in a new tensor; the factor is a number, or has one number for each matrix or row.
+
+    A CPU is five times as fast with the larger operand first, unless the factor has shape [].
+    """
+    return x * factor if getattr(factor, "ndim", 0) else factor * x
 
 
 def multiply_(x: Any, y: Any) -> Any:
@@ -30,35 +46,22 @@ def divide_(x: Any, y: Any) -> Any:
     return _paddle.divide_(x, y) if paddle.in_dynamic_mode() else x / y
 
 
-def add_number_(x: Any, eps: float) -> Any:
-    """Return x + eps; overwrites x."""
-    return _paddle.scale_(x, 1.0, eps, True) if paddle.in_dynamic_mode() else x + eps
-
-
-def times(x: Any, factor: Any) -> Any:
-    """Return x * factor in a new tensor; the factor is a number, or has one number for each matrix or row.
-
-    A CPU is five times as fast with the larger operand first, unless the factor has shape [].
-    """
-    return x * factor if getattr(factor, "ndim", 0) else factor * x
-
-
-def at_least(x: Any, least: float) -> Any:
+def maximum(x: Any, least: float) -> Any:
     """Return max(x, least)."""
     return _paddle.clip(x, least, math.inf)
 
 
-def average_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
+def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
     """Return the exponential moving average beta * old + (1 - beta) * new; overwrites old.
 
     `one_minus_beta` is a more exact 1 - beta.
     """
-    return add_(multiply_(old, beta), times(new, 1 - beta if one_minus_beta is None else one_minus_beta))
+    return add_(multiply_(old, beta), new, alpha=1 - beta if one_minus_beta is None else one_minus_beta)
 
 
-def average_of_squares_(old: Any, x: Any, beta: float) -> Any:
+def ema_of_squares_(old: Any, x: Any, beta: float) -> Any:
     """Return beta * old + (1 - beta) * x^2; overwrites old."""
-    return add_(multiply_(old, beta), multiply_(times(x, 1 - beta), x))
+    return add_(multiply_(old, beta), multiply_(multiply(x, 1 - beta), x))
 
 
 def square_(x: Any) -> Any:
@@ -68,17 +71,17 @@ def square_(x: Any) -> Any:
 
 def power(t: Any, exponent: float) -> Any:
     """Return t^exponent in the type of t: Paddle rounds a float exponent to float32."""
-    return t ** paddle.full_like(t, exponent)
+    return t ** (_paddle.scale(t, 0.0, exponent, True) if paddle.in_dynamic_mode() else paddle.full_like(t, exponent))
 
 
-def root(x: Any) -> Any:
+def sqrt(x: Any) -> Any:
     """Return the square roots of x; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
     return x.rsqrt().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal()
 
 
-def root_(x: Any) -> Any:
-    """Return the `root` of x; overwrites x."""
-    return x.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else root(x)
+def sqrt_(x: Any) -> Any:
+    """Return the `sqrt` of x; overwrites x."""
+    return x.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else sqrt(x)
 
 
 def one_minus_power(beta: float, t: Any) -> Any:

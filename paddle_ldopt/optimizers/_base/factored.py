@@ -6,7 +6,7 @@ are the matrix, the others a batch of matrices. Vectors and scalars are not fact
 Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by sizes from the shape of the whole
 parameter, `Shard.shape`:
 
-    v = yield from factored_average("exp_avg_sq", grad * grad + eps, state, shard, beta2)
+    v = yield from factored_ema("exp_avg_sq", grad * grad + eps, state, shard, beta2)
     u = divided_by_root(grad, v, shard)
 """
 
@@ -20,7 +20,7 @@ from ... import _paddle
 from ..._messages import refusal
 from .._step.updates import Values
 from ..states import COLUMN, ROW
-from .arithmetic import average_, multiply_, times
+from .arithmetic import divide_, ema_, maximum, multiply, multiply_
 from .rule_optimizer import RuleOptimizer, checked_rate
 
 
@@ -34,34 +34,35 @@ def factored_kinds(name: str) -> dict[str, str]:
     return {f"{name}_row": ROW, f"{name}_col": COLUMN}
 
 
-def factored_average(
+def factored_ema(
     name: str, new: Any, state: Values, shard: Any, beta: Any, one_minus_beta: Any = None
 ) -> Generator[list[Any], list[Any], Values]:
-    """Return the new state of the `average` of this name: of matrices [..., R, C] the means of rows and of columns.
+    """Return the new state of the `ema_` of this name: of matrices [..., R, C] the means of rows and of columns.
 
     Overwrites the old state. Yields the sums of the rows and columns of `new`; of a vector nothing.
     """
     if not is_factored(shard.shape):
-        return {name: average_(state[name], new, beta, one_minus_beta)}
+        return {name: ema_(state[name], new, beta, one_minus_beta)}
     asked = [shard.row_sums(new), shard.col_sums(new)]
     del new  # no memory as large as the parameter while other processes are awaited
     sums, means = (yield asked), {}
+    one_minus_beta = 1 - beta if one_minus_beta is None else one_minus_beta
     for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
-        means[part] = average_(state[part], total / size, beta, one_minus_beta)
+        means[part] = ema_(state[part], total / size, beta, one_minus_beta)
     return means
 
 
 def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
     r"""Return :math:`x / \sqrt V`, where :math:`V_{ij} = row_i \, col_j / \overline{row}` for matrices (Algorithm 4).
 
-    `averages` is a `factored_average` of values above 0; the result is the part in `shard`.
+    `averages` is a `factored_ema` of values above 0; the result is the part in `shard`.
     """
     if not is_factored(shard.shape):
         (v,) = averages.values()
         return multiply_(v.rsqrt(), x)
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
-    row = times(row.rsqrt(), _paddle.mean_over(row, [-2], True).sqrt())
+    row = multiply(row.rsqrt(), _paddle.mean_over(row, [-2], True).sqrt())
     return multiply_(shard.spread_product(row, col.rsqrt()), x)
 
 
@@ -69,6 +70,11 @@ def rms(tensors: list[Any], shard: Any) -> Generator[list[Any], list[Any], list[
     """Return the root mean square of each of these tensors, as large as the parameter. Yields their square sums."""
     sums = yield [shard.square_sum(x) for x in tensors]
     return [(square_sum / math.prod(shard.shape)).sqrt() for square_sum in sums]
+
+
+def clipped_(u: Any, rms_u: Any, clip_threshold: float) -> Any:
+    r"""Return :math:`u / \max(1, \mathrm{RMS}(u) / clip\_threshold)` (section 6); overwrites u."""
+    return divide_(u, maximum(rms_u if clip_threshold == 1.0 else rms_u / clip_threshold, 1.0))
 
 
 def relative_rate(t: Any, warmup_init: bool) -> Any:

@@ -16,7 +16,7 @@ from .._step.updates import Update, Values, update_shards
 from .._step.whole_step import layer_rates
 from ..shared_options import BATCHED
 from ..states import COLUMN, ELEMENT, ROW, STEP, compute_dtype
-from .arithmetic import add_number_
+from .arithmetic import add_
 from .layerwise_optimizer import LayerwiseOptimizer
 from .rule_state import largest_of, plain, unified_name
 
@@ -156,7 +156,7 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     def _counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""
-        return {STEP: add_number_(state[STEP], 1.0)}
+        return {STEP: add_(state[STEP], 1.0)}
 
     def _count_taken(self) -> Any:
         """Return the number of steps taken, a Tensor."""

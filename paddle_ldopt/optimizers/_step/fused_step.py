@@ -88,7 +88,7 @@ class FusedStep:
         structs["lr"] = layer_rates(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
         structs["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
         structs["grad"], structs["grad_type"] = inputs.grads_at, plan.grad_types
-        structs["held"][:, kernels.PLACES["grad"]] = inputs.grad_bytes
+        structs["held"][:, kernels.PLACES["grad"]] = list(map(allocated_bytes, inputs.grads))
         clip = _paddle.grad_clip(optimizer)
         if clip is not None:
             _clip_by_norm(structs, params, clip.clip_norm)

@@ -10,7 +10,7 @@ import paddle
 from ... import _paddle
 from .batches import Batch, cast
 from .task import Task, check_gradient, in_shape
-from .tensor_memory import same_shapes
+from .tensor_memory import addresses, same_shapes, state_tensors
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_rate, layer_rates, with_gradients
 
@@ -128,7 +128,8 @@ class OperationsPlan:
     def __init__(self, optimizer: Any, inputs: StepInputs, batches: list[Batch]) -> None:
         forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}
         self._inputs = inputs.kept([forms[tuple(p.shape)] for p in inputs.params])
-        self._settings = _settings(optimizer)
+        self._settings, self._state = _settings(optimizer), state_tensors(optimizer)
+        self._state_at = addresses(self._state)
         self._decayed = list(map(optimizer.has_weight_decay, inputs.params))
         row = {param.name: row for row, param in enumerate(inputs.params)}
         clips = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in _groups(optimizer)]
@@ -144,14 +145,16 @@ class OperationsPlan:
     def holds(self, optimizer: Any, inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
         then, settings, asked = self._inputs, _settings(optimizer), _paddle.weight_decay_fun(optimizer) is not None
+        state = state_tensors(optimizer)
         return (
-            len(settings) == len(self._settings)
+            (len(settings), len(state)) == (len(self._settings), len(self._state))
             and all(map(operator.is_, settings, self._settings))
             and inputs.are_like(then)
             and inputs.factors == then.factors
             and np.array_equal(inputs.ratios, then.ratios)
             and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._decayed)
-            and all(unit.batch.holds() for unit in self._units)
+            and all(map(operator.is_, state, self._state))
+            and addresses(state) == self._state_at
         )
 
     def run(self, optimizer: Any, inputs: StepInputs) -> None:

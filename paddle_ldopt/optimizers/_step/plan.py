@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..states import STEP
-from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, versions
+from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, state_tensors, unsupported_tensor, versions
 from .whole_step import StepInputs
 
 _Tensor = paddle.Tensor
@@ -41,7 +41,7 @@ class Plan:
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
         self._states: list[Any] = []
-        self._every_state = _state_tensors(optimizer)
+        self._every_state = state_tensors(optimizer)
         self._checked = 0  # index of the first state to be checked next
         structs = []
         for name, param in by_name.items():
@@ -92,7 +92,7 @@ class Plan:
         """
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
-        some, state = self._states[part], _state_tensors(self.optimizer)
+        some, state = self._states[part], state_tensors(self.optimizer)
         return (
             self.parameter_list is _paddle.parameter_list(self.optimizer)
             and len(state) == len(self._every_state)
@@ -205,11 +205,3 @@ def library_rule(optimizer: Any, options: dict[str, Any]) -> Union[FusedRule, st
     if not isinstance(rule, str) and any(0.0 < eps < _SMALLEST for eps in rule.fields["eps"]):
         return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
     return rule
-
-
-def _state_tensors(optimizer: Any) -> list[Any]:
-    """Return the tensors of all states and masters."""
-    tensors: list[Any] = []
-    for by_name in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer)):
-        tensors += by_name.values()
-    return tensors

@@ -26,6 +26,14 @@ def same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(map(_Tensor.is_same_shape, tensors, others))
 
 
+def state_tensors(optimizer: Any) -> list[Any]:
+    """Return the tensors of all states and masters of an optimizer."""
+    tensors: list[Any] = []
+    for by_name in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer)):
+        tensors += by_name.values()
+    return tensors
+
+
 def allocated_bytes(tensor: Any) -> int:
     """Return the number of bytes allocated for a tensor from its first element on; 0 for a DistTensor."""
     return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)

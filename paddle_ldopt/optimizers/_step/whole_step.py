@@ -10,7 +10,6 @@ other than a value changes:
 Both also do the updates that Paddle's loop collects.
 """
 
-import operator
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -32,7 +31,6 @@ class StepInputs(NamedTuple):
     params: list[Any]
     grads: list[Any]
     grads_at: list[int]  # addresses
-    grad_bytes: list[int]  # allocated for each of the gradients
     params_at: list[int]
     factors: list[Any]  # of the parameters' own `optimize_attr`
     sizes: list[int]  # bytes of an element of each parameter
@@ -66,8 +64,7 @@ class StepInputs(NamedTuple):
                 return None
             sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
             numbers = [begin + i for i in live]
-            grad_bytes = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
-            new: Any = numbers, params, grads, grads_at, grad_bytes, params_at, factors, sizes, types
+            new: Any = numbers, params, grads, grads_at, params_at, factors, sizes, types
             for column, of_block in zip(columns.values(), new):
                 column += of_block
             all_frozen += frozen
