@@ -85,7 +85,7 @@ VARIANTS = {
     "relative": {"relative_step": True},
     "relative, warm-up, scaled": {"relative_step": True, "warmup_init": True, "scale_parameter": True},
     "clipped": {"clip_threshold": 0.1, "beta1": 0.5, "beta3": 0.0},
-    "loss scale": {"loss_scale": 1024, "eps": (1e-3, 1e-3, 1e-16)},
+    "loss scale": {"loss_scale": 2, "eps": (1e-3, 1e-3, 1e-16)},
     "no momentum": {"beta1": 0.0, "weight_decay": 0.1},
 }
 

@@ -570,6 +570,8 @@ def test_a_rule_of_a_subclass_is_the_one_that_is_used():
     descent.step()
     np.testing.assert_allclose(param.numpy(), [41.9] * 3)
     assert not descent.decays_weights(param), "it has no such option"
+    default = Descent(parameters=[param])
+    assert default.get_lr() == 0.001 and not default._multi_precision
 
 
 @pytest.mark.parametrize("name", ["came", "adafactor"])
