@@ -137,12 +137,6 @@ def test_first_step_by_hand():
     np.testing.assert_allclose(got["tiny"], 0.9074683658, rtol=1e-9)
 
 
-def test_decay_is_not_bias_corrected_and_comes_first():
-    params, _ = make_params({"w": np.full([3], 2.0)}, "float64")
-    opt = AdamWeightDecay(0.25, weight_decay_rate=0.5, parameters=list(params.values()))
-    np.testing.assert_allclose(take_steps(opt, params, [{"w": np.zeros(3)}])["w"], 2.0 * (1 - 0.25 * 0.5), rtol=1e-15)
-
-
 def test_decay_divides_the_rate_of_a_scheduler_too():
     arrays, grads = random_run(steps=6)
     params, _ = make_params(arrays)
@@ -244,23 +238,6 @@ def test_the_step_count_survives_a_resume_in_which_the_furthest_parameter_has_no
             paddle.save(opt.state_dict(), str(tmp_path / "state.pdopt"))
     for n, value in now.items():
         np.testing.assert_array_equal(value, want[n], err_msg=n)
-
-
-def test_minimize_counts_like_step():
-    results = []
-    for way in ("step", "minimize"):
-        paddle.seed(0)
-        model = paddle.nn.Linear(3, 2)
-        opt = AdamWeightDecay(0.01, decay=0.5, parameters=model.parameters())
-        for _ in range(4):
-            loss = model(paddle.ones([2, 3])).square().mean()
-            loss.backward()
-            opt.step() if way == "step" else opt.minimize(loss)
-            opt.clear_grad()
-        results.append(model.weight.numpy())
-        count = opt._get_accumulator_master("beta1_pow_acc", model.bias)
-        assert count.item() == 4 and opt._this is None
-    np.testing.assert_array_equal(*results)
 
 
 # ---- what is decayed
@@ -415,20 +392,6 @@ def test_config_keeps_everything():
     }
     objects = {"grad_clip", "set_param_lr_fun", "name_dict", "layers", "lr_ratio"}
     assert set(given) == every - objects, "an argument that the configuration forgets"
-
-
-def test_config_trains_alike():
-    arrays, grads = random_run(steps=5)
-    results = []
-    config = None
-    for _ in range(2):
-        params, _ = make_params(arrays)
-        how = config or {"learning_rate": 0.02, "weight_decay_rate": 0.2, "global_clipnorm": 0.5, "decay": 0.1}
-        opt = AdamWeightDecay.from_config(how, parameters=list(params.values()))
-        results.append(take_steps(opt, params, grads))
-        config = opt.get_config()
-    for n in arrays:
-        np.testing.assert_array_equal(results[0][n], results[1][n])
 
 
 def test_config_has_the_present_rate():

@@ -253,7 +253,7 @@ def test_a_cleared_parameter_stays_out(name):
 
 
 @every_optimizer
-def test_a_state_whose_memory_was_moved(name):
+def test_a_parameter_and_a_state_whose_memory_was_moved(name):
     ends = []
     for moved in (False, True):
         (param,) = parameters([3, 2])
@@ -261,9 +261,8 @@ def test_a_state_whose_memory_was_moved(name):
         for step in range(6):
             give_gradients([param], 0.1 + step)
             if step == 3 and moved:
-                for held in opt._accumulators.values():
-                    for tensor in held.values():
-                        tensor.get_tensor().set(tensor.numpy(), paddle.CPUPlace())
+                for tensor in [param, *(state for held in opt._accumulators.values() for state in held.values())]:
+                    tensor.get_tensor().set(tensor.numpy(), paddle.CPUPlace())
             opt.step()
         ends.append([param, *(tensor for held in opt._accumulators.values() for tensor in held.values())])
     for got, want in zip(*ends):
@@ -571,6 +570,8 @@ def test_a_rule_of_a_subclass_is_the_one_that_is_used():
     descent.step()
     np.testing.assert_allclose(param.numpy(), [41.9] * 3)
     assert not descent.decays_weights(param), "it has no such option"
+    default = Descent(parameters=[param])
+    assert default.get_lr() == 0.001 and not default._multi_precision
 
 
 @pytest.mark.parametrize("name", ["came", "adafactor"])

@@ -215,12 +215,12 @@ def test_any_optimizer_of_paddles_moves_with_its_schedule():
     close(train(model, opt), train(hand, plain, before=before))
 
 
-def test_steps_of_its_own_go_before_those_of_the_schedule():
+@pytest.mark.parametrize("steps, ratios", [(2, [0.5, 0.75, 1.0, 1.0]), (1, [0.5, 1.0, 1.0, 1.0])])
+def test_steps_of_its_own_go_before_those_of_the_schedule(steps, ratios):
     model = net()
-    opt = made("lamb", model, layerwise_decay=LayerDecay(0.5, end=1.0, steps=2))
+    opt = made("lamb", model, layerwise_decay=LayerDecay(0.5, end=1.0, steps=steps))
     block = model.blocks[1].first.weight
-    got = [(opt.layerwise_ratio(block), opt._learning_rate.step())[0] for _ in range(4)]
-    assert got == [0.5, 0.75, 1.0, 1.0]
+    assert [(opt.layerwise_ratio(block), opt._learning_rate.step())[0] for _ in range(4)] == ratios
 
 
 @pytest.mark.parametrize(

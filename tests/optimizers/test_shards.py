@@ -221,12 +221,17 @@ def test_a_process_without_an_element_adds_zeros_to_the_sums(rule, monkeypatch):
     assert all((total.numpy() == 0.0).all() for total in sums)
 
 
-def test_a_ratio_of_0_in_shards_freezes_one_parameter_only(monkeypatch):
-    frozen, other = paddle.create_parameter([6], "float32"), paddle.create_parameter([6], "float32")
-    opt = Lamb(0.1, parameters=[frozen, other], set_param_lr_fun=lambda param: float(param.name == other.name))
-    empty, rules = Shard([6], span=(0, 0), groups=(None,), slice_size=0), []
+def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeypatch):
+    kinds = ("whole", "frozen", "ratio 0", "without a gradient", "without one here", "updated")
+    params = {kind: paddle.create_parameter([6], "float32") for kind in kinds}
+    still, empty = params["ratio 0"].name, Shard([6], span=(0, 0), groups=(None,), slice_size=0)
+    opt = Lamb(0.1, parameters=list(params.values()), set_param_lr_fun=lambda param: float(param.name != still))
+    params["frozen"].stop_gradient = True
+    opt._missing.names = [params["without a gradient"].name]
+    shards = {"whole": Shard([6]), "without one here": Shard([6], span=(0, 6), groups=(None,), slice_size=6)}
+    rules = []
     monkeypatch.setattr(updates, "run_together", lambda given: rules.extend(given) or [None] * len(given))
-    updates.update_shards(opt, {}, {frozen.name: empty, other.name: empty})
+    updates.update_shards(opt, {}, {param.name: shards.get(kind, empty) for kind, param in params.items()})
     assert len(rules) == 1
 
 

@@ -1,6 +1,5 @@
 """recipes/sequence_classification.py as users meet it: data, options, wrong input, resumes, comparison."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -206,14 +205,6 @@ def test_the_command_works_in_a_process_of_its_own(run, tmp_path):
 
 
 # --- options ---
-
-
-def test_every_option_is_tested():
-    tested = {"model", "data", "max_length", *FILES["pairs.tsv"][1]}  # above
-    tested |= {"examples_per_class"}  # test_newcomer.py
-    tested |= {"encoding"}  # test_recipe_data.py
-    tested |= {"compare", "compare_learning_rates", "compare_seeds"}
-    assert tested == {field.name for field in dataclasses.fields(recipe.Options)}
 
 
 @pytest.mark.representatives(count=2)
@@ -423,24 +414,6 @@ def test_sigterm_in_an_epochs_last_step_waits_for_its_evaluation_if_a_batch_is_l
     resumed = run(resume_from_checkpoint="cut")
     assert resumed.trainer.state.best_model_checkpoint == f"cut/checkpoint-{step}"
     assert steps(resumed.folder) == steps(pathlib.Path("whole")) and model_state("cut") == model_state("whole")
-
-
-@pytest.mark.slow
-def test_early_stopping_counts_evaluations_by_steps(run, tmp_path, monkeypatch):
-    build, values = recipe.build, {3: 0.5, 6: 0.6, 9: 0.5, 12: 0.5, 15: 0.5}
-
-    def scripted(*args):
-        trainer, test = build(*args)
-        trainer.compute_metrics = lambda _: {"accuracy": values[trainer.state.global_step]}
-        return trainer, test
-
-    monkeypatch.setattr(recipe, "build", scripted)
-    by_steps = {"evaluation_strategy": "steps", "save_strategy": "steps", "eval_steps": 3, "save_steps": 3}
-    whole = run(**by_steps, num_train_epochs=8, early_stopping_patience=3, save_total_limit=20, output_dir="whole")
-    assert whole.trainer.state.global_step == 15
-    resumed = run(resume_from_checkpoint=copy_until(whole.folder, 12, tmp_path / "resumed"))
-    assert resumed.trainer.state.global_step == 15
-    assert model_state("whole") == model_state("resumed") == model_state("whole/checkpoint-6")
 
 
 def test_patience_and_the_loss_as_metric(run):

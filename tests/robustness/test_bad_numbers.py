@@ -190,21 +190,6 @@ def test_global_clipping_of_bad_gradients(name, fused):
     same({**got, "vector": 0}, {**still, "vector": 0})
 
 
-@either_path
-@every_variant
-def test_found_inf_leaves_all_as_it_is(name, fused):
-    arrays, grads = problem(steps=2)
-    with paddle.utils.unique_name.guard():
-        params, _ = make_params(arrays)
-        opt = build(name, params.values(), fused)
-        take_steps(opt, params, grads[:1])
-        before, weights = states(opt), {n: p.numpy().copy() for n, p in params.items()}
-        opt._set_auxiliary_var("found_inf", paddle.to_tensor([True]))
-        take_steps(opt, params, [spoilt(grads[1], np.nan, everywhere=True)])
-    same(states(opt), before)
-    same({n: p.numpy() for n, p in params.items()}, weights)
-
-
 # ---- nothing to learn from
 
 
@@ -439,14 +424,3 @@ def test_parameters_that_are_added_go_to_an_optimizer_of_their_own(name, in_grou
     same({n: got[n] for n in early}, want)
     want, _ = run(name, fused, {n: arrays[n] for n in added}, [{n: g[n] for n in added} for g in grads[2:]])
     same({n: got[n] for n in added}, want)
-
-
-def test_a_group_that_is_added_has_no_known_layer():
-    arrays, _ = bert_like()
-    params, names = make_params(arrays)
-    *early, late = params.values()
-    more = {"layerwise_decay": 0.5, "name_dict": names, "n_layers": 3}
-    opt = ldopt.AdamWDL(0.01, parameters=[{"params": early}], **more)
-    with pytest.raises(ValueError, match="build another optimizer for them"):
-        opt._add_param_group({"params": [late]})
-    assert late.optimize_attr["learning_rate"] == 1.0 and len(opt._param_groups) == 1
