@@ -227,7 +227,7 @@ def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeyp
     still, empty = params["ratio 0"].name, Shard([6], span=(0, 0), groups=(None,), slice_size=0)
     opt = Lamb(0.1, parameters=list(params.values()), set_param_lr_fun=lambda param: float(param.name != still))
     params["frozen"].stop_gradient = True
-    opt._missing.names = [params["without a gradient"].name]
+    opt.missing.names = [params["without a gradient"].name]
     shards = {"whole": Shard([6]), "without one here": Shard([6], span=(0, 6), groups=(None,), slice_size=6)}
     rules = []
     monkeypatch.setattr(updates, "run_together", lambda given: rules.extend(given) or [None] * len(given))
