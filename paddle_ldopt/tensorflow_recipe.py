@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from ._messages import refusal
-from ._paddle import flatten_groups, name_dict_of
+from ._paddle import checked_model, flatten_groups, name_dict_of
 from .build import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.hooks import layerwise_lr_decay
@@ -111,7 +111,7 @@ def create_optimizer(
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
     if hook is not None and name_dict is None and layers is None and model is not None:
-        name_dict = name_dict_of(model)
+        name_dict = name_dict_of(checked_model(model))
     names = structured_names(name_dict, layers) or None
     excluded = _excluded(options, model, parameters, names)
     arguments: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
