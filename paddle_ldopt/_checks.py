@@ -53,16 +53,16 @@ def checked_bool(value: Any, argument: str) -> bool:
 
 
 def checked_number(
-    value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", kind: str = "a number"
+    value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", expected: str = "a number"
 ) -> float:
     """Return a finite number from `low` to `high` as a float; a square bracket in `ends` includes the limit.
 
-    NumPy numbers and arrays or Tensors of one element are numbers; bools are not. `kind` follows "must be" in the
-    TypeError.
+    NumPy numbers and arrays or Tensors of one element are numbers; bools are not. `expected` follows "must be"
+    in the TypeError.
     """
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        raise refusal(TypeError, f"`{argument}` must be {kind}.", **{argument: value})
+        raise refusal(TypeError, f"`{argument}` must be {expected}.", **{argument: value})
     number = as_float(number)
     above = number >= low if ends[0] == "[" else number > low
     below = number <= high if ends[1] == "]" else number < high
@@ -77,11 +77,11 @@ def _span(low: float, high: float, ends: str) -> str:
     return f"{left}{low:g}, {high:g}{right}"
 
 
-def checked_int(value: Any, argument: str, least: int = 0, kind: str = "an integer") -> int:
+def checked_int(value: Any, argument: str, least: int = 0, expected: str = "an integer") -> int:
     """Return `value` as an int; raise unless it is an integer, not a bool, of at least `least`."""
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Integral):
-        raise refusal(TypeError, f"`{argument}` must be {kind}.", **{argument: value})
+        raise refusal(TypeError, f"`{argument}` must be {expected}.", **{argument: value})
     whole = int(number)
     if whole < least:
         raise refusal(ValueError, f"`{argument}` must be at least {least}.", **{argument: whole})
@@ -145,7 +145,7 @@ class Option:
     tensor: bool = False  # a Tensor of one element stays a Tensor; a variable of a static graph is not checked
     read: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the number to check, such as 0 for None
     check: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the checked value; None: a number in the range
-    kind: str = ""  # its values in words, for the docs, with a `check` other than `checked_bool`
+    values: str = ""  # in words, for the docs, with a `check` other than `checked_bool`
     argument: bool = True  # False if only a group can have it
 
     def checked(self, value: Any, name: str) -> Any:
@@ -164,5 +164,5 @@ class Option:
     @property
     def span(self) -> str:
         """The permitted values as short text: "[0, 1)", "a bool"."""
-        text = self.kind or ("a bool" if self.check is checked_bool else _span(self.low, self.high, self.ends))
+        text = self.values or ("a bool" if self.check is checked_bool else _span(self.low, self.high, self.ends))
         return f"{text} or None" if self.optional else text

@@ -30,14 +30,16 @@ __all__ = [
 Path = Union[str, os.PathLike[str]]
 
 
-def checked_path(path: Any, argument: str = "path", kind: str = "a path") -> str:
+def checked_path(path: Any, argument: str = "path", expected: str = "a path") -> str:
     """Return a path as a str; raise TypeError for other values (`open` would take a number for an open file).
 
-    `kind` follows "must be" in the error.
+    `expected` follows "must be" in the error.
     """
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
-        raise refusal(TypeError, f"`{argument}` must be {kind}: a str or an os.PathLike of one.", **{argument: path})
+        raise refusal(
+            TypeError, f"`{argument}` must be {expected}: a str or an os.PathLike of one.", **{argument: path}
+        )
     try:
         os.fsencode(name)
     except UnicodeEncodeError as error:
@@ -51,8 +53,8 @@ def write_file(path: str, parts: Iterable[Any]) -> None:
         problem = "The file would replace a link: give the path of its target."
         raise refusal(ValueError, problem, path=path, target=os.path.realpath(path))
     if os.path.exists(path) and not os.path.isfile(path):
-        kind = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
-        raise refusal(ValueError, "`path` must be a regular file.", path=path, kind=kind)
+        found = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
+        raise refusal(ValueError, "`path` must be a regular file.", path=path, found=found)
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "The folder does not exist", folder)

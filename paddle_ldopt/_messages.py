@@ -46,9 +46,9 @@ def problem(sentence: str, /, **received: Any) -> str:
     return f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}"
 
 
-def refusal(kind: type[E], sentence: str, /, **received: Any) -> E:
+def refusal(error: type[E], sentence: str, /, **received: Any) -> E:
     """Return the exception whose message is a `problem`."""
-    return kind(problem(sentence, **received))
+    return error(problem(sentence, **received))
 
 
 def wrong_type(value: Any, name: str, expected: str) -> TypeError:
@@ -110,7 +110,7 @@ def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
     return "".join(f"; the nearest is {known[near]!r}" for near in found)
 
 
-def unknown(kind: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20) -> str:
+def unknown(noun: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20) -> str:
     """Return the message for an unknown `key`, with the nearest known name, and all known names if at most `limit`.
 
     `received` replaces "key=value".
@@ -119,7 +119,7 @@ def unknown(kind: str, key: Any, value: Any, known: Iterable[str], received: str
     valid = f" Valid: {', '.join(names)}." if len(names) <= limit else ""
     plain = key if isinstance(key, str) and len(key) <= len(name) else name
     near, received = nearest(key, names, 0.4), received or f"{plain}={shown(value)}"
-    return f"{name} is not a known {kind}{near}.{valid} Received: {received}"
+    return f"{name} is not a known {noun}{near}.{valid} Received: {received}"
 
 
 def tell_all(problems: Iterable[str]) -> None:

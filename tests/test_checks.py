@@ -86,7 +86,7 @@ def test_an_option_that_declares_nothing_is_a_number_from_0():
     option = Option(1, "a doc")
     assert option.span == "[0, inf)" and option.checked(np.ones([1]), "x") == 1.0
     assert not (option.optional or option.group or option.tensor) and option.argument
-    assert not (option.called or option.setting or option.kind or option.read or option.check)
+    assert not (option.called or option.setting or option.values or option.read or option.check)
     refuses("`x` must be in [0, inf). Received: x=-1", option.checked, -1, "x")
     refuses("`x` must be a number. Received: x=None", option.checked, None, "x", error=TypeError)
 
@@ -106,7 +106,7 @@ def test_an_option_is_checked_by_its_declaration():
     flag = Option(True, "a doc", check=checked_bool)
     assert flag.span == "a bool" and flag.checked(False, "x") is False
     refuses("`x` must be a bool. Received: x=1", flag.checked, 1, "x", error=TypeError)
-    assert Option(True, "a doc", check=checked_bool, kind="an apple").span == "an apple"
+    assert Option(True, "a doc", check=checked_bool, values="an apple").span == "an apple"
 
 
 def test_a_number_of_a_static_graph_is_known_at_run_time_only():

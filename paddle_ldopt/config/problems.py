@@ -98,7 +98,7 @@ def _checked_names(value: Any, field: str) -> None:
 
 
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "learning_rate": functools.partial(checked_number, kind="a number or None"),
+    "learning_rate": functools.partial(checked_number, expected="a number or None"),
     "weight_decay": checked_number,
     "max_grad_norm": checked_number,
     "warmup_ratio": functools.partial(checked_number, high=1.0),

@@ -92,7 +92,7 @@ class LayerDecay:
         "paddlenlp",
         "power of the decay in each layer",
         check=lambda value, name: checked_choice(value, name, CONVENTIONS),
-        kind=" or ".join(CONVENTIONS),
+        values=" or ".join(CONVENTIONS),
     )
     min_ratio: float = _option(0.0, "floor of the ratios", 0.0, 1.0)
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")
@@ -104,17 +104,17 @@ class LayerDecay:
         None,
         "number of steps until the decay reaches `end`",
         check=lambda value, name: checked_int(value, name, 1),
-        kind="an int from 1",
+        values="an int from 1",
     )
     preserve_mean: bool = _option(False, "divide all ratios by their mean over the blocks", check=checked_bool)
     towers: Optional[dict[str, "LayerDecay"]] = _option(
         None,
         "decay of each tower",
         check=lambda value, name: checked_towers(value, name, _as_tower, OPTIONS),
-        kind="a dict from names to decays",
+        values="a dict from names to decays",
     )
     multipliers: Optional[dict[str, float]] = _option(
-        None, "factors by name", check=checked_multipliers, kind="a dict from regular expressions to factors"
+        None, "factors by name", check=checked_multipliers, values="a dict from regular expressions to factors"
     )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,9 @@ _OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not
 
 def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
     """Return `value` as a float if it is a decay in (0, 1], raise otherwise."""
-    return checked_number(value, argument, 0.0, 1.0, "(]", kind="a number in (0, 1]; 1 is the same rate for all layers")
+    return checked_number(
+        value, argument, 0.0, 1.0, "(]", expected="a number in (0, 1]; 1 is the same rate for all layers"
+    )
 
 
 def checked_towers(value: Any, name: str, build: Callable[[Any], Any], options: Mapping[str, Option]) -> dict[str, Any]:

@@ -131,8 +131,8 @@ def planned_rates(
 def _planned_rate(learning_rate: RateOrSchedule, num_steps: Optional[int]) -> tuple[Optional[float], Optional[float]]:
     """Return the present rate and the peak of a number or a schedule, None if unknown; raise if invalid."""
     if not isinstance(learning_rate, LRScheduler):
-        kind = "a number or an LRScheduler"
-        rate = None if learning_rate is None else checked_number(learning_rate, "learning_rate", kind=kind)
+        expected = "a number or an LRScheduler"
+        rate = None if learning_rate is None else checked_number(learning_rate, "learning_rate", expected=expected)
         if num_steps is not None:
             idle = "`num_steps` has no effect without a schedule as `learning_rate`."
             raise refusal(ValueError, idle, num_steps=num_steps, learning_rate=rate)

@@ -145,7 +145,7 @@ class Adafactor(FactoredOptimizer):
         "eps": Option(
             doc="added to squares; smallest RMS",
             check=numbers("()", "[)"),
-            kind="(0, inf) and [0, inf)",
+            values="(0, inf) and [0, inf)",
             group=True,
             setting="epsilon",
         ),

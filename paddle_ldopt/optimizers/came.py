@@ -180,7 +180,7 @@ class Came(FactoredOptimizer):
         "eps": Option(
             doc="three small numbers above 0",
             check=numbers("()", "()", "()"),
-            kind="three of (0, inf)",
+            values="three of (0, inf)",
             group=True,
             setting="epsilon",
         ),
@@ -194,7 +194,7 @@ class Came(FactoredOptimizer):
         "relative_step": flag("set the rate from the step"),
         "warmup_init": flag("with `relative_step`: start with 1e-6 t"),
         "compression": flag("store the momentum as float16"),
-        "loss_scale": Option(doc="divides the gradients", kind="an int from 1", check=_from_one),
+        "loss_scale": Option(doc="divides the gradients", values="an int from 1", check=_from_one),
     }
 
     @staticmethod

@@ -151,10 +151,19 @@ class Lamb(ScheduledOptimizer):
         "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="()", group=True),
         "eps": Option(doc="added to the root of the second moment", ends="()", group=True, setting="epsilon"),
         "weight_decay": Option(
-            doc="decoupled weight decay", group=True, check=decay_or_function, kind="[0, inf) or a function of the step"
+            doc="decoupled weight decay",
+            group=True,
+            check=decay_or_function,
+            values="[0, inf) or a function of the step",
         ),
         "lr": Option(
-            None, "the group's own rate", optional=True, group=True, check=rate_or_function, kind=_RATE, argument=False
+            None,
+            "the group's own rate",
+            optional=True,
+            group=True,
+            check=rate_or_function,
+            values=_RATE,
+            argument=False,
         ),
         "grad_centralization": flag("centralize gradients of convolutions", default=False, group=True, argument=False),
     }

@@ -20,7 +20,7 @@ COMMON = {
     "multi_precision": flag("keep float32 masters of float16 and bfloat16 parameters"),
     "fused": flag("take the step in the C library; None: if possible", optional=True),
     "batch_bytes": Option(
-        doc="maximum bytes of parameters updated together", optional=True, check=checked_int, kind="an int from 0"
+        doc="maximum bytes of parameters updated together", optional=True, check=checked_int, values="an int from 0"
     ),
 }
 

@@ -268,5 +268,5 @@ def as_scaler(scale_sense: Any) -> LossScaler:
         return _PaddleLossScaler(scale_sense)
     if isinstance(scale_sense, paddle.Tensor) and list(scale_sense.shape) not in ([], [1]):
         raise refusal(ValueError, "The shape of `scale_sense` must be [] or [1].", shape=list(scale_sense.shape))
-    kind = "a number, a Tensor, or a loss scaler"
-    return FixedLossScaler(checked_number(scale_sense, "scale_sense", ends="(]", kind=kind))
+    expected = "a number, a Tensor, or a loss scaler"
+    return FixedLossScaler(checked_number(scale_sense, "scale_sense", ends="(]", expected=expected))

@@ -49,11 +49,11 @@ def peak_of(optimizer: OptimizerOrRate) -> float:
         attached = rate_source(optimizer)
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
         return checked_number(peak, "learning_rate", ends="(]")
-    kind = "a Paddle optimizer or a learning rate"
+    expected = "a Paddle optimizer or a learning rate"
     if isinstance(optimizer, LRScheduler):
-        kind += ". A schedule is built from a number, not from another schedule"
+        expected += ". A schedule is built from a number, not from another schedule"
     argument = "learning_rate" if isinstance(plain_number(optimizer), (int, float)) else "optimizer"
-    return checked_number(optimizer, argument, ends="(]", kind=kind)
+    return checked_number(optimizer, argument, ends="(]", expected=expected)
 
 
 def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:

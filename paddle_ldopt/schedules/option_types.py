@@ -18,12 +18,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def _steps(least: int) -> Option:
     check = functools.partial(checked_steps, least=least)
-    return Option(check=check, kind=f"an int from {least}")
+    return Option(check=check, values=f"an int from {least}")
 
 
 def choice(*choices: str) -> Option:
     """Return the declaration of one of some words."""
-    return Option(check=functools.partial(checked_choice, choices=choices), kind=" or ".join(choices))
+    return Option(check=functools.partial(checked_choice, choices=choices), values=" or ".join(choices))
 
 
 Steps = Annotated[int, _steps(0)]

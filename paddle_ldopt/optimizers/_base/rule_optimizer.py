@@ -220,4 +220,6 @@ def checked_rate(learning_rate: Any, argument: str) -> Any:
     """Return a learning rate as a float or a scheduler; raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate
-    return checked_number(learning_rate, argument, kind="a number or an LRScheduler; parameters go into `parameters=`")
+    return checked_number(
+        learning_rate, argument, expected="a number or an LRScheduler; parameters go into `parameters=`"
+    )

@@ -63,12 +63,12 @@ def rate_or_function(value: Any, argument: str) -> Any:
         if not values:
             raise ValueError(f"`{argument}` must have a value for every step. Received: {argument}=[]")
         return StepFunction([checked_number(v, f"{argument}[{i}]") for i, v in enumerate(values)], argument)
-    kind = "a number, a Tensor, an iterable of numbers, an LRScheduler or a callable of the step"
-    return checked_number(value, argument, kind=kind)
+    expected = "a number, a Tensor, an iterable of numbers, an LRScheduler or a callable of the step"
+    return checked_number(value, argument, expected=expected)
 
 
 def decay_or_function(value: Any, argument: str) -> Any:
     """Return a weight decay as a float, 0 for None, or as a `StepFunction`; raise if it is neither."""
     if callable(value) and not isinstance(value, WeightDecayRegularizer):
         return StepFunction(value, argument)
-    return checked_number(plain_weight_decay(value, argument), argument, kind="a number or a callable of the step")
+    return checked_number(plain_weight_decay(value, argument), argument, expected="a number or a callable of the step")

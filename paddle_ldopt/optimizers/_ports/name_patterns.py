@@ -22,7 +22,7 @@ def _compiled(value: Any, name: str) -> list[Any]:
 
 
 def _option(doc: str) -> Option:
-    return Option(doc=doc, optional=True, check=_compiled, kind="regular expressions")
+    return Option(doc=doc, optional=True, check=_compiled, values="regular expressions")
 
 
 PATTERNS = {
