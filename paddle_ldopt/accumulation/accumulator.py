@@ -12,7 +12,7 @@ from .._messages import refusal
 from .._paddle import check_own_gradients, sharding_setting
 from .._processes import gathered
 from .accumulator_checks import (
-    check_gradient,
+    check_addable,
     check_group,
     check_sums,
     check_trains,
@@ -261,7 +261,7 @@ class GradientAccumulator:
             received = f"{described(names, len(gradients))} after {described(self._names, len(self._sums))}"
             raise ValueError(f"All calls between two resets must be for the same parameters. Received: {received}")
         for place, total in enumerate(self._sums_of(names, len(gradients))):
-            check_gradient(gradients[place], total, names[place] if names else place)
+            check_addable(gradients[place], total, names[place] if names else place)
 
     def _checked_target(self, target: Any, trained: Optional[list[Any]] = None) -> list[Any]:
         """Return the parameters to write to: `target`, the last model's, or an optimizer's trained parameters."""

@@ -26,7 +26,7 @@ def check_weight(weight: Any, reduction: str) -> None:
         checked_number(weight, "weight")
 
 
-def check_gradient(gradient: paddle.Tensor, total: Any, place: Any) -> None:
+def check_addable(gradient: paddle.Tensor, total: Any, place: Any) -> None:
     """Raise if a gradient cannot be added to its sum."""
     if gradient is None:
         return

@@ -43,14 +43,14 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
     """Raise ValueError if the record of a checkpoint differs from the present one; warn without a record."""
     if was is not None:
         names = was["layers"].keys() & now["layers"].keys()  # Paddle's names
-        differences = changes(*(_settings(record, names) for record in (was, now)))
+        differences = changes(*(_layerwise_settings(record, names) for record in (was, now)))
         check_changes(differences, f"set `{ALLOW}: true`", **{ALLOW: False})
     elif now["decay"]:
         unknown = "The checkpoint does not say which layer-wise decay it was trained with"
         warnings.warn(f"{unknown}: the file's applies. `{ALLOW}: true` silences this warning.", stacklevel=2)
 
 
-def _settings(record: dict[str, Any], names: set[str]) -> LayerwiseSettings:
+def _layerwise_settings(record: dict[str, Any], names: set[str]) -> LayerwiseSettings:
     decay = {option: record["decay"].get(option, declared.default) for option, declared in OPTIONS.items()}
     layers = {name: "{} of {} blocks".format(*record["layers"][name]) for name in sorted(names)}
     return LayerwiseSettings(decay, layers=layers)

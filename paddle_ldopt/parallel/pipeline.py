@@ -186,10 +186,10 @@ class PipelineWithLossScale:
             is_finite = gradients.unscale(factor / scale)
             local_norms = gradients.local_norms() if self._gives_local_norm else ()
             norm = math.inf
-            if not groups.agree(not is_finite):
+            if not groups.greatest(not is_finite):
                 gradients.reduce()
                 norm = gradients.global_norm()
-            overflow = bool(groups.agree(not math.isfinite(norm)))  # the reduction can also overflow
+            overflow = bool(groups.greatest(not math.isfinite(norm)))  # the reduction can also overflow
             if not overflow and not (self._skips and norm >= self._spike):
                 if self._clips:
                     gradients.clip(norm, self._max_norm)

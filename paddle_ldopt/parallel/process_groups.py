@@ -48,13 +48,13 @@ class ProcessGroups:
         """The number of processes with different data."""
         return math.prod(group.nranks for group in self.data_groups)
 
-    def agree(self, flag: int, error: Optional[BaseException] = None) -> int:
+    def greatest(self, flag: int, error: Optional[BaseException] = None) -> int:
         """Return the greatest `flag` of all processes; raise RuntimeError with `error` if a process does not answer."""
         if self.processes == 1:
             return int(flag)
-        greatest = paddle.to_tensor([int(flag)], dtype="int32")
+        reduced = paddle.to_tensor([int(flag)], dtype="int32")
         try:
-            dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
+            dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
         except Exception as lost:
             error = error or lost
             raise RuntimeError(
@@ -62,7 +62,7 @@ class ProcessGroups:
                 "processes, look for the first error, and restart from the last checkpoint. "
                 f"Received: {type(error).__name__}: {str(error)[:200]}"
             ) from error
-        return greatest.item()
+        return reduced.item()
 
     def together(self, act: Callable[[], Any]) -> Any:
         """Return the result of `act()`; an error in one process is raised in all."""
@@ -71,7 +71,7 @@ class ProcessGroups:
     def _outcome(self, mine: Outcome) -> list[Outcome]:
         """Return one outcome for all processes, exchanged as a number, which is faster than objects."""
         error, result = mine
-        failed = self.agree(0 if error is None else dist.get_rank() + 1, error)
+        failed = self.greatest(0 if error is None else dist.get_rank() + 1, error)
         if error is None and failed:
             problem = "The step failed in another process and was undone in all: see the error of that process."
             error = RuntimeError(f"{problem} Received: an error in process {failed - 1}")

@@ -25,7 +25,7 @@ class Gradients:
         trained_ids = {id(param) for param in self.parameters()}
         named = _paddle.unwrap_model(self._groups.network).named_parameters()
         trained = {name: id(param) in trained_ids for name, param in named}
-        if self._groups.agree(trained != self._trained):
+        if self._groups.greatest(trained != self._trained):
             check_same_trained(gathered(trained))
             self._trained = trained
 

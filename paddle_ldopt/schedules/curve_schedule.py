@@ -11,7 +11,7 @@ from typing import Callable, Optional
 
 from .._messages import refusal
 from ._base import OptimizerOrRate, Schedule, attach, peak_of
-from .option_types import Flag, LastStep, Positive, checks_arguments
+from .option_types import Bool, LastStep, Positive, checks_arguments
 
 
 def cosine(progress: float, cycles: float) -> float:
@@ -80,7 +80,7 @@ class CurveSchedule(Schedule):
 
     @checks_arguments
     def __init__(
-        self, learning_rate: Positive, curve: Callable[[int], float], last_epoch: LastStep = -1, verbose: Flag = False
+        self, learning_rate: Positive, curve: Callable[[int], float], last_epoch: LastStep = -1, verbose: Bool = False
     ) -> None:
         if not callable(curve):
             raise refusal(TypeError, "`curve` must be callable.", curve=curve)

@@ -8,7 +8,7 @@ from .._messages import refusal
 from ._base import OptimizerOrRate, attach, peak_of
 from .kinds import schedule
 from .metric import Metric, MetricSchedule
-from .option_types import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
+from .option_types import Bool, Factor, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
 
 
 class GreedyLR(MetricSchedule):
@@ -62,8 +62,8 @@ class GreedyLR(MetricSchedule):
         min_lr: NonNegative = 1e-3,
         max_lr: Positive = 1.0,
         eps: NonNegative = 1e-8,
-        verbose: Flag = False,
-        smooth: Flag = False,
+        verbose: Bool = False,
+        smooth: Bool = False,
         window_size: StepsFrom1 = 50,
         reset_start: StepsFrom1 = 500,
     ) -> None:

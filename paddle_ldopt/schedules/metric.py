@@ -12,7 +12,7 @@ from .._checks import as_float
 from .._messages import refusal
 from .._paddle import start_without_step
 from ._base import Schedule
-from .option_types import Factor, Flag, Mode, NonNegative, Positive, Steps, ThresholdMode, checks_arguments
+from .option_types import Bool, Factor, Mode, NonNegative, Positive, Steps, ThresholdMode, checks_arguments
 
 Metric = Union[float, paddle.Tensor]  # a Tensor has one element
 
@@ -40,7 +40,7 @@ class MetricSchedule(Schedule):
         cooldown: Steps = 0,
         min_lr: NonNegative = 0.0,
         eps: NonNegative = 1e-8,
-        verbose: Flag = False,
+        verbose: Bool = False,
     ) -> None:
         # instead of Paddle's constructor, which steps once, without a metric
         start_without_step(self)

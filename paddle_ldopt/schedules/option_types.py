@@ -33,7 +33,7 @@ NonNegative = Annotated[float, Option()]
 Positive = Annotated[float, Option(ends="(]")]
 Fraction = Annotated[float, Option(high=1.0)]
 Factor = Annotated[float, Option(high=1.0, ends="()")]  # the factor of a reduction
-Flag = Annotated[bool, Option(check=checked_bool)]
+Bool = Annotated[bool, Option(check=checked_bool)]
 Mode = Annotated[str, choice("min", "max")]
 ThresholdMode = Annotated[str, choice("rel", "abs")]
 

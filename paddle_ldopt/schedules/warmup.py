@@ -10,7 +10,7 @@ from .._messages import refusal
 from ._base import Schedule
 from ._copies import copy_schedule
 from .metric import follows_metric
-from .option_types import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
+from .option_types import Bool, LastStep, NonNegative, Positive, Steps, checks_arguments
 
 
 class WarmUp(Schedule):
@@ -61,7 +61,7 @@ class WarmUp(Schedule):
         name: Optional[str] = None,
         *,
         last_epoch: LastStep = -1,
-        verbose: Flag = False,
+        verbose: Bool = False,
     ) -> None:
         self.initial_learning_rate = initial_learning_rate
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or follows_metric(decay_schedule_fn):

@@ -20,18 +20,22 @@ from .shared import check_mixed_in_first
 from .types import Args
 
 
-class OptimizerName(str):
-    """The name of one of our optimizers in `optim`, with the `value` that a member of the Trainer's enum has."""
+class _Name(str):
+    """A name with the `value` that a member of the Trainer's enum has."""
 
     value = property(str)
 
 
-class SchedulerName(OptimizerName):
-    """The name of one of our schedules in `lr_scheduler_type`, likewise."""
+class OptimizerName(_Name):
+    """The name of one of our optimizers in `optim`."""
+
+
+class SchedulerName(_Name):
+    """The name of one of our schedules in `lr_scheduler_type`."""
 
 
 # Argument -> our names, the Trainer's enum, a name in this enum, the class of ours. The enum refuses our names.
-_CHOICES: dict[str, tuple[Any, str, str, type[OptimizerName]]] = {
+_CHOICES: dict[str, tuple[Any, str, str, type[_Name]]] = {
     "optim": (REGISTRY, "OptimizerNames", "adamw", OptimizerName),
     "lr_scheduler_type": (SCHEDULES, "SchedulerType", "linear", SchedulerName),
 }

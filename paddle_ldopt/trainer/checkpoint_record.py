@@ -18,7 +18,7 @@ from ..layers.map import Layer, LayerMap
 from ..layers.rated_optimizer import ratios_of
 from ..optimizers.registry import REGISTRY
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
-from .folders import FORMAT, RECORD
+from .folders import FORMAT, LAYERWISE
 from .types import Trainer
 from .unfreezing import GradualUnfreezeCallback
 
@@ -87,7 +87,7 @@ def check_record(folder: str, record: Record, allowed: bool, new_optimizer: bool
 
 
 def _read_record(folder: str) -> Optional[Record]:
-    path = os.path.join(folder, RECORD)
+    path = os.path.join(folder, LAYERWISE)
     if not os.path.exists(path):
         return None
     content = "The layer-wise settings"
@@ -122,11 +122,11 @@ def _without_record(folder: str, record: Record, allowed: bool) -> list[str]:
         return []
     if not allowed:
         problem = (
-            f"The checkpoint has no {RECORD}, so its layer-wise decay is unknown (a Trainer without LdoptTrainerMixin "
-            f"has none): give `{ALLOW}` to resume with the present decay."
+            f"The checkpoint has no {LAYERWISE}, so its layer-wise decay is unknown (a Trainer without "
+            f"LdoptTrainerMixin has none): give `{ALLOW}` to resume with the present decay."
         )
         raise refusal(ValueError, problem, resume_from_checkpoint=folder)
-    return [f"the checkpoint has no {RECORD}"]
+    return [f"the checkpoint has no {LAYERWISE}"]
 
 
 def _check_layout(folder: str, was: Record, record: Record) -> None:

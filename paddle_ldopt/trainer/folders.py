@@ -16,8 +16,8 @@ from .._files import Path, checked_path, damages, digest, file_errors, read_json
 from .._files import write_whole as write_whole
 from .._messages import refusal
 
-RECORD = "ldopt_layerwise.json"
-PARTIAL = RECORD + ".partial"
+LAYERWISE = "ldopt_layerwise.json"
+PARTIAL = LAYERWISE + ".partial"
 EPOCH_RNG = "ldopt_epoch_rng.json"
 CONFIG = "ldopt_config.json"
 FILES = "ldopt_files.json"
@@ -28,11 +28,11 @@ _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
 def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
     """Mark a checkpoint as being written, and replace our files of an earlier run."""
     os.makedirs(folder, exist_ok=True)
-    _write_json(folder, PARTIAL, {"format": FORMAT, **files.get(RECORD, {})})
-    for name in (RECORD, EPOCH_RNG, CONFIG, FILES):
+    _write_json(folder, PARTIAL, {"format": FORMAT, **files.get(LAYERWISE, {})})
+    for name in (LAYERWISE, EPOCH_RNG, CONFIG, FILES):
         if os.path.exists(os.path.join(folder, name)):
             os.remove(os.path.join(folder, name))
-        if name in files and name != RECORD:
+        if name in files and name != LAYERWISE:
             _write_json(folder, name, files[name])
 
 
@@ -44,7 +44,7 @@ def finish_checkpoint(folder: str, all_written: bool = True, recorded: bool = Tr
     if all_written:
         list_files(folder, recorded)
     if recorded:
-        os.replace(partial, os.path.join(folder, RECORD))
+        os.replace(partial, os.path.join(folder, LAYERWISE))
     else:
         os.remove(partial)
 
@@ -55,7 +55,7 @@ def list_files(folder: str, recorded: bool = True) -> None:
     left_out = {FILES} if recorded else {FILES, PARTIAL}
     files = sorted({os.path.relpath(path, folder) for path in paths} - left_out)
     # the record under its final name
-    listed = {RECORD if name == PARTIAL else name: digest(os.path.join(folder, name)) for name in files}
+    listed = {LAYERWISE if name == PARTIAL else name: digest(os.path.join(folder, name)) for name in files}
     _write_json(folder, FILES, {"format": FORMAT, "files": listed})
 
 

@@ -23,7 +23,7 @@ from ..optimizers.registry import REGISTRY
 from . import lr_scheduler
 from .arguments import mark_received
 from .optimizer_checks import check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
-from .shared import agree, check_mixed_in_first, inform, listening
+from .shared import check_mixed_in_first, decided_by_main, inform, listening
 from .stages import from_all_stages, map_layers
 from .types import Trainer
 from .unfreezing import all_open
@@ -93,7 +93,7 @@ class LayerwiseRatesMixin(Trainer):
         if info is not None:
             self.optimizer = self._build(info, layers, self.lr_scheduler if lr_scheduler is None else lr_scheduler)
             processes = distributed.get_world_size()
-            agree(self, lambda: check_unified(args, self.optimizer, processes))
+            decided_by_main(self, lambda: check_unified(args, self.optimizer, processes))
         else:
             with left_to_us(args):
                 super().create_optimizer(lr_scheduler)

@@ -8,7 +8,7 @@ from ..config import LdoptConfig
 from ..config.trainer_arguments import name_of
 from ..saving.layerwise_record import ALLOW
 from .checkpoint_record import check_record, constant_settings, record_of
-from .folders import CONFIG, RECORD
+from .folders import CONFIG, LAYERWISE
 from .layerwise_rates_mixin import LayerwiseRatesMixin
 from .resume_mixin import ResumeMixin
 from .shared import warn
@@ -73,7 +73,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
     def _checkpoint_files(self) -> dict[str, Any]:
         config = {} if self._config is None else {CONFIG: self._config.to_dict()}
-        return {**super()._checkpoint_files(), **config, RECORD: self._record}
+        return {**super()._checkpoint_files(), **config, LAYERWISE: self._record}
 
     @property
     def _record(self) -> dict[str, Any]:

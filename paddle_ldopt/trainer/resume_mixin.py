@@ -10,7 +10,7 @@ from .._messages import refusal
 from ..config.trainer_arguments import name_of
 from . import epoch_rng, folders
 from .data_errors import raising_errors
-from .shared import agree, check_mixed_in_first, listening, warn
+from .shared import check_mixed_in_first, decided_by_main, listening, warn
 from .types import Trainer
 
 
@@ -55,9 +55,9 @@ class ResumeMixin(Trainer):
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train from a checkpoint's folder, or with True from the last valid one; first check it and `output_dir`."""
-        checkpoint = agree(self, lambda: self._checked_folder(resume_from_checkpoint))
+        checkpoint = decided_by_main(self, lambda: self._checked_folder(resume_from_checkpoint))
         if name_of(self.args.save_strategy) != "no":
-            agree(self, lambda: folders.check_writable(self.args.output_dir))
+            decided_by_main(self, lambda: folders.check_writable(self.args.output_dir))
         self._resumed_from, self._rng_restored = checkpoint, False
         with listening(self, on_train_begin=self._find_best_model, on_epoch_begin=self._begin_epoch):
             return super().train(checkpoint, *args, **kwargs)
@@ -163,7 +163,7 @@ class ResumeMixin(Trainer):
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         files = self._checkpoint_files()
         if self._resumed_at is not None:
-            agree(self, self._set_aside)
+            decided_by_main(self, self._set_aside)
             self._resumed_at = None
         if self.args.should_save:
             folders.begin_checkpoint(folder, files)
@@ -173,7 +173,7 @@ class ResumeMixin(Trainer):
             super()._save_checkpoint(*args, **kwargs)
             self._wait_for_all()  # the checkpoint is complete now; only then may older checkpoints be deleted
             if self.args.should_save:
-                folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
+                folders.finish_checkpoint(folder, not self._saves_in_background, folders.LAYERWISE in files)
             if not self._delayed_rotations and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0
                 self._delayed_rotations.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:

@@ -1,4 +1,4 @@
-"""Shared by mixins and callbacks: events, agreement of all processes, the logger."""
+"""Shared by mixins and callbacks: events, decisions of the main process, the logger."""
 
 import contextlib
 import importlib
@@ -42,7 +42,7 @@ def listening(trainer: Trainer, **events: Callable[[], None]) -> Iterator[None]:
         trainer.callback_handler.pop_callback(listener)
 
 
-def agree(trainer: Trainer, ask: Callable[[], Any]) -> Any:
+def decided_by_main(trainer: Trainer, ask: Callable[[], Any]) -> Any:
     """Return the result of `ask()` in the main process to all processes, or raise its error in all."""
     if trainer.args.world_size <= 1:
         return ask()

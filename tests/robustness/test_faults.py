@@ -150,7 +150,7 @@ def test_if_all_are_damaged_there_is_none(copied):
 
 
 def test_files_that_are_written_in_the_background_are_not_listed(copied):
-    folders.begin_checkpoint(str(copied / "checkpoint-6"), {folders.RECORD: {"optimizer": "AdamWDL"}})
+    folders.begin_checkpoint(str(copied / "checkpoint-6"), {folders.LAYERWISE: {"optimizer": "AdamWDL"}})
     folders.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
     assert not (copied / "checkpoint-6" / FILES).exists() and last_checkpoint(copied) == str(copied / "checkpoint-6")
     trainer = common.trainer(copied)

@@ -26,7 +26,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     ):
         command = commands.add_parser(name, help=does)
         command.set_defaults(show=module.show)
-        module.add_flags(command.add_argument)
+        module.add_arguments(command.add_argument)
     options = parser.parse_args(argv)
     try:
         options.show(options)

@@ -10,15 +10,15 @@ from ...config.files import json_object
 from ...layers.granularity import checked_granularity
 from ...layers.map import LayerMap
 from ...plots import check_picture
-from .decay_arguments import add_decay_flags, decay_from_flags
+from .decay_arguments import add_decay_arguments, decay_from_arguments
 from .models import MODEL, load_model
 
 
-def add_flags(add: Callable[..., argparse.Action]) -> None:
-    """Add the flags of the command."""
+def add_arguments(add: Callable[..., argparse.Action]) -> None:
+    """Add the arguments of the command."""
     add("--model", required=True, help=MODEL)
     add("--lr", type=float, help="learning rate of a layer whose ratio is 1")
-    add_decay_flags(add)
+    add_decay_arguments(add)
     add(
         "--granularity",
         default="block",
@@ -35,7 +35,7 @@ def show(options: argparse.Namespace) -> None:
         check_picture(options.plot, "--plot")
     if options.lr is not None:
         checked_number(options.lr, "--lr")
-    decay, granularity = decay_from_flags(options), checked_granularity(options.granularity, "--granularity")
+    decay, granularity = decay_from_arguments(options), checked_granularity(options.granularity, "--granularity")
     rules = json_object(options.rules, "--rules") or None
     layers = LayerMap.from_model(load_model(options.model), rules, granularity)
     table = layers.table(decay, options.lr)

@@ -30,11 +30,11 @@ _HELP = {
 }
 
 
-def add_flags(add: Callable[..., argparse.Action]) -> None:
-    """Add the flags of the command."""
+def add_arguments(add: Callable[..., argparse.Action]) -> None:
+    """Add the arguments of the command."""
     add("--params", type=float, help="number of parameters of a typical decoder, at least 1e9")
     for field in dataclasses.fields(Transformer):
-        add(_flag(field.name), type=int, help=_HELP[field.name])
+        add(_argument(field.name), type=int, help=_HELP[field.name])
     add("--model", help=f"{MODEL}; cannot be combined with --mp or --pp")
     several = "optimizers, with options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
@@ -43,15 +43,15 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     add("--no-masters", action="store_true", help="no float32 masters of low-precision parameters")
     for field in dataclasses.fields(Layout):
         kind = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
-        add(_flag(field.name), **kind, help=_HELP[field.name])
-    layouts = "several layouts, instead of the flags above: dp=8 sharding=8 sharding=8,split_param,mp=8"
+        add(_argument(field.name), **kind, help=_HELP[field.name])
+    layouts = "several layouts, instead of the arguments above: dp=8 sharding=8 sharding=8,split_param,mp=8"
     add("--layout", nargs="+", metavar="SETTING[,SETTING...]", help=layouts)
     add("--tokens", type=int, help="tokens of one pipeline in a step: batch size times length")
     add("--json", action="store_true", help="print JSON instead of a table")
     add("--markdown", action="store_true", help="print GitHub Markdown instead of a table")
 
 
-def _flag(name: str) -> str:
+def _argument(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
@@ -105,7 +105,7 @@ def _given(options: argparse.Namespace, cls: Any) -> dict[str, Any]:
     """Return the given options among the fields of a dataclass."""
     found = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}
     given = {name: value for name, value in found.items() if value is not None}
-    return {name: value if value is True else checked_int(value, _flag(name), 1) for name, value in given.items()}
+    return {name: value if value is True else checked_int(value, _argument(name), 1) for name, value in given.items()}
 
 
 def _layouts(options: argparse.Namespace) -> list[Layout]:
@@ -113,33 +113,33 @@ def _layouts(options: argparse.Namespace) -> list[Layout]:
     if not options.layout:
         return [Layout(**single)]
     if single:
-        received = {"--layout": options.layout, **{_flag(name): value for name, value in single.items()}}
-        raise refusal(ValueError, "`--layout` replaces the other flags of a layout.", **received)
-    is_flag = {field.name: field.name == "split_param" for field in dataclasses.fields(Layout)}
-    return [Layout(**_settings("--layout", text, text.split(","), is_flag, int)) for text in options.layout]
+        received = {"--layout": options.layout, **{_argument(name): value for name, value in single.items()}}
+        raise refusal(ValueError, "`--layout` replaces the other arguments of a layout.", **received)
+    is_bool = {field.name: field.name == "split_param" for field in dataclasses.fields(Layout)}
+    return [Layout(**_settings_in("--layout", text, text.split(","), is_bool, int)) for text in options.layout]
 
 
 def _spec(text: str, shared: dict[str, Any]) -> OptimizerSpec:
-    """Return the optimizer in "name,option=value,flag"."""
+    """Return the optimizer in "name,option=value,option"."""
     name, *words = text.split(",")
     if name not in REGISTRY:
         raise ValueError(unknown("optimizer", name, name, REGISTRY, f"--optimizer={shown(text)}"))
-    is_flag = {option: declared.check is checked_bool for option, declared in sizing_options(name).items()}
-    return OptimizerSpec(name, **shared, **_settings("--optimizer", text, words, is_flag, float))
+    is_bool = {option: declared.check is checked_bool for option, declared in sizing_options(name).items()}
+    return OptimizerSpec(name, **shared, **_settings_in("--optimizer", text, words, is_bool, float))
 
 
-def _settings(flag: str, text: str, words: list[str], is_flag: dict[str, bool], number: type) -> dict[str, Any]:
-    """Return the settings in words such as "name=1", "name" (True) and "name=false"; `is_flag` has the names."""
+def _settings_in(argument: str, text: str, words: list[str], is_bool: dict[str, bool], number: type) -> dict[str, Any]:
+    """Return the settings in words such as "name=1", "name" (True) and "name=false"; `is_bool` has the names."""
     settings: dict[str, Any] = {}
     for word in words:
         name, given, value = word.partition("=")
         try:
-            if is_flag[name]:
+            if is_bool[name]:
                 settings[name] = {"": True, "=true": True, "=false": False}[given + value]
             else:
                 settings[name] = number(value)
         except (KeyError, ValueError):
-            known = ", ".join(f"{name}[=false]" if boolean else f"{name}=NUMBER" for name, boolean in is_flag.items())
-            wrong = f"A setting in `{flag}` must be one of {known or 'none'}."
-            raise refusal(ValueError, wrong, **{flag: text}) from None
+            known = ", ".join(f"{name}[=false]" if boolean else f"{name}=NUMBER" for name, boolean in is_bool.items())
+            wrong = f"A setting in `{argument}` must be one of {known or 'none'}."
+            raise refusal(ValueError, wrong, **{argument: text}) from None
     return settings

@@ -14,11 +14,11 @@ from ...plots import Series, check_picture, plot_schedule, text_plot
 from ...schedules import get_scheduler
 from ...schedules.ahead import schedule_rates
 from ...schedules.kinds import SCHEDULES
-from .decay_arguments import add_decay_flags, decay_flags_in, decay_from_flags
+from .decay_arguments import add_decay_arguments, decay_from_arguments, given_decay_arguments
 
 
-def add_flags(add: Callable[..., argparse.Action]) -> None:
-    """Add the flags of the command."""
+def add_arguments(add: Callable[..., argparse.Action]) -> None:
+    """Add the arguments of the command."""
     kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
     add("--type", required=True, metavar="KIND", help=kinds)
     add("--steps", type=int, dest="num_steps", required=True, help="optimizer steps of the training")
@@ -27,7 +27,7 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     add("--kwargs", metavar="JSON", help="further options of the schedule: '{\"num_cycles\": 3}'")
     add("--layers", type=int, metavar="N", help="number of blocks of the model; needs a decay")
     # a moving decay takes all steps; towers and multipliers need a model
-    add_decay_flags(add, "steps", "towers", "multipliers")
+    add_decay_arguments(add, "steps", "towers", "multipliers")
     add("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
 
 
@@ -57,13 +57,13 @@ def _schedule(options: argparse.Namespace) -> LRScheduler:
 
 def _by_layer(options: argparse.Namespace, rates: list[float]) -> Series:
     """Return label -> rates of every layer; of one layer without a decay."""
-    n, given = options.layers, decay_flags_in(options)
+    n, given = options.layers, given_decay_arguments(options)
     if n is None and not given:
         return {"lr": rates}
     if n is None or not given:
         raise refusal(ValueError, "`--layers` and a decay go together.", **{**given, "--layers": n})
     checked_int(n, "--layers", 1)
-    decay = decay_from_flags(options)
+    decay = decay_from_arguments(options)
     return {
         Layer("", i, n).label: [decay.ratio(i, n, step / options.num_steps) * rate for step, rate in enumerate(rates)]
         for i in range(n + 2)
