@@ -108,8 +108,8 @@ def one_of_two(argument: str, value: Any, alias: str, other: Any, default: Any =
         return value
     number = plain_number(value)
     if number is not default and not (isinstance(number, numbers.Real) and number == default):
-        twice = f"`{alias}` is another name for `{argument}`: give one of them."
-        raise refusal(ValueError, twice, **{argument: value, alias: other})
+        message = f"`{alias}` is another name for `{argument}`: give one of them."
+        raise refusal(ValueError, message, **{argument: value, alias: other})
     return other
 
 

@@ -50,8 +50,8 @@ def checked_path(path: Any, argument: str = "path", expected: str = "a path") ->
 def write_file(path: str, parts: Iterable[Any]) -> None:
     """Write bytes and arrays to a regular file, completely and to the disk, or not at all."""
     if os.path.islink(path):
-        problem = "The file would replace a link: give the path of its target."
-        raise refusal(ValueError, problem, path=path, target=os.path.realpath(path))
+        message = "The file would replace a link: give the path of its target."
+        raise refusal(ValueError, message, path=path, target=os.path.realpath(path))
     if os.path.exists(path) and not os.path.isfile(path):
         found = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
         raise refusal(ValueError, "`path` must be a regular file.", path=path, found=found)
@@ -95,8 +95,8 @@ def write_whole(path: Path, text: str) -> None:
 def opened(path: str) -> Iterator[Any]:
     """Open a regular file for reading; raise ValueError for a link, a folder, a device or a pipe."""
     if os.path.islink(path):
-        problem = "`path` must be a file, not a link to one."
-        raise refusal(ValueError, problem, path=path, target=os.path.realpath(path))
+        message = "`path` must be a file, not a link to one."
+        raise refusal(ValueError, message, path=path, target=os.path.realpath(path))
     # do not wait for a pipe
     flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     descriptor = os.open(path, os.O_RDONLY | sum(flags))

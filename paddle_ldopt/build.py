@@ -96,8 +96,8 @@ def _listed(groups: Any) -> list[Any]:
     except TypeError:  # not iterable
         items = []
     if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
-        problem = "`groups` must be a list of parameters, or of parameter groups as dicts."
-        raise refusal(TypeError, problem, groups=groups)
+        message = "`groups` must be a list of parameters, or of parameter groups as dicts."
+        raise refusal(TypeError, message, groups=groups)
     return items
 
 
@@ -124,8 +124,8 @@ def _layers_of(
     needed = decay != OFF and layers is None and not _has_hook(arguments)
     for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
         if not needed and not (isinstance(value, type(default)) and value == default):
-            idle = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
-            raise refusal(ValueError, idle, **{argument: value})
+            message = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
+            raise refusal(ValueError, message, **{argument: value})
     return LayerMap.from_model(model, rules, granularity) if needed and model is not None else layers
 
 
@@ -185,8 +185,8 @@ def create(
         raise ValueError(unknown("optimizer", name, None, OPTIMIZERS, f"name={shown(name)}"))
     known = OPTIMIZERS[name].all_arguments | {"rules", "granularity", "layers", "groups", "max_grad_norm"}
     for argument in arguments.keys() - known:
-        wrong = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
-        raise refusal(TypeError, wrong, **{argument: arguments[argument]})
+        message = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
+        raise refusal(TypeError, message, **{argument: arguments[argument]})
     if learning_rate is not None:
         arguments["learning_rate"] = learning_rate
     return build_optimizer(

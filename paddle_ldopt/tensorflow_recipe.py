@@ -153,8 +153,8 @@ def _checked_options(arguments: dict[str, Any]) -> dict[str, Any]:
         raise refusal(ValueError, f"Give only one of {', '.join(norms)}.", **norms)
     if options["weight_decay"] == 0.0 and options["include_in_weight_decay"]:
         included = arguments["include_in_weight_decay"]
-        idle = "`include_in_weight_decay` has no effect without a weight decay."
-        raise refusal(ValueError, idle, include_in_weight_decay=included, weight_decay_rate=0.0)
+        message = "`include_in_weight_decay` has no effect without a weight decay."
+        raise refusal(ValueError, message, include_in_weight_decay=included, weight_decay_rate=0.0)
     return options
 
 
@@ -185,9 +185,9 @@ def _schedule(
 ) -> WarmUp:
     """Return the schedule of `create_optimizer`."""
     if num_warmup_steps > num_train_steps:
-        early = "The training ends before the warm-up does, so the rate never reaches the peak."
+        message = "The training ends before the warm-up does, so the rate never reaches the peak."
         steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
-        warnings.warn(refusal(UserWarning, early, **steps), stacklevel=4)
+        warnings.warn(refusal(UserWarning, message, **steps), stacklevel=4)
     length = num_train_steps - num_warmup_steps
     curve = Polynomial(decay=length or -1, power=power, end=min_lr_ratio)  # below 0 steps: the end at once
     return WarmUp(init_lr, functools.partial(_rate, init_lr, curve), num_warmup_steps)

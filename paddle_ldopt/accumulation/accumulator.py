@@ -96,8 +96,8 @@ class GradientAccumulator:
     def gradients(self) -> list[Any]:
         """The reduced gradients as new Tensors, None without a gradient; zeros after a `reset`."""
         if not self._sums:
-            sentence = "The accumulator should be called first to initialize the gradients."
-            raise refusal(ValueError, sentence, gradients=None)
+            message = "The accumulator should be called first to initialize the gradients."
+            raise refusal(ValueError, message, gradients=None)
         divisor = self._divisor()
         return [None if total is None else divided(total, divisor) for total in self._sums]
 
@@ -131,9 +131,9 @@ class GradientAccumulator:
         self._count += 1
         self._weight += weight
         if ignored:
-            problem = f"Gradients at {ignored} of the list are ignored, because they were None in the first call."
+            message = f"Gradients at {ignored} of the list are ignored, because they were None in the first call."
             advice = "Call the accumulator with the model, or with zeros instead of None, to include them."
-            warnings.warn(f"{problem} {advice}", stacklevel=2)
+            warnings.warn(f"{message} {advice}", stacklevel=2)
 
     def reset(self) -> None:
         """Begin a new cycle: zero the sums and the number of calls, and keep the slots."""
@@ -253,8 +253,8 @@ class GradientAccumulator:
         check_weight(weight, self.reduction)
         check_own_gradients("`apply`")
         if self._synchronized:
-            advice = "call `reset` or `apply` before the next micro-batch."
-            raise refusal(ValueError, f"The sums are already synchronized: {advice}", step=self._step)
+            message = "The sums are already synchronized: call `reset` or `apply` before the next micro-batch."
+            raise refusal(ValueError, message, step=self._step)
         if self._fits(names) and len(gradients) != len(self._sums):
             raise ValueError(f"Expected {len(self._sums)} gradients, but got {len(gradients)}")
         if self._step and not self._fits(names):

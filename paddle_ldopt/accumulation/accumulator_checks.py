@@ -20,8 +20,8 @@ _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "
 def check_weight(weight: Any, reduction: str) -> None:
     """Raise unless the weight of a micro-batch is given with "token", and only then."""
     if (weight is None) == (reduction == "token"):
-        needed = '`weight` must be given with reduction="token", and has no effect with another reduction.'
-        raise refusal(ValueError, needed, weight=weight, reduction=reduction)
+        message = '`weight` must be given with reduction="token", and has no effect with another reduction.'
+        raise refusal(ValueError, message, weight=weight, reduction=reduction)
     if weight is not None:
         checked_number(weight, "weight")
 
@@ -33,13 +33,13 @@ def check_addable(gradient: paddle.Tensor, total: Any, place: Any) -> None:
     if not isinstance(gradient, paddle.Tensor):
         raise TypeError(f"A gradient must be a Tensor or None. Received: {type(gradient).__name__} at {place}")
     if gradient.is_selected_rows():
-        advice = "build the embedding with sparse=False"
-        raise TypeError(f"Gradients must be dense: {advice}. Received: a sparse gradient at {place}")
+        message = "Gradients must be dense: build the embedding with sparse=False."
+        raise TypeError(f"{message} Received: a sparse gradient at {place}")
     if not gradient.is_floating_point():
         raise TypeError(f"A gradient must be of a floating-point type. Received: dtype={gradient.dtype} at {place}")
     if total is not None and gradient.shape != total.shape:
-        needed = f"A gradient must have the shape of its sum, {list(total.shape)}."
-        raise ValueError(f"{needed} Received: shape={list(gradient.shape)} at {place}")
+        message = f"A gradient must have the shape of its sum, {list(total.shape)}."
+        raise ValueError(f"{message} Received: shape={list(gradient.shape)} at {place}")
 
 
 def described(names: Optional[list[str]], length: int) -> str:
@@ -101,9 +101,9 @@ def check_trains(trained: Optional[list[paddle.Tensor]], target: list[paddle.Ten
     """Raise ValueError if an optimizer has parameters, but no parameter of the target."""
     names = [param.name for param in target]
     if trained and {param.name for param in trained}.isdisjoint(names):
-        needed = "`optimizer` must train the model that produced the gradients, or its step has no effect"
+        message = "`optimizer` must train the model that produced the gradients, or its step has no effect"
         received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
-        raise ValueError(f"{needed}. Received: {received}")
+        raise ValueError(f"{message}. Received: {received}")
 
 
 # ---- several processes
@@ -118,12 +118,12 @@ def check_group(group: Any, sums: list[Any]) -> None:
     if dist.get_world_size(group) == 1:
         return
     if not dist.is_initialized():
-        advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
-        raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
+        message = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
+        raise ValueError(f"{message} Received: {dist.get_world_size()} processes, not initialized")
     if any(total is not None and total.is_dist() for total in sums):
-        problem = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
+        message = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
         received = f"{len(sums)} gradients, DistTensors among them"
-        raise ValueError(f"{problem}: call `apply` without `synchronize`. Received: {received}")
+        raise ValueError(f"{message}: call `apply` without `synchronize`. Received: {received}")
 
 
 # ---- a state
@@ -133,11 +133,11 @@ def check_sums(state: Any, reduction: str) -> None:
     """Raise unless the entries of a state have the right types, are consistent, and of the same reduction."""
     missing = sorted(_KEYS - set(checked_state(state)))
     if missing:
-        needed = f"The state must come from a GradientAccumulator; it lacks {missing}."
-        raise refusal(ValueError, needed, keys=list(state))
+        message = f"The state must come from a GradientAccumulator; it lacks {missing}."
+        raise refusal(ValueError, message, keys=list(state))
     if state["reduction"] != reduction:
-        needed = f"The state must be of an accumulator with the same `reduction`, {shown(reduction)}."
-        raise refusal(ValueError, needed, reduction=state["reduction"])
+        message = f"The state must be of an accumulator with the same `reduction`, {shown(reduction)}."
+        raise refusal(ValueError, message, reduction=state["reduction"])
     slots, step = checked_steps(state["slots"], "slots"), checked_steps(state["step"], "step")
     count = checked_steps(state["count"], "count", least=step)
     checked_number(state["weight"], "weight")
@@ -154,8 +154,8 @@ def check_sums(state: Any, reduction: str) -> None:
     places = {str(place): flag for place, flag in enumerate(received)}
     if not isinstance(sums, dict) or not {place for place, flag in places.items() if flag} <= set(sums) <= set(places):
         keys = sorted(map(str, sums))[:8] if isinstance(sums, dict) else type(sums).__name__
-        needed = "`gradients` must be a dict with the sum of each slot that received a gradient, under its number."
-        raise ValueError(f"{needed} Received: gradients of {keys}, {slots=}")
+        message = "`gradients` must be a dict with the sum of each slot that received a gradient, under its number."
+        raise ValueError(f"{message} Received: gradients of {keys}, {slots=}")
     for place, total in sums.items():
         dtype = getattr(total, "dtype", None)
         if dtype_name(dtype) not in ("float32", "float64"):

@@ -42,9 +42,9 @@ def check_parts(parts: list[ProcessPart]) -> None:
     first_rank, first = next((rank, part) for rank, part in enumerate(parts) if part.was_called)
     for rank, part in enumerate(parts):
         if part.was_called and part.names != first.names:
-            advice = "All processes must accumulate the same parameters: freeze a parameter in all of them or in none."
+            message = "All processes must accumulate the same parameters: freeze a parameter in all of them or in none."
             difference = _difference(part.names, rank, first.names, first_rank)
-            raise ValueError(f"{advice} Received: {difference} of the group")
+            raise ValueError(f"{message} Received: {difference} of the group")
         needs = [("the same reduction", repr(part.reduction), repr(first.reduction))]
         needs += [("as many gradients", str(len(part.slots)), str(len(first.slots)))] if part.was_called else []
         for need, value, other in needs:
@@ -55,8 +55,8 @@ def check_parts(parts: list[ProcessPart]) -> None:
         filled = [slot for slot in column if slot is not None]
         incomplete = first.names is None and 0 < len(filled) < len(column)  # in a list: in all processes or in none
         if incomplete or any(slot != filled[0] for slot in filled):
-            needed = "All processes must have gradients of the same shape and type."
-            raise ValueError(f"{needed} Received: {list(column)} at {place}")
+            message = "All processes must have gradients of the same shape and type."
+            raise ValueError(f"{message} Received: {list(column)} at {place}")
 
 
 def common_slots(parts: list[ProcessPart]) -> list[Slot]:

@@ -52,8 +52,8 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
             present = getattr(decay, option)
             if present != OPTIONS[option].default:
                 ours = SETTINGS[option]
-                twice = f"`{argument}` and `{ours}` exclude each other."
-                raise refusal(ValueError, twice, **{argument: value, ours: present})
+                message = f"`{argument}` and `{ours}` exclude each other."
+                raise refusal(ValueError, message, **{argument: value, ours: present})
     options: dict[str, Any] = {}
     if "layerwise_lr_decay_bound" in arguments:
         options.update(convention="linear", bound=arguments["layerwise_lr_decay_bound"])

@@ -57,9 +57,9 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
         yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **given)
     has_steps = config.learning_rate is not None and config.lr_scheduler_type not in metric_kinds()
     if not layerwise and not has_steps and decay_from(vars(config)).moves:
-        needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
+        message = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
         received = {name: getattr(config, name) for name in ("learning_rate", "lr_scheduler_type", "layerwise_end")}
-        yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
+        yield problem(f"{message} an `lr_scheduler_type` that does not follow a metric.", **received)
 
 
 def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
@@ -67,8 +67,8 @@ def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
     kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
     if settings.warmup_ratio and not warmup:
         if steps is None:
-            advice = "`warmup_ratio` is a fraction of all steps: give their number."
-            raise refusal(ValueError, advice, num_training_steps=None)
+            message = "`warmup_ratio` is a fraction of all steps: give their number."
+            raise refusal(ValueError, message, num_training_steps=None)
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
     timed = {} if kind in metric_kinds() else {"num_warmup_steps": warmup, "num_training_steps": steps}
     return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
@@ -116,8 +116,10 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
     elif not isinstance(options, dict):
         return
     elif _sets_its_rate(config) != (config.learning_rate is None):
-        advice = "`learning_rate` must be None with `relative_step`, which sets the rate, and must be given without it."
-        yield problem(advice, optim=optim, learning_rate=config.learning_rate, optim_kwargs=options)
+        message = (
+            "`learning_rate` must be None with `relative_step`, which sets the rate, and must be given without it."
+        )
+        yield problem(message, optim=optim, learning_rate=config.learning_rate, optim_kwargs=options)
     else:
         rate = None if config.learning_rate is None else 1e-3
         yield from option_problems(optim, options, 0.0 if unreadable else config.max_grad_norm, rate)

@@ -183,16 +183,16 @@ class LdoptConfig(DecaySettings):
         Raises ValueError for a relative step: pass ``optimizers=config.build(model)`` to the Trainer instead.
         """
         if self.learning_rate is None:
-            advice = "Pass an optimizer that sets its own rate to the Trainer as `optimizers=config.build(model)`."
-            raise refusal(ValueError, advice, optim_kwargs=self.optim_kwargs)
+            message = "Pass an optimizer that sets its own rate to the Trainer as `optimizers=config.build(model)`."
+            raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
         return arguments_of_settings(self.to_dict())
 
 
 def _unknown(key: Any, value: Any, known: dict[str, Any]) -> str:
     """Return the message for an unknown setting."""
     if key in erniekit.ARGUMENTS:
-        advice = f"use {erniekit.ARGUMENTS[key].settings}."
-        return problem(f"`{key}` is an argument of ERNIEKit's Trainer: {advice}", **{key: value})
+        message = f"`{key}` is an argument of ERNIEKit's Trainer: use {erniekit.ARGUMENTS[key].settings}."
+        return problem(message, **{key: value})
     return unknown("setting", key, value, known)
 
 

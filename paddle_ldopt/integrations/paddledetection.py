@@ -53,8 +53,8 @@ def register() -> None:
             """Return whether the file's L2 decay applies; PaddleDetection's own AdamWDL and AdamW ignore it."""
             has_regularizer = bool(self.regularizer) and self.regularizer != "None"
             if has_regularizer and name != "AdamWDL" and self.regularizer["type"] != "L2":
-                advice = "The optimizers of paddle_ldopt have no L1 decay: use L2."
-                raise refusal(ValueError, advice, regularizer=self.regularizer)
+                message = "The optimizers of paddle_ldopt have no L1 decay: use L2."
+                raise refusal(ValueError, message, regularizer=self.regularizer)
             return has_regularizer and name != "AdamWDL"
 
         def _clip(self) -> Any:
@@ -85,8 +85,8 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
     if blocks is not None:
         n_layers = LayerMap.from_model(model, settings.get("rules")).n_layers
         if blocks != n_layers:
-            advice = f"The model has {n_layers} blocks: leave out `num_layers`, which is counted."
-            raise refusal(ValueError, advice, num_layers=blocks)
+            message = f"The model has {n_layers} blocks: leave out `num_layers`, which is counted."
+            raise refusal(ValueError, message, num_layers=blocks)
     filters = settings.pop("filter_bias_and_bn", name == "AdamWDL")
     skipped = name_parts(settings.pop("skip_decay_names", None) or (), "skip_decay_names")
     undecayed = undecayed_names(model, skipped, one_dimensional=filters)

@@ -36,6 +36,6 @@ def register() -> None:
 def _scheduled_weight_decay(schedule: Any, optimizer: Any, **settings: Any) -> Any:
     """Return PaddleOCR's schedule of the weight decay; raise ValueError for our optimizers, which do not support it."""
     if type(optimizer).__name__ in NAMES:
-        advice = "The weight decay of paddle_ldopt's optimizers is constant here: use `regularizer: {name: L2, ...}`."
-        raise refusal(ValueError, advice, regularizer="CosineL2")
+        message = "The weight decay of paddle_ldopt's optimizers is constant here: use `regularizer: {name: L2, ...}`."
+        raise refusal(ValueError, message, regularizer="CosineL2")
     return schedule(optimizer, **settings)

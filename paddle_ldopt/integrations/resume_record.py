@@ -46,8 +46,8 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
         differences = changes(*(_layerwise_settings(record, names) for record in (was, now)))
         check_changes(differences, f"set `{ALLOW}: true`", **{ALLOW: False})
     elif now["decay"]:
-        unknown = "The checkpoint does not say which layer-wise decay it was trained with"
-        warnings.warn(f"{unknown}: the file's applies. `{ALLOW}: true` silences this warning.", stacklevel=2)
+        message = "The checkpoint does not say which layer-wise decay it was trained with"
+        warnings.warn(f"{message}: the file's applies. `{ALLOW}: true` silences this warning.", stacklevel=2)
 
 
 def _layerwise_settings(record: dict[str, Any], names: set[str]) -> LayerwiseSettings:

@@ -33,8 +33,8 @@ def framework(module: str, name: str) -> Any:
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        advice = "install it, or run from a clone of its repository."
-        raise ImportError(f"{name} cannot be imported: {advice} Received: {error}", name=module) from error
+        message = f"{name} cannot be imported: install it, or run from a clone of its repository."
+        raise ImportError(f"{message} Received: {error}", name=module) from error
     if not sys.warnoptions:  # the user's own choice, python -W
         warnings.filterwarnings("default", category=UserWarning, module=r"paddle_ldopt\.")
     return imported
@@ -87,8 +87,8 @@ def from_settings(
     if decay != OFF and all(
         optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient
     ):
-        idle = "The layer-wise decay has no effect yet: all trainable parameters are in the head."
-        warnings.warn(problem(idle, layerwise_decay=decay.layerwise_decay), stacklevel=2)
+        message = "The layer-wise decay has no effect yet: all trainable parameters are in the head."
+        warnings.warn(problem(message, layerwise_decay=decay.layerwise_decay), stacklevel=2)
     return optimizer
 
 
@@ -181,8 +181,8 @@ class Component:
         self.optimizer, self.settings = name, settings
         self.common = {"learning_rate": learning_rate, "weight_decay": weight_decay, "grad_clip": grad_clip}
         if not isinstance(no_weight_decay_name, (str, type(None))):
-            wrong = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
-            raise refusal(TypeError, wrong, no_weight_decay_name=no_weight_decay_name)
+            message = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
+            raise refusal(TypeError, message, no_weight_decay_name=no_weight_decay_name)
         self.parts, self.one_dimensional = (no_weight_decay_name or "").split(), one_dim_param_no_weight_decay
 
     def __call__(self, model: Any) -> Any:

@@ -26,9 +26,9 @@ def checked_arguments(folder: Any, network: paddle.nn.Layer, rename: Any) -> tup
     for param in _paddle.unwrap_model(network).parameters():
         local_shape = list(_paddle.local_shape(param)) if param.is_dist() else param.shape
         if local_shape != list(param.shape):
-            problem = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
+            message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
             shapes = f"{list(param.shape)}, {local_shape} here"
-            raise ValueError(f"{problem} Received: DistTensor '{param.name}' of shape {shapes}")
+            raise ValueError(f"{message} Received: DistTensor '{param.name}' of shape {shapes}")
     if rename is not None and not callable(rename):
         raise refusal(TypeError, "`rename` must be callable.", rename=rename)
     weights = _paddle.unwrap_model(network).sharded_state_dict()
@@ -65,8 +65,8 @@ def saved_schedule(folder: str, record: Any, schedule: Any, changed: set[str]) -
     if ("schedule" in changed) if "schedule" not in record else saved_class != class_in_files(schedule):
         return None
     if not os.path.exists(os.path.join(folder, SCHEDULE)):
-        problem = "The checkpoint has no schedule. If this is intended, give changed=['schedule']."
-        raise ValueError(f"{problem} Received: {type(schedule).__name__} as the rate, no {SCHEDULE} in {shown(folder)}")
+        message = "The checkpoint has no schedule. If this is intended, give changed=['schedule']."
+        raise ValueError(f"{message} Received: {type(schedule).__name__} as the rate, no {SCHEDULE} in {shown(folder)}")
     state = files.read_pickle(folder, SCHEDULE)
     check_part(schedule, state, "The schedule's state")
     set_parts(set_parts([(schedule, state)]))  # try the state, then restore: another process may refuse
@@ -81,8 +81,8 @@ def check_tensors(saved: dict[str, str], state: dict[str, Any]) -> None:
         if saved.get(key) != needed:
             differences.append(f"{key} {needed} (there: {saved.get(key)})")
     if differences:
-        problem = "The checkpoint lacks tensors, or types or shapes differ: build the same network and optimizer."
-        raise ValueError(f"{problem} Received: {', '.join(differences[:3])}{' ...' * (len(differences) > 3)}")
+        message = "The checkpoint lacks tensors, or types or shapes differ: build the same network and optimizer."
+        raise ValueError(f"{message} Received: {', '.join(differences[:3])}{' ...' * (len(differences) > 3)}")
 
 
 def check_all_loaded(saved: Iterable[str], loaded: tuple[set[str], ...], digests: tuple[Any, ...]) -> None:

@@ -92,5 +92,5 @@ def read_pickle(folder: str, name: str) -> Any:
 
 
 def _damaged(folder: str, problem: str) -> ValueError:
-    advice = "Load another checkpoint, or restore the file."
-    return refusal(ValueError, f"The checkpoint is damaged: {problem}. {advice}", folder=folder)
+    message = "Load another checkpoint, or restore the file."
+    return refusal(ValueError, f"The checkpoint is damaged: {problem}. {message}", folder=folder)

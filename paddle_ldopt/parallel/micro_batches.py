@@ -44,9 +44,9 @@ class MicroBatches:
         shapes = self._next_shapes = checked_shapes(inputs, self._count)
         fixed = self._has_stages and not _paddle.has_dynamic_shape(self._groups.network)
         if fixed and self._shapes not in (None, shapes):
-            problem = "Stages learn their shapes in the first step: give inputs of the same shapes,"
+            message = "Stages learn their shapes in the first step: give inputs of the same shapes,"
             todo = "or set enable_dynamic_shape in the strategy's pp_configs."
-            raise refusal(ValueError, f"{problem} {todo}", shapes=shapes, first_step=self._shapes)
+            raise refusal(ValueError, f"{message} {todo}", shapes=shapes, first_step=self._shapes)
 
     def forward_backward(self, inputs: tuple[Any, ...], scaler: LossScaler) -> None:
         """Run forward and backward over the micro-batches of checked inputs."""

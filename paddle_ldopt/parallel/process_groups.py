@@ -73,8 +73,8 @@ class ProcessGroups:
         error, result = mine
         failed = self.greatest(0 if error is None else dist.get_rank() + 1, error)
         if error is None and failed:
-            problem = "The step failed in another process and was undone in all: see the error of that process."
-            error = RuntimeError(f"{problem} Received: an error in process {failed - 1}")
+            message = "The step failed in another process and was undone in all: see the error of that process."
+            error = RuntimeError(f"{message} Received: an error in process {failed - 1}")
         return [(error, result)]
 
     def sum_of_squares(self, split: paddle.Tensor, whole: paddle.Tensor) -> paddle.Tensor:

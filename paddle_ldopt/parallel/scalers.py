@@ -54,8 +54,8 @@ class LossScaler:
         """Load the state of a scaler of the same class; another state raises ValueError and changes nothing."""
         keys = list(checked_state(state_dict))
         if set(keys) != set(self._state):
-            problem = f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}."
-            raise refusal(ValueError, problem, keys=keys)
+            message = f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}."
+            raise refusal(ValueError, message, keys=keys)
         self._state = {key: self._checked_state(key, value) for key, value in state_dict.items()}
 
     load_state_dict = set_state_dict
@@ -187,8 +187,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
         low = checked_steps(min_scale_window, "min_scale_window", least=1)
         high = checked_steps(max_scale_window, "max_scale_window", least=1)
         if high <= low:
-            problem = "`max_scale_window` must be above `min_scale_window`."
-            raise refusal(ValueError, problem, max_scale_window=high, min_scale_window=low)
+            message = "`max_scale_window` must be above `min_scale_window`."
+            raise refusal(ValueError, message, max_scale_window=high, min_scale_window=low)
         self.windows = _windows(low, high)
         first = low if scale_window is None else checked_steps(scale_window, "scale_window", least=1)
         if first not in self.windows:
@@ -217,8 +217,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
             return super()._checked_state(key, value)
         index = checked_steps(value, key, least=-1)
         if index >= len(self.windows):
-            problem = "The state must be that of a scaler with the same windows."
-            raise ValueError(f"{problem} Received: window_index={index} for {len(self.windows)} windows")
+            message = "The state must be that of a scaler with the same windows."
+            raise ValueError(f"{message} Received: window_index={index} for {len(self.windows)} windows")
         return index
 
 
@@ -242,8 +242,8 @@ class _PaddleLossScaler(LossScaler):
 
     def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():
-            problem = "`scale_sense` must be enabled. On a CPU, Paddle's GradScaler is disabled: use DynamicLossScaler."
-            raise ValueError(f"{problem} Received: scale_sense=GradScaler(enable=False)")
+            message = "`scale_sense` must be enabled. On a CPU, Paddle's GradScaler is disabled: use DynamicLossScaler."
+            raise ValueError(f"{message} Received: scale_sense=GradScaler(enable=False)")
         self._scaler = scaler
 
     def get_loss_scale(self) -> float:

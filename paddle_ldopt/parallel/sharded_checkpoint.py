@@ -81,8 +81,8 @@ def save_checkpoint(
     together(write)
     names, listings = together(lambda: (sorted(os.listdir(folder)),) * 2)
     if any(listing != listings[0] for listing in listings):
-        problem = "All processes must save to the same folder, on a shared disk: delete the written files."
-        raise ValueError(f"{problem} Received: files {shown(listings)} of the processes")
+        message = "All processes must save to the same folder, on a shared disk: delete the written files."
+        raise ValueError(f"{message} Received: files {shown(listings)} of the processes")
     _, digests = together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in files.own_files(names)}))
 
     def finish() -> None:
@@ -124,8 +124,8 @@ def load_checkpoint(
         may_differ = set(checked_name_list(changed, "changed"))
         content = files.content(path) or "is missing or empty"
         if content != files.COMPLETE:
-            problem = f"`folder` {content}: give a complete checkpoint of `save_checkpoint`."
-            raise refusal(ValueError, problem, folder=path)
+            message = f"`folder` {content}: give a complete checkpoint of `save_checkpoint`."
+            raise refusal(ValueError, message, folder=path)
         record, shards = files.record_in(path), _shards(optimizer)
         present = _described(weights, optimizer, names)
         check_same_record(path, record, present, may_differ)
@@ -183,6 +183,6 @@ def _shards(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
             return _paddle.slice_ranges(wrapper)
         for name in ("tensor_fusion", "comm_overlap"):
             if type(wrapper) is _paddle.sharding_v1() and getattr(wrapper, name):
-                problem = f"Fused state belongs to no parameter: set {name}=False in the strategy's sharding_configs."
-                raise refusal(ValueError, problem, **{name: True})
+                message = f"Fused state belongs to no parameter: set {name}=False in the strategy's sharding_configs."
+                raise refusal(ValueError, message, **{name: True})
     return None

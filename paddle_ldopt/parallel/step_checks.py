@@ -17,8 +17,8 @@ _AXES = ("data", "sharding", "pipe", "model")
 def check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
     """Raise ValueError for an argument without effect unless another one is set."""
     if value != default and not is_on:
-        problem = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
-        raise refusal(ValueError, problem, **{name: value, needed: False})
+        message = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
+        raise refusal(ValueError, message, **{name: value, needed: False})
 
 
 def check_parallel_mode(network: paddle.nn.Layer, optimizer: Optimizer) -> None:
@@ -30,24 +30,24 @@ def check_parallel_mode(network: paddle.nn.Layer, optimizer: Optimizer) -> None:
     received = f"Received: network of type {type(network).__name__} in {processes} process(es)"
     overlaps = _paddle.overlaps(network)
     if overlaps:
-        problem = "Gradients must be reduced after the overflow check: disable this in the strategy's pp_configs."
-        raise refusal(ValueError, problem, **dict.fromkeys(overlaps, True))
+        message = "Gradients must be reduced after the overflow check: disable this in the strategy's pp_configs."
+        raise refusal(ValueError, message, **dict.fromkeys(overlaps, True))
     layers, engine = _paddle.unwrap_model(network), _paddle.pipeline_engine()
     chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
     if chunks > 1 or isinstance(network, engine) and type(network) is not engine:
-        problem = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
-        raise ValueError(f"{problem} {received}")
+        message = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
+        raise ValueError(f"{message} {received}")
     topology = _paddle.topology_of(network)
     if topology is None and processes > 1 and not isinstance(network, paddle.DataParallel):
         raise ValueError(f"With several processes `network` must be wrapped by {_MODES}. {received}")
     if topology is not None:
         degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in _AXES}
         if math.prod(degrees.values()) != processes:
-            problem = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
-            raise refusal(ValueError, problem, **degrees, processes=processes)
+            message = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
+            raise refusal(ValueError, message, **degrees, processes=processes)
         if not isinstance(optimizer, _paddle.hybrid_optimizer()):
-            problem = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
-            raise ValueError(f"{problem} Received: optimizer of type {type(optimizer).__name__}")
+            message = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
+            raise ValueError(f"{message} Received: optimizer of type {type(optimizer).__name__}")
         _paddle.check_own_gradients("the overflow check")
 
 
@@ -58,22 +58,22 @@ def check_optimizer(network: paddle.nn.Layer, optimizer: Optimizer, parameters: 
     clips = [_paddle.grad_clip(inner), *(group.get("grad_clip") for group in groups)]
     for clip in clips:
         if clip is not None:
-            problem = (
+            message = (
                 "The step clips over all processes: leave out the optimizer's `grad_clip`, set `max_grad_norm` here."
             )
-            raise ValueError(f"{problem} Received: grad_clip={type(clip).__name__}")
+            raise ValueError(f"{message} Received: grad_clip={type(clip).__name__}")
     network_ids = {id(param) for param in network.parameters()}
     others = [param.name for param in parameters if id(param) not in network_ids]
     if others:
-        problem = "`optimizer` must train parameters of the network."
-        raise ValueError(f"{problem} Received: {len(others)} others, such as {others[:3]}")
+        message = "`optimizer` must train parameters of the network."
+        raise ValueError(f"{message} Received: {len(others)} others, such as {others[:3]}")
 
 
 def check_pipeline(network: paddle.nn.Layer, pipeline_layer: Any, micro_batch_num: int) -> None:
     """Raise if the engine has another number of micro-batches, or the PipelineLayer not exactly one loss function."""
     if _paddle.is_pipeline_engine(network) and network.accumulate_steps != micro_batch_num:
-        problem = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
-        raise refusal(ValueError, problem, micro_batch_num=micro_batch_num, accumulate_steps=network.accumulate_steps)
+        message = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
+        raise refusal(ValueError, message, micro_batch_num=micro_batch_num, accumulate_steps=network.accumulate_steps)
     if pipeline_layer is not None:
         losses = _paddle.loss_functions(pipeline_layer)
         if len(losses) != 1 or not callable(losses[0]):
@@ -86,8 +86,8 @@ def check_pipeline(network: paddle.nn.Layer, pipeline_layer: Any, micro_batch_nu
 def check_schedule(schedule: Any, expected_epoch: Optional[int]) -> None:
     """Raise if another caller has advanced the schedule since the last step."""
     if schedule is not None and expected_epoch not in (None, schedule.last_epoch):
-        problem = "This step advances the schedule: do not call its `step`; load its state before this one's."
-        raise refusal(ValueError, problem, last_epoch=schedule.last_epoch, expected=expected_epoch)
+        message = "This step advances the schedule: do not call its `step`; load its state before this one's."
+        raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=expected_epoch)
 
 
 def check_same_trained(trained: list[dict[str, bool]]) -> None:
@@ -108,8 +108,8 @@ def checked_shapes(inputs: tuple[Any, ...], micro_batch_num: int) -> list[list[i
     shapes = [list(tensor.shape) for tensor in _tensors(inputs)]
     for shape in shapes:
         if not shape or shape[0] == 0 or shape[0] % micro_batch_num:
-            problem = "The first dimension of an input must be a multiple of `micro_batch_num`."
-            raise refusal(ValueError, problem, shape=shape, micro_batch_num=micro_batch_num)
+            message = "The first dimension of an input must be a multiple of `micro_batch_num`."
+            raise refusal(ValueError, message, shape=shape, micro_batch_num=micro_batch_num)
     return shapes
 
 
@@ -124,8 +124,8 @@ def _tensors(value: Any) -> list[Any]:
 def check_loss(result: Any, per_token: bool) -> None:
     """Raise TypeError unless a loss is a Tensor of one element, or with `per_token` a pair of it and the tokens."""
     if per_token and not (isinstance(result, (tuple, list)) and len(result) == 2):
-        problem = "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and their number."
-        raise TypeError(f"{problem} Received: {type(result).__name__}")
+        message = "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and their number."
+        raise TypeError(f"{message} Received: {type(result).__name__}")
     loss = result[0] if per_token else result
     if not isinstance(loss, paddle.Tensor) or loss.size != 1:
         raise TypeError(f"A loss must be a Tensor of one element. Received: {_described(loss)}")

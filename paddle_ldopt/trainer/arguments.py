@@ -114,8 +114,8 @@ class LdoptArgumentsMixin(_Settings, Args):
         except ValueError as error:
             for argument, (names, enum, *_) in _CHOICES.items():
                 if enum in str(error):  # the Trainer's error about an unknown name
-                    problem = f"{error}, or of paddle_ldopt's own: {', '.join(map(repr, names))}."
-                    raise refusal(ValueError, problem, **{argument: given[argument]}) from error
+                    message = f"{error}, or of paddle_ldopt's own: {', '.join(map(repr, names))}."
+                    raise refusal(ValueError, message, **{argument: given[argument]}) from error
             raise
         for argument, name in ours.items():
             setattr(self, argument, name)
@@ -158,8 +158,8 @@ class LdoptArgumentsMixin(_Settings, Args):
         if builds_schedule(self):
             chosen["lr_scheduler_type"] = name_of(self.lr_scheduler_type)
         if chosen:
-            problem = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
-            raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **chosen)
+            message = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
+            raise refusal(RuntimeError, f"{message}: class MyTrainer(LdoptTrainerMixin, Trainer).", **chosen)
 
 
 def mark_received(args: Args) -> None:

@@ -127,11 +127,11 @@ def _check_known_ahead(lr_scheduler: Any, optimizer: Optimizer) -> None:
     """Raise ValueError if the rates depend on an evaluation metric or on the optimizer's state."""
     remedy = "leave it out; LayerLRCallback logs the rates."
     if follows_metric(lr_scheduler):
-        problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
-        raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
+        message = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
+        raise refusal(ValueError, f"{message}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
     if rated(optimizer).sets_own_rate:
-        problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
-        raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
+        message = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
+        raise refusal(ValueError, f"{message}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
 
 
 def _rates_by_row(layers: LayerMap, optimizer: Optimizer, first: int, rates: list[float]) -> dict[str, list[float]]:

@@ -97,8 +97,8 @@ def _read_record(folder: str) -> Optional[Record]:
         if is_readable:
             comparable(record)
     if not is_readable:
-        problem = f"Another version of paddle_ldopt wrote the layer-wise settings; this version reads format {FORMAT}."
-        raise refusal(ValueError, problem, format=record["format"], path=path)
+        message = f"Another version of paddle_ldopt wrote the layer-wise settings; this version reads format {FORMAT}."
+        raise refusal(ValueError, message, format=record["format"], path=path)
     return dict(record)
 
 
@@ -121,11 +121,11 @@ def _without_record(folder: str, record: Record, allowed: bool) -> list[str]:
     if decay_from(record[DECAY_KEY]) == OFF and set(ratios.values()) <= {1.0} and not unfreezes:
         return []
     if not allowed:
-        problem = (
+        message = (
             f"The checkpoint has no {LAYERWISE}, so its layer-wise decay is unknown (a Trainer without "
             f"LdoptTrainerMixin has none): give `{ALLOW}` to resume with the present decay."
         )
-        raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+        raise refusal(ValueError, message, resume_from_checkpoint=folder)
     return [f"the checkpoint has no {LAYERWISE}"]
 
 
@@ -138,33 +138,33 @@ def _check_layout(folder: str, was: Record, record: Record) -> None:
     has_parts = any(name.startswith("optimizer") and name.endswith(forms) for name in os.listdir(folder))
     if layout != record["layout"] and has_parts:
         degrees = ", ".join(f"{name}={degree}" for name, degree in layout.items())
-        problem = (
+        message = (
             f"The checkpoint was saved in another layout, {degrees}, and its optimizer's state fits no other layout: "
             "resume in that layout, or begin a new training from the checkpoint's weights."
         )
-        raise refusal(ValueError, problem, resume_from_checkpoint=folder, **record["layout"])
+        raise refusal(ValueError, message, resume_from_checkpoint=folder, **record["layout"])
 
 
 def _check_optimizer(folder: str, was: Record, record: Record) -> None:
     classes = {was["optimizer"], record["optimizer"]}
     if len(classes) > 1 and classes != _SAME_STATE:
-        problem = (
+        message = (
             f"The state of {was['optimizer']} cannot be loaded into {record['optimizer']}: resume with the same "
             "optimizer, or start a new run from the checkpoint's weights."
         )
-        raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+        raise refusal(ValueError, message, resume_from_checkpoint=folder)
 
 
 def _check_frozen(folder: str, was: Record, record: Record) -> None:
     """Raise if a parameter was unfrozen: the checkpoint has no state for it, which Paddle needs."""
     unfrozen = _frozen(was) - _frozen(record)
     if unfrozen:
-        problem = (
+        message = (
             f"{len(unfrozen)} parameters, such as '{min(unfrozen)}', were frozen in the checkpoint and have no "
             "optimizer state in it: freeze the same layers, or begin a new training from the checkpoint's weights."
         )
         below = record[DECAY_KEY]["layerwise_freeze_below"]
-        raise refusal(ValueError, problem, resume_from_checkpoint=folder, layerwise_freeze_below=below)
+        raise refusal(ValueError, message, resume_from_checkpoint=folder, layerwise_freeze_below=below)
 
 
 def _frozen(record: Record) -> set[str]:

@@ -101,9 +101,9 @@ def check_writable(output_dir: str) -> None:
         with tempfile.TemporaryFile(dir=output_dir) as file:
             file.write(b"can be written")
     except OSError as error:
-        problem = f"Checkpoints cannot be saved in `output_dir` ({error}): free space, change its permissions, choose"
+        message = f"Checkpoints cannot be saved in `output_dir` ({error}): free space, change its permissions, choose"
         todo = "another folder, or set save_strategy='no'."
-        raise refusal(ValueError, f"{problem} {todo}", output_dir=output_dir) from error
+        raise refusal(ValueError, f"{message} {todo}", output_dir=output_dir) from error
 
 
 def last_checkpoint(output_dir: Path) -> Optional[str]:

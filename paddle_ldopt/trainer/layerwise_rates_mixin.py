@@ -58,8 +58,8 @@ class LayerwiseRatesMixin(Trainer):
         """The layers of the model."""
         rules = json_argument(self.args, "layerwise_rules")
         if rules and self.layer_rules is not None:
-            problem = "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out."
-            raise refusal(ValueError, problem, layerwise_rules=rules)
+            message = "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out."
+            raise refusal(ValueError, message, layerwise_rules=rules)
         granularity = checked_granularity(getattr(self.args, "layerwise_granularity", "block"))
         return map_layers(self.model, rules or self.layer_rules, granularity)
 

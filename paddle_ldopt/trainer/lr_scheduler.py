@@ -70,9 +70,9 @@ def check_evaluation(args: Args) -> None:
     """Raise ValueError if the schedule follows a metric and the Trainer does not evaluate."""
     kind = name_of(args.lr_scheduler_type)
     if kind in metric_kinds() and name_of(args.evaluation_strategy) == "no":
-        problem = f"The schedule {shown(kind)} follows an evaluation metric and would never change without one"
+        message = f"The schedule {shown(kind)} follows an evaluation metric and would never change without one"
         advice = "give `evaluation_strategy` 'steps' or 'epoch'."
-        raise refusal(ValueError, f"{problem}: {advice}", evaluation_strategy="no", lr_scheduler_type=kind)
+        raise refusal(ValueError, f"{message}: {advice}", evaluation_strategy="no", lr_scheduler_type=kind)
 
 
 @functools.cache

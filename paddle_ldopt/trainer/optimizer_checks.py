@@ -62,8 +62,8 @@ def check_settings(optimizer: Optimizer, args: Args, layers: Optional[LayerMap])
 
 
 def _ignored(argument: str, remedy: str, received: str) -> ValueError:
-    problem = f"The Trainer already has an optimizer, so {argument} would be ignored: {remedy}."
-    return ValueError(f"{problem} Received: {received}")
+    message = f"The Trainer already has an optimizer, so {argument} would be ignored: {remedy}."
+    return ValueError(f"{message} Received: {received}")
 
 
 def _check_scheduler(optimizer: Optimizer, scheduler: Optional[LRScheduler]) -> None:
@@ -95,15 +95,15 @@ def check_trainer_schedule(optimizer: Optimizer, scheduler: Any, args: Args, eva
     kind, ignored = name_of(args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
     received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in (unwrap(optimizer), scheduler))}
     if rated(optimizer).sets_own_rate:
-        problem = f"The optimizer sets its own rate, {ignored} it out."
+        message = f"The optimizer sets its own rate, {ignored} it out."
     elif scheduler is not None:
-        problem = f"`optimizers` already has a scheduler, {ignored} one of them out."
+        message = f"`optimizers` already has a scheduler, {ignored} one of them out."
     elif kind in metric_kinds() and eval_dataset is None:
-        problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
+        message = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
         received = {"eval_dataset": None}
     else:
         return
-    raise refusal(ValueError, problem, **received, lr_scheduler_type=kind)
+    raise refusal(ValueError, message, **received, lr_scheduler_type=kind)
 
 
 def check_unified(args: Args, optimizer: Optimizer, processes: int) -> None:
@@ -112,8 +112,8 @@ def check_unified(args: Args, optimizer: Optimizer, processes: int) -> None:
         return
     params = [param for param in parameters_of(optimizer) if not param.stop_gradient]
     if len({frozenset(optimizer.state_kinds(param)) for param in params}) > 1:
-        problem = (
+        message = (
             f"PaddleNLP cannot resume unified checkpoints of {type(optimizer).__name__} in more than one process, "
             "because matrices and vectors have different states: set unified_checkpoint=False."
         )
-        raise refusal(ValueError, problem, unified_checkpoint=True, processes=processes)
+        raise refusal(ValueError, message, unified_checkpoint=True, processes=processes)

@@ -71,11 +71,11 @@ class ResumeMixin(Trainer):
         if checkpoint is True:
             checkpoint = folders.last_checkpoint(self.args.output_dir)
             if checkpoint is None:
-                problem = (
+                message = (
                     "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out to begin a new "
                     "training, or give the folder of a complete checkpoint."
                 )
-                raise refusal(ValueError, problem, resume_from_checkpoint=True, output_dir=self.args.output_dir)
+                raise refusal(ValueError, message, resume_from_checkpoint=True, output_dir=self.args.output_dir)
         if checkpoint and os.path.isdir(checkpoint):  # the Trainer raises for a missing folder
             self._check_checkpoint(checkpoint)
         return checkpoint or None

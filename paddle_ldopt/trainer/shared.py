@@ -16,8 +16,8 @@ def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
     if not issubclass(owner, mixin):
         name = next(base.__name__ for base in cls.__mro__[1:] if issubclass(base, mixin))
         bases = ", ".join(base.__name__ for base in cls.__bases__)
-        advice = f"{name} must come first: class {cls.__name__}({name}, {owner.__name__})"
-        raise TypeError(f"{advice}. Received: class {cls.__name__}({bases})")
+        message = f"{name} must come first: class {cls.__name__}({name}, {owner.__name__})"
+        raise TypeError(f"{message}. Received: class {cls.__name__}({bases})")
 
 
 class Callback:

@@ -62,9 +62,9 @@ class GradualUnfreezeCallback(Callback):
         self._ratio.step = state.global_step
         late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)
         if late:
-            problem = f"The layers to unfreeze at steps {late} are never trained: the training ends earlier."
+            message = f"The layers to unfreeze at steps {late} are never trained: the training ends earlier."
             received = f"every_k_steps={self.every_k_steps}, max_steps={state.max_steps}"
-            warnings.warn(f"{problem} Received: {received}", stacklevel=2)
+            warnings.warn(f"{message} Received: {received}", stacklevel=2)
 
     def on_optimizer_begin(
         self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
@@ -91,9 +91,9 @@ def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: 
     """Raise ValueError unless the layers are known: the optimizer's own, or the callback's if it has no ratios."""
     hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
     if hooked or (own_layers or layers) is None or (own_layers is not None and layers not in (None, own_layers)):
-        needs = "GradualUnfreezeCallback needs an optimizer with layers (give a layer-wise decay), or `layers`"
+        message = "GradualUnfreezeCallback needs an optimizer with layers (give a layer-wise decay), or `layers`"
         advice = "(LayerMap.from_model(model)) beside an optimizer without ratios of its own."
-        raise refusal(ValueError, f"{needs} {advice}", optimizer=type(optimizer).__name__, layers=layers)
+        raise refusal(ValueError, f"{message} {advice}", optimizer=type(optimizer).__name__, layers=layers)
 
 
 class UnfreezingRatios(Ratios):

@@ -42,8 +42,10 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")
     add("--no-masters", action="store_true", help="no float32 masters of low-precision parameters")
     for field in dataclasses.fields(Layout):
-        kind = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
-        add(_argument(field.name), **kind, help=_HELP[field.name])
+        how: dict[str, Any] = (
+            {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
+        )
+        add(_argument(field.name), **how, help=_HELP[field.name])
     layouts = "several layouts, instead of the arguments above: dp=8 sharding=8 sharding=8,split_param,mp=8"
     add("--layout", nargs="+", metavar="SETTING[,SETTING...]", help=layouts)
     add("--tokens", type=int, help="tokens of one pipeline in a step: batch size times length")
@@ -85,9 +87,9 @@ def _sized_model(options: argparse.Namespace) -> tuple[Union[Transformer, dict[s
     """Return the model, its name and its number of parameters."""
     shape = _given(options, Transformer)
     if (options.params is not None) + bool(shape) + (options.model is not None) != 1:
-        advice = "Give one of `--params`, `--model`, or a shape with `--hidden` and `--layers`."
+        message = "Give one of `--params`, `--model`, or a shape with `--hidden` and `--layers`."
         received = {"--params": options.params, "--model": options.model, "shape": shape}
-        raise refusal(ValueError, advice, **received)
+        raise refusal(ValueError, message, **received)
     if options.model:
         params = load_model(options.model).named_parameters()
         shapes = {name: list(param.shape) for name, param in params if not param.stop_gradient}
@@ -140,6 +142,6 @@ def _settings_in(argument: str, text: str, words: list[str], is_bool: dict[str, 
                 settings[name] = number(value)
         except (KeyError, ValueError):
             known = ", ".join(f"{name}[=false]" if boolean else f"{name}=NUMBER" for name, boolean in is_bool.items())
-            wrong = f"A setting in `{argument}` must be one of {known or 'none'}."
-            raise refusal(ValueError, wrong, **{argument: text}) from None
+            message = f"A setting in `{argument}` must be one of {known or 'none'}."
+            raise refusal(ValueError, message, **{argument: text}) from None
     return settings

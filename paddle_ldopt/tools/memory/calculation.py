@@ -77,18 +77,18 @@ def estimate(
     """
     if not isinstance(model, (Transformer, dict)):
         raise wrong_type(model, "model", "a Transformer or a dict")
-    for name, value, kind in (("layout", layout, Layout), ("optimizer", optimizer, OptimizerSpec)):
-        if not isinstance(value, kind):
-            raise wrong_type(value, name, f"an instance of {kind.__name__}")
+    for name, value, cls in (("layout", layout, Layout), ("optimizer", optimizer, OptimizerSpec)):
+        if not isinstance(value, cls):
+            raise wrong_type(value, name, f"an instance of {cls.__name__}")
     if tokens is not None:
         tokens = checked_int(tokens, "tokens", 1)
     if layout.stage == 3 and optimizer.name != "adamwdl":
+        message = f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow"
         advice = "use stage 1, with or without split_param, or adamwdl."
-        problem = f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow"
-        raise refusal(ValueError, f"{problem}: {advice}", stage=3, name=optimizer.name)
+        raise refusal(ValueError, f"{message}: {advice}", stage=3, name=optimizer.name)
     if not isinstance(model, Transformer) and (layout.mp > 1 or layout.pp > 1):
-        problem = "Shapes alone do not tell how `mp` and `pp` cut a model"
-        raise refusal(ValueError, f"{problem}: give hidden, layers and vocab.", mp=layout.mp, pp=layout.pp)
+        message = "Shapes alone do not tell how `mp` and `pp` cut a model: give hidden, layers and vocab."
+        raise refusal(ValueError, message, mp=layout.mp, pp=layout.pp)
     if isinstance(model, Transformer):  # the stages in the middle are alike
         stages = [model.weights(layout.mp, layout.pp, i) for i in sorted({0, layout.pp // 2, layout.pp - 1})]
     else:

@@ -146,17 +146,17 @@ class Layout:
     def __post_init__(self) -> None:
         _check_counts(self, "dp", "sharding", "stage", "mp", "pp")
         checked_bool(self.split_param, "split_param")
-        stage, split, wrong = self.stage, self.split_param, ""
+        stage, split, message = self.stage, self.split_param, ""
         if stage > 3:
-            wrong = "`stage` must be 1, 2 or 3."
+            message = "`stage` must be 1, 2 or 3."
         elif self.sharding == 1 and (stage != 1 or split):
-            wrong = "`stage` and `split_param` have no effect without `sharding`."
+            message = "`stage` and `split_param` have no effect without `sharding`."
         elif stage != 1 and split:
-            wrong = "`split_param` needs stage 1."
+            message = "`split_param` needs stage 1."
         elif stage != 1 and self.pp > 1:
-            wrong = "Pipeline stages need sharding stage 1."
-        if wrong:
-            raise refusal(ValueError, wrong, sharding=self.sharding, stage=stage, split_param=split, pp=self.pp)
+            message = "Pipeline stages need sharding stage 1."
+        if message:
+            raise refusal(ValueError, message, sharding=self.sharding, stage=stage, split_param=split, pp=self.pp)
 
     @property
     def devices(self) -> int:

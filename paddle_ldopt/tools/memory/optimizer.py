@@ -55,8 +55,8 @@ class OptimizerSpec:
             others = {other: options[other] for other in options if other != option}
             if declared is None or not _sizes(info, others, option, declared.checked(value, option)):
                 known = ", ".join(sizing_options(name)) or "none"
-                advice = f"`{option}` does not change the state of {name} here; options that do: {known}."
-                raise refusal(ValueError, advice, **options, name=name)
+                message = f"`{option}` does not change the state of {name} here; options that do: {known}."
+                raise refusal(ValueError, message, **options, name=name)
         checked = {option: info.options[option].checked(value, option) for option, value in options.items()}
         fields = {"name": name, "options": checked, "dtype": dtype, "grad_dtype": grad_dtype}
         for field, value in {**fields, "multi_precision": masters}.items():
