@@ -1,9 +1,10 @@
-"""Files: checks of paths, complete writes, checksums, strict JSON. No Paddle."""
+"""Files: checks of paths, complete writes, checksums, strict JSON, numbers of YAML. No Paddle."""
 
 import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 import zlib
@@ -14,6 +15,7 @@ from typing import Any, Union
 from ._messages import refusal, shown
 
 __all__ = [
+    "YAML_EXPONENT",
     "Path",
     "checked_path",
     "damages",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 Path = Union[str, os.PathLike[str]]
+YAML_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # 1e-5: a number in YAML 1.2, a string in PyYAML
 
 
 def checked_path(path: Any, argument: str = "path", expected: str = "a path") -> str:

@@ -10,7 +10,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ._checks import checked_number
 from ._messages import nearest, refusal, shown, unknown
-from ._paddle import checked_model, name_dict_of
+from ._paddle import checked_model, name_dict_of, unwrap
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.granularity import Granularity
 from .layers.user_rules import Rules
@@ -19,7 +19,7 @@ from .optimizers.groups import parameters_to_train
 from .optimizers.registry import REGISTRY
 from .optimizers.shared_options import flag
 
-__all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]
+__all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create", "set_training_steps"]
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
@@ -62,6 +62,12 @@ def build_optimizer(
     elif decay == OFF and not _has_hook(arguments) and model is not None:
         arguments["name_dict"] = name_dict_of(model)
     return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
+
+
+def set_training_steps(optimizer: Any, steps: Optional[int]) -> None:
+    """Give an optimizer with layer-wise rates, or a wrapper of it, the number of steps, which a moving decay needs."""
+    if isinstance(inner := unwrap(optimizer), LayerwiseMixin):
+        inner.training_steps = steps
 
 
 def _arguments_of(

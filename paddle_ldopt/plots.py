@@ -39,15 +39,21 @@ def write_schedule(path: Path, first: int, series: Series) -> None:
 
 
 def plot_schedule(path: Path, first: int, series: Series) -> str:
-    """Draw the rate of every layer by step, from the embeddings (light) to the head (dark), and return the path."""
+    """Draw the rate of every layer by step and return the path."""
     axes = _new_axes(path)
-    for i, (label, rates) in enumerate(series.items()):
-        named = label if i in (0, len(series) - 1) else None
-        shade, points = str(0.8 * (1 - (i + 1) / len(series))), _points(len(rates))
-        axes.plot([first + j for j in points], [rates[j] for j in points], color=shade, lw=1.2, label=named)
+    points = _points(len(next(iter(series.values()))))
+    shown = [(label, [rates[i] for i in points]) for label, rates in series.items()]
+    draw_rates(axes, [first + i for i in points], shown)
+    return _write(axes, path, "step", "learning rate")
+
+
+def draw_rates(axes: Any, steps: list[int], series: list[tuple[str, list[float]]]) -> None:
+    """Draw the rates of every layer, with its label, from the embeddings (light) to the head (dark)."""
+    for i, (label, rates) in enumerate(series, 1):
+        named = label if i in (1, len(series)) else None
+        axes.plot(steps, rates, color=str(0.8 * (1 - i / len(series))), lw=1.2, label=named)
     name_lines(axes)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    return _write(axes, path, "step", "learning rate")
 
 
 def plot_table(table: Any, path: Path) -> str:

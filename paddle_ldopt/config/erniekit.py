@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from .._checks import checked_number
 from .._messages import refusal
-from ..config.decay_settings import SETTINGS
 from ..layers.decay import OPTIONS, LayerDecay
+from .decay_settings import SETTINGS
 
 _GATE = r"^ernie\.layers\.0\.mlp\.gate\.weight$"
 _VISION = '`layerwise_towers`, such as {"vision_model": {"layerwise_decay": 0.9, "convention": "ernie_vl"}}'

@@ -2,10 +2,9 @@
 
 import functools
 import json
-import re
 from typing import Any
 
-from .._files import Path, checked_path, file_errors, unique_keys
+from .._files import YAML_EXPONENT, Path, checked_path, file_errors, unique_keys
 from .._messages import refusal
 
 _EXAMPLES = {  # last word of a setting's name -> a value
@@ -46,8 +45,7 @@ def read_yaml(path: Path) -> Any:
         read = functools.partial(loader.construct_object, deep=True)
         return unique_keys([(read(key), read(value)) for key, value in node.value])
 
-    exponent = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_EXPONENT, list("-+.0123456789"))
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     with open(checked_path(path), encoding="utf-8") as file, file_errors(path, "This YAML"):
         try:

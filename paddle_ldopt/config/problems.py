@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 import paddle
-from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number, checked_steps, refused
 from .._messages import problem, refusal, shown, unknown
@@ -16,6 +15,7 @@ from ..schedules import get_scheduler
 from ..schedules.factory import kwargs_problems
 from ..schedules.kinds import SCHEDULES, metric_kinds
 from .decay_settings import decay_from, decay_problems
+from .schedule import build_schedule
 
 MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
 
@@ -60,18 +60,6 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
         message = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
         received = {name: getattr(config, name) for name in ("learning_rate", "lr_scheduler_type", "layerwise_end")}
         yield problem(f"{message} an `lr_scheduler_type` that does not follow a metric.", **received)
-
-
-def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
-    """Return the schedule of a `LdoptConfig`, or of an object with the same attributes, over this many steps."""
-    kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
-    if settings.warmup_ratio and not warmup:
-        if steps is None:
-            message = "`warmup_ratio` is a fraction of all steps: give their number."
-            raise refusal(ValueError, message, num_training_steps=None)
-        warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
-    timed = {} if kind in metric_kinds() else {"num_warmup_steps": warmup, "num_training_steps": steps}
-    return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
 
 
 def schedule_problems(settings: Any, steps: int) -> Iterator[str]:

@@ -14,13 +14,14 @@ from .._checks import plain_number
 from .._files import Path, checked_path, read_json
 from .._messages import problem, refusal, tell_all, unknown, wrong_type
 from .._paddle import parameters_of
-from ..build import OPTIMIZERS, build_optimizer
+from ..build import OPTIMIZERS, build_optimizer, set_training_steps
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from . import erniekit
 from .decay_settings import DecaySettings, decay_setting, setting, settings_of
 from .files import read_yaml
-from .problems import build_schedule, config_problems
+from .problems import config_problems
+from .schedule import build_schedule
 from .trainer_arguments import arguments_of_settings, settings_of_arguments
 
 
@@ -125,7 +126,7 @@ class LdoptConfig(DecaySettings):
             **self.optim_kwargs,
         )
         if self.layerwise_decay.moves:
-            opt.training_steps = num_training_steps
+            set_training_steps(opt, num_training_steps)
             opt.layerwise_ratio(parameters_of(opt)[0])  # raises if the number of steps is unknown
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
 

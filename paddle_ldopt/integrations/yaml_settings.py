@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from typing import Any, Optional
 import paddle
 
 from .._checks import checked_bool, checked_number
+from .._files import YAML_EXPONENT
 from .._messages import problem, refusal, unknown
 from .._paddle import parameters_of, weight_decay_coefficient
 from ..build import OFF, build_optimizer
@@ -22,7 +22,6 @@ from .resume_record import with_record
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
 _OF_THE_MAP = ("rules", "granularity")
-_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def framework(module: str, name: str) -> Any:
@@ -117,7 +116,7 @@ def numbers_read(value: Any) -> Any:
         return {key: numbers_read(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [numbers_read(item) for item in value]
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+    return float(value) if isinstance(value, str) and YAML_EXPONENT.match(value) else value
 
 
 def name_parts(parts: Any, setting: str) -> list[str]:

@@ -9,7 +9,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
-from ..build import OFF, build_optimizer
+from ..build import OFF, build_optimizer, set_training_steps
 from ..config.erniekit import left_to_us
 from ..config.files import json_argument
 from ..config.trainer_arguments import builds_schedule, clip_norm, decay_of_arguments, mapped_options, name_of
@@ -17,7 +17,7 @@ from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap
 from ..layers.rated_optimizer import rated, ratios_of
-from ..optimizers import LayerwiseMixin, OptimizerInfo
+from ..optimizers import OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from . import lr_scheduler
@@ -101,7 +101,7 @@ class LayerwiseRatesMixin(Trainer):
                 apply_layerwise_decay(self.optimizer, layers, decay)
         self._own_optimizer = unwrap(self.optimizer)
         leave_out_frozen(self._own_optimizer)
-        self._set_steps(self._num_training_steps)
+        set_training_steps(self.optimizer, self._num_training_steps)
         return self.optimizer
 
     def _build(
@@ -125,7 +125,7 @@ class LayerwiseRatesMixin(Trainer):
     def create_scheduler(self, num_training_steps: int) -> LRScheduler:
         """Return the Trainer's schedule; if it has none, create ours."""
         self._num_training_steps = num_training_steps
-        self._set_steps(num_training_steps)
+        set_training_steps(self.optimizer, num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and rated(self.optimizer).sets_own_rate:
             self.lr_scheduler = lr_scheduler.OwnRate(self.optimizer)
@@ -168,17 +168,12 @@ class LayerwiseRatesMixin(Trainer):
         """Called before the first step, with the training's state loaded."""
         if unwrap(self.optimizer) is not self._own_optimizer:  # the Trainer's `create_optimizer_and_scheduler` made it
             self._check_optimizer()
-        self._set_steps(self.state.max_steps)
+        set_training_steps(self.optimizer, self.state.max_steps)
         layers = ratios_of(self.optimizer).layers
         if layers is not None:
             ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
             table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)
             inform(self, f"Learning rates by layer:\n{table}")
-
-    def _set_steps(self, steps: Optional[int]) -> None:
-        """Give the optimizer, if there is one, the number of steps, which a moving decay may need."""
-        if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
-            optimizer.training_steps = steps
 
     @property
     def _decay(self) -> LayerDecay:

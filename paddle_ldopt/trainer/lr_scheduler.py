@@ -10,7 +10,8 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import refusal, shown
 from .._paddle import unwrap
 from ..config.files import json_argument
-from ..config.problems import MANY_STEPS, build_schedule, schedule_problems
+from ..config.problems import MANY_STEPS, schedule_problems
+from ..config.schedule import build_schedule
 from ..config.trainer_arguments import BUILT_IN, builds_schedule, evaluation_metric, name_of, schedule_of_arguments
 from ..schedules import MetricSchedule
 from ..schedules.kinds import SCHEDULES, metric_kinds

@@ -19,7 +19,7 @@ from ..layers.map import LayerMap
 from ..layers.rated_optimizer import ratios_of
 from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.table import LayerTable
-from ..plots import font_families, name_lines
+from ..plots import draw_rates, font_families, name_lines
 from . import report_page as page
 from .report_facts import run_facts
 from .shared import Callback
@@ -183,7 +183,7 @@ class RunReport(Callback):
         for row, heights in zip(self._table.rows, curves):
             for tower in [row.tower] if row.tower in towers else towers:
                 towers[tower].append((row, heights))
-        return page.plots("learning rate of each layer by step", _draw_rates, towers, steps, panels=len(towers))
+        return page.plots("learning rate of each layer by step", _draw_towers, towers, steps, panels=len(towers))
 
 
 def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) -> list[Any]:
@@ -214,23 +214,17 @@ def _with_peaks(table: LayerTable, curves: list[Any]) -> LayerTable:
     return LayerTable([dataclasses.replace(row, learning_rate=None, peak_learning_rate=peak) for row, peak in rows])
 
 
-def _draw_rates(axes: list[Any], towers: dict[str, list[Any]], steps: list[int]) -> None:
-    """Draw the rate of every layer, from the embeddings (light) to the head (dark)."""
+def _draw_towers(axes: list[Any], towers: dict[str, list[Any]], steps: list[int]) -> None:
+    """Draw a panel for each tower."""
     top = max((max(curve[0], default=0.0) for rows in towers.values() for _, curve in rows if curve), default=0.0)
     for axis, (tower, rows) in zip(axes, towers.items()):
         rows = sorted(rows, key=lambda pair: pair[0].index)
-        for i, (row, curve) in enumerate(rows):
-            if curve:
-                shade = str(0.75 * (1 - i / max(len(rows) - 1, 1)))
-                named = row.label if i in (0, len(rows) - 1) else None
-                axis.plot(steps, curve[0], color=shade, lw=1.2, label=named)
+        draw_rates(axis, steps, [(row.label, curve[0]) for row, curve in rows if curve])
         axis.set_title(
             tower if len(towers) > 1 else "", fontsize="medium", parse_math=False, fontfamily=font_families()
         )
         axis.set(xlabel="step", ylabel="learning rate", ylim=(0, 1.05 * top or None))  # the same in all panels
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        name_lines(axis)
 
 
 def _draw_history(axes: list[Any], history: list[dict[str, Any]], baseline: Any = None) -> None:

@@ -42,9 +42,7 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")
     add("--no-masters", action="store_true", help="no float32 masters of low-precision parameters")
     for field in dataclasses.fields(Layout):
-        how: dict[str, Any] = (
-            {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
-        )
+        how = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
         add(_argument(field.name), **how, help=_HELP[field.name])
     layouts = "several layouts, instead of the arguments above: dp=8 sharding=8 sharding=8,split_param,mp=8"
     add("--layout", nargs="+", metavar="SETTING[,SETTING...]", help=layouts)
