@@ -32,8 +32,7 @@ from common.run_folder import ARGUMENTS, names_in, take, write_json
 from common.text_sources import read_jsonl
 from rich.console import Console
 
-from paddle_ldopt.trainer import last_checkpoint
-from paddle_ldopt.trainer.folders import write_whole
+from paddle_ldopt.trainer import last_checkpoint, write_whole
 
 OURS = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_from_checkpoint")
 

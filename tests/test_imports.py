@@ -31,7 +31,7 @@ ARROWS = {
     "build": {"_checks", "_paddle", "layers", "optimizers"},
     "tensorflow_recipe": {"_paddle", "build", "layers", "optimizers", "schedules"},
     "config": {"_checks", "_files", "_messages", "_paddle", "build", "layers", "optimizers", "schedules"},
-    "integrations": {"_checks", "_paddle", "build", "layers", "optimizers", "saving"},
+    "integrations": {"_checks", "_files", "_paddle", "build", "layers", "optimizers", "saving"},
     "saving": {"_checks", "_files", "_paddle", "layers", "optimizers", "version"},
     "parallel": {"_checks", "_files", "_paddle", "_processes", "saving", "schedules"},
     "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},

@@ -38,12 +38,8 @@ from ._base.layerwise_optimizer import LayerwiseOptimizer as LayerwiseOptimizer
 from ._base.rule_optimizer import RuleOptimizer
 from .apply import apply_layerwise_decay, reset_layerwise_decay
 from .registry import OptimizerInfo, list_optimizers, optimizer_class, register
-from .states import COLUMN as COLUMN
-from .states import ELEMENT as ELEMENT
-from .states import ROW as ROW
-from .states import SCALAR as SCALAR
-from .states import State
+from .states import COLUMN, ELEMENT, ROW, SCALAR, State
 
 __all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb"]
 __all__ += ["OptimizerInfo", "apply_layerwise_decay", "list_optimizers", "optimizer_class", "reset_layerwise_decay"]
-__all__ += ["Option", "RuleOptimizer", "State", "register"]  # for new optimizers
+__all__ += ["COLUMN", "ELEMENT", "ROW", "SCALAR", "Option", "RuleOptimizer", "State", "register"]  # for new optimizers

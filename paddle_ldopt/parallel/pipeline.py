@@ -7,14 +7,14 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_bool, checked_number, checked_steps
+from .._checks import checked_bool, checked_steps
 from .._messages import refusal
 from .._paddle import rate_source, unwrap
 from ..schedules import MetricSchedule
 from .micro_batches import MicroBatches
 from .process_groups import ProcessGroups
 from .scalers import LossScaler, as_scaler
-from .step_checks import check_effect, check_schedule
+from .step_checks import check_schedule, checked_norms
 from .step_gradients import Gradients
 
 __all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
@@ -142,15 +142,12 @@ class PipelineWithLossScale:
         global_norm_spike_threshold: float = 1.0,
     ) -> None:
         self.scaler: LossScaler = as_scaler(scale_sense)
-        self._clips = checked_bool(use_clip_grad, "use_clip_grad")
-        self._max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
+        # the norm to clip to, None without clipping; the norm from which an update is skipped, inf for never
+        self._max_norm, self._spike = checked_norms(
+            use_clip_grad, max_grad_norm, use_skip_data_by_global_norm, global_norm_spike_threshold
+        )
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
         per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
-        self._skips = checked_bool(use_skip_data_by_global_norm, "use_skip_data_by_global_norm")
-        self._spike = checked_number(global_norm_spike_threshold, "global_norm_spike_threshold", ends="(]")
-        check_effect("max_grad_norm", self._max_norm, 1.0, "use_clip_grad", self._clips)
-        check_effect("use_skip_data_by_global_norm", self._skips, False, "use_clip_grad", self._clips)
-        check_effect("global_norm_spike_threshold", self._spike, 1.0, "use_skip_data_by_global_norm", self._skips)
         count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
         self._optimizer = optimizer
         self._groups = ProcessGroups(network, optimizer)
@@ -190,8 +187,8 @@ class PipelineWithLossScale:
                 gradients.reduce()
                 norm = gradients.global_norm()
             overflow = bool(groups.greatest(not math.isfinite(norm)))  # the reduction can also overflow
-            if not overflow and not (self._skips and norm >= self._spike):
-                if self._clips:
+            if not overflow and norm < self._spike:
+                if self._max_norm is not None:
                     gradients.clip(norm, self._max_norm)
                 gradients.apply()
                 if schedule is not None:
@@ -199,7 +196,7 @@ class PipelineWithLossScale:
         self._optimizer.clear_grad()
         self.scaler.update(overflow)
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
-        output = StepOutput(loss, paddle.to_tensor(overflow), scale, rate, norm if self._clips else None)
+        output = StepOutput(loss, paddle.to_tensor(overflow), scale, rate, None if self._max_norm is None else norm)
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
 
     def _schedule(self) -> Optional[LRScheduler]:

@@ -8,13 +8,26 @@ import paddle.distributed as dist
 from paddle.optimizer import Optimizer
 
 from .. import _paddle
+from .._checks import checked_bool, checked_number
 from .._messages import refusal, wrong_type
 
 _MODES = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
 _AXES = ("data", "sharding", "pipe", "model")
 
 
-def check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
+def checked_norms(clips: Any, max_norm: Any, skips: Any, spike: Any) -> tuple[Optional[float], float]:
+    """Return the norm to clip to, None for no clipping, and the norm from which updates are skipped, inf for never."""
+    clips = checked_bool(clips, "use_clip_grad")
+    max_norm = checked_number(max_norm, "max_grad_norm", ends="(]")
+    skips = checked_bool(skips, "use_skip_data_by_global_norm")
+    spike = checked_number(spike, "global_norm_spike_threshold", ends="(]")
+    _check_effect("max_grad_norm", max_norm, 1.0, "use_clip_grad", clips)
+    _check_effect("use_skip_data_by_global_norm", skips, False, "use_clip_grad", clips)
+    _check_effect("global_norm_spike_threshold", spike, 1.0, "use_skip_data_by_global_norm", skips)
+    return max_norm if clips else None, spike if skips else math.inf
+
+
+def _check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
     """Raise ValueError for an argument without effect unless another one is set."""
     if value != default and not is_on:
         message = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."

@@ -9,6 +9,7 @@ modules with the functions of each class::
      └─ ResumeMixin (also alone)     resume_mixin.py             folders, epoch_rng, data_errors
 """
 
+from .._files import write_whole
 from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName
 from .callbacks import LayerLRCallback, ScheduleCallback
 from .folders import last_checkpoint
@@ -32,4 +33,5 @@ __all__ = [
     "StopOnSigterm",
     "last_checkpoint",
     "map_layers",
+    "write_whole",
 ]

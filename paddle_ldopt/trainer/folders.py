@@ -13,7 +13,6 @@ import warnings
 from typing import Any, Optional
 
 from .._files import Path, checked_path, damages, digest, file_errors, read_json
-from .._files import write_whole as write_whole
 from .._messages import refusal
 
 LAYERWISE = "ldopt_layerwise.json"

@@ -18,8 +18,7 @@ import numpy as np
 import paddle
 from paddlenlp.trainer import TrainerCallback
 
-from paddle_ldopt.trainer import last_checkpoint
-from paddle_ldopt.trainer.folders import write_whole
+from paddle_ldopt.trainer import last_checkpoint, write_whole
 
 from .errors import error
 

@@ -535,6 +535,7 @@ CALLS = {
         call(trainer.map_layers, model=MODEL, rules={"embeddings": 0}),
         words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},
     ),
+    "trainer.write_whole": Row(call(trainer.write_whole, path=path(".html"), text="a")),
     "trainer.last_checkpoint": Row(call(trainer.last_checkpoint, output_dir=tempfile.gettempdir()), also=(OSError,)),
 }
 for _name, _more in BUILT.items():
@@ -560,6 +561,7 @@ NO_CALLS = {
     "RuleOptimizer": "its base",
     "Option": "its declaration",
     "State": "its declaration",
+    **dict.fromkeys(("COLUMN", "ELEMENT", "ROW", "SCALAR"), "kinds of its states"),
     "schedule": "of a new schedule: tests/schedules/test_new_schedule.py",
     "scheduled": "what its function returns",
     "Curve": "its base",

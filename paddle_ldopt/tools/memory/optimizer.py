@@ -45,21 +45,14 @@ class OptimizerSpec:
     ) -> None:
         optimizer_class(name)  # raises for an unknown one
         checked_choice(dtype, "dtype", ITEMSIZE)
-        grad_dtype = checked_choice(dtype if grad_dtype is None else grad_dtype, "grad_dtype", ITEMSIZE)
-        masters = checked_bool(dtype != "float32" if multi_precision is None else multi_precision, "multi_precision")
-        if masters and dtype == "float32":
-            raise refusal(ValueError, "float32 parameters have no masters.", multi_precision=True, dtype="float32")
-        info = REGISTRY[name]
-        for option, value in options.items():
-            declared = info.options.get(option)
-            others = {other: options[other] for other in options if other != option}
-            if declared is None or not _sizes(info, others, option, declared.checked(value, option)):
-                known = ", ".join(sizing_options(name)) or "none"
-                message = f"`{option}` does not change the state of {name} here; options that do: {known}."
-                raise refusal(ValueError, message, **options, name=name)
-        checked = {option: info.options[option].checked(value, option) for option, value in options.items()}
-        fields = {"name": name, "options": checked, "dtype": dtype, "grad_dtype": grad_dtype}
-        for field, value in {**fields, "multi_precision": masters}.items():
+        fields = {
+            "name": name,
+            "options": _checked_options(name, options),
+            "dtype": dtype,
+            "grad_dtype": checked_choice(dtype if grad_dtype is None else grad_dtype, "grad_dtype", ITEMSIZE),
+            "multi_precision": _checked_masters(multi_precision, dtype),
+        }
+        for field, value in fields.items():
             object.__setattr__(self, field, value)
 
     def __str__(self) -> str:
@@ -77,6 +70,27 @@ class OptimizerSpec:
     def sums(self, shape: tuple[int, ...]) -> list[list[str]]:
         """Return the kinds of the sums over a whole parameter that an update needs, round by round, each a float32."""
         return REGISTRY[self.name].sums(self.options, shape)
+
+
+def _checked_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an optimizer; raise for one that does not change its state."""
+    info = REGISTRY[name]
+    for option, value in options.items():
+        declared = info.options.get(option)
+        others = {other: options[other] for other in options if other != option}
+        if declared is None or not _sizes(info, others, option, declared.checked(value, option)):
+            known = ", ".join(sizing_options(name)) or "none"
+            message = f"`{option}` does not change the state of {name} here; options that do: {known}."
+            raise refusal(ValueError, message, **options, name=name)
+    return {option: info.options[option].checked(value, option) for option, value in options.items()}
+
+
+def _checked_masters(multi_precision: Optional[bool], dtype: str) -> bool:
+    """Return whether there are float32 masters; raise for masters of float32 parameters."""
+    masters = checked_bool(dtype != "float32" if multi_precision is None else multi_precision, "multi_precision")
+    if masters and dtype == "float32":
+        raise refusal(ValueError, "float32 parameters have no masters.", multi_precision=True, dtype="float32")
+    return masters
 
 
 def _short(value: Any) -> str:
