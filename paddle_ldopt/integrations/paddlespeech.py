@@ -12,7 +12,7 @@ from .yaml_settings import NAMES, framework, from_settings
 
 _OWN = ("lr", "weight_decay", "grad_clip")  # in `optim_conf`
 _RATE = "lr"  # the rate in `optim_conf`, which goes to the schedule
-_KINDS = ("", "model_", "wav2vec2_", "hubert_", "wavlm_")  # a trainer has one optimizer, or two
+_PREFIXES = ("", "model_", "wav2vec2_", "hubert_", "wavlm_")  # of the settings of a trainer's one or two optimizers
 
 
 class Pending(paddle.optimizer.SGD):
@@ -45,20 +45,20 @@ def register() -> None:
     def setup(self: Any) -> None:
         """Set up the experiment, and build our optimizers for its model."""
         set_up(self)
-        for kind in _KINDS:
-            pending = getattr(self, f"{kind}optimizer", None)
+        for prefix in _PREFIXES:
+            pending = getattr(self, f"{prefix}optimizer", None)
             if isinstance(pending, Pending):
-                setattr(self, f"{kind}optimizer", _built(self, kind, pending))
+                setattr(self, f"{prefix}optimizer", _built(self, prefix, pending))
 
     trainer.setup = setup
 
 
-def _built(trainer: Any, kind: str, pending: Pending) -> Any:
+def _built(trainer: Any, prefix: str, pending: Pending) -> Any:
     """Return the optimizer that a configuration file describes."""
     names = {name.lower(): name for name in NAMES}
-    settings = {key: value for key, value in dict(trainer.config[f"{kind}optim_conf"]).items() if key != _RATE}
+    settings = {key: value for key, value in dict(trainer.config[f"{prefix}optim_conf"]).items() if key != _RATE}
     weight_decay = settings.pop("weight_decay", None)
     settings.pop("grad_clip", None)  # the factory has already built the clipping from it
-    name = names[trainer.config[f"{kind}optim"].lower()]
+    name = names[trainer.config[f"{prefix}optim"].lower()]
     common = {**pending.arguments, "weight_decay": weight_decay or 0.0, "own": _OWN}
     return from_settings(name, trainer.model, settings, **common)

@@ -84,7 +84,7 @@ def from_settings(
         arguments["apply_decay_param_fun"] = _Decays(undecayed)
     plain: Any = info.cls
     recorded = dataclasses.replace(info, cls=with_record(plain))
-    with _hints_for_yaml():
+    with hints_for_yaml():
         optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
     setattr(optimizer, ALLOW, allowed)
     if decay != OFF and all(
@@ -96,7 +96,7 @@ def from_settings(
 
 
 @contextlib.contextmanager
-def _hints_for_yaml() -> Iterator[None]:
+def hints_for_yaml() -> Iterator[None]:
     """Write the patterns in errors and warnings as YAML does, '...', instead of Python's r'...'."""
     try:
         with warnings.catch_warnings(record=True) as hints:

@@ -75,10 +75,8 @@ def _checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, A
         raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
     if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate
         rate = checked_number(rate, "learning_rate", expected="a number: in a group it is a multiplier of the rate")
-    scaled = (
-        checked_number(group.get("lr_scale", 1.0), "lr_scale", expected="a number: it is a label of a group") != 1.0
-    )
-    if scaled and "learning_rate" not in group and group.get("lr") is None:
+    scale = checked_number(group.get("lr_scale", 1.0), "lr_scale", expected="a number: it is a label of a group")
+    if scale != 1.0 and "learning_rate" not in group and group.get("lr") is None:
         advice = "give the group its 'learning_rate', a multiplier of the optimizer's."
         raise refusal(ValueError, f"'lr_scale' is a label and has no effect: {advice}", lr_scale=group["lr_scale"])
     given = {"learning_rate": rate} if "learning_rate" in group else {}

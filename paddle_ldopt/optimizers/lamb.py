@@ -33,7 +33,8 @@ from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]
 
-_RATE = "[0, inf) or a schedule"
+_LR = "[0, inf) or a schedule"
+_DECAY = "[0, inf) or a function of the step"
 
 
 def is_convolution(shape: Any) -> bool:
@@ -150,20 +151,9 @@ class Lamb(ScheduledOptimizer):
         "beta1": Option(doc="decay rate of the first moment", high=1.0, ends="()", group=True),
         "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="()", group=True),
         "eps": Option(doc="added to the root of the second moment", ends="()", group=True, setting="epsilon"),
-        "weight_decay": Option(
-            doc="decoupled weight decay",
-            group=True,
-            check=decay_or_function,
-            values="[0, inf) or a function of the step",
-        ),
+        "weight_decay": Option(doc="decoupled weight decay", group=True, check=decay_or_function, values=_DECAY),
         "lr": Option(
-            None,
-            "the group's own rate",
-            optional=True,
-            group=True,
-            check=rate_or_function,
-            values=_RATE,
-            argument=False,
+            None, "the group's own rate", optional=True, group=True, check=rate_or_function, values=_LR, argument=False
         ),
         "grad_centralization": flag("centralize gradients of convolutions", default=False, group=True, argument=False),
     }
