@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Union
 
-from ._messages import refusal, shown
+from ._messages import refusal, shown, wrong_type
 
 __all__ = [
     "YAML_EXPONENT",
@@ -85,7 +85,9 @@ def write_whole(path: Path, text: str) -> None:
 
     A link stays a link. A device or a pipe is written to, never replaced.
     """
-    path = os.path.realpath(path)
+    path = os.path.realpath(checked_path(path))
+    if not isinstance(text, str):
+        raise wrong_type(text, "text", "a str")
     content = text.encode("utf-8", "backslashreplace")  # file names may not be UTF-8
     if os.path.isfile(path) or not os.path.exists(path):
         write_file(path, [content])
