@@ -93,7 +93,7 @@ def _arguments(cls: type) -> dict[str, Any]:
 
 
 def list_optimizers() -> list[str]:
-    """Return the names that `create` and the Trainer's ``--optim`` accept.
+    """Return the names of our optimizers; `create` and the Trainer's ``--optim`` also accept "adamw", Paddle's own.
 
     Examples:
         >>> import paddle_ldopt as ldopt

@@ -24,7 +24,7 @@ from .unfreezing import GradualUnfreezeCallback
 
 Record = dict[str, Any]
 DECAY_KEY = "rule"  # key of the decay; version 0.1 called it a rule, and its checkpoints can still be read
-_DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # the Trainer's arguments
+_DEGREES = [(axis, f"{axis}_parallel_degree") for axis in ("sharding", "tensor", "pipeline")]  # the Trainer's arguments
 _SAME_STATE = {"AdamW", "AdamWDL"}  # each can load the state of the other
 
 

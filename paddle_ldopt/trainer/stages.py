@@ -18,8 +18,8 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None, granularity: Granulari
 
     `rules` and `granularity` are as in `LayerMap.from_model`.
     """
-    kind = LayerMap if pipeline_of(checked_model(model)) is None else StageLayers
-    return kind.from_model(model, rules, granularity)
+    cls = LayerMap if pipeline_of(checked_model(model)) is None else StageLayers
+    return cls.from_model(model, rules, granularity)
 
 
 def from_all_stages(value: Any) -> list[Any]:

@@ -17,17 +17,19 @@ def add_decay_arguments(add: Callable[..., argparse.Action], *without: str) -> N
     for field in dataclasses.fields(LayerDecay):
         if field.name in without:
             continue
-        option, kind = OPTIONS[field.name], (typing.get_args(field.type) or (field.type,))[0]
-        how = {"action": "store_true"} if kind is bool else {"type": str if typing.get_origin(kind) else kind}
-        values = option.span.removesuffix(" or None") + ", as JSON" * bool(typing.get_origin(kind))
-        about = option.doc if kind is bool else f"{option.doc}: {values}"  # it takes no value
-        add(NAMES[field.name], **how, dest=field.name, default=option.default, help=about)
+        option, value_type = OPTIONS[field.name], (typing.get_args(field.type) or (field.type,))[0]
+        common: dict[str, Any] = {"dest": field.name, "default": option.default}
+        if value_type is bool:
+            add(NAMES[field.name], **common, action="store_true", help=option.doc)
+            continue
+        is_json = typing.get_origin(value_type) is not None
+        values = option.span.removesuffix(" or None") + ", as JSON" * is_json
+        add(NAMES[field.name], **common, type=str if is_json else value_type, help=f"{option.doc}: {values}")
 
 
 def decay_from_arguments(options: argparse.Namespace) -> LayerDecay:
     """Return the decay of the arguments; errors name the arguments."""
-    given = {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
-    values = {name: option_of(value, name, NAMES[name]) for name, value in given.items()}
+    values = {name: option_of(value, name, NAMES[name]) for name, value in _values(options).items()}
     for problem in idle_options(values, NAMES, OPTIONS):
         raise ValueError(problem)
     return LayerDecay(**values)
@@ -35,5 +37,8 @@ def decay_from_arguments(options: argparse.Namespace) -> LayerDecay:
 
 def given_decay_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return argument -> value of each option of a decay that differs from its default."""
-    given = {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
-    return {NAMES[name]: value for name, value in given.items() if value != OPTIONS[name].default}
+    return {NAMES[name]: value for name, value in _values(options).items() if value != OPTIONS[name].default}
+
+
+def _values(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
