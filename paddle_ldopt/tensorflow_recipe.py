@@ -9,11 +9,12 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from ._messages import refusal
-from ._paddle import flatten_groups, name_dict_of
+from ._paddle import checked_model, flatten_groups, name_dict_of
 from .build import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.hooks import layerwise_lr_decay
 from .layers.map import LayerMap
+from .layers.model_parameters import structured_names
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
@@ -110,8 +111,8 @@ def create_optimizer(
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
     if hook is not None and name_dict is None and layers is None and model is not None:
-        name_dict = name_dict_of(model)
-    names = name_dict or (layers.name_dict if isinstance(layers, LayerMap) else None)
+        name_dict = name_dict_of(checked_model(model))
+    names = structured_names(name_dict, layers) or None
     excluded = _excluded(options, model, parameters, names)
     arguments: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
     arguments = {name: value for name, value in arguments.items() if value is not None}
@@ -199,10 +200,11 @@ def _rate(peak: float, curve: Polynomial, step: int) -> float:
 
 def _decayed(model: paddle.nn.Layer, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
     """Return the names of the parameters with weight decay, the included ones among them."""
-    decayed = decayed_parameter_names(model)
     searched = names or name_dict_of(model)
     texts = {param.name: f"{searched.get(param.name, param.name)}:0" for param in model.parameters()}
-    return decayed | {name for name, text in texts.items() if any(pattern.search(text) for pattern in include)}
+    decayed = decayed_parameter_names(model)
+    decayed.update(name for name, text in texts.items() if any(pattern.search(text) for pattern in include))
+    return decayed
 
 
 def _pattern_of_excluded(parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]) -> list[str]:

@@ -1,5 +1,6 @@
 """The table of optimizers, and `create`."""
 
+import copy
 import inspect
 import json
 
@@ -252,3 +253,20 @@ def test_every_option_says_what_it_may_be_and_has_a_valid_default(name):
     for option, declared in REGISTRY[name].options.items():
         assert declared.check in (None, checked_bool) or declared.kind, option
         declared.checked(declared.default, option)
+
+
+@pytest.mark.parametrize("name", [*REGISTRY, "adamw"])
+def test_a_deep_copy_has_the_same_weight_decay(name):
+    model = Net()
+    opt = ldopt.create(name, model, learning_rate=0.1, weight_decay=0.1)
+    both = [(model, opt), copy.deepcopy(copy.deepcopy((model, opt)))]
+    after = []
+    for network, optimizer in both:
+        for param in network.parameters():
+            param.set_value(paddle.ones_like(param))
+            param.grad = paddle.zeros_like(param)
+        optimizer.step()
+        after.append([param.numpy() for param in network.parameters()])
+    assert {float(weights.flatten()[0]) for weights in after[0]} == {1.0, after[0][0].flatten()[0]} != {1.0}
+    for one, other in zip(*after):
+        np.testing.assert_array_equal(one, other)

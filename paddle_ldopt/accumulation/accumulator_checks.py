@@ -63,7 +63,7 @@ def checked_target(target: Any, names: Optional[list[str]], sums: list[Any]) -> 
             message = "`target` must be the model that produced the gradients."
             received = f"{described(model_names, len(target))}, for gradients of {described(names, len(sums))}"
             raise ValueError(f"{message} Received: {received}")
-    listed = hasattr(target, "__iter__") and not isinstance(target, paddle.Tensor)
+    listed = hasattr(target, "__iter__") and not hasattr(target, "__array__")  # no Tensor, no array
     parameters = list(target) if listed else []
     if not listed or not all(isinstance(param, paddle.Tensor) for param in parameters):
         raise wrong_type(target, "target", "a list of parameters or a paddle.nn.Layer")

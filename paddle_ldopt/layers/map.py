@@ -1,6 +1,5 @@
 """LayerMap: the layer of each parameter of a model, and its learning rate by a decay or in an optimizer."""
 
-import re
 import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
@@ -18,14 +17,12 @@ from .decay_ratios import LayerRatios, check_effects
 from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
-from .model_parameters import check_model
+from .model_parameters import check_model, name_before_copy
 from .rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
 from .table import LayerTable
 from .user_rules import Rules
 
 __all__ = ["Layer", "LayerMap"]
-
-_COPY = re.compile(r"(_deepcopy_\d+)+$")
 
 
 class LayerMap:
@@ -118,9 +115,7 @@ class LayerMap:
         """Return the structured name for a ``param.name`` or structured name; raise as `layer_of`."""
         if not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string, such as `param.name`.", name=name)
-        # Paddle renames parameters when it copies them
-        original = name if name in self.name_dict else _COPY.sub("", name)
-        structured = self.name_dict.get(original, name)
+        structured = self.name_dict.get(name_before_copy(name, self.name_dict.__contains__), name)
         if structured not in self._layers:
             how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
             if not self.name_dict:

@@ -3,11 +3,11 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Optional
+from typing import Any, Callable, Optional
 
 from paddle.nn import Layer as Sublayer
 
-from .._messages import refusal
+from .._messages import refusal, wrong_type
 from .._paddle import checked_model, own_parameters, pipeline_of, sublayers
 
 _MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at each level
@@ -39,6 +39,21 @@ def parameter_infos(model: Sublayer, names: Mapping[str, str]) -> dict[str, Para
             if param is not None and param.name in names:
                 infos[f"{path}{key}"] = ParameterInfo(param.name, _kind_of(sublayer), tuple(param.shape))
     return infos
+
+
+def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
+    """Return the structured names of `name_dict` or a LayerMap, {} without them; raise if `name_dict` is no dict."""
+    if name_dict is not None and not isinstance(name_dict, Mapping):
+        raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
+    return name_dict or getattr(layers, "name_dict", None) or {}
+
+
+def name_before_copy(name: str, is_known: Callable[[str], bool]) -> str:
+    """Return the known name of a parameter that Paddle renamed when it was copied; any other name unchanged."""
+    original, is_copy = name, "_deepcopy_"
+    while is_copy and not is_known(original):
+        original, is_copy, _ = original.rpartition("_deepcopy_")
+    return original or name
 
 
 def all_paths(

@@ -1,6 +1,7 @@
 """Layer-wise learning rates for an existing optimizer of any Paddle class."""
 
 import functools
+import warnings
 from typing import Any, Optional, Union
 
 import paddle
@@ -77,6 +78,8 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
 def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
     """Undo `apply_layerwise_decay` and return the optimizer: all layers have the same rate again.
 
+    An optimizer of this package, whose decay is an argument of its constructor, stays as it is, with a warning.
+
     Examples:
         >>> import paddle, paddle_ldopt as ldopt
         >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
@@ -87,6 +90,12 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
     """
     inner = _inside(optimizer)
     plain = plain_class(inner)
+    if plain is None and isinstance(inner, LayerwiseMixin):
+        name = type(inner).__name__
+        idle = (
+            f"`reset_layerwise_decay` does not change {name}, which was built with its decay: build another optimizer."
+        )
+        warnings.warn(f"{idle} Received: optimizer={name}", stacklevel=2)
     if plain is not None:
         inner.__class__ = plain
         for name in ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_rates_asked"):

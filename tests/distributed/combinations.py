@@ -65,6 +65,7 @@ OPTIMIZERS = {  # with an epsilon that keeps the rounding of a gradient near zer
     "adafactor": (ldopt.Adafactor, {"weight_decay": 0.1, "scale_parameter": False, "relative_step": False}),
     "adamweightdecay": (ldopt.AdamWeightDecay, {"weight_decay_rate": 0.1, "epsilon": 1e-3}),
 }
+RATES = {"adafactor": LR / 3}  # with LR, one process too makes 4e-5 of a rounding of the start, with "all" features
 FEATURES = ("none", "clip", "tied", "frozen", "overflow", "accumulation", "bfloat16", "schedule", "all")
 EVERYTHING = ("clip", "tied", "frozen", "overflow", "accumulation", "schedule")  # rounds bfloat16 in any order
 
@@ -312,11 +313,12 @@ def optimizer_of(case, network, features, clips=True):
     """Return (optimizer with a rate of its own for each layer, its schedule or None)."""
     names = {param.name: plain_name(own) for own, param in network.named_parameters()}
     cls, options = OPTIMIZERS[case]
-    schedule = paddle.optimizer.lr.LambdaDecay(LR, lambda step: 0.8**step) if "schedule" in features else None
+    rate = RATES.get(case, LR)
+    schedule = paddle.optimizer.lr.LambdaDecay(rate, lambda step: 0.8**step) if "schedule" in features else None
     ratios = {own: next((r for part, r in RATIOS.items() if name.startswith(part)), 1.0) for own, name in names.items()}
     decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
     optimizer = cls(
-        **{"lr" if case == "adafactor" else "learning_rate": schedule or LR},
+        **{"lr" if case == "adafactor" else "learning_rate": schedule or rate},
         parameters=parameters_to_train(network),
         set_param_lr_fun=lambda param: ratios[param.name],
         name_dict=names,

@@ -220,6 +220,17 @@ def test_one_group_per_parameter_as_in_ernie_m():
     close(got, adamw(arrays, grads, ratios, lr=0.01), arrays)
 
 
+def test_a_group_that_is_added_has_no_known_layer():
+    arrays, _ = bert_like()
+    params, names = make_params(arrays)
+    *early, late = params.values()
+    more = {"layerwise_decay": 0.5, "name_dict": names, "n_layers": 3}
+    opt = AdamWDL(0.01, parameters=[{"params": early}], **more)
+    with pytest.raises(ValueError, match="build another optimizer for them"):
+        opt._add_param_group({"params": [late]})
+    assert late.optimize_attr["learning_rate"] == 1.0 and len(opt._param_groups) == 1
+
+
 # ---- call sites of PaddleNLP and its users
 
 

@@ -248,6 +248,19 @@ def test_a_whole_step_gives_the_bits_of_paddles_loop(name, how, plans, by_paddle
     assert len(plans) == 5
 
 
+@pytest.mark.parametrize("batch_bytes", [None, 0])
+def test_a_batch_follows_parameters_that_are_cast_between_two_steps(batch_bytes):
+    linear = paddle.nn.Linear(4, 4)
+    opt = make("lamb", linear.parameters(), learning_rate=0.0, fused=False, batch_bytes=batch_bytes)
+    give_gradients(linear.parameters(), np.random.default_rng(0))
+    opt.step()
+    linear.to(dtype="float64")
+    linear.weight.set_value(np.full([4, 4], 1 / 3))
+    give_gradients(linear.parameters(), np.random.default_rng(0))
+    opt.step()
+    np.testing.assert_array_equal(linear.weight.numpy(), 1 / 3)
+
+
 def test_a_step_with_an_empty_parameter_is_whole(plans):
     params = parameters([[3, 4], [0, 4], [3, 4]])
     opt = make("lamb", params, fused=False)

@@ -486,7 +486,9 @@ CALLS = {
             "optim_kwargs": "(optim_kwargs|option)",
         },
     ),
-    "LdoptConfig.from_dict": Row(call(ldopt.LdoptConfig.from_dict, values={"optim": "lamb"})),
+    "LdoptConfig.from_dict": Row(
+        call(ldopt.LdoptConfig.from_dict, values={"optim": "lamb"}), words={"values": "(values|setting)"}
+    ),
     "LdoptConfig.build": Row(
         method(ldopt.LdoptConfig, "build", model=MODEL, num_training_steps=10),
         words={"model": "(`model`|parameters|stack)"},

@@ -1,9 +1,8 @@
 """The ratios that an optimizer's layer-wise arguments give, and contradictions between these arguments."""
 
-from collections.abc import Mapping
 from typing import Any, Optional
 
-from ..._messages import refusal, wrong_type
+from ..._messages import refusal
 from ...layers.decay_checks import check_decay
 from ...layers.decay_ratios import LayerRatios
 from ...layers.hooks import N_LAYERS, HookRatios, adapt_hook, layerwise_lr_decay
@@ -46,13 +45,6 @@ def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: An
     if hook is None or (documented and decay == 1.0):  # `name_dict` then only gives structured names
         return None
     return adapt_hook(hook, decay, name_dict, n_layers)
-
-
-def checked_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
-    """Return the structured names of `name_dict` or a LayerMap, {} without them; raise if `name_dict` is no dict."""
-    if name_dict is not None and not isinstance(name_dict, Mapping):
-        raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
-    return name_dict or getattr(layers, "name_dict", None) or {}
 
 
 def check_parameters(params: Optional[list[Any]], names: Any, has_weight_decay: Any) -> None:

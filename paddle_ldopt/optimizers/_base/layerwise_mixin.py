@@ -20,12 +20,13 @@ from ..._messages import refusal
 from ..._paddle import flatten_groups, groups_by_name, rate_source
 from ...layers.decay_ratios import LayerRatios, check_trained
 from ...layers.hooks import HookRatios, check_documented_hook, layerwise_lr_decay
+from ...layers.model_parameters import structured_names
 from ...layers.rated_optimizer import RatedOptimizer, ratios_of
 from ...schedules.ahead import length_of
 from ...schedules.metric import follows_metric
 from .._shards import refuse_replaced_weight_decay, unknown_parameter
 from .._step.whole_step import layer_rates
-from .layerwise_arguments import check_parameters, checked_names, ratios_of_hook, ratios_of_layers
+from .layerwise_arguments import check_parameters, ratios_of_hook, ratios_of_layers
 
 
 class LayerwiseMixin(RatedOptimizer, Optimizer):
@@ -59,7 +60,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
         set_param_lr_fun = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
         params = None if parameters is None else flatten_groups(parameters)
-        self.structured_names = checked_names(name_dict, layers)
+        self.structured_names = structured_names(name_dict, layers)
         check_parameters(params, self.structured_names, apply_decay_param_fun)
         self.n_layers = checked_int(n_layers, "n_layers")
         choose = ratios_of_hook if layers is None else functools.partial(ratios_of_layers, layers)

@@ -33,6 +33,7 @@ class Batch:
         self._of_owners = operator.itemgetter(*(_paddle.masters(optimizer).get(p.name, p).name for p in params))
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
         self._addresses: list[list[int]] = []
+        self._form = list(first.shape), first.dtype
         self._stored = {**self._kinds, **({_MASTER: ELEMENT} if optimizer.has_master(first) else {})}
         self._keys = {name: _paddle.prefixed(optimizer, name) for name in self._kinds}
 
@@ -68,7 +69,9 @@ class Batch:
         return [found] if len(self.params) == 1 else list(found)
 
     def holds(self) -> bool:
-        """Return whether the optimizer's tensors still share the memory of the stacks."""
+        """Return whether the parameters have their form, and the optimizer's tensors still share the stacks' memory."""
+        if (list(self.params[0].shape), self.params[0].dtype) != self._form:
+            return False
         try:
             now = [self._tensors(name) for name in self._stored]
         except KeyError:  # a state was removed
