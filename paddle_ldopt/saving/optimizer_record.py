@@ -25,7 +25,7 @@ from .state import paddles_class
 Record = dict[str, Any]
 # names of a schedule's classes and attributes -> their names in version 0.1, which stay in files
 _IN_FILES = {"CurveSchedule": "RuleSchedule", "Constant": "Warmup", "curve": "rule"}
-_TODAY = {in_files: name for name, in_files in _IN_FILES.items()}
+_PRESENT = {in_files: name for name, in_files in _IN_FILES.items()}
 _WEIGHT_DECAY = ("lamb_weight_decay", "regularization_coeff", "regularization_method")  # Paddle's other names for it
 # names for `changed` beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
@@ -111,9 +111,8 @@ def _layerwise(optimizer: Optimizer) -> Record:
 def _schedule(schedule: LRScheduler) -> Record:
     """Return the class of a schedule and the arguments that it keeps; unlike its state, they never change."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
-    attributes = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
-    kept = {name: value for name, value in attributes.items() if name not in ("last_epoch", "verbose")}
-    arguments = {_IN_FILES.get(name, name): _argument(value) for name, value in kept.items()}
+    kept = [name for name in names if name in vars(schedule) and name not in ("last_epoch", "verbose")]
+    arguments = {_IN_FILES.get(name, name): _argument(vars(schedule)[name]) for name in kept}
     return {"class": class_in_files(schedule), **arguments}
 
 
@@ -123,11 +122,11 @@ def class_in_files(value: object) -> str:
     return _IN_FILES.get(name, name)
 
 
-def _with_names_of_today(value: Any) -> Any:
+def _with_present_names(value: Any) -> Any:
     """Return a schedule in a record with the present names of its classes and attributes, for messages."""
     if isinstance(value, dict):
-        return {_TODAY.get(key, key): _with_names_of_today(item) for key, item in value.items()}
-    return _TODAY.get(value, value) if isinstance(value, str) else value
+        return {_PRESENT.get(key, key): _with_present_names(item) for key, item in value.items()}
+    return _PRESENT.get(value, value) if isinstance(value, str) else value
 
 
 def _argument(value: Any) -> Any:
@@ -200,7 +199,7 @@ def _check_parameters(saved: Record, present: Record) -> None:
 def _settings(record: Record, constant: bool) -> Record:
     """Return name for `changed` -> (name of the value, where) -> value."""
     whole = {**record["arguments"], **{name: record[name] for name in ("learning_rate", "grad_clip")}}
-    whole["schedule"] = _with_names_of_today(record["schedule"])
+    whole["schedule"] = _with_present_names(record["schedule"])
     out: Record = {name: {(name, "the optimizer"): value} for name, value in whole.items()}
     if "moves_over" in record["layerwise"]:
         out["layerwise_decay"] = {("steps of the decay", "the optimizer"): record["layerwise"]["moves_over"]}

@@ -15,7 +15,7 @@ from paddle_ldopt.saving.state import check_state, state_of
 WRONG = {
     "class": ({"case": "adafactor"}, "is of Came"),
     "size": ({"width": 5}, "build the same model"),
-    "blocks": ({"blocks": 3}, "of another model: it lacks .*blocks.2"),
+    "blocks": ({"blocks": 3}, "of another model: it lacks 'blocks.2.bias', 'blocks.2.weight'. Received"),
     "precision": ({"case": "came bf16"}, "build the same model"),
     "options": ({"beta3": 0.98}, r"changed=\['beta3'\].*beta3=0.98 \(in the file 0.99\)"),
     "argument": ({"loss_scale": 2}, r"changed=\['loss_scale'\]"),
@@ -84,15 +84,7 @@ def test_the_rate_of_a_group_is_compared(path):
     ldopt.load_optimizer(path, other.optimizer, other.model, changed=["learning_rate"])
 
 
-def test_the_gap_between_two_models_is_named(path):
-    small, large = Run("lamb"), Run("lamb", blocks=3)
-    for run, other, gap in ((small, large, "lacks"), (large, small, "also has")):
-        ldopt.save_optimizer(path, run.optimizer, run.model)
-        with refused(f"it {gap} 'blocks.2.bias', 'blocks.2.weight'. Received", ValueError, other):
-            ldopt.load_optimizer(path, other.optimizer, other.model)
-
-
-def test_a_schedule_is_shown_with_the_names_of_today(path):
+def test_a_schedule_is_shown_with_its_present_names(path):
     run, other = Run("lamb"), Run("lamb", rate=ldopt.get_scheduler("constant_with_warmup", 1e-3, 2))
     ldopt.save_optimizer(path, run.optimizer, run.model)
     with refused("{'class': 'CurveSchedule', 'curve': {'class': 'Constant'", ValueError, other):

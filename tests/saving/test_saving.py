@@ -85,7 +85,7 @@ def test_names_are_the_models_wherever_they_come_from(path):
     ldopt.save_optimizer(path, plain.optimizer)
     with refused("Paddle's names", ValueError, other):
         ldopt.load_optimizer(path, other.optimizer, other.model)
-    with refused("of another model", ValueError, other):
+    with refused("of another model: it lacks 'linear_.* and also has 'linear_", ValueError, other):
         ldopt.load_optimizer(path, other.optimizer)
     again = Run("lamb", layerwise=False)
     ldopt.load_optimizer(path, again.optimizer)
@@ -140,7 +140,6 @@ def rates(schedule, steps):
     return [(schedule.step(*[LOSSES[step % 7]] * follows_metric), schedule())[1] for step in taken]
 
 
-@pytest.mark.promise("a saved optimizer resumes bit for bit, with the C library and with Paddle's operations")
 @pytest.mark.parametrize("kind", SCHEDULES)
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "optimizer.pdopt"])
 def test_schedules_go_on(kind, file, tmp_path):
