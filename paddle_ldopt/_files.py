@@ -100,8 +100,7 @@ def write_whole(path: Path, text: str) -> None:
 def opened(path: str) -> Iterator[Any]:
     """Open a regular file for reading; raise ValueError for a link, a folder, a device or a pipe."""
     if os.path.islink(path):
-        message = "`path` must be a file, not a link to one."
-        raise refusal(ValueError, message, path=path, target=os.path.realpath(path))
+        raise refusal(ValueError, "`path` must be a file, not a link to one.", path=path, target=os.path.realpath(path))
     # do not wait for a pipe
     flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     descriptor = os.open(path, os.O_RDONLY | sum(flags))

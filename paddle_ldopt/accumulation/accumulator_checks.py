@@ -72,8 +72,7 @@ def checked_target(target: Any, names: Optional[list[str]], sums: list[Any]) -> 
     for place, (param, total) in enumerate(zip(parameters, sums)):
         if total is not None and param.shape != total.shape:
             received = f"shape={list(param.shape)} for a gradient of shape {list(total.shape)}, at {place}"
-            message = "`target` must hold the parameters of these gradients."
-            raise ValueError(f"{message} Received: {received}")
+            raise ValueError(f"`target` must hold the parameters of these gradients. Received: {received}")
     return parameters
 
 

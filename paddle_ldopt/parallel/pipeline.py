@@ -212,8 +212,7 @@ class PipelineWithLossScale:
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state with a scaler of the same class, after the states of network and optimizer."""
         if not isinstance(state_dict, dict) or set(state_dict) != {"scaler"}:
-            message = "`state_dict` must be a dict with the key 'scaler' alone."
-            raise refusal(ValueError, message, state_dict=state_dict)
+            raise refusal(ValueError, "`state_dict` must be a dict with the key 'scaler' alone.", state_dict=state_dict)
         self.scaler.set_state_dict(state_dict["scaler"])
         self._epoch = None
 
