@@ -100,10 +100,15 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    moments = {"adam_beta1": adam_beta1, "adam_beta2": adam_beta2, "adam_epsilon": adam_epsilon}
-    norms = {"adam_clipnorm": adam_clipnorm, "adam_global_clipnorm": adam_global_clipnorm}
-    decayed = {"weight_decay_rate": weight_decay_rate, "include_in_weight_decay": include_in_weight_decay}
-    options = _checked_options({**moments, **norms, **decayed})
+    options = _checked_options(
+        beta_1=("adam_beta1", adam_beta1),
+        beta_2=("adam_beta2", adam_beta2),
+        epsilon=("adam_epsilon", adam_epsilon),
+        clipnorm=("adam_clipnorm", adam_clipnorm),
+        global_clipnorm=("adam_global_clipnorm", adam_global_clipnorm),
+        weight_decay=("weight_decay_rate", weight_decay_rate),
+        include_in_weight_decay=("include_in_weight_decay", include_in_weight_decay),
+    )
     if parameters is not None:  # read twice, here for their names
         parameters = checked_parameters(parameters, {*AdamWeightDecay.OPTIONS, "weight_decay_rate"})
     elif model is None and paddle.in_dynamic_mode():
@@ -133,27 +138,17 @@ def create_optimizer(
     return optimizer, schedule
 
 
-_OPTIONS = {  # argument -> option of AdamWeightDecay
-    "adam_beta1": "beta_1",
-    "adam_beta2": "beta_2",
-    "adam_epsilon": "epsilon",
-    "adam_clipnorm": "clipnorm",
-    "adam_global_clipnorm": "global_clipnorm",
-    "weight_decay_rate": "weight_decay",
-    "include_in_weight_decay": "include_in_weight_decay",
-}
-
-
-def _checked_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the checked options of `AdamWeightDecay` out of the arguments of `create_optimizer`."""
-    declared = AdamWeightDecay.OPTIONS
-    options = {option: declared[option].checked(arguments[argument], argument) for argument, option in _OPTIONS.items()}
-    norms = {name: arguments[name] for name in ("adam_clipnorm", "adam_global_clipnorm")}
+def _checked_options(**given: tuple[str, Any]) -> dict[str, Any]:
+    """Return the checked options of `AdamWeightDecay`; each is given as (argument of `create_optimizer`, value)."""
+    options = {
+        name: AdamWeightDecay.OPTIONS[name].checked(value, argument) for name, (argument, value) in given.items()
+    }
+    norms = dict([given["clipnorm"], given["global_clipnorm"]])
     if None not in norms.values():
         raise refusal(ValueError, f"Give only one of {', '.join(norms)}.", **norms)
     if options["weight_decay"] == 0.0 and options["include_in_weight_decay"]:
-        included = arguments["include_in_weight_decay"]
         message = "`include_in_weight_decay` has no effect without a weight decay."
+        included = given["include_in_weight_decay"][1]
         raise refusal(ValueError, message, include_in_weight_decay=included, weight_decay_rate=0.0)
     return options
 

@@ -81,7 +81,14 @@ class GradientAccumulator:
         self._parameters: Optional[list[Any]] = None  # parameters of the last model
         self._own_names: Optional[list[str]] = None  # their `param.name`, also in a process that saw no model
         self._sums: list[Any] = []  # float32 or float64 Tensors, None without a gradient so far
-        self._received: list[bool] = []  # whether a slot got a gradient in this cycle
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new cycle: zero the sums and the number of calls, and keep the slots."""
+        for total in self._sums:
+            if total is not None:
+                total.zero_()
+        self._received = [False] * len(self._sums)  # whether a slot got a gradient in this cycle
         self._step = 0
         self._count = 0  # micro-batches in the sums; of all processes once synchronized
         self._weight = 0.0
@@ -134,16 +141,6 @@ class GradientAccumulator:
             message = f"Gradients at {ignored} of the list are ignored, because they were None in the first call."
             advice = "Call the accumulator with the model, or with zeros instead of None, to include them."
             warnings.warn(f"{message} {advice}", stacklevel=2)
-
-    def reset(self) -> None:
-        """Begin a new cycle: zero the sums and the number of calls, and keep the slots."""
-        for total in self._sums:
-            if total is not None:
-                total.zero_()
-        self._received = [False] * len(self._sums)
-        self._step = self._count = 0
-        self._weight = 0.0
-        self._synchronized = False
 
     def _fits(self, names: Optional[list[str]]) -> bool:
         """Return whether gradients of these names go into the present slots."""

@@ -31,10 +31,10 @@ class StopOnSigterm(Callback):
         self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, error: Any, *_: Any) -> None:
         """Restore the previous handler, and pass on a signal that has not ended the run."""
         signal.signal(signal.SIGTERM, self._before)
-        if self.asked and kind is not SystemExit:
+        if self.asked and error is not SystemExit:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _note(self, *_: Any) -> None:
