@@ -12,8 +12,8 @@ from . import folders
 
 def now() -> dict[str, Any]:
     """Return the states of NumPy's and Python's generators for JSON."""
-    (kind, keys, *rest), (version, state, gauss) = np.random.get_state(), random.getstate()
-    return {"numpy": [kind, np.asarray(keys).tolist(), *rest], "python": [version, list(state), gauss]}
+    (algorithm, keys, *rest), (version, state, gauss) = np.random.get_state(), random.getstate()
+    return {"numpy": [algorithm, np.asarray(keys).tolist(), *rest], "python": [version, list(state), gauss]}
 
 
 def read(folder: str) -> Any:
@@ -29,7 +29,7 @@ def read(folder: str) -> Any:
 
 def restore(states: dict[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:
     """Restore states from `now`."""
-    kind, keys, *rest = states["numpy"]
-    of_numpy.set_state((kind, np.array(keys, dtype="uint32"), *rest))
+    algorithm, keys, *rest = states["numpy"]
+    of_numpy.set_state((algorithm, np.array(keys, dtype="uint32"), *rest))
     version, state, gauss = states["python"]
     of_python.setstate((version, tuple(state), gauss))
