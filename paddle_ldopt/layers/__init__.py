@@ -3,8 +3,8 @@
 - `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find_layers` finds them by a user's rules
   (`user_rules`), by lists of blocks (`numbered_lists`, `stacks`), by the tables of `known_names`, then by order and
   shape (`before_blocks`); `doubtful_lists` reports guesses; `granularity` makes several blocks one layer.
-- `decay`: `LayerDecay`; `decay_ratios`: its ratio of each parameter of a map; `hook_ratios`: the ratios of a function;
-  `paddlenlp_hook`: the function of PaddleNLP, the default.
+- `decay`: `LayerDecay`, checked by `decay_checks`; `decay_ratios`: its ratio of each parameter of a map, checked by
+  `ratio_checks`; `hook_ratios`: the ratios of a function; `paddlenlp_hook`: PaddleNLP's function, the default.
 - `rated_optimizer`: the methods of an optimizer that this package calls; `rates`: the learning rate of each parameter,
   read with these methods; `table`: ratios and rates by layer, to print.
 """

@@ -3,12 +3,15 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from paddle.nn import Layer as Sublayer
 
 from .._messages import refusal, wrong_type
 from .._paddle import checked_model, own_parameters, pipeline_of, sublayers
+
+if TYPE_CHECKING:
+    from .map import LayerMap
 
 _MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at each level
 
@@ -41,7 +44,7 @@ def parameter_infos(model: Sublayer, names: Mapping[str, str]) -> dict[str, Para
     return infos
 
 
-def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
+def structured_names(name_dict: Any, layers: Optional["LayerMap"]) -> Mapping[str, str]:
     """Return the structured names of `name_dict` or a LayerMap, {} without them; raise if `name_dict` is no dict."""
     if name_dict is not None and not isinstance(name_dict, Mapping):
         raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")

@@ -5,7 +5,7 @@ Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so
 
 import dataclasses
 import math
-from typing import Any, Callable, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from paddle import Tensor
 from paddle.optimizer import Optimizer
@@ -18,6 +18,9 @@ from ..schedules.ahead import peak_learning_rate
 from .decay_ratios import LayerRatios
 from .layer import Layer
 from .rated_optimizer import rated
+
+if TYPE_CHECKING:
+    from .map import LayerMap
 
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Layer, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
@@ -60,7 +63,7 @@ def next_rate(optimizer: Optimizer) -> float:
     return float(unwrap(optimizer).get_lr()) / rated(optimizer).rate_divisor()
 
 
-def check_readable(layers: Any, optimizer: Any, **others: Any) -> None:
+def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
     """Raise unless the rates of an optimizer of these layers can be read; `others` would be ignored beside it."""
     for argument, value in others.items():
         if value is not None:
