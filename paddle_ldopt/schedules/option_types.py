@@ -79,7 +79,7 @@ def checks_arguments(function: _Function) -> _Function:
     return typing.cast(_Function, checked)
 
 
-def required_steps(num_training_steps: Optional[int], phase: str) -> int:
+def needed_steps(num_training_steps: Optional[int], phase: str) -> int:
     """Return `num_training_steps`; raise if neither this nor the option of a `phase` is given."""
     if num_training_steps is None:
         needed = f"Either num_training_steps or {phase} must be specified."

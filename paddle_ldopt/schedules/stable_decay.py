@@ -8,7 +8,7 @@ from typing import Annotated, Callable, Optional
 from ._base import OptimizerOrRate
 from .curve_schedule import Curve, CurveSchedule, cosine, scheduled
 from .kinds import schedule
-from .option_types import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, required_steps, steps_left
+from .option_types import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, needed_steps, steps_left
 
 # name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
 FALLS: dict[str, Callable[[float, float], float]] = {
@@ -96,13 +96,13 @@ def get_wsd_schedule(
         [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
     """
     if num_stable_steps is None:
-        steps = required_steps(num_training_steps, "num_stable_steps")
-        stable = steps_left(steps, num_warmup_steps=num_warmup_steps, num_decay_steps=num_decay_steps)
+        total = needed_steps(num_training_steps, "num_stable_steps")
+        stable = steps_left(total, num_warmup_steps=num_warmup_steps, num_decay_steps=num_decay_steps)
     else:
         stable = num_stable_steps
         if num_training_steps not in (None, num_warmup_steps + stable + num_decay_steps):
-            lengths = f"{num_warmup_steps} + {stable} + {num_decay_steps} steps, the training {num_training_steps}"
-            warnings.warn(f"The phases of the schedule have {lengths}: num_stable_steps will be used.", stacklevel=3)
+            steps = f"{num_warmup_steps} + {stable} + {num_decay_steps} steps, the training {num_training_steps}"
+            warnings.warn(f"The phases of the schedule have {steps}: num_stable_steps will be used.", stacklevel=3)
     phases, f = (num_warmup_steps, stable, num_decay_steps), min_lr_ratio
     curve = StableDecay(*phases, warmup_type, decay_type, num_cycles, start=f, floor=f, end=f)
     return scheduled(optimizer, curve, last_epoch)
