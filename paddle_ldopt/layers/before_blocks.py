@@ -22,8 +22,8 @@ class PartBeforeBlocks:
     def ends(self, infos: _Infos) -> tuple[int, int]:
         """Return input and output size of its linear and convolutional layers; (0, 0) without any."""
         weights = [infos[name] for name in self.names if len(infos[name].shape) > 1]
-        weights = [info for info in weights if info.kind in ("Linear", "Conv")]
-        sizes = [info.shape[:2] if info.kind == "Linear" else info.shape[1::-1] for info in weights]
+        weights = [info for info in weights if info.sublayer in ("Linear", "Conv")]
+        sizes = [info.shape[:2] if info.sublayer == "Linear" else info.shape[1::-1] for info in weights]
         return (sizes[0][0], sizes[-1][1]) if sizes else (0, 0)
 
 
@@ -34,11 +34,11 @@ def is_head(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> t
     last width only is a head. If the sizes fit both, the name decides.
     """
     part, called_head = parts[branch], bool(MAYBE_HEAD.search(branch))
-    kinds = {infos[name].kind for name in part.names} if infos else set()
+    sublayers = {infos[name].sublayer for name in part.names} if infos else set()
     start, end = part.ends(infos) if infos else (0, 0)
-    if not end or "Embedding" in kinds:
-        is_embeddings = bool(kinds & {"Embedding", "Norm"})
-        sizes = {size for name in part.names for size in infos[name].shape} if kinds == {"Norm"} else set()
+    if not end or "Embedding" in sublayers:
+        is_embeddings = bool(sublayers & {"Embedding", "Norm"})
+        sizes = {size for name in part.names for size in infos[name].shape} if sublayers == {"Norm"} else set()
         if sizes and sizes <= _widths(part.stacks, infos, max) - _widths(part.stacks, infos, min):
             return True, False
         called_head = called_head and not is_embeddings
@@ -50,7 +50,7 @@ def is_head(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> t
     end, has_after = _follow(end, entry, beside)
     if (start in exit_) != (end in entry):
         return start in exit_, (has_before or has_after) and start in exit_
-    return called_head and "Conv" not in kinds, "Conv" not in kinds
+    return called_head and "Conv" not in sublayers, "Conv" not in sublayers
 
 
 def _follow(size: int, goals: set[int], links: list[tuple[int, int]]) -> tuple[int, bool]:
@@ -69,7 +69,7 @@ def _widths(stacks: list[dict[str, int]], infos: _Infos, end: Callable[[Iterable
     for numbers in stacks:
         block = end(numbers.values())
         inside = [infos[name] for name, number in numbers.items() if number == block]
-        norms = {info.shape[0] for info in inside if info.kind == "Norm" and len(info.shape) == 1}
+        norms = {info.shape[0] for info in inside if info.sublayer == "Norm" and len(info.shape) == 1}
         sizes = Counter(size for info in inside for size in info.shape)
         widths |= norms or {size for size, _ in sizes.most_common(1)}
     return widths

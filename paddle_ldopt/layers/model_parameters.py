@@ -1,4 +1,4 @@
-"""The parameters of a model under all their names, with kinds and shapes."""
+"""The parameters of a model under all their names, with the types of their sublayers and their shapes."""
 
 import dataclasses
 from collections import Counter
@@ -18,10 +18,10 @@ _MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at eac
 
 @dataclasses.dataclass(frozen=True)
 class ParameterInfo:
-    """Tensor name, kind of sublayer and shape of a parameter."""
+    """Tensor name, type of sublayer and shape of a parameter."""
 
     tensor: str  # ``param.name``
-    kind: str  # kind of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
+    sublayer: str  # type of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
     shape: tuple[int, ...]
 
 
@@ -40,7 +40,7 @@ def parameter_infos(model: Sublayer, names: Mapping[str, str]) -> dict[str, Para
     for path, sublayer in all_paths(model):
         for key, param in own_parameters(sublayer).items():
             if param is not None and param.name in names:
-                infos[f"{path}{key}"] = ParameterInfo(param.name, _kind_of(sublayer), tuple(param.shape))
+                infos[f"{path}{key}"] = ParameterInfo(param.name, _type_of(sublayer), tuple(param.shape))
     return infos
 
 
@@ -75,10 +75,10 @@ def all_paths(
             yield from all_paths(inner, f"{path}{key}.", above, times)
 
 
-def _kind_of(sublayer: Sublayer) -> str:
-    """Return the kind of a sublayer: "Linear", "Conv", "Norm", "Embedding", or "" for any other."""
+def _type_of(sublayer: Sublayer) -> str:
+    """Return the type of a sublayer: "Linear", "Conv", "Norm", "Embedding", or "" for any other."""
     classes = [cls.__name__ for cls in type(sublayer).__mro__]
     if "Linear" in classes:  # not ColumnParallelLinear, whose shape is a part of the whole
         return "Linear"
     classes = [name for name in classes if "Transpose" not in name]
-    return next((kind for kind in ("Embedding", "Conv", "Norm") if any(kind in name for name in classes)), "")
+    return next((known for known in ("Embedding", "Conv", "Norm") if any(known in name for name in classes)), "")
