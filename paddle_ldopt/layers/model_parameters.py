@@ -25,7 +25,7 @@ class ParameterInfo:
     shape: tuple[int, ...]
 
 
-def check_model(model: Sublayer) -> None:
+def check_mappable(model: Sublayer) -> None:
     """Raise for any object but a network with parameters, and for one stage of a pipeline."""
     if pipeline_of(checked_model(model)) is not None:
         how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
