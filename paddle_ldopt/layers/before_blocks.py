@@ -45,7 +45,7 @@ def is_head(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> t
 
 
 def _is_norm_of_last_blocks(part: PartBeforeBlocks, infos: _Infos) -> bool:
-    """Return whether norms have the width of the last blocks only: 768 in Swin, whose first blocks have 96."""
+    """Return whether norms have the width of the last blocks only: 768 in Swin-T, whose first blocks have 96."""
     sizes = {size for name in part.names for size in infos[name].shape}
     return bool(sizes) and sizes <= _widths(part.stacks, infos, max) - _widths(part.stacks, infos, min)
 

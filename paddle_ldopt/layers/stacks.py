@@ -134,12 +134,12 @@ def _is_doubtful(name: str) -> bool:
 
 def _note_other(tower: str, rows: list[Row], found_lists: FoundLists) -> None:
     """Add a list that is not a stack to the lists of possible blocks, or to the lists of single layers."""
-    length, doubtful = len({row.token for row in rows}), _is_doubtful(tower)
-    if "<i>" in tower:
-        are_large, least, may_be_blocks = _are_large_parts(_parameters_of(rows)), 4, not doubtful  # SENet: conv1_1..3
+    length, parameters, doubtful = len({row.token for row in rows}), _parameters_of(rows), _is_doubtful(tower)
+    if "<i>" in tower:  # SENet's stem, conv1_1 to conv1_3, is too short for blocks
+        are_large, may_be_blocks = _are_large_parts(parameters), length >= 4 and not doubtful
     else:
-        are_large, least, may_be_blocks = _are_large(_parameters_of(rows)), 2, True
-    if are_large and length >= least and may_be_blocks:
+        are_large, may_be_blocks = _are_large(parameters), length >= 2
+    if are_large and may_be_blocks:
         found_lists.others[tower] = length
     elif not are_large and length >= 4 and not doubtful:  # fewer are part of a layer: MobileNetV3's conv.0 and conv.1
         found_lists.single[tower] = length
