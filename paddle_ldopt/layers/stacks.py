@@ -51,11 +51,10 @@ class Stack:
 
     def join(self, tower: str, rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Number a second list like this one of the same length, such as ConvNeXt's downsamplings, one per stage."""
-        is_alike = {row.index for row in rows} == set(self._starts) and len(self._starts) > 1
-        are_parts = tower.rpartition(".")[2] in PART_NAMES or (
-            not _are_large(_parameters_of(rows)) and (self.staged or _have_equal_shapes(rows, shapes))
-        )
-        if not (self._is_beside(tower) and is_alike and are_parts) or "<i>" in tower.rpartition(".")[2]:
+        name, indexes = tower.rpartition(".")[2], {row.index for row in rows}
+        fits = "<i>" not in name and len(indexes) > 1 and indexes == set(self._starts)
+        are_small = not _are_large(_parameters_of(rows)) and (self.staged or _have_equal_shapes(rows, shapes))
+        if not (self._is_beside(tower) and fits and (name in PART_NAMES or are_small)):
             return False
         for row in rows:
             if row.index or not self.staged or row.position > self.first:  # parameters before all stages are the stem
