@@ -114,9 +114,9 @@ class WarmUp(Schedule):
             raise self._refusal(ValueError, step, result, "a finite rate of at least 0")
         return rate
 
-    def _refusal(self, kind: type[Exception], step: int, given: object, expected: str) -> Exception:
+    def _refusal(self, error: type[Exception], step: int, given: object, expected: str) -> Exception:
         sentence = f"`decay_schedule_fn` of {self.name or 'WarmUp'} must return {expected}."
-        return refusal(kind, sentence, **{f"decay_schedule_fn({step})": given})
+        return refusal(error, sentence, **{f"decay_schedule_fn({step})": given})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the rate and, under "decay", the state of the inner scheduler."""

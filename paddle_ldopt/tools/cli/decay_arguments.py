@@ -30,7 +30,7 @@ def add_decay_arguments(add: Callable[..., argparse.Action], *without: str) -> N
 def decay_from_arguments(options: argparse.Namespace) -> LayerDecay:
     """Return the decay of the arguments; errors name the arguments."""
     values = {name: option_of(value, name, NAMES[name]) for name, value in _values(options).items()}
-    for problem in idle_options(values, NAMES, OPTIONS):
+    for problem in idle_options(values, OPTIONS, NAMES):
         raise ValueError(problem)
     return LayerDecay(**values)
 
