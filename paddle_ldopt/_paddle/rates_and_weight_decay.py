@@ -5,12 +5,12 @@ from typing import Any
 import paddle
 from paddle.optimizer import Optimizer
 
-from .optimizers import stand_in
+from .optimizers import stand_in, weight_decay_fun
 from .private_names import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 
 # fmt: off
 __all__ = [
-    "create_rate", "decayed_names", "decays_weights", "global_rate", "has_one_rate", "rate_of", "rate_parts",
+    "create_rate", "global_rate", "has_nonzero_weight_decay", "has_one_rate", "rate_of", "rate_parts",
     "rate_source", "ratio_in_kernel", "set_rate_source", "start_without_step", "weight_decay_coefficient",
 ]
 # fmt: on
@@ -27,7 +27,6 @@ declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_v
 _ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
 
 _DECAY = "The weight decay in layer tables"
-decayed_names = attribute(ADAMW, "_apply_decay_param_fun", _DECAY, optional=True)
 _not_decayed = attribute("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn", _DECAY, optional=True)
 _adamw_decay = attribute(ADAMW, "_weight_decay", _DECAY, optional=True)
 _lamb_decay = attribute("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY, optional=True)
@@ -64,9 +63,9 @@ def has_one_rate(cls: type) -> bool:
     return any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
 
-def decays_weights(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
+def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
     """Return whether a Paddle optimizer applies weight decay to `param` in `group`, by any of its options."""
-    chosen, excluded = decayed_names(optimizer), _not_decayed(optimizer)
+    chosen, excluded = weight_decay_fun(optimizer), _not_decayed(optimizer)
     if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
         return False
     for decay in (_adamw_decay(optimizer), _lamb_decay(optimizer)):

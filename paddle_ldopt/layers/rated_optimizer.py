@@ -59,7 +59,7 @@ class RatedOptimizer:
         """
         return None
 
-    def decays_weights(self, param: Tensor) -> Optional[bool]:
+    def has_nonzero_weight_decay(self, param: Tensor) -> Optional[bool]:
         """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
         return None
 

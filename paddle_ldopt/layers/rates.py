@@ -13,7 +13,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number
 from .._messages import refusal
-from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
+from .._paddle import groups_by_name, has_nonzero_weight_decay, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
 from .decay_ratios import LayerRatios
 from .layer import Layer
@@ -86,9 +86,9 @@ def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) ->
         ratio = scheduled_rate / now if fixed and now else factor
         at_peak = None if peak is None and factor else factor * (peak or 0.0) + fixed
         rate, at_peak = rated_optimizer.shown_rate(param, factor) or (scheduled_rate, at_peak)
-        decayed = rated_optimizer.decays_weights(param)
+        decayed = rated_optimizer.has_nonzero_weight_decay(param)
         if decayed is None:
-            decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
+            decayed = has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
         multiplier, end = 1.0, None
         if isinstance(ratios, LayerRatios):

@@ -9,7 +9,6 @@ from paddle.optimizer import Optimizer
 
 from .._paddle import (
     content_of,
-    decayed_names,
     found_inf,
     grad_of,
     group_options,
@@ -18,6 +17,7 @@ from .._paddle import (
     other_options,
     parameters_of,
     unwrap,
+    weight_decay_fun,
 )
 from ..layers.decay import LayerDecay
 from ..layers.decay_ratios import check_trained
@@ -135,7 +135,7 @@ class _Applied(LayerwiseMixin):
 
     def has_weight_decay(self, param: paddle.Tensor) -> bool:
         """Return whether the user's functions let weight decay apply to a parameter."""
-        chosen, excluded = decayed_names(self), self.options_of(param).get("exclude_from_weight_decay_fn")
+        chosen, excluded = weight_decay_fun(self), self.options_of(param).get("exclude_from_weight_decay_fn")
         return not (chosen and not chosen(param.name)) and not (excluded and excluded(param))
 
     def step(self) -> Any:

@@ -569,7 +569,7 @@ def test_a_rule_of_a_subclass_is_the_one_that_is_used():
     descent = Descent(1.0, [param])
     descent.step()
     np.testing.assert_allclose(param.numpy(), [41.9] * 3)
-    assert not descent.decays_weights(param), "it has no such option"
+    assert not descent.has_nonzero_weight_decay(param), "it has no such option"
     default = Descent(parameters=[param])
     assert default.get_lr() == 0.001 and not default._multi_precision
 

@@ -122,7 +122,7 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
             self._rates[key] = _paddle.rate_of(self)((param, grad)).astype(dtype).reshape([])
         return self._rates[key]
 
-    def decays_weights(self, param: Any) -> bool:
+    def has_nonzero_weight_decay(self, param: Any) -> bool:
         """Return whether the next step applies weight decay to a parameter."""
         return bool(self.step_options(param).get("weight_decay", 0.0) != 0)
 

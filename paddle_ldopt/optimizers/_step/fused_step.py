@@ -87,7 +87,7 @@ class FusedStep:
         rate = current_rate(optimizer)
         kind = "f4" if rate.dtype == paddle.float32 else "f8"
         structs["lr"] = layer_rates(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
-        structs["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
+        structs["weight_decay"] = options["weight_decay"] * plan.weight_decay_mask()[plan.rows]
         structs["grad"], structs["grad_type"] = inputs.grads_at, plan.grad_types
         structs["held"][:, kernels.PLACES["grad"]] = list(map(allocated_bytes, inputs.grads))
         clip = _paddle.grad_clip(optimizer)

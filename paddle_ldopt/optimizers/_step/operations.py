@@ -135,7 +135,7 @@ class OperationsPlan:
         self._inputs = inputs.kept([forms[tuple(p.shape)] for p in inputs.params])
         self._settings, self._state = _settings(optimizer), state_tensors(optimizer)
         self._state_at = addresses(self._state)
-        self._decayed = list(map(optimizer.has_weight_decay, inputs.params))
+        self._has_weight_decay = list(map(optimizer.has_weight_decay, inputs.params))
         row = {param.name: row for row, param in enumerate(inputs.params)}
         clips = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in _groups(optimizer)]
         self._clips = [(clip, rows) for clip, rows in clips if clip is not None and rows]
@@ -157,7 +157,7 @@ class OperationsPlan:
             and inputs.are_like(then)
             and inputs.factors == then.factors
             and np.array_equal(inputs.ratios, then.ratios)
-            and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._decayed)
+            and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._has_weight_decay)
             and all(map(operator.is_, state, self._state))
             and addresses(state) == self._state_at
         )

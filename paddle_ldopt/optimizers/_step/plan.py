@@ -56,7 +56,7 @@ class Plan:
         self._params_at = addresses(self.params)
         self._masters_at, self._states_at = ((addresses(t), versions(t)) for t in (self._masters, self._states))
         self._rule: Optional[FusedRule] = None
-        self._decayed: Any = None
+        self._weight_decay_mask: Any = None
         self._inputs: Optional[StepInputs] = None  # of the last whole step
         self.rows: Any = None  # the rows of its parameters
         self.grad_types: Any = None  # the types of its gradients as numbers for the library
@@ -170,11 +170,11 @@ class Plan:
             for field, value in rule.fields.items():
                 self.structs[field] = value
 
-    def decayed(self) -> NDArray[Any]:
+    def weight_decay_mask(self) -> NDArray[Any]:
         """Return 1.0 for each parameter with weight decay and 0.0 for each other one."""
-        if self._decayed is None or _paddle.weight_decay_fun(self.optimizer) is not None:
-            self._decayed = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
-        return self._decayed
+        if self._weight_decay_mask is None or _paddle.weight_decay_fun(self.optimizer) is not None:
+            self._weight_decay_mask = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
+        return self._weight_decay_mask
 
 
 def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
