@@ -4,8 +4,8 @@
   (`user_rules`), by lists of blocks (`numbered_lists`, `stacks`), by the tables of `known_names`, then by order and
   shape (`before_blocks`); `doubtful_lists` reports guesses; `granularity` makes several blocks one layer.
 - `decay`: `LayerDecay`; `decay_ratios`: its ratio of each parameter of a map; `hooks`: the ratios of a function.
-- `rated_optimizer`: the methods of an optimizer that this package calls; `rates`: the learning rate of each parameter,
-  read with these methods; `table`: ratios and rates by layer, to print.
+- `optimizer_interface`: the methods of an optimizer that this package calls; `rates`: the learning rate of each
+  parameter, read with these methods; `table`: ratios and rates by layer, to print.
 """
 
 from .decay import CONVENTIONS, LayerDecay, as_decay

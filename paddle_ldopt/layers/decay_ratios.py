@@ -11,8 +11,8 @@ from paddle import Tensor
 from .._messages import first_few, problem, quoted, refusal
 from .decay import OPTIONS, LayerDecay, Ratio, mean_of
 from .layer import Layer
+from .optimizer_interface import Ratios
 from .patterns import check_matches, matches_of
-from .rated_optimizer import Ratios
 
 _OF_LAYERS = ("layerwise_decay", "convention", "min_ratio", "freeze_below", "bound", "end")
 _OF_TOWERS = (*_OF_LAYERS, "head_ratio", "scale")

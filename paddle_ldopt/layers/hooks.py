@@ -18,7 +18,7 @@ from .._paddle import graph_value
 from .decay import Ratio
 from .decay_checks import check_decay
 from .known_names import STACK_NAMES
-from .rated_optimizer import Ratios
+from .optimizer_interface import Ratios
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
 N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP

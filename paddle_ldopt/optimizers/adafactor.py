@@ -20,12 +20,12 @@ from ._base.factored import (
     factored_ema,
     factored_kinds,
     is_factored,
-    relative_rate,
+    relative_step_lr,
     rms,
 )
 from ._base.rule_state import state_of_all
 from ._shards import Shard
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import flag, numbers, plain_weight_decay
@@ -63,7 +63,7 @@ def adafactor_update(
     u = divided_by_root(grad, v, shard)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
     u = clipped_(u, rms_u, clip_threshold)
-    alpha = lr * relative_rate(t, warmup_init) if relative_step else lr
+    alpha = lr * relative_step_lr(t, warmup_init) if relative_step else lr
     if scale_parameter:
         alpha = alpha * maximum(rms_p[0], eps[1])
     new_state = {**v, _USED_LR: alpha}
@@ -199,13 +199,13 @@ class Adafactor(FactoredOptimizer):
         options.update(warmup_init=warmup_init, fused=fused, multi_precision=multi_precision)
         super().__init__(rate, parameters, **options, **common)
 
-    _rate_argument = "lr"
+    _lr_argument = "lr"
 
-    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         rates = [group.get("lr") if isinstance(group, dict) else None for group in parameters or [None]]
         if rate is None and None not in rates:  # every group has a rate of its own
             return 1.0
-        return super()._initial_rate(rate, parameters)
+        return super()._initial_lr(rate, parameters)
 
     rule = staticmethod(adafactor_update)
 
@@ -232,14 +232,14 @@ class Adafactor(FactoredOptimizer):
         known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
         return float(used[owner].item()) if known else None
 
-    def used_rates(self) -> Optional[dict[str, float]]:
+    def last_used_lr(self) -> Optional[dict[str, float]]:
         """Return `used_lr` with `relative_step`, None without it."""
-        return self.used_lr() if self.sets_own_rate else None
+        return self.used_lr() if self.sets_own_lr else None
 
-    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the rate of the parameter's last update with `relative_step`; later rates are not known beforehand."""
-        return (self._used_lr(param), None) if self.sets_own_rate else None
+        return (self._used_lr(param), None) if self.sets_own_lr else None
 
     def get_lr(self) -> float:
         """Return `lr`; with `relative_step` the rate of the first parameter's last update, or 0.0 before any."""
-        return next(iter(self.used_lr().values()), 0.0) if self.sets_own_rate else float(super().get_lr())
+        return next(iter(self.used_lr().values()), 0.0) if self.sets_own_lr else float(super().get_lr())

@@ -17,7 +17,7 @@ from ._base.step_count import SharedCountOptimizer
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
@@ -251,7 +251,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
         if parameter_list(self) is None:
             self._warn_of_idle_patterns(params)
 
-    def rate_divisor(self, ahead: int = 0) -> float:
+    def lr_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""
         decay: float = self._fixed["decay"]
         return 1.0 + decay * (self._steps_taken() + ahead) if decay else 1.0

@@ -14,9 +14,9 @@ from .._paddle import content_of, set_attributes, state_getter
 from ..layers.hooks import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import sqrt
 from ._base.layerwise_optimizer import LayerwiseOptimizer
-from ._base.rule_optimizer import checked_rate
+from ._base.rule_optimizer import checked_lr
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.task import Task
 from ._step.whole_step import all_parameters
 from .registry import register
@@ -170,7 +170,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         arguments.update(set_param_lr_fun=set_param_lr_fun, lr_ratio=lr_ratio, name_dict=name_dict)
         common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
         parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
-        rate = checked_rate(learning_rate, "learning_rate")
+        rate = checked_lr(learning_rate, "learning_rate")
         super().__init__(rate, parameters=parameters, grad_clip=grad_clip, name=name, **common, **self._defaults)
         if self.ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
@@ -224,5 +224,5 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
                 raise ValueError(f"{why}: use None or False. Received: fused=True")
             return self._update_by_paddle(block, param, grad)
         if not self._is_frozen(param) and math.prod(param.shape) != 0:
-            self._tasks.append(Task(param, grad, self.step_options(param), self._rate(param, grad)))
+            self._tasks.append(Task(param, grad, self.step_options(param), self._param_lr(param, grad)))
         return None

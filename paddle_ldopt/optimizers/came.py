@@ -19,13 +19,13 @@ from ._base.factored import (
     factored_ema,
     factored_kinds,
     is_factored,
-    relative_rate,
+    relative_step_lr,
     rms,
 )
 from ._base.rule_state import largest_of
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import flag, numbers, plain_weight_decay
@@ -84,7 +84,7 @@ def came_update(
     if weight_decay:
         u = add(u, param, alpha=weight_decay)
     if relative_step:
-        lr = lr * relative_rate(t, warmup_init)
+        lr = lr * relative_step_lr(t, warmup_init)
     if scale_parameter:
         lr = lr * maximum(rms_p[0], eps[1])
     return add(param, u, alpha=-lr), new_state
@@ -266,12 +266,12 @@ class Came(FactoredOptimizer):
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
         return FusedRule("came", states, fields, tuple(flag for flag in flags if flags[flag]))
 
-    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (None, None) with `relative_step`: the rate is not known beforehand."""
-        return (None, None) if self.sets_own_rate else None
+        return (None, None) if self.sets_own_lr else None
 
     def get_lr(self) -> float:
         """Return the rate of the next step for a layer whose ratio is 1, without the factor of `scale_parameter`."""
-        if not self.sets_own_rate or not paddle.in_dynamic_mode():
+        if not self.sets_own_lr or not paddle.in_dynamic_mode():
             return float(super().get_lr())
-        return float(relative_rate(largest_of(self, STEP) + 1.0, self._fixed["warmup_init"]))
+        return float(relative_step_lr(largest_of(self, STEP) + 1.0, self._fixed["warmup_init"]))

@@ -21,11 +21,11 @@ from ._base.arithmetic import (
     one_minus_power,
     sqrt_,
 )
-from ._base.step_functions import decay_or_function, rate_or_function
+from ._base.step_functions import decay_or_function, lr_or_function
 from ._base.step_schedules import ScheduledOptimizer
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import flag
@@ -154,7 +154,7 @@ class Lamb(ScheduledOptimizer):
             doc="decoupled weight decay", group=True, check=decay_or_function, kind="[0, inf) or a function of the step"
         ),
         "lr": Option(
-            None, "the group's own rate", optional=True, group=True, check=rate_or_function, kind=_RATE, argument=False
+            None, "the group's own rate", optional=True, group=True, check=lr_or_function, kind=_RATE, argument=False
         ),
         "grad_centralization": flag("centralize gradients of convolutions", default=False, group=True, argument=False),
     }

@@ -18,7 +18,7 @@ from paddle.optimizer.lr import LRScheduler
 from .. import _paddle
 from .._files import digest, write_file
 from .._messages import refusal, shown
-from .._paddle import rate_source, unwrap, wrappers
+from .._paddle import lr_or_scheduler, unwrap, wrappers
 from .._processes import together
 from ..saving.optimizer_record import describe, merged
 from ..saving.state import checked_name_list, one_of_ours
@@ -73,7 +73,7 @@ def save_checkpoint(
 
     def write() -> None:
         dist.save_state_dict(state, folder)
-        schedule = rate_source(unwrap(optimizer))
+        schedule = lr_or_scheduler(unwrap(optimizer))
         if rank == 0 and isinstance(schedule, LRScheduler):
             paddle.save(schedule.state_dict(), os.path.join(folder, SCHEDULE))
 
@@ -131,7 +131,7 @@ def load_checkpoint(
         check_same_record(path, record, present, may_differ)
         files.check_files(path, record)
         saved = files.read_metadata(path, record)
-        schedule = saved_schedule(path, record, rate_source(unwrap(optimizer)), may_differ)
+        schedule = saved_schedule(path, record, lr_or_scheduler(unwrap(optimizer)), may_differ)
         state = _sharded(weights, optimizer, shards, names)
         check_tensors(saved, state)
         frozen = {name for name, param in present["parameters"].items() if param["ratio"] == 0.0}
@@ -143,7 +143,7 @@ def load_checkpoint(
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
-        rate_source(unwrap(optimizer)).set_state_dict(schedule)
+        lr_or_scheduler(unwrap(optimizer)).set_state_dict(schedule)
 
 
 def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from paddle_ldopt.layers import adapt_hook
 from paddle_ldopt.optimizers._base import layerwise_optimizer
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers._step.plan import Plan
-from paddle_ldopt.optimizers._step.whole_step import layer_rates
+from paddle_ldopt.optimizers._step.whole_step import scaled_lr
 
 pytestmark = [
     needs_library,
@@ -545,7 +545,7 @@ def test_ratios_of_layers_are_kept_for_the_same_parameters_only():
 def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
     of = np.dtype(dtype).type
     for tensor in (paddle.to_tensor, np.array):
-        rate = layer_rates(*(tensor(number, dtype) for number in (0.1, 0.3, 0.7)))
+        rate = scaled_lr(*(tensor(number, dtype) for number in (0.1, 0.3, 0.7)))
         assert float(rate) == of(0.1) * of(0.3) * of(0.7)
 
 

@@ -8,8 +8,8 @@ The bases, the first one outermost:
 - `StatesMixin` (states_mixin.py) describes the states of each parameter and loads them; its base `OptionsMixin`
   (options_mixin.py) has the options of each parameter.
 - `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio, in any Paddle optimizer.
-- `RatedOptimizer` (`layers`), `SteppedOptimizer` and `SteppedByRule` (`_step`) declare all attributes that `layers` and
-  `_step` read from an optimizer.
+- `LayerwiseInterface` (`layers`), `StepInterface` and `RuleInterface` (`_step`) declare all attributes that `layers`
+  and `_step` read from an optimizer.
 
 Three more bases are `RuleOptimizer`s: `FactoredOptimizer` (a factored second moment), `ScheduledOptimizer` (rates and
 decays that follow the steps), `SharedCountOptimizer` (one count of steps for all parameters).

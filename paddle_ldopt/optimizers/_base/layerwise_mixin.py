@@ -17,19 +17,19 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal
-from ..._paddle import flatten_groups, groups_by_name, rate_source
+from ..._paddle import flatten_groups, groups_by_name, lr_or_scheduler
 from ...layers.decay_ratios import LayerRatios, check_trained
 from ...layers.hooks import HookRatios, check_documented_hook, layerwise_lr_decay
 from ...layers.model_parameters import structured_names
-from ...layers.rated_optimizer import RatedOptimizer, ratios_of
+from ...layers.optimizer_interface import LayerwiseInterface, ratios_of
 from ...schedules.ahead import length_of
 from ...schedules.metric import follows_metric
 from .._shards import refuse_replaced_weight_decay, unknown_parameter
-from .._step.whole_step import layer_rates
+from .._step.whole_step import scaled_lr
 from .layerwise_arguments import check_parameters, ratios_of_hook, ratios_of_layers
 
 
-class LayerwiseMixin(RatedOptimizer, Optimizer):
+class LayerwiseMixin(LayerwiseInterface, Optimizer):
     """Multiplies the rate of each parameter by a ratio, before Paddle's optimizer in the bases.
 
     A subclass calls `_init_layerwise` before Paddle's constructor. All ratios of a step are computed and checked before
@@ -111,12 +111,12 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
     def progress_at(self, step: Optional[int] = None) -> Any:
         """Return the progress of a moving decay at a step of the schedule or now, from 0 to 1."""
         steps = self.steps_of_decay()
-        now = max(rate_source(self).last_epoch if step is None else step, 0)
+        now = max(lr_or_scheduler(self).last_epoch if step is None else step, 0)
         return min(now / steps, 1.0) if paddle.in_dynamic_mode() else _progress_in_graph(now, steps)
 
     def steps_of_decay(self) -> int:
         """Return the number of steps in which a moving decay reaches its end; raise if it or the step is unknown."""
-        schedule, decay = rate_source(self), ratios_of(self).decay
+        schedule, decay = lr_or_scheduler(self), ratios_of(self).decay
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
@@ -173,7 +173,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr = super()._create_param_lr(param_and_grad)
         ratio = self.layerwise_ratio(param_and_grad[0])
-        return layer_rates(lr, 1.0, ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
+        return scaled_lr(lr, 1.0, ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
 
 
 def _progress_in_graph(now: int, steps: int) -> Any:

@@ -14,7 +14,7 @@ from ..._checks import checked_bool, checked_number
 from ..._messages import nearest, refusal
 from .._shards import MissingGradients, refuse_sharded_groups
 from .._step.fused_step import FusedStep, check_fused
-from .._step.stepped_optimizer import SteppedOptimizer
+from .._step.interfaces import StepInterface
 from .._step.task import Task, check_gradient
 from .._step.whole_step import take_whole_step
 from ..groups import checked_parameters
@@ -24,7 +24,7 @@ from .layerwise_mixin import LayerwiseMixin
 from .states_mixin import StatesMixin
 
 
-class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
+class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, StepInterface):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
@@ -32,7 +32,7 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
     """
 
     _tasks: Optional[list[Task]] = None  # collected in the running step
-    _rates: dict[Any, Any]  # of these tasks: factors of a rate -> its Tensor
+    _lr_tensors: dict[Any, Any]  # of these tasks: factors of a rate -> its Tensor
 
     def _read_arguments(
         self,
@@ -60,7 +60,7 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
         self._read_options(arguments, groups or [])
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
-        self.missing, self._rates = MissingGradients(_paddle.flatten_groups(groups or [])), {}
+        self.missing, self._lr_tensors = MissingGradients(_paddle.flatten_groups(groups or [])), {}
         self.fused_step = FusedStep()
         return groups
 
@@ -108,19 +108,19 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
             try:
                 done, tasks = collect(), self._tasks
             finally:
-                self._tasks, self._rates = None, {}
+                self._tasks, self._lr_tensors = None, {}
             if tasks is not None and not _paddle.found_inf(self):  # no update after an overflow
                 with paddle.no_grad():
                     self._update(tasks)
         return done
 
-    def _rate(self, param: Any, grad: Any) -> Any:
+    def _param_lr(self, param: Any, grad: Any) -> Any:
         """Return the rate of a parameter, one Tensor for all collected parameters with this rate."""
         dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
-        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
-        if self._tasks is None or key not in self._rates:
-            self._rates[key] = _paddle.rate_of(self)((param, grad)).astype(dtype).reshape([])
-        return self._rates[key]
+        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.group_lr(param))
+        if self._tasks is None or key not in self._lr_tensors:
+            self._lr_tensors[key] = _paddle.param_lr(self)((param, grad)).astype(dtype).reshape([])
+        return self._lr_tensors[key]
 
     def has_nonzero_weight_decay(self, param: Any) -> bool:
         """Return whether the next step applies weight decay to a parameter."""

@@ -48,14 +48,14 @@ class OptionsMixin(Optimizer):
         options = {**self.fixed_options(), **(self._defaults if param is None else self.options_of(param))}
         if param is not None and options.get("weight_decay") and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
-        options.pop("lr", None)  # `own_rate` has it
+        options.pop("lr", None)  # `group_lr` has it
         return options
 
     def step_options(self, param: Any = None) -> dict[str, Any]:
         """Return the options with their values in this step."""
         return self.chosen_options(param)
 
-    def own_rate(self, param: Any) -> Optional[float]:
+    def group_lr(self, param: Any) -> Optional[float]:
         """Return the rate of the parameter's group that overrides the optimizer's, or None."""
         return self._group_of(param).get("lr")
 

@@ -9,11 +9,11 @@ from typing import Any, Optional
 
 from ... import _paddle
 from ..._paddle import create_state, prefixed
-from .._step.stepped_optimizer import SteppedOptimizer
+from .._step.interfaces import StepInterface
 from ..states import ELEMENT, ROW, SCALAR, STEP
 
 
-def sharded_state(optimizer: SteppedOptimizer, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
+def sharded_state(optimizer: StepInterface, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
     """Return key -> ShardedWeight of an optimizer's state; see `StatesMixin.sharded_state_dict`."""
     keys: dict[str, str] = {}
     for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
@@ -36,7 +36,7 @@ def sharded_state(optimizer: SteppedOptimizer, model_sharded_state_dict: dict[st
     return sharded
 
 
-def _state_of(optimizer: SteppedOptimizer, param: Any) -> dict[str, tuple[Any, str]]:
+def _state_of(optimizer: StepInterface, param: Any) -> dict[str, tuple[Any, str]]:
     """Return state name -> (Tensor, kind) of a parameter, with its master as "w"."""
     kinds, prefix = {**optimizer.state_kinds(param), STEP: SCALAR}, prefixed(optimizer)
     owner = _paddle.masters(optimizer).get(param.name, param)

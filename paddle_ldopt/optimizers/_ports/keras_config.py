@@ -5,7 +5,7 @@ from typing import Any
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..._paddle import keeps_masters, rate_source
+from ..._paddle import keeps_masters, lr_or_scheduler
 from ...layers.decay_checks import check_decay
 from ...layers.hooks import layerwise_lr_decay
 from .._base.layerwise_arguments import LAYERWISE
@@ -30,10 +30,10 @@ class KerasConfigMixin(Optimizer):
             del objects["set_param_lr_fun"]
         if not hasattr(objects["layerwise_decay"], "layerwise_decay"):
             plain["layerwise_decay"] = check_decay(objects.pop("layerwise_decay"))
-        if isinstance(rate_source(self), LRScheduler):
-            objects["learning_rate"] = rate_source(self)
+        if isinstance(lr_or_scheduler(self), LRScheduler):
+            objects["learning_rate"] = lr_or_scheduler(self)
         else:
-            plain["learning_rate"] = rate_source(self)
+            plain["learning_rate"] = lr_or_scheduler(self)
         declared = {**self._defaults, **self._fixed, **self.patterns.texts()}
         options = {self.OPTIONS[name].called or name: value for name, value in declared.items()}
         own = {"multi_precision": keeps_masters(self), "fused": self.fused, "batch_bytes": self.batch_bytes}

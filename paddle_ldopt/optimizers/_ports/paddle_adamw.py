@@ -5,7 +5,7 @@ from typing import Any, Callable, ClassVar
 import paddle
 from paddle.optimizer import AdamW
 
-from ..._paddle import rate_of, ratio_in_kernel, set_attributes
+from ..._paddle import param_lr, ratio_in_kernel, set_attributes
 from .._base.layerwise_mixin import LayerwiseMixin
 from .._step.task import Task
 from .._step.updates import update
@@ -53,7 +53,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         if not decay:
             return super()._append_optimize_op(block, given)
         # Paddle's kernel rounds the decay to float32, too coarse for float64 parameters: decay them here
-        paddle.assign(param * (1.0 - rate_of(self)((param, grad)) * decay), param)
+        paddle.assign(param * (1.0 - param_lr(self)((param, grad)) * decay), param)
         try:
             undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}
             return super()._append_optimize_op(block, undecayed)
@@ -63,7 +63,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
     def _low_precision_step(self, param: Any, grad: Any) -> None:
         """Update a float16 or bfloat16 parameter on a CPU, where Paddle has no kernel for it."""
         options = {name: float(value) for name, value in self.step_options(param).items() if name != "lazy_mode"}
-        task = Task(param, grad, options, rate_of(self)((param, grad)).reshape([]))
+        task = Task(param, grad, options, param_lr(self)((param, grad)).reshape([]))
         update(self, task, lambda *tensors, shard, **options: self.update(*tensors, **options))
 
     def counted(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import paddle
 from ... import _paddle
 from .._shards import Shard, run_locally
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
-from .stepped_optimizer import SteppedByRule
+from .interfaces import RuleInterface
 from .task import Task
 
 _MASTER = "master"
@@ -26,7 +26,7 @@ _Tensor = paddle.Tensor
 class Batch:
     """Parameters that are updated together, and the stacks of their state."""
 
-    def __init__(self, optimizer: SteppedByRule, params: list[Any]) -> None:
+    def __init__(self, optimizer: RuleInterface, params: list[Any]) -> None:
         first = params[0]
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
@@ -91,7 +91,7 @@ class Batch:
         same = all(value == values[0] for value in values)
         return float(values[0]) if same else paddle.to_tensor(values, dtype).reshape(self._shape(SCALAR))
 
-    def rates(self, tasks: list[Task]) -> Any:
+    def lr_of(self, tasks: list[Task]) -> Any:
         """Return the rates of the parameters as a Tensor for the rule; of one rate, that Tensor itself."""
         rates = [task.lr for task in tasks]
         if all(rate is rates[0] for rate in rates):

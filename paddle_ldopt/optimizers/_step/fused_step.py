@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..._messages import refusal
+from .interfaces import StepInterface
 from .plan import Plan
-from .stepped_optimizer import SteppedOptimizer
 from .tensor_memory import TYPES, allocated_bytes, unsupported_tensor
-from .whole_step import StepInputs, create_missing_state, current_rate, layer_rates
+from .whole_step import StepInputs, create_missing_state, current_lr, scaled_lr
 
 
 def check_fused(fused: Optional[bool]) -> Optional[bool]:
@@ -51,7 +51,7 @@ class FusedStep:
 
     # ---- a whole step
 
-    def may_take(self, optimizer: SteppedOptimizer) -> bool:
+    def may_take(self, optimizer: StepInterface) -> bool:
         """Return whether the library may take whole steps, as far as the optimizer's settings show.
 
         The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle,
@@ -68,7 +68,7 @@ class FusedStep:
             and (clip is None or (by_norm and not (clip.auto_skip_clip or optimizer.rule_clips())))
         )
 
-    def take(self, optimizer: SteppedOptimizer, inputs: StepInputs) -> bool:
+    def take(self, optimizer: StepInterface, inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if the library does not support all parameters."""
         plan = self._plan
         if plan is None or not plan.holds_for(inputs):
@@ -84,9 +84,9 @@ class FusedStep:
         optimizer.count_planned(plan.structs)
         plan.refresh(options)
         structs, params = plan.structs.take(plan.rows), inputs.params  # indexing takes ten times as long
-        rate = current_rate(optimizer)
+        rate = current_lr(optimizer)
         kind = "f4" if rate.dtype == paddle.float32 else "f8"
-        structs["lr"] = layer_rates(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
+        structs["lr"] = scaled_lr(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
         structs["weight_decay"] = options["weight_decay"] * plan.weight_decay_mask()[plan.rows]
         structs["grad"], structs["grad_type"] = inputs.grads_at, plan.grad_types
         structs["held"][:, kernels.PLACES["grad"]] = list(map(allocated_bytes, inputs.grads))
@@ -98,7 +98,7 @@ class FusedStep:
         _call(optimizer, structs, params)
         return True
 
-    def takes_none(self, optimizer: SteppedOptimizer, params: list[Any]) -> bool:
+    def takes_none(self, optimizer: StepInterface, params: list[Any]) -> bool:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
         if optimizer.fused:  # it may raise
             return False
@@ -111,7 +111,7 @@ class FusedStep:
 
     # ---- collected tasks
 
-    def update(self, optimizer: SteppedOptimizer, tasks: list[Any]) -> list[Any]:
+    def update(self, optimizer: StepInterface, tasks: list[Any]) -> list[Any]:
         """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
         params = [task.param for task in tasks]
         if not params or self.takes_none(optimizer, params):
@@ -161,7 +161,7 @@ def _structs_of(plan: Plan, tasks: list[Any]) -> NDArray[Any]:
     return structs
 
 
-def _call(optimizer: SteppedOptimizer, structs: NDArray[Any], params: list[Any]) -> None:
+def _call(optimizer: StepInterface, structs: NDArray[Any], params: list[Any]) -> None:
     """Update all parameters in the C library."""
     kernels.step(structs)
     if optimizer.fused_bumps_version:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..states import STEP
-from .stepped_optimizer import FusedRule, SteppedOptimizer
+from .interfaces import FusedRule, StepInterface
 from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, state_tensors, unsupported_tensor, versions
 from .whole_step import StepInputs
 
@@ -22,7 +22,7 @@ _CHECKED = 2048  # number of states whose address each step checks: all, of a mo
 class Plan:
     """The structs of an optimizer's parameters: of those to be updated, and of others that have state."""
 
-    def __init__(self, optimizer: SteppedOptimizer, params: list[Any]) -> None:
+    def __init__(self, optimizer: StepInterface, params: list[Any]) -> None:
         self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
         self.params: list[Any] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
@@ -186,7 +186,7 @@ def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
     return None
 
 
-def library_rule(optimizer: SteppedOptimizer, options: dict[str, Any]) -> Union[FusedRule, str]:
+def library_rule(optimizer: StepInterface, options: dict[str, Any]) -> Union[FusedRule, str]:
     """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
     cls = type(optimizer)
     owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))

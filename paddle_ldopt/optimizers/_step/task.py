@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from .stepped_optimizer import SteppedOptimizer
+from .interfaces import StepInterface
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
@@ -21,7 +21,7 @@ class Task(NamedTuple):
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-def check_gradient(optimizer: SteppedOptimizer, param: Any, grad: Any) -> None:
+def check_gradient(optimizer: StepInterface, param: Any, grad: Any) -> None:
     """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
     sparse = getattr(grad, "is_selected_rows", lambda: False)()
     if sparse and not optimizer.takes_sparse(param):

@@ -11,7 +11,7 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle
-from .stepped_optimizer import SteppedOptimizer
+from .interfaces import StepInterface
 from .tensor_memory import addresses, same_shapes
 
 _Tensor = paddle.Tensor
@@ -33,7 +33,7 @@ class StepInputs(NamedTuple):
     ratios: NDArray[Any]  # 0: not updated
 
     @classmethod
-    def of(cls, optimizer: SteppedOptimizer) -> "Optional[StepInputs]":
+    def of(cls, optimizer: StepInterface) -> "Optional[StepInputs]":
         """Return the inputs of a step; None if it is empty, or if only Paddle's loop supports it.
 
         It reads blocks that fit into the cache: with 10,000 tensors this is most of a step's time.
@@ -90,7 +90,7 @@ def _factors_of(params: list[Any]) -> Optional[list[Any]]:
         return None
 
 
-def _is_plain(optimizer: SteppedOptimizer) -> bool:
+def _is_plain(optimizer: StepInterface) -> bool:
     """Return whether a step needs only clipping and updates, as far as the optimizer's settings show."""
     return (
         paddle.in_dynamic_mode()
@@ -102,7 +102,7 @@ def _is_plain(optimizer: SteppedOptimizer) -> bool:
     )
 
 
-def take_whole_step(optimizer: SteppedOptimizer, backends: list[Any]) -> bool:
+def take_whole_step(optimizer: StepInterface, backends: list[Any]) -> bool:
     """Take a whole step by the first backend that can; return False, with nothing changed, if none can."""
     if not _is_plain(optimizer):
         return False
@@ -117,7 +117,7 @@ def take_whole_step(optimizer: SteppedOptimizer, backends: list[Any]) -> bool:
     return False
 
 
-def all_parameters(optimizer: SteppedOptimizer) -> list[Any]:
+def all_parameters(optimizer: StepInterface) -> list[Any]:
     """Return the parameters of a step with their groups flattened; without groups, always the same list."""
     every: list[Any] = _paddle.parameter_list(optimizer)
     return _paddle.flatten_groups(every) if isinstance(every[0], dict) else every
@@ -128,18 +128,18 @@ def with_gradients(params: list[Any]) -> list[Any]:
     return [param for param in params if not param.stop_gradient and _paddle.grad_of(param) is not None]
 
 
-def create_missing_state(optimizer: SteppedOptimizer) -> None:
+def create_missing_state(optimizer: StepInterface) -> None:
     """Create the state of all parameters that have a gradient, also of empty ones, as Paddle's loop does."""
     _paddle.create_state(optimizer, with_gradients(all_parameters(optimizer)))
 
 
-def current_rate(optimizer: SteppedOptimizer) -> Any:
+def current_lr(optimizer: StepInterface) -> Any:
     """Return the optimizer's rate in this step, a Tensor; its state must have been created."""
-    _paddle.create_rate(optimizer)()
-    return _paddle.global_rate(optimizer)()
+    _paddle.create_global_lr(optimizer)()
+    return _paddle.global_lr(optimizer)()
 
 
-def layer_rates(rate: Any, factors: Any, ratios: Any) -> Any:
+def scaled_lr(rate: Any, factors: Any, ratios: Any) -> Any:
     """Return rate * factor * ratio of one or many layers, rounded after each product; Tensors, arrays or numbers."""
     for scale in (factors, ratios):
         if not (isinstance(scale, float) and scale == 1.0):

@@ -3,7 +3,7 @@
 import abc
 from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
 
-from ...layers.rated_optimizer import RatedOptimizer
+from ...layers.optimizer_interface import LayerwiseInterface
 from .._shards import MissingGradients, ShardFinder
 
 
@@ -17,7 +17,7 @@ class FusedRule(NamedTuple):
     aux: Optional[str] = None  # name of another state of one number
 
 
-class SteppedOptimizer(RatedOptimizer, abc.ABC):
+class StepInterface(LayerwiseInterface, abc.ABC):
     """All that a fused step reads; `LayerwiseMixin` and `StatesMixin` define the abstract methods."""
 
     fused: Optional[bool]  # the argument
@@ -69,7 +69,7 @@ class SteppedOptimizer(RatedOptimizer, abc.ABC):
         """Count a fused step by its structs, in optimizers with one count for all parameters."""
 
 
-class SteppedByRule(SteppedOptimizer):
+class RuleInterface(StepInterface):
     """All that a step by Paddle's operations reads; see `RuleOptimizer`."""
 
     batch_bytes: Optional[int]  # the argument
@@ -85,7 +85,7 @@ class SteppedByRule(SteppedOptimizer):
         """Return the options of a parameter, or of the optimizer, as they were given."""
 
     @abc.abstractmethod
-    def own_rate(self, param: Any) -> Optional[float]:
+    def group_lr(self, param: Any) -> Optional[float]:
         """Return the rate of a parameter's group in this step, None for the optimizer's rate."""
 
     @abc.abstractmethod
