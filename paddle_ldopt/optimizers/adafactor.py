@@ -28,7 +28,7 @@ from ._shards import Shard
 from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import flag, numbers, plain_weight_decay
+from .shared_options import bool_option, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Adafactor", "adafactor_update"]
@@ -155,9 +155,9 @@ class Adafactor(FactoredOptimizer):
         ),
         "beta1": Option(doc="decay rate of the momentum", high=1.0, ends="[)", optional=True, group=True),
         "weight_decay": Option(doc="decoupled weight decay", group=True, read=plain_weight_decay),
-        "scale_parameter": flag("scale the rate by the parameter's RMS", group=True),
-        "relative_step": flag("set the rate from the step"),
-        "warmup_init": flag("with `relative_step`: start with 1e-6 t", group=True),
+        "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
+        "relative_step": bool_option("set the rate from the step"),
+        "warmup_init": bool_option("with `relative_step`: start with 1e-6 t", group=True),
     }
 
     @staticmethod

@@ -21,7 +21,7 @@ from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
-from .shared_options import flag, plain_weight_decay
+from .shared_options import bool_option, plain_weight_decay
 from .states import ELEMENT, SCALAR, STEP, State
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
@@ -152,7 +152,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
         ),
         "clipnorm": Option(doc="scale each gradient down to this norm", ends="()", optional=True, group=True),
         "clipvalue": Option(doc="clip each element of the gradients", ends="()", optional=True, group=True),
-        "amsgrad": flag("divide by the largest second moment so far"),
+        "amsgrad": bool_option("divide by the largest second moment so far"),
         "decay": Option(doc="decay of the rate over the steps: lr / (1 + decay t)"),
         "global_clipnorm": Option(doc="scale all gradients together down to this norm", ends="()", optional=True),
         **PATTERNS,

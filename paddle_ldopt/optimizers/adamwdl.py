@@ -20,7 +20,7 @@ from ._step.interfaces import FusedRule
 from ._step.task import Task
 from ._step.whole_step import all_parameters
 from .registry import register
-from .shared_options import flag, plain_weight_decay
+from .shared_options import bool_option, plain_weight_decay
 from .states import ELEMENT, SCALAR, State
 
 __all__ = ["AdamWDL", "adamw_update"]
@@ -135,7 +135,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         "beta1": Option(doc="decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
         "beta2": Option(doc="decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(doc="added to the root of the second moment", group=True, tensor=True),
-        "lazy_mode": flag("update only the rows in a sparse gradient", group=True),
+        "lazy_mode": bool_option("update only the rows in a sparse gradient", group=True),
     }
 
     @staticmethod
@@ -181,7 +181,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
     # ---- the fused step
 
     def _collects(self) -> bool:
-        return super()._collects() and not self.fused_step.takes_none(self, all_parameters(self))
+        return super()._collects() and not self.fused_step.leaves_all_to_paddle(self, all_parameters(self))
 
     fused_bumps_version = False  # like Paddle's kernel
 

@@ -28,7 +28,7 @@ from ._shards import Shard
 from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import flag, numbers, plain_weight_decay
+from .shared_options import bool_option, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Came", "came_update"]
@@ -190,10 +190,10 @@ class Came(FactoredOptimizer):
         "beta2": Option(doc="constant decay rate of V", high=1.0, ends="[)", optional=True, group=True),
         "beta3": Option(doc="decay rate of the instability", high=1.0, ends="[)", group=True),
         "weight_decay": Option(doc="decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
-        "scale_parameter": flag("scale the rate by the parameter's RMS", group=True),
-        "relative_step": flag("set the rate from the step"),
-        "warmup_init": flag("with `relative_step`: start with 1e-6 t"),
-        "compression": flag("store the momentum as float16"),
+        "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
+        "relative_step": bool_option("set the rate from the step"),
+        "warmup_init": bool_option("with `relative_step`: start with 1e-6 t"),
+        "compression": bool_option("store the momentum as float16"),
         "loss_scale": Option(doc="divides the gradients", kind="an int from 1", check=_from_one),
     }
 

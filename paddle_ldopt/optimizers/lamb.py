@@ -28,7 +28,7 @@ from ._shards import Shard
 from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import flag
+from .shared_options import bool_option
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]
@@ -156,7 +156,9 @@ class Lamb(ScheduledOptimizer):
         "lr": Option(
             None, "the group's own rate", optional=True, group=True, check=lr_or_function, kind=_RATE, argument=False
         ),
-        "grad_centralization": flag("centralize gradients of convolutions", default=False, group=True, argument=False),
+        "grad_centralization": bool_option(
+            "centralize gradients of convolutions", default=False, group=True, argument=False
+        ),
     }
 
     @staticmethod

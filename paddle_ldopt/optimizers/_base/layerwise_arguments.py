@@ -3,6 +3,7 @@
 from typing import Any, Optional
 
 from ..._messages import refusal
+from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
 from ...layers.decay_ratios import LayerRatios
 from ...layers.hooks import N_LAYERS, HookRatios, adapt_hook, layerwise_lr_decay
@@ -34,7 +35,7 @@ def ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any
 
 def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[HookRatios]:
     """Return the ratios of a hook, None if all are 1; raise if a decay would have no effect."""
-    if hasattr(layerwise_decay, "layerwise_decay"):
+    if isinstance(layerwise_decay, LayerDecay):
         problem = "A LayerDecay as `layerwise_decay` needs `layers` beside it."
         raise refusal(TypeError, problem, layerwise_decay=layerwise_decay, layers=None)
     decay, documented = check_decay(layerwise_decay), hook is layerwise_lr_decay

@@ -15,7 +15,7 @@ from ..._messages import nearest, refusal
 from .._shards import MissingGradients, refuse_sharded_groups
 from .._step.fused_step import FusedStep, check_fused
 from .._step.interfaces import StepInterface
-from .._step.task import Task, check_gradient
+from .._step.task import Task, check_gradient_fits
 from .._step.whole_step import take_whole_step
 from ..groups import checked_parameters
 from ..states import compute_dtype
@@ -83,13 +83,13 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, StepInterface):
             params_grads = self.missing.drop_from(params_grads)
         pairs = _paddle.content_of(params_grads)
         for param, grad in pairs:
-            check_gradient(self, param, grad)
+            check_gradient_fits(self, param, grad)
         params = [param for param, _ in pairs]
         self.check_in_step(params)
         collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
         done = self._collect_and_update(collect, params)
-        if not params_grads and self.missing.are_elsewhere() and not _paddle.found_inf(self):
-            self._step_elsewhere()
+        if not params_grads and self.missing.others_may_have_updates() and not _paddle.found_inf(self):
+            self._count_step_of_other_processes()
         return done
 
     def apply_gradients(self, params_grads: Any) -> Any:
@@ -144,5 +144,5 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, StepInterface):
         """Do the collected tasks."""
         raise NotImplementedError
 
-    def _step_elsewhere(self) -> None:
+    def _count_step_of_other_processes(self) -> None:
         """Count a step in which only other processes have updates, in optimizers with one count for all parameters."""

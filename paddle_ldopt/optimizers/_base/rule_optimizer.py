@@ -152,7 +152,7 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
     # ---- counts
 
     _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
-    _elsewhere: Optional[tuple[Any, Any]] = None  # after a step elsewhere: (largest count here, steps taken)
+    _count_elsewhere: Optional[tuple[Any, Any]] = None  # after a step elsewhere: (largest count here, steps taken)
 
     def counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""
@@ -161,16 +161,16 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
     def _count_taken(self) -> Any:
         """Return the number of steps taken, a Tensor."""
         count = largest_of(self, self._COUNT)
-        if self._elsewhere is None:
+        if self._count_elsewhere is None:
             return count
-        return paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
+        return paddle.where(count == self._count_elsewhere[0], self._count_elsewhere[1], count)
 
     def _steps_taken(self) -> float:
         """Return the number of steps taken; it waits for the device."""
         return float(self._count_taken())
 
-    def _step_elsewhere(self) -> None:
-        self._elsewhere = largest_of(self, self._COUNT), self._count_taken() + 1.0
+    def _count_step_of_other_processes(self) -> None:
+        self._count_elsewhere = largest_of(self, self._COUNT), self._count_taken() + 1.0
 
     # ---- state
 

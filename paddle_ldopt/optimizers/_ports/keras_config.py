@@ -6,6 +6,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ..._paddle import keeps_masters, lr_or_scheduler
+from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
 from ...layers.hooks import layerwise_lr_decay
 from .._base.layerwise_arguments import LAYERWISE
@@ -28,7 +29,7 @@ class KerasConfigMixin(Optimizer):
         plain = {name: objects.pop(name) for name in ("name", "n_layers")}
         if objects["set_param_lr_fun"] is layerwise_lr_decay:
             del objects["set_param_lr_fun"]
-        if not hasattr(objects["layerwise_decay"], "layerwise_decay"):
+        if not isinstance(objects["layerwise_decay"], LayerDecay):
             plain["layerwise_decay"] = check_decay(objects.pop("layerwise_decay"))
         if isinstance(lr_or_scheduler(self), LRScheduler):
             objects["learning_rate"] = lr_or_scheduler(self)

@@ -54,6 +54,6 @@ class MissingGradients:
         self.names = [param.name for param, has in zip(self._params, seen) if not has]
         return [(param, grad) for param, grad in params_grads if param.name not in self.names]
 
-    def are_elsewhere(self) -> bool:
+    def others_may_have_updates(self) -> bool:
         """Return whether some parameters never had a gradient and others did: a process may have no updates."""
         return 0 < len(self.names) < len(self._params)

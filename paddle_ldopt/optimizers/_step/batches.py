@@ -68,7 +68,7 @@ class Batch:
         found = self._of_owners(_paddle.accumulators(self._optimizer)[self._keys[name]])
         return [found] if len(self.params) == 1 else list(found)
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Return whether the parameters have their form, and the optimizer's tensors still share the stacks' memory."""
         if (list(self.params[0].shape), self.params[0].dtype) != self._form:
             return False

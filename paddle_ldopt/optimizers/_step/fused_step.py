@@ -51,7 +51,7 @@ class FusedStep:
 
     # ---- a whole step
 
-    def may_take(self, optimizer: StepInterface) -> bool:
+    def supports_step(self, optimizer: StepInterface) -> bool:
         """Return whether the library may take whole steps, as far as the optimizer's settings show.
 
         The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle,
@@ -71,11 +71,11 @@ class FusedStep:
     def take(self, optimizer: StepInterface, inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if the library does not support all parameters."""
         plan = self._plan
-        if plan is None or not plan.holds_for(inputs):
-            if plan is None or not plan.holds(inputs.params):
+        if plan is None or not plan.is_valid_for(inputs):
+            if plan is None or not plan.is_valid(inputs.params):
                 create_missing_state(optimizer)
                 plan = self._plan = Plan(optimizer, inputs.params)
-            if not plan.follow(inputs):
+            if not plan.select(inputs):
                 return False
         moving = inputs.ratios != 0.0
         if not moving.any():
@@ -98,7 +98,7 @@ class FusedStep:
         _call(optimizer, structs, params)
         return True
 
-    def takes_none(self, optimizer: StepInterface, params: list[Any]) -> bool:
+    def leaves_all_to_paddle(self, optimizer: StepInterface, params: list[Any]) -> bool:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
         if optimizer.fused:  # it may raise
             return False
@@ -107,19 +107,19 @@ class FusedStep:
         why = _unsupported_reason_here()
         if why is not None:
             _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
-        return why is not None or (self._plan is not None and not self._plan.index and self._plan.holds(params))
+        return why is not None or (self._plan is not None and not self._plan.index and self._plan.is_valid(params))
 
     # ---- collected tasks
 
     def update(self, optimizer: StepInterface, tasks: list[Any]) -> list[Any]:
         """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
         params = [task.param for task in tasks]
-        if not params or self.takes_none(optimizer, params):
+        if not params or self.leaves_all_to_paddle(optimizer, params):
             return tasks
         why = _unsupported_reason_here()
         if why is not None:
             raise _not_possible(f": {why}. Use None or False.")
-        if self._plan is None or not self._plan.holds(params):
+        if self._plan is None or not self._plan.is_valid(params):
             self._plan = Plan(optimizer, params)
         optimizer.count_planned(self._plan.structs)
         chosen, rest = [], []

@@ -13,7 +13,7 @@ class FusedRule(NamedTuple):
     name: str  # in `kernels.RULES`
     states: tuple[Any, ...]  # names in their order there; a tuple of names that exclude each other
     fields: dict[str, Any]  # field of the struct -> number
-    flags: tuple[str, ...] = ()  # names in `kernels.FLAGS`
+    flags: tuple[str, ...] = ()  # names in `kernels.RULE_FLAGS`
     aux: Optional[str] = None  # name of another state of one number
 
 

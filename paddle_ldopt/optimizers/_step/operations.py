@@ -12,7 +12,7 @@ from ... import _paddle
 from .batches import Batch, cast
 from .fused_step import FusedStep
 from .interfaces import RuleInterface
-from .task import Task, check_gradient, in_shape
+from .task import Task, check_gradient_fits, in_shape
 from .tensor_memory import addresses, same_shapes, state_tensors
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_lr, scaled_lr, with_gradients
@@ -29,17 +29,17 @@ class Operations:
     def __deepcopy__(self, memo: Any) -> "Operations":
         return Operations(copy.deepcopy(self._fused_step, memo))  # the copied optimizer has tensors of its own
 
-    def may_take(self, optimizer: RuleInterface) -> bool:
+    def supports_step(self, optimizer: RuleInterface) -> bool:
         """Return whether this process has all parameters whole, and the C library updates none of them."""
         if not optimizer.finder.is_whole(_paddle.parameter_list(optimizer)):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
-        return bool(self._fused_step.takes_none(optimizer, params))
+        return bool(self._fused_step.leaves_all_to_paddle(optimizer, params))
 
     def take(self, optimizer: RuleInterface, inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if some state has no batch."""
         with paddle.no_grad():
-            if self._plan is None or not self._plan.holds(optimizer, inputs):
+            if self._plan is None or not self._plan.is_valid(optimizer, inputs):
                 self._plan = self._planned(optimizer, inputs)
             if self._plan is None:
                 return False
@@ -49,7 +49,7 @@ class Operations:
     def _planned(self, optimizer: RuleInterface, inputs: StepInputs) -> "Optional[OperationsPlan]":
         """Return the plan of a step after the checks of Paddle's loop; None if some state has no batch."""
         for param, grad in zip(inputs.params, inputs.grads):
-            check_gradient(optimizer, param, grad)
+            check_gradient_fits(optimizer, param, grad)
             optimizer.check_shape(param)
         optimizer.check_in_step(inputs.params)
         create_missing_state(optimizer)
@@ -94,7 +94,7 @@ class Operations:
         """Return the batch of these parameters, reused while it is valid; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._batches.get(names)
-        if batch is not None and all(map(operator.is_, batch.params, params)) and batch.holds():
+        if batch is not None and all(map(operator.is_, batch.params, params)) and batch.is_valid():
             return batch
         for old in [old for old in self._batches if not set(names).isdisjoint(old)]:
             self._batches.pop(old).release(set(old) - set(names))
@@ -132,7 +132,7 @@ class OperationsPlan:
 
     def __init__(self, optimizer: RuleInterface, inputs: StepInputs, batches: list[Batch]) -> None:
         forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}
-        self._inputs = inputs.kept([forms[tuple(p.shape)] for p in inputs.params])
+        self._inputs = inputs.without_gradients([forms[tuple(p.shape)] for p in inputs.params])
         self._settings, self._state = _settings(optimizer), state_tensors(optimizer)
         self._state_at = addresses(self._state)
         self._has_weight_decay = list(map(optimizer.has_weight_decay, inputs.params))
@@ -147,14 +147,14 @@ class OperationsPlan:
             ratio = batch.spread([inputs.ratios[row] for row in rows], dtype)
             self._units.append(Unit(batch, rows, factor, ratio, any(with_group_lr)))
 
-    def holds(self, optimizer: RuleInterface, inputs: StepInputs) -> bool:
+    def is_valid(self, optimizer: RuleInterface, inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
         then, settings, asked = self._inputs, _settings(optimizer), _paddle.weight_decay_fun(optimizer) is not None
         state = state_tensors(optimizer)
         return (
             (len(settings), len(state)) == (len(self._settings), len(self._state))
             and all(map(operator.is_, settings, self._settings))
-            and inputs.are_like(then)
+            and inputs.have_same_layout(then)
             and inputs.factors == then.factors
             and np.array_equal(inputs.ratios, then.ratios)
             and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._has_weight_decay)

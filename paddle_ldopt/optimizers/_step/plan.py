@@ -61,7 +61,7 @@ class Plan:
         self.rows: Any = None  # the rows of its parameters
         self.grad_types: Any = None  # the types of its gradients as numbers for the library
 
-    def holds(self, params: list[Any]) -> bool:
+    def is_valid(self, params: list[Any]) -> bool:
         """Return whether the plan covers all of these parameters, and no buffer has moved."""
         rows = [self.index.get(param.name) for param in params]
         return (
@@ -71,9 +71,9 @@ class Plan:
             and self._has_all_state()
         )
 
-    def holds_for(self, inputs: StepInputs) -> bool:
+    def is_valid_for(self, inputs: StepInputs) -> bool:
         """Return whether the plan can be used again for a whole step of the same parameters."""
-        return self._inputs is not None and inputs.are_like(self._inputs) and self._has_all_state()
+        return self._inputs is not None and inputs.have_same_layout(self._inputs) and self._has_all_state()
 
     def _has_all_state(self) -> bool:
         """Return whether no state has moved, been replaced or changed its form.
@@ -92,14 +92,14 @@ class Plan:
             and (addresses(some), versions(some)) == (self._states_at[0][part], self._states_at[1][part])
         )
 
-    def follow(self, inputs: StepInputs) -> bool:
+    def select(self, inputs: StepInputs) -> bool:
         """Select the parameters of the next whole steps; return whether the library supports all of them."""
         rows: Any = [self.index.get(param.name) for param in inputs.params]
         types: Any = list(map(TYPES.get, inputs.types))
         if None in rows or None in types:
             return False
         self.rows, self.grad_types = np.array(rows), np.array(types)
-        self._inputs = inputs.kept([self._as_planned[row] for row in rows])
+        self._inputs = inputs.without_gradients([self._as_planned[row] for row in rows])
         return True
 
     def _fill(self, struct: Any, param: Any, updated: bool) -> Optional[str]:
@@ -158,7 +158,7 @@ class Plan:
             sizes = (1, shape[0], math.prod(shape[1:]))
         struct["batch"], struct["rows"], struct["cols"] = sizes
         struct["rule"] = kernels.RULES[rule.name]
-        struct["flags"] = sum(kernels.FLAGS[flag] for flag in flags)
+        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag in flags)
         for field, value in {"grad_scale": 1.0, **rule.fields}.items():
             struct[field] = value
 

@@ -21,7 +21,7 @@ class Task(NamedTuple):
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-def check_gradient(optimizer: StepInterface, param: Any, grad: Any) -> None:
+def check_gradient_fits(optimizer: StepInterface, param: Any, grad: Any) -> None:
     """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
     sparse = getattr(grad, "is_selected_rows", lambda: False)()
     if sparse and not optimizer.takes_sparse(param):

@@ -22,7 +22,7 @@ _BLOCK = 64  # number of parameters read at a time
 class StepInputs(NamedTuple):
     """The inputs of a whole step; the gradients must live until its end."""
 
-    live: list[int]  # indices of the parameters with a gradient that are not frozen; the other lists are in this order
+    indices: list[int]  # of the parameters with a gradient that are not frozen; the other lists are in this order
     params: list[Any]
     grads: list[Any]
     grads_at: list[int]  # addresses
@@ -44,12 +44,12 @@ class StepInputs(NamedTuple):
         for begin in range(0, len(every), _BLOCK):
             block = every[begin : begin + _BLOCK]
             frozen, block_grads = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
-            live = [i for i, grad in enumerate(block_grads) if grad is not None and not frozen[i]]
-            grads_at = addresses([block_grads[i] for i in live])
+            indices = [i for i, grad in enumerate(block_grads) if grad is not None and not frozen[i]]
+            grads_at = addresses([block_grads[i] for i in indices])
             if 0 in grads_at:  # empty gradients
-                live = [i for i, address in zip(live, grads_at) if address != 0]
+                indices = [i for i, address in zip(indices, grads_at) if address != 0]
                 grads_at = [address for address in grads_at if address != 0]
-            params, grads = [block[i] for i in live], [block_grads[i] for i in live]
+            params, grads = [block[i] for i in indices], [block_grads[i] for i in indices]
             params_at, factors = addresses(params), _factors_of(params)
             if factors is None or None in grads_at or None in params_at:  # a sparse gradient, or a cleared parameter
                 return None
@@ -58,24 +58,28 @@ class StepInputs(NamedTuple):
             if not all(map(_Tensor.is_contiguous, grads + params)):
                 return None
             sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
-            numbers = [begin + i for i in live]
+            numbers = [begin + i for i in indices]
             new: Any = numbers, params, grads, grads_at, params_at, factors, sizes, types
             for column, of_block in zip(columns.values(), new):
                 column += of_block
             all_frozen += frozen
-        if not columns["live"] or not set(map(type, columns["factors"])) <= {int, float}:
+        if not columns["indices"] or not set(map(type, columns["factors"])) <= {int, float}:
             return None
-        return cls(**columns, ratios=np.array(optimizer.ratio_list(every, all_frozen))[columns["live"]])
+        return cls(**columns, ratios=np.array(optimizer.ratio_list(every, all_frozen))[columns["indices"]])
 
-    def kept(self, forms: list[Any]) -> "StepInputs":
+    def without_gradients(self, forms: list[Any]) -> "StepInputs":
         """Return the inputs for a plan to keep; `forms` share the parameters' memory and will keep their shapes."""
         return self._replace(params=forms, grads=[])  # gradients would be kept alive
 
-    def are_like(self, kept: "StepInputs") -> bool:
+    def have_same_layout(self, earlier: "StepInputs") -> bool:
         """Return whether earlier inputs had the same parameters, with the same memory, shapes and types."""
         return (
-            (self.live, self.params_at, self.sizes, self.types) == (kept.live, kept.params_at, kept.sizes, kept.types)
-        ) and same_shapes(self.params, kept.params)
+            self.indices == earlier.indices
+            and self.params_at == earlier.params_at
+            and self.sizes == earlier.sizes
+            and self.types == earlier.types
+            and same_shapes(self.params, earlier.params)
+        )
 
 
 def _factors_of(params: list[Any]) -> Optional[list[Any]]:
@@ -108,7 +112,7 @@ def take_whole_step(optimizer: StepInterface, backends: list[Any]) -> bool:
         return False
     inputs = None
     for backend in backends:
-        if backend.may_take(optimizer):
+        if backend.supports_step(optimizer):
             inputs = inputs or StepInputs.of(optimizer)
             if inputs is None:
                 return False
