@@ -13,7 +13,7 @@ from .batches import Batch, cast
 from .fused_step import FusedStep
 from .interfaces import RuleInterface
 from .task import Task, check_gradient_fits, in_shape
-from .tensor_memory import addresses, same_shapes, state_tensors
+from .tensor_memory import same_shapes
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_lr, scaled_lr, with_gradients
 
@@ -133,8 +133,7 @@ class OperationsPlan:
     def __init__(self, optimizer: RuleInterface, inputs: StepInputs, batches: list[Batch]) -> None:
         forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}
         self._inputs = inputs.without_gradients([forms[tuple(p.shape)] for p in inputs.params])
-        self._settings, self._state = _settings(optimizer), state_tensors(optimizer)
-        self._state_at = addresses(self._state)
+        self._settings = _settings(optimizer)
         self._has_weight_decay = list(map(optimizer.has_weight_decay, inputs.params))
         row = {param.name: row for row, param in enumerate(inputs.params)}
         clips = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in _groups(optimizer)]
@@ -150,16 +149,14 @@ class OperationsPlan:
     def is_valid(self, optimizer: RuleInterface, inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
         then, settings, asked = self._inputs, _settings(optimizer), _paddle.weight_decay_fun(optimizer) is not None
-        state = state_tensors(optimizer)
         return (
-            (len(settings), len(state)) == (len(self._settings), len(self._state))
+            len(settings) == len(self._settings)
             and all(map(operator.is_, settings, self._settings))
             and inputs.have_same_layout(then)
             and inputs.factors == then.factors
             and np.array_equal(inputs.ratios, then.ratios)
             and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._has_weight_decay)
-            and all(map(operator.is_, state, self._state))
-            and addresses(state) == self._state_at
+            and all(unit.batch.is_valid() for unit in self._units)
         )
 
     def run(self, optimizer: RuleInterface, inputs: StepInputs) -> None:
