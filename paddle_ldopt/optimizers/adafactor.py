@@ -194,10 +194,21 @@ class Adafactor(FactoredOptimizer):
     ) -> None:
         rate = one_of_two("lr", lr, "learning_rate", learning_rate)
         parameters = one_of_two("parameters", parameters, "params", params)
-        options = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate, "weight_decay": weight_decay}
-        options.update(beta1=beta1, scale_parameter=scale_parameter, relative_step=relative_step)
-        options.update(warmup_init=warmup_init, fused=fused, multi_precision=multi_precision)
-        super().__init__(rate, parameters, **options, **common)
+        super().__init__(
+            rate,
+            parameters,
+            eps=eps,
+            clip_threshold=clip_threshold,
+            decay_rate=decay_rate,
+            beta1=beta1,
+            weight_decay=weight_decay,
+            scale_parameter=scale_parameter,
+            relative_step=relative_step,
+            warmup_init=warmup_init,
+            multi_precision=multi_precision,
+            fused=fused,
+            **common,
+        )
 
     _lr_argument = "lr"
 
@@ -216,7 +227,7 @@ class Adafactor(FactoredOptimizer):
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
         flags["momentum"] = options["beta1"] is not None
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
-        return FusedRule("adafactor", states, fields, tuple(flag for flag in flags if flags[flag]), aux=_USED_LR)
+        return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)
 
     def used_lr(self) -> dict[str, float]:
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update; dygraph and `to_static`.

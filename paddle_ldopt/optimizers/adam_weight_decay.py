@@ -201,12 +201,26 @@ class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
             grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
         rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
         decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
-        common.update(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, weight_decay=decay_rate, amsgrad=amsgrad)
-        common.update(decay=decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
-        common.update(include_in_weight_decay=include_in_weight_decay, grad_clip=grad_clip, fused=fused)
-        common.update(exclude_from_weight_decay=exclude_from_weight_decay, multi_precision=multi_precision)
-        name = None if name == "AdamWeightDecay" else name
-        super().__init__(rate, _paddles_groups(parameters), name=name, **common)
+        super().__init__(
+            rate,
+            _paddles_groups(parameters),
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            amsgrad=amsgrad,
+            weight_decay=decay_rate,
+            include_in_weight_decay=include_in_weight_decay,
+            exclude_from_weight_decay=exclude_from_weight_decay,
+            decay=decay,
+            clipnorm=clipnorm,
+            clipvalue=clipvalue,
+            global_clipnorm=global_clipnorm,
+            grad_clip=grad_clip,
+            multi_precision=multi_precision,
+            name=None if name == "AdamWeightDecay" else name,
+            fused=fused,
+            **common,
+        )
         self.patterns = NamePatterns(self._fixed)
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 
@@ -231,7 +245,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
         fields.update(clip=norm or 0.0, clip_value=most or 0.0, decay_rate=options["decay"], count=self._this_step())
         flags = {"amsgrad": options["amsgrad"], "clip_norm": norm is not None, "clip_value": most is not None}
         states = ("moment1", "moment2", "moment2_max")
-        return FusedRule("adam_weight_decay", states, fields, tuple(flag for flag in flags if flags[flag]))
+        return FusedRule("adam_weight_decay", states, fields, flags)
 
     def rule_clips(self) -> bool:
         """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""

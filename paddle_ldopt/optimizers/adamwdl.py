@@ -165,13 +165,33 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        arguments = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "lazy_mode": lazy_mode}
-        arguments.update(weight_decay=weight_decay, layerwise_decay=layerwise_decay, layers=layers, n_layers=n_layers)
-        arguments.update(set_param_lr_fun=set_param_lr_fun, lr_ratio=lr_ratio, name_dict=name_dict)
-        common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
-        parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
+        parameters = self._read_arguments(
+            parameters,
+            apply_decay_param_fun,
+            multi_precision,
+            fused,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            lazy_mode=lazy_mode,
+            layerwise_decay=layerwise_decay,
+            n_layers=n_layers,
+            set_param_lr_fun=set_param_lr_fun,
+            name_dict=name_dict,
+            layers=layers,
+            lr_ratio=lr_ratio,
+        )
         rate = checked_lr(learning_rate, "learning_rate")
-        super().__init__(rate, parameters=parameters, grad_clip=grad_clip, name=name, **common, **self._defaults)
+        super().__init__(
+            rate,
+            parameters=parameters,
+            apply_decay_param_fun=apply_decay_param_fun,
+            grad_clip=grad_clip,
+            multi_precision=multi_precision,
+            name=name,
+            **self._defaults,
+        )
         if self.ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 

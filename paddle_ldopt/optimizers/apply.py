@@ -26,6 +26,8 @@ from ._base.layerwise_mixin import LayerwiseMixin
 
 __all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
 
+_ATTRIBUTES = ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")  # set by the first function
+
 
 def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
     """Give any Paddle optimizer layer-wise learning rates, in place, and return it.
@@ -70,8 +72,8 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
     # object, because these could not call the methods that they replace by `super()`.
     inner.__class__ = _layerwise_class(plain)
-    attributes = {"ratio_of": ratio_of, "layerwise_decay": layerwise_decay, "n_layers": layers.n_layers}
-    vars(inner).update(attributes, structured_names=layers.name_dict, _lr_asked=set())
+    values: Any = ratio_of, layerwise_decay, layers.n_layers, layers.name_dict, set()
+    vars(inner).update(zip(_ATTRIBUTES, values))
     return optimizer
 
 
@@ -98,7 +100,7 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
         warnings.warn(f"{idle} Received: optimizer={name}", stacklevel=2)
     if plain is not None:
         inner.__class__ = plain
-        for name in ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_lr_asked"):
+        for name in _ATTRIBUTES:
             vars(inner).pop(name, None)
     return optimizer
 

@@ -240,12 +240,28 @@ class Came(FactoredOptimizer):
         **layerwise: Any,
     ) -> None:
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        options: dict[str, Any] = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate}
-        options.update(beta1=beta1, beta2=beta2, beta3=beta3, weight_decay=weight_decay, compression=compression)
-        options.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
-        options.update(loss_scale=loss_scale, multi_precision=multi_precision, fused=fused)
-        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name}
-        super().__init__(learning_rate, parameters, **options, **common, **layerwise)
+        super().__init__(
+            learning_rate,
+            parameters,
+            eps=eps,
+            clip_threshold=clip_threshold,
+            decay_rate=decay_rate,
+            beta1=beta1,
+            beta2=beta2,
+            beta3=beta3,
+            weight_decay=weight_decay,
+            scale_parameter=scale_parameter,
+            relative_step=relative_step,
+            warmup_init=warmup_init,
+            compression=compression,
+            loss_scale=loss_scale,
+            grad_clip=grad_clip,
+            apply_decay_param_fun=apply_decay_param_fun,
+            multi_precision=multi_precision,
+            name=name,
+            fused=fused,
+            **layerwise,
+        )
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError for `relative_step` or `beta2` beside an option that it overrides."""
@@ -261,10 +277,10 @@ class Came(FactoredOptimizer):
         """Return the rule for the C library."""
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
-        flags = {"momentum": bool(options["beta1"]), "constant_beta2": options["beta2"] is not None}
-        flags.update({name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")})
+        flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
+        flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
-        return FusedRule("came", states, fields, tuple(flag for flag in flags if flags[flag]))
+        return FusedRule("came", states, fields, flags)
 
     def lr_now_and_peak(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (None, None) with `relative_step`: the rate is not known beforehand."""

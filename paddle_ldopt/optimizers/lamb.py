@@ -189,10 +189,20 @@ class Lamb(ScheduledOptimizer):
         **layerwise: Any,
     ) -> None:
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        options: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
-        options.update(multi_precision=multi_precision, fused=fused)
-        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name}
-        super().__init__(learning_rate, parameters, **options, **common, **layerwise)
+        super().__init__(
+            learning_rate,
+            parameters,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            grad_clip=grad_clip,
+            apply_decay_param_fun=apply_decay_param_fun,
+            multi_precision=multi_precision,
+            name=name,
+            fused=fused,
+            **layerwise,
+        )
 
     def _prepare(self, rate: Any, parameters: Any) -> None:
         super()._prepare(rate, parameters)
@@ -213,9 +223,9 @@ class Lamb(ScheduledOptimizer):
         fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
         return FusedRule("lamb", ("moment1", "moment2"), fields, aux=GLOBAL_STEP)
 
-    def fused_flags(self, shape: Any, options: dict[str, Any]) -> tuple[str, ...]:
+    def fused_flags(self, shape: Any, options: dict[str, Any]) -> dict[str, bool]:
         """Return the flag that depends on a parameter's shape."""
-        return ("centralize",) if options["grad_centralization"] and is_convolution(shape) else ()
+        return {"centralize": options["grad_centralization"] and is_convolution(shape)}
 
     def has_weight_decay(self, param: Any) -> bool:
         """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""

@@ -136,6 +136,6 @@ class FactoredOptimizer(RuleOptimizer):
         if self.sets_own_lr:  # as Paddle does where a scheduler sets the rate
             raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", **received)
 
-    def fused_flags(self, shape: Any, options: dict[str, Any]) -> tuple[str, ...]:
+    def fused_flags(self, shape: Any, options: dict[str, Any]) -> dict[str, bool]:
         """Return the flag that depends on a parameter's shape."""
-        return ("factored",) if is_factored(shape) else ()
+        return {"factored": is_factored(shape)}

@@ -37,10 +37,10 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, StepInterface):
     def _read_arguments(
         self,
         parameters: Any,
-        arguments: dict[str, Any],
         apply_decay_param_fun: Optional[Callable[..., Any]],
         multi_precision: Any,
         fused: Any,
+        **arguments: Any,
     ) -> Any:
         """Check the arguments of a constructor, keep them and return the parameters or groups as a list.
 

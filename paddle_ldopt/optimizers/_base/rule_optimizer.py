@@ -69,7 +69,7 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
     ) -> None:
         rate = self._checked_lr(learning_rate)
         self.batch_bytes = COMMON["batch_bytes"].checked(batch_bytes, "batch_bytes")
-        parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, multi_precision, fused)
+        parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **arguments)
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
             raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)

@@ -13,7 +13,7 @@ class FusedRule(NamedTuple):
     name: str  # in `kernels.RULES`
     states: tuple[Any, ...]  # names in their order there; a tuple of names that exclude each other
     fields: dict[str, Any]  # field of the struct -> number
-    flags: tuple[str, ...] = ()  # names in `kernels.RULE_FLAGS`
+    flags: dict[str, Any] = {}  # name in `kernels.RULE_FLAGS` -> whether it is set
     aux: Optional[str] = None  # name of another state of one number
 
 
@@ -57,9 +57,9 @@ class StepInterface(LayerwiseInterface, abc.ABC):
         """Return the rule for the C library with the options of a group, or the reason why there is none."""
         return f"the C library has no rule of {type(self).__name__}"
 
-    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> tuple[str, ...]:
-        """Return the flags of the C library that depend on a parameter's shape."""
-        return ()
+    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> dict[str, bool]:
+        """Return the flags of the C library that depend on a parameter's shape, as `FusedRule.flags`."""
+        return {}
 
     def rule_clips(self) -> bool:
         """Return whether the rule itself clips a gradient, after `grad_clip`."""

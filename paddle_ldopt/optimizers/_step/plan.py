@@ -150,15 +150,15 @@ class Plan:
     def fill_rule(self, struct: Any, shape: list[int], options: dict[str, Any]) -> None:
         """Fill in the numbers of a rule, and the sizes and flags that it has for a parameter of this shape."""
         rule: Any = self.optimizer.fused_rule(options)  # `library_rule` has checked it
-        flags = {*rule.flags, *self.optimizer.fused_flags(shape, options)}
+        flags = {**rule.flags, **self.optimizer.fused_flags(shape, options)}
         sizes: Any = (1, 1, math.prod(shape))
-        if "factored" in flags:
+        if flags.get("factored"):
             sizes = (math.prod(shape[:-2]), *shape[-2:])
-        elif "centralize" in flags:
+        elif flags.get("centralize"):
             sizes = (1, shape[0], math.prod(shape[1:]))
         struct["batch"], struct["rows"], struct["cols"] = sizes
         struct["rule"] = kernels.RULES[rule.name]
-        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag in flags)
+        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag, is_set in flags.items() if is_set)
         for field, value in {"grad_scale": 1.0, **rule.fields}.items():
             struct[field] = value
 
