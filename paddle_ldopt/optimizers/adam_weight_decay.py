@@ -13,8 +13,7 @@ from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import add, add_, divide_, ema_, ema_of_squares_, multiply, one_minus_power, sqrt
-from ._base.step_count import SharedCountOptimizer
-from ._ports.keras_config import KerasConfigMixin
+from ._ports.keras_config import KerasOptimizer
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
 from ._step.interfaces import FusedRule
@@ -74,7 +73,7 @@ def adam_weight_decay_update(
     own_exclusion=tuple(PATTERNS),
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
-class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
+class AdamWeightDecay(KerasOptimizer):
     r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate / (1 + decay \, (t - 1))`, and t the

@@ -20,11 +20,10 @@ from .._step.whole_step import take_whole_step
 from ..groups import checked_parameters
 from ..states import compute_dtype
 from .layerwise_arguments import LAYERWISE
-from .layerwise_mixin import LayerwiseMixin
-from .states_mixin import StatesMixin
+from .states_base import StatesBase
 
 
-class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, StepInterface):
+class LayerwiseOptimizer(StatesBase, StepInterface):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`

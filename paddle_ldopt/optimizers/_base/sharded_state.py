@@ -14,7 +14,7 @@ from ..states import ELEMENT, ROW, SCALAR, STEP
 
 
 def sharded_state(optimizer: StepInterface, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
-    """Return key -> ShardedWeight of an optimizer's state; see `StatesMixin.sharded_state_dict`."""
+    """Return key -> ShardedWeight of an optimizer's state; see `StatesBase.sharded_state_dict`."""
     keys: dict[str, str] = {}
     for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
         keys.setdefault(model_sharded_state_dict[key].local_tensor.name, key)

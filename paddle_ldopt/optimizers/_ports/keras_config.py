@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ..._paddle import keeps_masters, lr_or_scheduler
@@ -10,13 +9,16 @@ from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
 from ...layers.hooks import layerwise_lr_decay
 from .._base.layerwise_arguments import LAYERWISE
+from .._base.step_count import SharedCountOptimizer
+from .name_patterns import NamePatterns
 
-__all__ = ["KerasConfigMixin"]
+__all__ = ["KerasOptimizer"]
 
 
-class KerasConfigMixin(Optimizer):
-    """Adds both methods to an optimizer whose constructor sets `_given`."""
+class KerasOptimizer(SharedCountOptimizer):
+    """An optimizer with both methods; the constructor of a subclass sets the attributes."""
 
+    patterns: NamePatterns
     _given: dict[str, Any]  # the constructor's arguments other than options
 
     def get_config(self) -> dict[str, Any]:

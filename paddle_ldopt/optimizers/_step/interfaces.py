@@ -18,7 +18,7 @@ class FusedRule(NamedTuple):
 
 
 class StepInterface(LayerwiseInterface, abc.ABC):
-    """All that a fused step reads; `LayerwiseMixin` and `StatesMixin` define the abstract methods."""
+    """All that a fused step reads; `LayerwiseOptimizer` defines the abstract methods."""
 
     fused: Optional[bool]  # the argument
     missing: MissingGradients

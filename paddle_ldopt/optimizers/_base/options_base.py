@@ -2,13 +2,12 @@
 
 from typing import Any, ClassVar, Optional
 
-from paddle.optimizer import Optimizer
-
 from ..._checks import Option
 from ..._paddle import weight_decay_fun
+from .layerwise_mixin import LayerwiseMixin
 
 
-class OptionsMixin(Optimizer):
+class OptionsBase(LayerwiseMixin):
     """Checks and keeps the options that the class declares in `OPTIONS`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}

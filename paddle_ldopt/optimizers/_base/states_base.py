@@ -5,15 +5,17 @@ from typing import Any
 import paddle
 
 from ... import _paddle
+from .._step.fused_step import FusedStep
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State, compute_dtype
 from .loading import loadable
-from .options_mixin import OptionsMixin
+from .options_base import OptionsBase
 from .sharded_state import sharded_state
 
 
-class StatesMixin(OptionsMixin):
+class StatesBase(OptionsBase):
     """Describes and loads the states that the class declares in `states`."""
 
+    fused_step: FusedStep
     counts_steps = True  # whether the state `STEP` is a number of steps
 
     @staticmethod
