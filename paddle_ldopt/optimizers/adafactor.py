@@ -8,7 +8,7 @@ Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & 
 import math
 from typing import Any, ClassVar, Optional
 
-import paddle
+from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
@@ -37,8 +37,8 @@ _USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule
 
 
 def adafactor_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -237,17 +237,17 @@ class Adafactor(FactoredOptimizer):
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
-    def _used_lr(self, param: Any) -> Optional[float]:
+    def _used_lr(self, param: Tensor) -> Optional[float]:
         used, steps = state_of_all(self, _USED_LR), state_of_all(self, STEP)
         owner = masters(self).get(param.name, param).name
-        known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
+        known = isinstance(used.get(owner), Tensor) and steps[owner].item() > 0
         return float(used[owner].item()) if known else None
 
     def last_used_lr(self) -> Optional[dict[str, float]]:
         """Return `used_lr` with `relative_step`, None without it."""
         return self.used_lr() if self.sets_own_lr else None
 
-    def lr_now_and_peak(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the rate of the parameter's last update with `relative_step`; later rates are not known beforehand."""
         return (self._used_lr(param), None) if self.sets_own_lr else None
 

@@ -8,6 +8,7 @@ https://arxiv.org/abs/1904.09237. Clipping and `decay` follow Keras 2 (`keras.op
 from typing import Any, ClassVar, Optional, Union
 
 import paddle
+from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._messages import refusal
@@ -27,8 +28,8 @@ __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 
 
 def adam_weight_decay_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -250,15 +251,15 @@ class AdamWeightDecay(KerasOptimizer):
         """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
-    def has_weight_decay(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
         return super().has_weight_decay(param) and self.patterns.find(self.structured_name(param))
 
-    def _warn_of_idle_patterns(self, params: list[Any]) -> None:
+    def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
         remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
-    def check_in_step(self, params: list[Any]) -> None:
+    def check_in_step(self, params: list[Tensor]) -> None:
         """Warn of patterns without effect in a static graph, whose parameters are known only now."""
         super().check_in_step(params)
         if parameter_list(self) is None:

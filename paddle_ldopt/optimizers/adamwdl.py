@@ -8,6 +8,7 @@ import math
 from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
+from paddle import Tensor
 
 from .._checks import Option
 from .._paddle import content_of, set_attributes, state_getter
@@ -27,8 +28,8 @@ __all__ = ["AdamWDL", "adamw_update"]
 
 
 def adamw_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -207,7 +208,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
 
     def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
         """Return the rule for the C library, or the reason why it cannot do it."""
-        tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], paddle.Tensor)]
+        tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], Tensor)]
         if tensors:
             return f"`{tensors[0]}` is a Tensor"
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["epsilon"], 0, 0)}
@@ -218,7 +219,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
             self.check_type(param)
         super()._create_accumulators(block, parameters)
 
-    def check_shape(self, param: Any) -> None:
+    def check_shape(self, param: Tensor) -> None:
         """Raise if the shape of a parameter has changed since its state was made."""
         moment = state_getter(self)("moment1", param)
         if list(moment.shape) != list(param.shape):
@@ -227,7 +228,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
                 f"Received: shape {list(param.shape)}, state of shape {list(moment.shape)}"
             )
 
-    def takes_sparse(self, param: Any) -> bool:
+    def takes_sparse(self, param: Tensor) -> bool:
         """Return whether sparse gradients of a parameter are supported."""
         return not param.place.is_cpu_place()  # Paddle's sparse kernel aborts on a CPU
 

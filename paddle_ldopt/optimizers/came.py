@@ -8,6 +8,7 @@ import functools
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
+from paddle import Tensor
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
@@ -39,8 +40,8 @@ _from_one = functools.partial(checked_int, least=1)
 
 
 def came_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -282,7 +283,7 @@ class Came(FactoredOptimizer):
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
         return FusedRule("came", states, fields, flags)
 
-    def lr_now_and_peak(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (None, None) with `relative_step`: the rate is not known beforehand."""
         return (None, None) if self.sets_own_lr else None
 

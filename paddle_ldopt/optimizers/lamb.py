@@ -9,6 +9,7 @@ import warnings
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
+from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
@@ -42,8 +43,8 @@ def is_convolution(shape: Any) -> bool:
 
 
 def lamb_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -227,7 +228,7 @@ class Lamb(ScheduledOptimizer):
         """Return the flag that depends on a parameter's shape."""
         return {"centralize": options["grad_centralization"] and is_convolution(shape)}
 
-    def has_weight_decay(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""
         if self._grouped or weight_decay_fun(self) is not None:
             return super().has_weight_decay(param)

@@ -15,6 +15,7 @@ from collections.abc import Generator
 from typing import Any
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from ..._messages import refusal
@@ -66,7 +67,7 @@ def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
     return multiply_(shard.spread_product(row, col.rsqrt()), x)
 
 
-def rms(tensors: list[Any], shard: Any) -> Generator[list[Any], list[Any], list[Any]]:
+def rms(tensors: list[Tensor], shard: Any) -> Generator[list[Any], list[Any], list[Any]]:
     """Return the root mean square of each of these tensors, as large as the parameter. Yields their square sums."""
     sums = yield [shard.square_sum(x) for x in tensors]
     return [(square_sum / math.prod(shard.shape)).sqrt() for square_sum in sums]

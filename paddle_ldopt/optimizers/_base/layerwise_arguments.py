@@ -2,6 +2,8 @@
 
 from typing import Any, Optional
 
+from paddle import Tensor
+
 from ..._messages import refusal
 from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
@@ -56,7 +58,7 @@ def check_parameters(params: Optional[list[Any]], names: Any, apply_decay_param_
     _refuse_names_before_sharding(params or [], names, apply_decay_param_fun)
 
 
-def _refuse_names_before_sharding(params: list[Any], names: Any, apply_decay_param_fun: Any) -> None:
+def _refuse_names_before_sharding(params: list[Tensor], names: Any, apply_decay_param_fun: Any) -> None:
     """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: no look-up would match."""
 
     def answer(name: str) -> Optional[bool]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
@@ -72,13 +73,13 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
                 check_trained(self.ratio_of, params)
             self._built_with = params
 
-    def _check_ratios(self, ratio_of: Any, params: list[Any]) -> None:
+    def _check_ratios(self, ratio_of: Any, params: list[Tensor]) -> None:
         for param in params:
             ratio_of(self._original(param))
         if self._documented:
             check_documented_hook([self.structured_names[param.name] for param in params])
 
-    def layerwise_ratio(self, param: Any) -> Any:
+    def layerwise_ratio(self, param: Tensor) -> Any:
         """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
         if self.ratio_of is None:
             return 1.0
@@ -87,7 +88,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
                 return known[param.name]
         return self.current_ratio_of()(self._original(param))
 
-    def ratio_list(self, params: list[Any], frozen: list[bool]) -> list[Any]:
+    def ratio_list(self, params: list[Tensor], frozen: list[bool]) -> list[Any]:
         """Return the current ratios of parameters, computed and checked; 0 for frozen ones."""
         if self.ratio_of is None:
             return [1.0] * len(params)
@@ -98,7 +99,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
                 self._last_ratios = ratio_of, params, frozen, ratios
         return ratios
 
-    def _is_frozen(self, param: Any) -> bool:
+    def _is_frozen(self, param: Tensor) -> bool:
         """Return whether the ratio of a parameter is the number 0; a static graph's ratio may be a variable."""
         ratio = self.layerwise_ratio(param)
         return isinstance(ratio, float) and ratio == 0.0
@@ -127,13 +128,13 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
             raise refusal(ValueError, f"{needs}: LayerDecay(..., steps=).", schedule=type(schedule).__name__)
         return max(steps, 1)
 
-    def _group_of(self, param: Any) -> dict[str, Any]:
+    def _group_of(self, param: Tensor) -> dict[str, Any]:
         """Return the parameter group of `param`, {} without one."""
         if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
             self._groups = groups_by_name(self)
         return self._groups.get(param.name, {})
 
-    def _original(self, param: Any) -> Any:
+    def _original(self, param: Tensor) -> Any:
         """Return the parameter of the same name as `param`, which may be a slice of it; raise if there is none."""
         if self._built_with is None:
             return param
@@ -155,7 +156,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         super()._add_param_group(param_group)
 
     @contextlib.contextmanager
-    def _with_ratios(self, params: list[Any]) -> Iterator[None]:
+    def _with_ratios(self, params: list[Tensor]) -> Iterator[None]:
         """Compute and check the ratios of a step, and keep them until it ends."""
         ratios = self.ratio_list(params, [param.stop_gradient for param in params])
         self._step_ratios = dict(zip([param.name for param in params], ratios))
@@ -164,7 +165,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         finally:
             self._step_ratios = None
 
-    def check_in_step(self, params: list[Any]) -> None:
+    def check_in_step(self, params: list[Tensor]) -> None:
         """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay."""
         if self.ratio_of is not None and self._built_with is None and self._documented:
             self._check_ratios(self.ratio_of, params)

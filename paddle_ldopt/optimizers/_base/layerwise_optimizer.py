@@ -8,6 +8,7 @@ import functools
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from ..._checks import checked_bool, checked_number
@@ -98,7 +99,7 @@ class LayerwiseOptimizer(StatesBase, StepInterface):
             return collect()
         return self._collect_and_update(collect, [param for param, _ in params_grads])
 
-    def _collect_and_update(self, collect: Callable[[], Any], params: list[Any]) -> Any:
+    def _collect_and_update(self, collect: Callable[[], Any], params: list[Tensor]) -> Any:
         """Take a step; `collect` is Paddle's code, which clips gradients and asks for the update of each parameter."""
         if self._step_ratios is not None:  # within a step
             return collect()
@@ -113,7 +114,7 @@ class LayerwiseOptimizer(StatesBase, StepInterface):
                     self._update(tasks)
         return done
 
-    def _param_lr(self, param: Any, grad: Any) -> Any:
+    def _param_lr(self, param: Tensor, grad: Tensor) -> Any:
         """Return the rate of a parameter, one Tensor for all collected parameters with this rate."""
         dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
         key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.group_lr(param))
@@ -121,7 +122,7 @@ class LayerwiseOptimizer(StatesBase, StepInterface):
             self._lr_tensors[key] = _paddle.param_lr(self)((param, grad)).astype(dtype).reshape([])
         return self._lr_tensors[key]
 
-    def has_nonzero_weight_decay(self, param: Any) -> bool:
+    def has_nonzero_weight_decay(self, param: Tensor) -> bool:
         """Return whether the next step applies weight decay to a parameter."""
         return bool(self.step_options(param).get("weight_decay", 0.0) != 0)
 

@@ -4,6 +4,7 @@ import math
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
@@ -133,7 +134,7 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
         else:
             self._tasks.append(task)
 
-    def check_shape(self, param: Any) -> None:
+    def check_shape(self, param: Tensor) -> None:
         """Raise if the optimizer was not built with this parameter, or its shape has changed."""
         if paddle.in_dynamic_mode() and self.finder.params:
             self.finder.check(param)
@@ -174,10 +175,10 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
 
     # ---- state
 
-    def _whole_shape(self, param: Any) -> list[int]:
+    def _whole_shape(self, param: Tensor) -> list[int]:
         return list(self.finder.shape(param))
 
-    def state_layout(self, param: Any) -> dict[str, Any]:
+    def state_layout(self, param: Tensor) -> dict[str, Any]:
         """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
         # PaddleNLP's unified checkpoints cannot be read with shape []
         layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}

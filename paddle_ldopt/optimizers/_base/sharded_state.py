@@ -7,6 +7,8 @@ AdamW, keys are structured names: "<parameter>.<state>_0", and "<parameter>.w_0"
 import math
 from typing import Any, Optional
 
+from paddle import Tensor
+
 from ... import _paddle
 from ..._paddle import create_state, prefixed
 from .._step.interfaces import StepInterface
@@ -36,7 +38,7 @@ def sharded_state(optimizer: StepInterface, model_sharded_state_dict: dict[str, 
     return sharded
 
 
-def _state_of(optimizer: StepInterface, param: Any) -> dict[str, tuple[Any, str]]:
+def _state_of(optimizer: StepInterface, param: Tensor) -> dict[str, tuple[Any, str]]:
     """Return state name -> (Tensor, kind) of a parameter, with its master as "w"."""
     kinds, prefix = {**optimizer.state_kinds(param), STEP: SCALAR}, prefixed(optimizer)
     owner = _paddle.masters(optimizer).get(param.name, param)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
@@ -44,7 +45,7 @@ class ScheduledOptimizer(RuleOptimizer):
         first = {function: function(0) for function in self._step_functions}  # checks every function
         return rate if self.lr_function is None else first[rate]
 
-    def _states_of(self, param: Any) -> dict[str, State]:
+    def _states_of(self, param: Tensor) -> dict[str, State]:
         # float32 even for float64 parameters, so that all counts can be compared
         counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._has_schedules else {}
         return {**super()._states_of(param), **counted}
@@ -55,7 +56,7 @@ class ScheduledOptimizer(RuleOptimizer):
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._has_schedules else {}
         return {**super().counted(state), **counted}
 
-    def step_options(self, param: Any = None) -> Values:
+    def step_options(self, param: Tensor = None) -> Values:
         """Return the options with their values in this step."""
         options = super().step_options(param)
         return {**options, "weight_decay": self._now(options["weight_decay"])}
@@ -155,12 +156,12 @@ class ScheduledOptimizer(RuleOptimizer):
         finally:
             self._scheduled = {}
 
-    def group_lr(self, param: Any) -> Optional[float]:
+    def group_lr(self, param: Tensor) -> Optional[float]:
         """Return the rate of the parameter's group in this step, or None."""
         rate = super().group_lr(param)
         return None if rate is None else self._now(rate)
 
-    def lr_now_and_peak(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the current and the peak rate of a schedule; the peak of a callable is unknown."""
         own = super().group_lr(param)
         rate: Any = self.lr_function if own is None else own

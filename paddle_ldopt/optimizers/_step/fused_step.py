@@ -12,6 +12,7 @@ from typing import Any, Optional
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from ... import _paddle, kernels
 from ..._messages import refusal
@@ -98,7 +99,7 @@ class FusedStep:
         _call(optimizer, structs, params)
         return True
 
-    def leaves_all_to_paddle(self, optimizer: StepInterface, params: list[Any]) -> bool:
+    def leaves_all_to_paddle(self, optimizer: StepInterface, params: list[Tensor]) -> bool:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
         if optimizer.fused:  # it may raise
             return False
@@ -138,7 +139,7 @@ class FusedStep:
         return rest
 
 
-def _clip_by_norm(structs: NDArray[Any], params: list[Any], most: float) -> None:
+def _clip_by_norm(structs: NDArray[Any], params: list[Tensor], most: float) -> None:
     """Scale gradients as `ClipGradByGlobalNorm` does: of a norm that is NaN all become NaN."""
     clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
     norm, limit = np.float32(kernels.norm(structs[clipped]) if clipped.any() else 0.0), np.float32(most)
@@ -161,7 +162,7 @@ def _structs_of(plan: Plan, tasks: list[Any]) -> NDArray[Any]:
     return structs
 
 
-def _call(optimizer: StepInterface, structs: NDArray[Any], params: list[Any]) -> None:
+def _call(optimizer: StepInterface, structs: NDArray[Any], params: list[Tensor]) -> None:
     """Update all parameters in the C library."""
     kernels.step(structs)
     if optimizer.fused_bumps_version:
@@ -177,11 +178,11 @@ def _unsupported_reason_here() -> Optional[str]:
     return kernels.unsupported_reason()
 
 
-def _is_on_cpu(param: Any) -> bool:
+def _is_on_cpu(param: Tensor) -> bool:
     return not _paddle.is_allocated(param) or bool(param.place.is_cpu_place())
 
 
-def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
+def _readable(grad: Tensor, param: Tensor) -> tuple[Any, Optional[str]]:
     """Return (gradient that the C library can read, None) or (None, reason)."""
     if grad.is_selected_rows():
         return None, "the gradient is sparse"

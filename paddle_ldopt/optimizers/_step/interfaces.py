@@ -3,6 +3,8 @@
 import abc
 from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
 
+from paddle import Tensor
+
 from ...layers.optimizer_interface import LayerwiseInterface
 from .._shards import MissingGradients, ShardFinder
 
@@ -26,30 +28,30 @@ class StepInterface(LayerwiseInterface, abc.ABC):
     fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
 
     @abc.abstractmethod
-    def ratio_list(self, params: list[Any], frozen: list[bool]) -> list[Any]:
+    def ratio_list(self, params: list[Tensor], frozen: list[bool]) -> list[Any]:
         """Return the current ratios of parameters; 0 for frozen ones."""
 
     @abc.abstractmethod
-    def step_options(self, param: Any = None) -> dict[str, Any]:
+    def step_options(self, param: Tensor = None) -> dict[str, Any]:
         """Return the options of a parameter, or of the optimizer, with their values in this step."""
 
     @abc.abstractmethod
-    def has_weight_decay(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether weight decay applies to a parameter."""
 
     @abc.abstractmethod
-    def has_master(self, param: Any) -> bool:
+    def has_master(self, param: Tensor) -> bool:
         """Return whether a parameter has a float32 master."""
 
     @abc.abstractmethod
-    def state_kinds(self, param: Any) -> dict[str, str]:
+    def state_kinds(self, param: Tensor) -> dict[str, str]:
         """Return state name -> kind of a parameter, without its step counter."""
 
     @abc.abstractmethod
-    def check_shape(self, param: Any) -> None:
+    def check_shape(self, param: Tensor) -> None:
         """Raise if the shape of a parameter has changed since the optimizer or its state was made."""
 
-    def takes_sparse(self, param: Any) -> bool:
+    def takes_sparse(self, param: Tensor) -> bool:
         """Return whether sparse gradients of a parameter are supported."""
         return False
 
@@ -81,13 +83,13 @@ class RuleInterface(StepInterface):
         """Return the counters after this update, given the state before it."""
 
     @abc.abstractmethod
-    def chosen_options(self, param: Any = None) -> dict[str, Any]:
+    def chosen_options(self, param: Tensor = None) -> dict[str, Any]:
         """Return the options of a parameter, or of the optimizer, as they were given."""
 
     @abc.abstractmethod
-    def group_lr(self, param: Any) -> Optional[float]:
+    def group_lr(self, param: Tensor) -> Optional[float]:
         """Return the rate of a parameter's group in this step, None for the optimizer's rate."""
 
     @abc.abstractmethod
-    def check_in_step(self, params: list[Any]) -> None:
+    def check_in_step(self, params: list[Tensor]) -> None:
         """Raise for parameters that can be checked only in a step."""

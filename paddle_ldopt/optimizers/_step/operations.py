@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from .batches import Batch, cast
@@ -90,7 +91,7 @@ class Operations:
                 units += [(None, [task]) for task in together] if batch is None else [(batch, together)]
         return units
 
-    def _batch(self, optimizer: RuleInterface, params: list[Any]) -> Optional[Batch]:
+    def _batch(self, optimizer: RuleInterface, params: list[Tensor]) -> Optional[Batch]:
         """Return the batch of these parameters, reused while it is valid; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._batches.get(names)
@@ -106,7 +107,7 @@ class Operations:
         return batch
 
 
-def _most_bytes(optimizer: RuleInterface, param: Any) -> int:
+def _most_bytes(optimizer: RuleInterface, param: Tensor) -> int:
     """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
     if optimizer.batch_bytes is not None:
         return int(optimizer.batch_bytes)

@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from ... import _paddle, kernels
 from ..states import STEP
@@ -14,7 +15,6 @@ from .interfaces import FusedRule, StepInterface
 from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, state_tensors, unsupported_tensor, versions
 from .whole_step import StepInputs
 
-_Tensor = paddle.Tensor
 _SMALLEST = float(np.finfo("float32").tiny)
 _CHECKED = 2048  # number of states whose address each step checks: all, of a model with some 500 parameters
 
@@ -22,9 +22,9 @@ _CHECKED = 2048  # number of states whose address each step checks: all, of a mo
 class Plan:
     """The structs of an optimizer's parameters: of those to be updated, and of others that have state."""
 
-    def __init__(self, optimizer: StepInterface, params: list[Any]) -> None:
+    def __init__(self, optimizer: StepInterface, params: list[Tensor]) -> None:
         self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
-        self.params: list[Any] = []
+        self.params: list[Tensor] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
         self.refused: dict[str, str] = {}  # parameter name -> reason why the C library cannot update it
         by_name = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
@@ -52,7 +52,7 @@ class Plan:
                 [_paddle.view_of(tensor.detach(), list(tensor.shape)) for tensor in tensors]
                 for tensors in (self._states, self.params)
             )
-        self._sizes = list(map(_Tensor.element_size, self.params))
+        self._sizes = list(map(Tensor.element_size, self.params))
         self._params_at = addresses(self.params)
         self._masters_at, self._states_at = ((addresses(t), versions(t)) for t in (self._masters, self._states))
         self._rule: Optional[FusedRule] = None
@@ -61,12 +61,12 @@ class Plan:
         self.rows: Any = None  # the rows of its parameters
         self.grad_types: Any = None  # the types of its gradients as numbers for the library
 
-    def is_valid(self, params: list[Any]) -> bool:
+    def is_valid(self, params: list[Tensor]) -> bool:
         """Return whether the plan covers all of these parameters, and no buffer has moved."""
         rows = [self.index.get(param.name) for param in params]
         return (
             all(p.name in self.refused if row is None else self.params[row] is p for p, row in zip(params, rows))
-            and (addresses(self.params), list(map(_Tensor.element_size, self.params))) == (self._params_at, self._sizes)
+            and (addresses(self.params), list(map(Tensor.element_size, self.params))) == (self._params_at, self._sizes)
             and same_shapes(self.params, self._as_planned)
             and self._has_all_state()
         )
@@ -102,7 +102,7 @@ class Plan:
         self._inputs = inputs.without_gradients([self._as_planned[row] for row in rows])
         return True
 
-    def _fill(self, struct: Any, param: Any, updated: bool) -> Optional[str]:
+    def _fill(self, struct: Any, param: Tensor, updated: bool) -> Optional[str]:
         """Fill in the struct of a parameter, or return why it cannot be; raise if `updated` and the shape is wrong."""
         try:
             self.optimizer.check_shape(param)
@@ -132,7 +132,7 @@ class Plan:
         self._states += [tensor for place, tensor in tensors.items() if place not in ("param", "copy")]
         return None
 
-    def _tensors(self, param: Any, rule: FusedRule) -> dict[Union[str, int], Any]:
+    def _tensors(self, param: Tensor, rule: FusedRule) -> dict[Union[str, int], Any]:
         """Return place in the struct -> tensor, for a parameter, its master and its state."""
         kinds, get = self.optimizer.state_kinds(param), _paddle.state_getter(self.optimizer)
         state = {name: get(name, param) for name in {*kinds, STEP}}

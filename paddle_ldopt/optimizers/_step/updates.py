@@ -4,6 +4,7 @@ from collections.abc import Generator
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from .._shards import Shard, run_locally, run_together
@@ -74,7 +75,7 @@ def _start(optimizer: RuleInterface, task: Task, rule: Callable[..., Any]) -> tu
     return running, write
 
 
-def _start_empty(optimizer: RuleInterface, param: Any, shard: Shard) -> Update:
+def _start_empty(optimizer: RuleInterface, param: Tensor, shard: Shard) -> Update:
     """Return the rule of a parameter of which this process has no element: its sums are zeros."""
     dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
     state = {

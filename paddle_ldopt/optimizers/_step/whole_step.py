@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from ... import _paddle
 from .interfaces import StepInterface
 from .tensor_memory import addresses, same_shapes
 
-_Tensor = paddle.Tensor
-_frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
+_frozen, _dtype = Tensor.stop_gradient.__get__, Tensor.dtype.__get__
 _BLOCK = 64  # number of parameters read at a time
 
 
@@ -23,8 +23,8 @@ class StepInputs(NamedTuple):
     """The inputs of a whole step; the gradients must live until its end."""
 
     indices: list[int]  # of the parameters with a gradient that are not frozen; the other lists are in this order
-    params: list[Any]
-    grads: list[Any]
+    params: list[Tensor]
+    grads: list[Tensor]
     grads_at: list[int]  # addresses
     params_at: list[int]
     factors: list[Any]  # of the parameters' own `optimize_attr`
@@ -53,11 +53,11 @@ class StepInputs(NamedTuple):
             params_at, factors = addresses(params), _factors_of(params)
             if factors is None or None in grads_at or None in params_at:  # a sparse gradient, or a cleared parameter
                 return None
-            if any(map(_Tensor.is_dist, params)) or not same_shapes(grads, params):
+            if any(map(Tensor.is_dist, params)) or not same_shapes(grads, params):
                 return None
-            if not all(map(_Tensor.is_contiguous, grads + params)):
+            if not all(map(Tensor.is_contiguous, grads + params)):
                 return None
-            sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
+            sizes, types = map(Tensor.element_size, params), map(_dtype, grads)
             numbers = [begin + i for i in indices]
             new: Any = numbers, params, grads, grads_at, params_at, factors, sizes, types
             for column, of_block in zip(columns.values(), new):
@@ -82,7 +82,7 @@ class StepInputs(NamedTuple):
         )
 
 
-def _factors_of(params: list[Any]) -> Optional[list[Any]]:
+def _factors_of(params: list[Tensor]) -> Optional[list[Any]]:
     """Return the factors of the parameters' own rates; None if a parameter has a setting for Paddle's loop."""
     settings = [param.__dict__ for param in params]
     try:
@@ -127,7 +127,7 @@ def all_parameters(optimizer: StepInterface) -> list[Any]:
     return _paddle.flatten_groups(every) if isinstance(every[0], dict) else every
 
 
-def with_gradients(params: list[Any]) -> list[Any]:
+def with_gradients(params: list[Tensor]) -> list[Any]:
     """Return the parameters that have a gradient and are not frozen."""
     return [param for param in params if not param.stop_gradient and _paddle.grad_of(param) is not None]
 
