@@ -429,7 +429,7 @@ def test_groups_are_updated_in_one_call(name, monkeypatch):
 @pytest.mark.parametrize("grouped", [False, True], ids=["whole steps", "groups"])
 def test_a_plan_is_made_once(name, grouped, monkeypatch):
     calls = []
-    for method in ("__init__", "follow"):
+    for method in ("__init__", "select"):
         original = getattr(Plan, method)
         monkeypatch.setattr(Plan, method, lambda *given, m=method, of=original: calls.append(m) or of(*given))
     params = parameters([3], [2, 2], dtype="bfloat16")
@@ -437,7 +437,7 @@ def test_a_plan_is_made_once(name, grouped, monkeypatch):
     for _ in range(3):
         give_gradients(params)
         opt.step()
-    assert calls == (["__init__"] if grouped else ["__init__", "follow"])
+    assert calls == (["__init__"] if grouped else ["__init__", "select"])
 
 
 @every_optimizer
