@@ -14,7 +14,7 @@ from .batches import Batch, cast
 from .fused_step import FusedStep
 from .interfaces import RuleInterface
 from .task import Task, check_gradient_fits, in_shape
-from .tensor_memory import same_shapes
+from .tensor_memory import same_shapes, view
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_lr, scaled_lr, with_gradients
 
@@ -132,7 +132,7 @@ class OperationsPlan:
     """The parameters that a whole step updates together, and all inputs on which this choice depends."""
 
     def __init__(self, optimizer: RuleInterface, inputs: StepInputs, batches: list[Batch]) -> None:
-        forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}
+        forms = {tuple(p.shape): view(p) for p in inputs.params}
         self._inputs = inputs.without_gradients([forms[tuple(p.shape)] for p in inputs.params])
         self._settings = _settings(optimizer)
         self._has_weight_decay = list(map(optimizer.has_weight_decay, inputs.params))

@@ -1,7 +1,6 @@
 """The plan of the fused step: the structs for the C library, and checks whether they are still valid."""
 
 import math
-import operator
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -12,28 +11,29 @@ from paddle import Tensor
 from ... import _paddle, kernels
 from ..states import STEP
 from .interfaces import FusedRule, StepInterface
-from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, state_tensors, unsupported_tensor, versions
+from .state_snapshot import StateSnapshot
+from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, view
 from .whole_step import StepInputs
 
 _SMALLEST = float(np.finfo("float32").tiny)
-_CHECKED = 2048  # number of states whose address each step checks: all, of a model with some 500 parameters
 
 
 class Plan:
     """The structs of an optimizer's parameters: of those to be updated, and of others that have state."""
 
     def __init__(self, optimizer: StepInterface, params: list[Tensor]) -> None:
-        self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
+        self.optimizer = optimizer
         self.params: list[Tensor] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
         self.refused: dict[str, str] = {}  # parameter name -> reason why the C library cannot update it
-        by_name = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
+        by_name = {
+            param.name: param
+            for param in [*_paddle.flatten_groups(_paddle.parameter_list(optimizer) or params), *params]
+        }
         updated = {param.name for param in params}
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
         self._states: list[Any] = []
-        self._every_state = state_tensors(optimizer)
-        self._checked = 0  # index of the first state to be checked next
         structs = []
         for name, param in by_name.items():
             if name not in wanted or math.prod(param.shape) == 0:
@@ -47,14 +47,11 @@ class Plan:
             self.params.append(param)
             structs.append(struct)
         self.structs = np.concatenate(structs) if structs else np.zeros(0, kernels.TENSOR)
-        with paddle.no_grad():  # views, unlike `detach`, keep the shape and hold on to the memory
-            self._kept, self._as_planned = (
-                [_paddle.view_of(tensor.detach(), list(tensor.shape)) for tensor in tensors]
-                for tensors in (self._states, self.params)
-            )
+        self._snapshot = StateSnapshot(optimizer, self._masters, self._states)
+        with paddle.no_grad():
+            self._as_planned = list(map(view, self.params))
         self._sizes = list(map(Tensor.element_size, self.params))
         self._params_at = addresses(self.params)
-        self._masters_at, self._states_at = ((addresses(t), versions(t)) for t in (self._masters, self._states))
         self._rule: Optional[FusedRule] = None
         self._weight_decay_mask: Any = None
         self._inputs: Optional[StepInputs] = None  # of the last whole step
@@ -68,29 +65,12 @@ class Plan:
             all(p.name in self.refused if row is None else self.params[row] is p for p, row in zip(params, rows))
             and (addresses(self.params), list(map(Tensor.element_size, self.params))) == (self._params_at, self._sizes)
             and same_shapes(self.params, self._as_planned)
-            and self._has_all_state()
+            and self._snapshot.is_unchanged()
         )
 
     def is_valid_for(self, inputs: StepInputs) -> bool:
         """Return whether the plan can be used again for a whole step of the same parameters."""
-        return self._inputs is not None and inputs.have_same_layout(self._inputs) and self._has_all_state()
-
-    def _has_all_state(self) -> bool:
-        """Return whether no state has moved, been replaced or changed its form.
-
-        In large models each step checks all states for replacement, but only some for moves. Until a move is found, the
-        library writes into memory that `_kept` holds on to.
-        """
-        part = slice(self._checked, self._checked + _CHECKED)
-        self._checked = part.stop if part.stop < len(self._states) else 0
-        some, state = self._states[part], state_tensors(self.optimizer)
-        return (
-            self.parameter_list is _paddle.parameter_list(self.optimizer)
-            and len(state) == len(self._every_state)
-            and all(map(operator.is_, state, self._every_state))
-            and (addresses(self._masters), versions(self._masters)) == self._masters_at
-            and (addresses(some), versions(some)) == (self._states_at[0][part], self._states_at[1][part])
-        )
+        return self._inputs is not None and inputs.have_same_layout(self._inputs) and self._snapshot.is_unchanged()
 
     def select(self, inputs: StepInputs) -> bool:
         """Select the parameters of the next whole steps; return whether the library supports all of them."""

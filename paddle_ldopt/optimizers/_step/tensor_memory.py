@@ -26,6 +26,11 @@ def same_shapes(tensors: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
     return all(map(Tensor.is_same_shape, tensors, others))
 
 
+def view(tensor: Tensor) -> Tensor:
+    """Return a view, which, unlike `detach`, keeps the shape and holds on to the memory."""
+    return _paddle.view_of(tensor.detach(), list(tensor.shape))
+
+
 def state_tensors(optimizer: Any) -> list[Any]:
     """Return the tensors of all states and masters of an optimizer."""
     tensors: list[Tensor] = []
