@@ -13,8 +13,9 @@ from ... import _paddle
 from .batches import Batch, cast
 from .fused_step import FusedStep
 from .interfaces import RuleInterface
+from .state_snapshot import StateSnapshot
 from .task import Task, check_gradient_fits, in_shape
-from .tensor_memory import same_shapes, view
+from .tensor_memory import addresses, same_shapes, view
 from .updates import update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_lr, scaled_lr, with_gradients
 
@@ -134,7 +135,8 @@ class OperationsPlan:
     def __init__(self, optimizer: RuleInterface, inputs: StepInputs, batches: list[Batch]) -> None:
         forms = {tuple(p.shape): view(p) for p in inputs.params}
         self._inputs = inputs.without_gradients([forms[tuple(p.shape)] for p in inputs.params])
-        self._settings = _settings(optimizer)
+        self._settings, self._state = _settings(optimizer), StateSnapshot(optimizer)
+        self._state_at = addresses(self._state.tensors)
         self._has_weight_decay = list(map(optimizer.has_weight_decay, inputs.params))
         row = {param.name: row for row, param in enumerate(inputs.params)}
         clips = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in _groups(optimizer)]
@@ -157,7 +159,8 @@ class OperationsPlan:
             and inputs.factors == then.factors
             and np.array_equal(inputs.ratios, then.ratios)
             and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._has_weight_decay)
-            and all(unit.batch.is_valid() for unit in self._units)
+            and self._state.is_unchanged()
+            and addresses(self._state.tensors) == self._state_at
         )
 
     def run(self, optimizer: RuleInterface, inputs: StepInputs) -> None:

@@ -11,7 +11,7 @@ from paddle import Tensor
 from ... import _paddle, kernels
 from ..states import STEP
 from .interfaces import FusedRule, StepInterface
-from .state_snapshot import StateSnapshot
+from .state_snapshot import StateSnapshot, WrittenMemory
 from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, view
 from .whole_step import StepInputs
 
@@ -26,10 +26,8 @@ class Plan:
         self.params: list[Tensor] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
         self.refused: dict[str, str] = {}  # parameter name -> reason why the C library cannot update it
-        by_name = {
-            param.name: param
-            for param in [*_paddle.flatten_groups(_paddle.parameter_list(optimizer) or params), *params]
-        }
+        known = _paddle.flatten_groups(_paddle.parameter_list(optimizer) or params)
+        by_name = {param.name: param for param in [*known, *params]}
         updated = {param.name for param in params}
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
@@ -47,7 +45,7 @@ class Plan:
             self.params.append(param)
             structs.append(struct)
         self.structs = np.concatenate(structs) if structs else np.zeros(0, kernels.TENSOR)
-        self._snapshot = StateSnapshot(optimizer, self._masters, self._states)
+        self._state, self._memory = StateSnapshot(optimizer), WrittenMemory(self._masters, self._states)
         with paddle.no_grad():
             self._as_planned = list(map(view, self.params))
         self._sizes = list(map(Tensor.element_size, self.params))
@@ -65,12 +63,15 @@ class Plan:
             all(p.name in self.refused if row is None else self.params[row] is p for p, row in zip(params, rows))
             and (addresses(self.params), list(map(Tensor.element_size, self.params))) == (self._params_at, self._sizes)
             and same_shapes(self.params, self._as_planned)
-            and self._snapshot.is_unchanged()
+            and self._has_same_state()
         )
 
     def is_valid_for(self, inputs: StepInputs) -> bool:
         """Return whether the plan can be used again for a whole step of the same parameters."""
-        return self._inputs is not None and inputs.have_same_layout(self._inputs) and self._snapshot.is_unchanged()
+        return self._inputs is not None and inputs.have_same_layout(self._inputs) and self._has_same_state()
+
+    def _has_same_state(self) -> bool:
+        return self._state.is_unchanged() and self._memory.is_unchanged()
 
     def select(self, inputs: StepInputs) -> bool:
         """Select the parameters of the next whole steps; return whether the library supports all of them."""

@@ -13,29 +13,41 @@ _CHECKED = 2048  # number of states whose address each step checks: all, of a mo
 
 
 class StateSnapshot:
-    """All state tensors of an optimizer, and the memory of the masters and states that the C library writes to."""
+    """The parameter list and all state tensors of an optimizer."""
 
-    def __init__(self, optimizer: StepInterface, masters: list[Tensor], states: list[Tensor]) -> None:
+    def __init__(self, optimizer: StepInterface) -> None:
         self._optimizer, self._parameter_list = optimizer, _paddle.parameter_list(optimizer)
-        self._tensors, self._masters, self._states = state_tensors(optimizer), masters, states
+        self.tensors = state_tensors(optimizer)
+
+    def is_unchanged(self) -> bool:
+        """Return whether no tensor was added, removed or replaced."""
+        tensors = state_tensors(self._optimizer)
+        return (
+            self._parameter_list is _paddle.parameter_list(self._optimizer)
+            and len(tensors) == len(self.tensors)
+            and all(map(operator.is_, tensors, self.tensors))
+        )
+
+
+class WrittenMemory:
+    """The memory of the masters and states that the C library writes to."""
+
+    def __init__(self, masters: list[Tensor], states: list[Tensor]) -> None:
+        self._masters, self._states = masters, states
         self._masters_at, self._states_at = ((addresses(t), versions(t)) for t in (masters, states))
         self._begin = 0  # index of the first state to be checked next
         with paddle.no_grad():
-            self._held_memory = list(map(view, states))
+            self._held = list(map(view, states))
 
     def is_unchanged(self) -> bool:
-        """Return whether no state has moved, been replaced or changed its form.
+        """Return whether no tensor has moved or changed its form.
 
-        In large models each step checks all states for replacement, but only some for moves. Until a move is found, the
-        library writes into memory that `_held_memory` holds on to.
+        In large models each step checks only some states. Until a move is found, the library writes into memory that
+        `_held` holds on to.
         """
         part = slice(self._begin, self._begin + _CHECKED)
         self._begin = part.stop if part.stop < len(self._states) else 0
-        some, tensors = self._states[part], state_tensors(self._optimizer)
-        return (
-            self._parameter_list is _paddle.parameter_list(self._optimizer)
-            and len(tensors) == len(self._tensors)
-            and all(map(operator.is_, tensors, self._tensors))
-            and (addresses(self._masters), versions(self._masters)) == self._masters_at
-            and (addresses(some), versions(some)) == (self._states_at[0][part], self._states_at[1][part])
+        some = self._states[part]
+        return (addresses(self._masters), versions(self._masters)) == self._masters_at and (
+            (addresses(some), versions(some)) == (self._states_at[0][part], self._states_at[1][part])
         )
