@@ -20,6 +20,7 @@ from .._files import digest, write_file
 from .._messages import refusal, shown
 from .._paddle import lr_or_scheduler, unwrap, wrappers
 from .._processes import together
+from ..saving.json_state import set_parts
 from ..saving.optimizer_record import describe, merged
 from ..saving.state import checked_name_list, one_of_ours
 from . import checkpoint_folder as files
@@ -143,7 +144,7 @@ def load_checkpoint(
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
-        lr_or_scheduler(unwrap(optimizer)).set_state_dict(schedule)
+        set_parts([(lr_or_scheduler(unwrap(optimizer)), schedule)])
 
 
 def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
