@@ -16,14 +16,14 @@ class StateSnapshot:
     """The parameter list and all state tensors of an optimizer."""
 
     def __init__(self, optimizer: StepInterface) -> None:
-        self._optimizer, self._parameter_list = optimizer, _paddle.parameter_list(optimizer)
+        self._optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
         self.tensors = state_tensors(optimizer)
 
     def is_unchanged(self) -> bool:
         """Return whether no tensor was added, removed or replaced."""
         tensors = state_tensors(self._optimizer)
         return (
-            self._parameter_list is _paddle.parameter_list(self._optimizer)
+            self.parameter_list is _paddle.parameter_list(self._optimizer)
             and len(tensors) == len(self.tensors)
             and all(map(operator.is_, tensors, self.tensors))
         )
