@@ -15,8 +15,8 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import quoted, refusal, shown
 from .._paddle import dtype_name, grad_clip, inner_clip, lr_or_scheduler, parameters_of, weight_decay_coefficient
 from ..layers.decay_ratios import LayerRatios
-from ..layers.hooks import layerwise_lr_decay
 from ..layers.optimizer_interface import ratios_of
+from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..version import __version__
 from .json_state import to_json
 from .layerwise_record import ABSENT, differences

@@ -7,7 +7,7 @@ from paddle.optimizer.lr import LRScheduler
 from ..._paddle import keeps_masters, lr_or_scheduler
 from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
-from ...layers.hooks import layerwise_lr_decay
+from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._base.layerwise_arguments import LAYERWISE
 from .._base.step_count import SharedCountOptimizer
 from .name_patterns import NamePatterns
