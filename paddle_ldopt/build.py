@@ -17,14 +17,14 @@ from .layers.user_rules import Rules
 from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
 from .optimizers.groups import parameters_to_train
 from .optimizers.registry import REGISTRY
-from .optimizers.shared_options import flag
+from .optimizers.shared_options import bool_option
 
 __all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create", "set_training_steps"]
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
 _ADAMW = {name: option for name, option in _OURS.options.items() if name != "fused"}
-_ADAMW["amsgrad"] = flag("divide by the largest second moment so far", default=False)
+_ADAMW["amsgrad"] = bool_option("divide by the largest second moment so far", default=False)
 _PADDLES = {"adamw": OptimizerInfo(paddle.optimizer.AdamW, "Paddle's", trainer=_OURS.trainer, options=_ADAMW)}
 OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTRY)  # ours and Paddle's own AdamW
 

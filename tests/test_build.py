@@ -86,9 +86,9 @@ def test_names_for_new_optimizers_are_those_of_the_folder_alone():
 def test_the_decay_of_the_rate_is_no_layerwise_decay():
     model = Net()
     opt = ldopt.create("adamweightdecay", model, layerwise_decay=0.5, learning_rate=0.1, decay=0.25)
-    assert opt.rate_divisor(ahead=4) == 2.0 and opt.layerwise_ratio(model.blocks[1].norm1.bias) == 0.5
+    assert opt.lr_divisor(ahead=4) == 2.0 and opt.layerwise_ratio(model.blocks[1].norm1.bias) == 0.5
     opt, _ = ldopt.LdoptConfig("adamweightdecay", {"decay": 0.25}).build(model, 10)
-    assert opt.rate_divisor(ahead=4) == 2.0 and opt.layerwise_ratio(model.blocks[1].norm1.bias) == 1.0
+    assert opt.lr_divisor(ahead=4) == 2.0 and opt.layerwise_ratio(model.blocks[1].norm1.bias) == 1.0
 
 
 def test_create_takes_rules_and_a_whole_decay():

@@ -10,9 +10,8 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._messages import refusal
-from .optimizers import param_groups, parameter_list
+from .optimizers import param_groups, parameter_list, weight_decay_fun
 from .private_names import FLEET, SAVING, attribute, lazy
-from .rates_and_weight_decay import decayed_names
 
 # fmt: off
 __all__ = [
@@ -101,7 +100,7 @@ def check_own_gradients(until: str) -> None:
 
 def weight_decay_fun_is_replaced(optimizer: Optimizer) -> bool:
     """Return whether sharding version 1 has replaced `apply_decay_param_fun` by a function for its buffers."""
-    module = getattr(decayed_names(optimizer), "__module__", None)
+    module = getattr(weight_decay_fun(optimizer), "__module__", None)
     return topology() is not None and module == sharding_v1().__module__
 
 

@@ -35,7 +35,7 @@ new_state = attribute(OPTIMIZER, "_add_accumulator", EVERY)  # (state name, para
 new_master = attribute(OPTIMIZER, "_create_master_weight", EVERY)  # (param) -> Tensor
 state_getter = attribute(OPTIMIZER, "_get_accumulator_master", EVERY)  # (state name, param) -> Tensor
 is_low_precision = attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", EVERY)
-weight_decay_fun = attribute(ADAMW, "_apply_decay_param_fun", EVERY)
+weight_decay_fun = attribute(ADAMW, "_apply_decay_param_fun", EVERY, optional=True)
 keeps_masters = attribute(ADAMW, "_multi_precision", EVERY)
 _auxiliary = attribute(OPTIMIZER, "_get_auxiliary_var", EVERY)
 _set_auxiliary = attribute(OPTIMIZER, "_set_auxiliary_var", EVERY)

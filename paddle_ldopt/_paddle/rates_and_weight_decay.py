@@ -5,20 +5,21 @@ from typing import Any
 import paddle
 from paddle.optimizer import Optimizer
 
-from .optimizers import stand_in
+from .optimizers import stand_in, weight_decay_fun
 from .private_names import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 
 # fmt: off
 __all__ = [
-    "create_rate", "decayed_names", "decays_weights", "global_rate", "has_one_rate", "rate_of", "rate_parts",
-    "rate_source", "ratio_in_kernel", "set_rate_source", "start_without_step", "weight_decay_coefficient",
+    "create_global_lr", "global_lr", "has_nonzero_weight_decay", "has_single_lr", "lr_factors_and_own",
+    "lr_or_scheduler", "param_lr", "ratio_in_kernel", "replace_scheduler", "start_without_step",
+    "weight_decay_coefficient",
 ]
 # fmt: on
 
-rate_source = attribute(OPTIMIZER, "_learning_rate", EVERY)  # a float or the LRScheduler
-rate_of = attribute(OPTIMIZER, "_create_param_lr", EVERY)  # ((param, grad)) -> the rate, a Tensor
-global_rate = attribute(OPTIMIZER, "_global_learning_rate", EVERY)  # () -> Tensor
-create_rate = attribute(OPTIMIZER, "_create_global_learning_rate", FUSED)
+lr_or_scheduler = attribute(OPTIMIZER, "_learning_rate", EVERY)  # a float or the LRScheduler
+param_lr = attribute(OPTIMIZER, "_create_param_lr", EVERY)  # ((param, grad)) -> the rate, a Tensor
+global_lr = attribute(OPTIMIZER, "_global_learning_rate", EVERY)  # () -> Tensor
+create_global_lr = attribute(OPTIMIZER, "_create_global_learning_rate", FUSED)
 ratio_in_kernel = attribute(ADAMW, "_lr_ratio", "AdamWDL")  # None, or parameter -> ratio
 declare(OPTIMIZER, "Reading a schedule ahead", "_learning_rate_map")
 declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_var_name")
@@ -27,7 +28,6 @@ declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_v
 _ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
 
 _DECAY = "The weight decay in layer tables"
-decayed_names = attribute(ADAMW, "_apply_decay_param_fun", _DECAY, optional=True)
 _not_decayed = attribute("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn", _DECAY, optional=True)
 _adamw_decay = attribute(ADAMW, "_weight_decay", _DECAY, optional=True)
 _lamb_decay = attribute("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY, optional=True)
@@ -35,7 +35,7 @@ _momentum_decay = attribute("paddle.optimizer.Momentum", "_regularization_coeff"
 weight_decay_coefficient = attribute("paddle.regularizer.L2Decay", "_coeff", _DECAY, optional=True)
 
 
-def set_rate_source(optimizer: Optimizer, source: Any) -> None:
+def replace_scheduler(optimizer: Optimizer, source: Any) -> None:
     """Replace the schedule of an optimizer and drop the variable of the old one, without calling its class's code."""
     vars(optimizer).update(_learning_rate=source, _learning_rate_map={})
 
@@ -45,9 +45,9 @@ def start_without_step(schedule: Any) -> None:
     schedule._var_name = None
 
 
-def rate_parts(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:
+def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:
     """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
-    if has_one_rate(type(optimizer)):  # regardless of groups
+    if has_single_lr(type(optimizer)):  # regardless of groups
         return {param.name: (1.0, 0.0) for param in params}
     other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU
     for rate in (0.0, 1.0):  # at 0 only a parameter's own rate is left (a Tensor in `optimize_attr`, a group's "lr")
@@ -59,14 +59,14 @@ def rate_parts(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, t
     return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
 
 
-def has_one_rate(cls: type) -> bool:
+def has_single_lr(cls: type) -> bool:
     """Return whether an optimizer class has one rate for all parameters: its step never calls `_create_param_lr`."""
     return any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
 
-def decays_weights(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
+def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
     """Return whether a Paddle optimizer applies weight decay to `param` in `group`, by any of its options."""
-    chosen, excluded = decayed_names(optimizer), _not_decayed(optimizer)
+    chosen, excluded = weight_decay_fun(optimizer), _not_decayed(optimizer)
     if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
         return False
     for decay in (_adamw_decay(optimizer), _lamb_decay(optimizer)):

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from .._paddle import parameters_of
 from ..layers.decay import OPTIONS
-from ..layers.rated_optimizer import ratios_of
+from ..layers.optimizer_interface import ratios_of
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 
 _KEY = "paddle_ldopt_layerwise"  # key of the record in the state

@@ -14,12 +14,12 @@ from typing import Any, Optional
 
 from numpy.typing import NDArray
 
-from .layout import FLAGS, PLACES, RULES, TENSOR, TYPES
+from .layout import PLACES, RULE_FLAGS, RULES, TENSOR, TYPES
 
 __all__ = [
-    "FLAGS",
     "PLACES",
     "RULES",
+    "RULE_FLAGS",
     "TENSOR",
     "TYPES",
     "largest_step",

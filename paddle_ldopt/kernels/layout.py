@@ -2,14 +2,14 @@
 
 import numpy as np
 
-__all__ = ["FLAGS", "PLACES", "RULES", "TENSOR", "TYPES"]
+__all__ = ["PLACES", "RULES", "RULE_FLAGS", "TENSOR", "TYPES"]
 
-_FLAGS = ["factored", "momentum", "scale_parameter", "relative_step", "warmup_init", "constant_beta2", "amsgrad"]
-_FLAGS += ["clip_norm", "clip_value", "centralize"]
+_RULE_FLAGS = ["factored", "momentum", "scale_parameter", "relative_step", "warmup_init", "constant_beta2", "amsgrad"]
+_RULE_FLAGS += ["clip_norm", "clip_value", "centralize"]
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 RULES = {name: i for i, name in enumerate(("adamw", "adam_weight_decay", "lamb", "adafactor", "came"))}
-FLAGS = {name: 1 << i for i, name in enumerate(_FLAGS)}
+RULE_FLAGS = {name: 1 << i for i, name in enumerate(_RULE_FLAGS)}
 PLACES = {name: i for i, name in enumerate(("param", "copy", "grad", 0, 1, 2, 3, 4, "step", "aux"))}  # in "held"
 TENSOR = np.dtype(
     [

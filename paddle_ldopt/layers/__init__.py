@@ -5,8 +5,8 @@
   shape (`before_blocks`); `doubtful_lists` reports guesses; `granularity` makes several blocks one layer.
 - `decay`: `LayerDecay`, checked by `decay_checks`; `decay_ratios`: its ratio of each parameter of a map, checked by
   `ratio_checks`; `hook_ratios`: the ratios of a function; `paddlenlp_hook`: PaddleNLP's function, the default.
-- `rated_optimizer`: the methods of an optimizer that this package calls; `rates`: the learning rate of each parameter,
-  read with these methods; `table`: ratios and rates by layer, to print.
+- `optimizer_interface`: the methods of an optimizer that this package calls; `rates`: the learning rate of each
+  parameter, read with these methods; `table`: ratios and rates by layer, to print.
 """
 
 from .decay import CONVENTIONS, LayerDecay, as_decay

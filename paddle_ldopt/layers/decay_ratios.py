@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Optional
 from paddle import Tensor
 
 from .decay import LayerDecay, Ratio, mean_of
+from .optimizer_interface import Ratios
 from .patterns import matches_of
-from .rated_optimizer import Ratios
 from .ratio_checks import check_names
 
 if TYPE_CHECKING:

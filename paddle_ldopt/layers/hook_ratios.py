@@ -13,8 +13,8 @@ from .._checks import checked_number, plain_number
 from .._messages import refusal, shown
 from .._paddle import graph_value
 from .decay import Ratio
+from .optimizer_interface import Ratios
 from .paddlenlp_hook import N_LAYERS, Names
-from .rated_optimizer import Ratios
 
 Hook = Callable[[paddle.Tensor], Any]  # parameter -> ratio, or None if it wrote the ratio to the parameter
 

@@ -13,11 +13,19 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number
 from .._messages import refusal
-from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
+from .._paddle import (
+    groups_by_name,
+    has_nonzero_weight_decay,
+    lr_factors_and_own,
+    lr_or_scheduler,
+    parameters_of,
+    stand_in,
+    unwrap,
+)
 from ..schedules.ahead import peak_learning_rate
 from .decay_ratios import LayerRatios
 from .layer import Layer
-from .rated_optimizer import rated
+from .optimizer_interface import layerwise_interface
 
 if TYPE_CHECKING:
     from .map import LayerMap
@@ -49,18 +57,18 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
     rates = used_rates(optimizer)
     if rates is None:
-        rates = {name: factor * now + fixed for name, (factor, fixed) in rate_parts(optimizer, params).items()}
+        rates = {name: factor * now + fixed for name, (factor, fixed) in lr_factors_and_own(optimizer, params).items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
 def used_rates(optimizer: Optimizer) -> Optional[dict[str, float]]:
     """Return tensor name -> rate of the last update if the optimizer computes its own (`Adafactor`), None otherwise."""
-    return rated(optimizer).used_rates()
+    return layerwise_interface(optimizer).last_used_lr()
 
 
 def next_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
-    return float(unwrap(optimizer).get_lr()) / rated(optimizer).rate_divisor()
+    return float(unwrap(optimizer).get_lr()) / layerwise_interface(optimizer).lr_divisor()
 
 
 def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
@@ -80,24 +88,24 @@ def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
 def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer; `num_steps` as in `peak_learning_rate`."""
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
-    rated_optimizer, now, groups, rates = rated(optimizer), next_rate(optimizer), groups_by_name(optimizer), {}
-    peak = peak_learning_rate(rate_source(optimizer), num_steps, rated_optimizer.rate_divisor)
-    parts, ratios = rate_parts(optimizer, params), rated_optimizer.ratio_of
+    interface, now, groups, rates = layerwise_interface(optimizer), next_rate(optimizer), groups_by_name(optimizer), {}
+    peak = peak_learning_rate(lr_or_scheduler(optimizer), num_steps, interface.lr_divisor)
+    parts, ratios = lr_factors_and_own(optimizer, params), interface.ratio_of
     for param in params:
         factor, fixed = parts[param.name]
         scheduled_rate = factor * now + fixed
         ratio = scheduled_rate / now if fixed and now else factor
         at_peak = None if peak is None and factor else factor * (peak or 0.0) + fixed
-        rate, at_peak = rated_optimizer.shown_rate(param, factor) or (scheduled_rate, at_peak)
-        has_weight_decay = rated_optimizer.decays_weights(param)
+        rate, at_peak = interface.lr_now_and_peak(param, factor) or (scheduled_rate, at_peak)
+        has_weight_decay = interface.has_nonzero_weight_decay(param)
         if has_weight_decay is None:
-            has_weight_decay = decays_weights(optimizer, param, groups.get(param.name, {}))
+            has_weight_decay = has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
         multiplier, end = 1.0, None
         if isinstance(ratios, LayerRatios):
             multiplier = ratios.multiplier_of(param)
             if ratios.decay.moves:  # the peak is unknown: rate and ratio both move
-                layer_ratio = rated_optimizer.layerwise_ratio(param)
+                layer_ratio = interface.layerwise_ratio(param)
                 end, at_peak = ratio / layer_ratio * ratios.at(1.0)(param) if layer_ratio else 0.0, None
         rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier, end)
     return rates

@@ -8,7 +8,7 @@ Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & 
 import math
 from typing import Any, ClassVar, Optional
 
-import paddle
+from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
@@ -20,15 +20,15 @@ from ._base.factored import (
     factored_ema,
     factored_kinds,
     is_factored,
-    relative_rate,
+    relative_step_lr,
     rms,
 )
 from ._base.rule_state import state_of_all
 from ._shards import Shard
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import flag, numbers, plain_weight_decay
+from .shared_options import bool_option, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Adafactor", "adafactor_update"]
@@ -37,8 +37,8 @@ _USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule
 
 
 def adafactor_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -63,7 +63,7 @@ def adafactor_update(
     u = divided_by_root(grad, v, shard)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
     u = clipped_(u, rms_u, clip_threshold)
-    alpha = lr * relative_rate(t, warmup_init) if relative_step else lr
+    alpha = lr * relative_step_lr(t, warmup_init) if relative_step else lr
     if scale_parameter:
         alpha = alpha * maximum(rms_p[0], eps[1])
     new_state = {**v, _USED_LR: alpha}
@@ -155,9 +155,9 @@ class Adafactor(FactoredOptimizer):
         ),
         "beta1": Option(doc="decay rate of the momentum", high=1.0, ends="[)", optional=True, group=True),
         "weight_decay": Option(doc="decoupled weight decay", group=True, read=plain_weight_decay),
-        "scale_parameter": flag("scale the rate by the parameter's RMS", group=True),
-        "relative_step": flag("set the rate from the step"),
-        "warmup_init": flag("with `relative_step`: start with 1e-6 t", group=True),
+        "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
+        "relative_step": bool_option("set the rate from the step"),
+        "warmup_init": bool_option("with `relative_step`: start with 1e-6 t", group=True),
     }
 
     @staticmethod
@@ -194,18 +194,29 @@ class Adafactor(FactoredOptimizer):
     ) -> None:
         rate = one_of_two("lr", lr, "learning_rate", learning_rate)
         parameters = one_of_two("parameters", parameters, "params", params)
-        options = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate, "weight_decay": weight_decay}
-        options.update(beta1=beta1, scale_parameter=scale_parameter, relative_step=relative_step)
-        options.update(warmup_init=warmup_init, fused=fused, multi_precision=multi_precision)
-        super().__init__(rate, parameters, **options, **common)
+        super().__init__(
+            rate,
+            parameters,
+            eps=eps,
+            clip_threshold=clip_threshold,
+            decay_rate=decay_rate,
+            beta1=beta1,
+            weight_decay=weight_decay,
+            scale_parameter=scale_parameter,
+            relative_step=relative_step,
+            warmup_init=warmup_init,
+            multi_precision=multi_precision,
+            fused=fused,
+            **common,
+        )
 
-    _rate_argument = "lr"
+    _lr_argument = "lr"
 
-    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         rates = [group.get("lr") if isinstance(group, dict) else None for group in parameters or [None]]
         if rate is None and None not in rates:  # every group has a rate of its own
             return 1.0
-        return super()._initial_rate(rate, parameters)
+        return super()._initial_lr(rate, parameters)
 
     rule = staticmethod(adafactor_update)
 
@@ -216,7 +227,7 @@ class Adafactor(FactoredOptimizer):
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
         flags["momentum"] = options["beta1"] is not None
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
-        return FusedRule("adafactor", states, fields, tuple(flag for flag in flags if flags[flag]), aux=_USED_LR)
+        return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)
 
     def used_lr(self) -> dict[str, float]:
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update; dygraph and `to_static`.
@@ -226,20 +237,20 @@ class Adafactor(FactoredOptimizer):
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
-    def _used_lr(self, param: Any) -> Optional[float]:
+    def _used_lr(self, param: Tensor) -> Optional[float]:
         used, steps = state_of_all(self, _USED_LR), state_of_all(self, STEP)
         owner = masters(self).get(param.name, param).name
-        known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
+        known = isinstance(used.get(owner), Tensor) and steps[owner].item() > 0
         return float(used[owner].item()) if known else None
 
-    def used_rates(self) -> Optional[dict[str, float]]:
+    def last_used_lr(self) -> Optional[dict[str, float]]:
         """Return `used_lr` with `relative_step`, None without it."""
-        return self.used_lr() if self.sets_own_rate else None
+        return self.used_lr() if self.sets_own_lr else None
 
-    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the rate of the parameter's last update with `relative_step`; later rates are not known beforehand."""
-        return (self._used_lr(param), None) if self.sets_own_rate else None
+        return (self._used_lr(param), None) if self.sets_own_lr else None
 
     def get_lr(self) -> float:
         """Return `lr`; with `relative_step` the rate of the first parameter's last update, or 0.0 before any."""
-        return next(iter(self.used_lr().values()), 0.0) if self.sets_own_rate else float(super().get_lr())
+        return next(iter(self.used_lr().values()), 0.0) if self.sets_own_lr else float(super().get_lr())

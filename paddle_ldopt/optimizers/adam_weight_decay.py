@@ -8,28 +8,28 @@ https://arxiv.org/abs/1904.09237. Clipping and `decay` follow Keras 2 (`keras.op
 from typing import Any, ClassVar, Optional, Union
 
 import paddle
+from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import add, add_, divide_, ema_, ema_of_squares_, multiply, one_minus_power, sqrt
-from ._base.step_count import SharedCountOptimizer
-from ._ports.keras_config import KerasConfigMixin
+from ._ports.keras_config import KerasOptimizer
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
-from .shared_options import flag, plain_weight_decay
+from .shared_options import bool_option, plain_weight_decay
 from .states import ELEMENT, SCALAR, STEP, State
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 
 
 def adam_weight_decay_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -74,7 +74,7 @@ def adam_weight_decay_update(
     own_exclusion=tuple(PATTERNS),
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
-class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
+class AdamWeightDecay(KerasOptimizer):
     r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate / (1 + decay \, (t - 1))`, and t the
@@ -152,7 +152,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
         ),
         "clipnorm": Option(doc="scale each gradient down to this norm", ends="()", optional=True, group=True),
         "clipvalue": Option(doc="clip each element of the gradients", ends="()", optional=True, group=True),
-        "amsgrad": flag("divide by the largest second moment so far"),
+        "amsgrad": bool_option("divide by the largest second moment so far"),
         "decay": Option(doc="decay of the rate over the steps: lr / (1 + decay t)"),
         "global_clipnorm": Option(doc="scale all gradients together down to this norm", ends="()", optional=True),
         **PATTERNS,
@@ -201,12 +201,26 @@ class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
             grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
         rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
         decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
-        common.update(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, weight_decay=decay_rate, amsgrad=amsgrad)
-        common.update(decay=decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
-        common.update(include_in_weight_decay=include_in_weight_decay, grad_clip=grad_clip, fused=fused)
-        common.update(exclude_from_weight_decay=exclude_from_weight_decay, multi_precision=multi_precision)
-        name = None if name == "AdamWeightDecay" else name
-        super().__init__(rate, _paddles_groups(parameters), name=name, **common)
+        super().__init__(
+            rate,
+            _paddles_groups(parameters),
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            amsgrad=amsgrad,
+            weight_decay=decay_rate,
+            include_in_weight_decay=include_in_weight_decay,
+            exclude_from_weight_decay=exclude_from_weight_decay,
+            decay=decay,
+            clipnorm=clipnorm,
+            clipvalue=clipvalue,
+            global_clipnorm=global_clipnorm,
+            grad_clip=grad_clip,
+            multi_precision=multi_precision,
+            name=None if name == "AdamWeightDecay" else name,
+            fused=fused,
+            **common,
+        )
         self.patterns = NamePatterns(self._fixed)
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 
@@ -231,27 +245,27 @@ class AdamWeightDecay(KerasConfigMixin, SharedCountOptimizer):
         fields.update(clip=norm or 0.0, clip_value=most or 0.0, decay_rate=options["decay"], count=self._this_step())
         flags = {"amsgrad": options["amsgrad"], "clip_norm": norm is not None, "clip_value": most is not None}
         states = ("moment1", "moment2", "moment2_max")
-        return FusedRule("adam_weight_decay", states, fields, tuple(flag for flag in flags if flags[flag]))
+        return FusedRule("adam_weight_decay", states, fields, flags)
 
     def rule_clips(self) -> bool:
         """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
-    def has_weight_decay(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
         return super().has_weight_decay(param) and self.patterns.find(self.structured_name(param))
 
-    def _warn_of_idle_patterns(self, params: list[Any]) -> None:
+    def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
         remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
-    def check_in_step(self, params: list[Any]) -> None:
+    def check_in_step(self, params: list[Tensor]) -> None:
         """Warn of patterns without effect in a static graph, whose parameters are known only now."""
         super().check_in_step(params)
         if parameter_list(self) is None:
             self._warn_of_idle_patterns(params)
 
-    def rate_divisor(self, ahead: int = 0) -> float:
+    def lr_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""
         decay: float = self._fixed["decay"]
         return 1.0 + decay * (self._steps_taken() + ahead) if decay else 1.0

@@ -8,27 +8,28 @@ import math
 from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
+from paddle import Tensor
 
 from .._checks import Option
 from .._paddle import content_of, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import sqrt
 from ._base.layerwise_optimizer import LayerwiseOptimizer
-from ._base.rule_optimizer import checked_rate
+from ._base.rule_optimizer import checked_lr
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.task import Task
 from ._step.whole_step import all_parameters
 from .registry import register
-from .shared_options import flag, plain_weight_decay
+from .shared_options import bool_option, plain_weight_decay
 from .states import ELEMENT, SCALAR, State
 
 __all__ = ["AdamWDL", "adamw_update"]
 
 
 def adamw_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -135,7 +136,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         "beta1": Option(doc="decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
         "beta2": Option(doc="decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(doc="added to the root of the second moment", group=True, tensor=True),
-        "lazy_mode": flag("update only the rows in a sparse gradient", group=True),
+        "lazy_mode": bool_option("update only the rows in a sparse gradient", group=True),
     }
 
     @staticmethod
@@ -165,13 +166,33 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        arguments = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "lazy_mode": lazy_mode}
-        arguments.update(weight_decay=weight_decay, layerwise_decay=layerwise_decay, layers=layers, n_layers=n_layers)
-        arguments.update(set_param_lr_fun=set_param_lr_fun, lr_ratio=lr_ratio, name_dict=name_dict)
-        common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
-        parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
-        rate = checked_rate(learning_rate, "learning_rate")
-        super().__init__(rate, parameters=parameters, grad_clip=grad_clip, name=name, **common, **self._defaults)
+        parameters = self._read_arguments(
+            parameters,
+            apply_decay_param_fun,
+            multi_precision,
+            fused,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            lazy_mode=lazy_mode,
+            layerwise_decay=layerwise_decay,
+            n_layers=n_layers,
+            set_param_lr_fun=set_param_lr_fun,
+            name_dict=name_dict,
+            layers=layers,
+            lr_ratio=lr_ratio,
+        )
+        rate = checked_lr(learning_rate, "learning_rate")
+        super().__init__(
+            rate,
+            parameters=parameters,
+            apply_decay_param_fun=apply_decay_param_fun,
+            grad_clip=grad_clip,
+            multi_precision=multi_precision,
+            name=name,
+            **self._defaults,
+        )
         if self.ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
@@ -181,13 +202,13 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
     # ---- the fused step
 
     def _collects(self) -> bool:
-        return super()._collects() and not self.fused_step.takes_none(self, all_parameters(self))
+        return super()._collects() and not self.fused_step.leaves_all_to_paddle(self, all_parameters(self))
 
     fused_bumps_version = False  # like Paddle's kernel
 
     def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
         """Return the rule for the C library, or the reason why it cannot do it."""
-        tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], paddle.Tensor)]
+        tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], Tensor)]
         if tensors:
             return f"`{tensors[0]}` is a Tensor"
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["epsilon"], 0, 0)}
@@ -198,7 +219,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
             self.check_type(param)
         super()._create_accumulators(block, parameters)
 
-    def check_shape(self, param: Any) -> None:
+    def check_shape(self, param: Tensor) -> None:
         """Raise if the shape of a parameter has changed since its state was made."""
         moment = state_getter(self)("moment1", param)
         if list(moment.shape) != list(param.shape):
@@ -207,7 +228,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
                 f"Received: shape {list(param.shape)}, state of shape {list(moment.shape)}"
             )
 
-    def takes_sparse(self, param: Any) -> bool:
+    def takes_sparse(self, param: Tensor) -> bool:
         """Return whether sparse gradients of a parameter are supported."""
         return not param.place.is_cpu_place()  # Paddle's sparse kernel aborts on a CPU
 
@@ -224,5 +245,5 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
                 raise ValueError(f"{why}: use None or False. Received: fused=True")
             return self._update_by_paddle(block, param, grad)
         if not self._is_frozen(param) and math.prod(param.shape) != 0:
-            self._tasks.append(Task(param, grad, self.step_options(param), self._rate(param, grad)))
+            self._tasks.append(Task(param, grad, self.step_options(param), self._param_lr(param, grad)))
         return None

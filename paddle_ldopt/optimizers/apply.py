@@ -9,15 +9,15 @@ from paddle.optimizer import Optimizer
 
 from .._paddle import (
     content_of,
-    decayed_names,
     found_inf,
     grad_of,
     group_options,
-    has_one_rate,
+    has_single_lr,
     may_have_cut,
     other_options,
     parameters_of,
     unwrap,
+    weight_decay_fun,
 )
 from ..layers.decay import LayerDecay
 from ..layers.ratio_checks import check_trained
@@ -25,6 +25,8 @@ from ._base.layerwise_arguments import ratio_fn
 from ._base.layerwise_mixin import LayerwiseMixin
 
 __all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
+
+_ATTRIBUTES = ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")  # set by the first function
 
 
 def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
@@ -60,7 +62,7 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
         advice = "give it `layers` and `layerwise_decay` when built."
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
-    if has_one_rate(plain):
+    if has_single_lr(plain):
         raise TypeError(
             f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay: "
             f"use another optimizer. Received: optimizer={name}"
@@ -70,8 +72,8 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
     # object, because these could not call the methods that they replace by `super()`.
     inner.__class__ = _layerwise_class(plain)
-    attributes = {"ratio_of": ratio_of, "layerwise_decay": layerwise_decay, "n_layers": layers.n_layers}
-    vars(inner).update(attributes, structured_names=layers.name_dict, _rates_asked=set())
+    values: Any = ratio_of, layerwise_decay, layers.n_layers, layers.name_dict, set()
+    vars(inner).update(zip(_ATTRIBUTES, values))
     return optimizer
 
 
@@ -98,7 +100,7 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
         warnings.warn(f"{idle} Received: optimizer={name}", stacklevel=2)
     if plain is not None:
         inner.__class__ = plain
-        for name in ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_rates_asked"):
+        for name in _ATTRIBUTES:
             vars(inner).pop(name, None)
     return optimizer
 
@@ -120,7 +122,7 @@ def _inside(optimizer: Optimizer) -> Optimizer:
 class _Applied(LayerwiseMixin):
     """The mixin for any Paddle optimizer; its first step raises if it did not ask for every scaled rate."""
 
-    _rates_asked: Optional[set[str]] = None  # names of the parameters of the first step; None after it
+    _lr_asked: Optional[set[str]] = None  # names of the parameters of the first step; None after it
     # for files of its state (`saving`)
     set_param_lr_fun = None
     counts_steps = False
@@ -135,21 +137,21 @@ class _Applied(LayerwiseMixin):
 
     def has_weight_decay(self, param: paddle.Tensor) -> bool:
         """Return whether the user's functions let weight decay apply to a parameter."""
-        chosen, excluded = decayed_names(self), self.options_of(param).get("exclude_from_weight_decay_fn")
+        chosen, excluded = weight_decay_fun(self), self.options_of(param).get("exclude_from_weight_decay_fn")
         return not (chosen and not chosen(param.name)) and not (excluded and excluded(param))
 
     def step(self) -> Any:
         if not paddle.in_dynamic_mode():
             return super().step()
         with self._with_ratios(parameters_of(self)):
-            return super().step() if self._rates_asked is None else self._first_step()
+            return super().step() if self._lr_asked is None else self._first_step()
 
     def _first_step(self) -> Any:
         params = [p for p in parameters_of(self) if not p.stop_gradient and grad_of(p) is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
-        self._rates_asked = set()
+        self._lr_asked = set()
         done = super().step()
-        not_asked = scaled - self._rates_asked
+        not_asked = scaled - self._lr_asked
         if not_asked and not found_inf(self):  # an overflow skips the step
             name = type(self).__name__
             raise RuntimeError(
@@ -158,7 +160,7 @@ class _Applied(LayerwiseMixin):
                 f"Received: optimizer={name}, no rate asked for {len(not_asked)} parameters, such as '{min(not_asked)}'"
             )
         if scaled and not not_asked:
-            self._rates_asked = None
+            self._lr_asked = None
         return done
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,8 +176,8 @@ class _Applied(LayerwiseMixin):
         return None if self._is_frozen(param) else super()._append_optimize_op(block, param_and_grad)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
-        if self._rates_asked is not None:
-            self._rates_asked.add(param_and_grad[0].name)
+        if self._lr_asked is not None:
+            self._lr_asked.add(param_and_grad[0].name)
         return super()._create_param_lr(param_and_grad)
 
 

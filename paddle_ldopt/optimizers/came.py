@@ -8,6 +8,7 @@ import functools
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
+from paddle import Tensor
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
@@ -19,16 +20,16 @@ from ._base.factored import (
     factored_ema,
     factored_kinds,
     is_factored,
-    relative_rate,
+    relative_step_lr,
     rms,
 )
 from ._base.rule_state import largest_of
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import flag, numbers, plain_weight_decay
+from .shared_options import bool_option, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Came", "came_update"]
@@ -39,8 +40,8 @@ _from_one = functools.partial(checked_int, least=1)
 
 
 def came_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -84,7 +85,7 @@ def came_update(
     if weight_decay:
         u = add(u, param, alpha=weight_decay)
     if relative_step:
-        lr = lr * relative_rate(t, warmup_init)
+        lr = lr * relative_step_lr(t, warmup_init)
     if scale_parameter:
         lr = lr * maximum(rms_p[0], eps[1])
     return add(param, u, alpha=-lr), new_state
@@ -190,10 +191,10 @@ class Came(FactoredOptimizer):
         "beta2": Option(doc="constant decay rate of V", high=1.0, ends="[)", optional=True, group=True),
         "beta3": Option(doc="decay rate of the instability", high=1.0, ends="[)", group=True),
         "weight_decay": Option(doc="decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
-        "scale_parameter": flag("scale the rate by the parameter's RMS", group=True),
-        "relative_step": flag("set the rate from the step"),
-        "warmup_init": flag("with `relative_step`: start with 1e-6 t"),
-        "compression": flag("store the momentum as float16"),
+        "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
+        "relative_step": bool_option("set the rate from the step"),
+        "warmup_init": bool_option("with `relative_step`: start with 1e-6 t"),
+        "compression": bool_option("store the momentum as float16"),
         "loss_scale": Option(doc="divides the gradients", values="an int from 1", check=_from_one),
     }
 
@@ -240,12 +241,28 @@ class Came(FactoredOptimizer):
         **layerwise: Any,
     ) -> None:
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        options: dict[str, Any] = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate}
-        options.update(beta1=beta1, beta2=beta2, beta3=beta3, weight_decay=weight_decay, compression=compression)
-        options.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
-        options.update(loss_scale=loss_scale, multi_precision=multi_precision, fused=fused)
-        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name}
-        super().__init__(learning_rate, parameters, **options, **common, **layerwise)
+        super().__init__(
+            learning_rate,
+            parameters,
+            eps=eps,
+            clip_threshold=clip_threshold,
+            decay_rate=decay_rate,
+            beta1=beta1,
+            beta2=beta2,
+            beta3=beta3,
+            weight_decay=weight_decay,
+            scale_parameter=scale_parameter,
+            relative_step=relative_step,
+            warmup_init=warmup_init,
+            compression=compression,
+            loss_scale=loss_scale,
+            grad_clip=grad_clip,
+            apply_decay_param_fun=apply_decay_param_fun,
+            multi_precision=multi_precision,
+            name=name,
+            fused=fused,
+            **layerwise,
+        )
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError for `relative_step` or `beta2` beside an option that it overrides."""
@@ -261,17 +278,17 @@ class Came(FactoredOptimizer):
         """Return the rule for the C library."""
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
-        flags = {"momentum": bool(options["beta1"]), "constant_beta2": options["beta2"] is not None}
-        flags.update({name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")})
+        flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
+        flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
-        return FusedRule("came", states, fields, tuple(flag for flag in flags if flags[flag]))
+        return FusedRule("came", states, fields, flags)
 
-    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (None, None) with `relative_step`: the rate is not known beforehand."""
-        return (None, None) if self.sets_own_rate else None
+        return (None, None) if self.sets_own_lr else None
 
     def get_lr(self) -> float:
         """Return the rate of the next step for a layer whose ratio is 1, without the factor of `scale_parameter`."""
-        if not self.sets_own_rate or not paddle.in_dynamic_mode():
+        if not self.sets_own_lr or not paddle.in_dynamic_mode():
             return float(super().get_lr())
-        return float(relative_rate(largest_of(self, STEP) + 1.0, self._fixed["warmup_init"]))
+        return float(relative_step_lr(largest_of(self, STEP) + 1.0, self._fixed["warmup_init"]))

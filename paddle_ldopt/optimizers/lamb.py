@@ -9,6 +9,7 @@ import warnings
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
+from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
@@ -21,14 +22,14 @@ from ._base.arithmetic import (
     one_minus_power,
     sqrt_,
 )
-from ._base.step_functions import decay_or_function, rate_or_function
+from ._base.step_functions import decay_or_function, lr_or_function
 from ._base.step_schedules import ScheduledOptimizer
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from ._step.stepped_optimizer import FusedRule
+from ._step.interfaces import FusedRule
 from ._step.updates import Update
 from .registry import register
-from .shared_options import flag
+from .shared_options import bool_option
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]
@@ -43,8 +44,8 @@ def is_convolution(shape: Any) -> bool:
 
 
 def lamb_update(
-    param: Any,
-    grad: Any,
+    param: Tensor,
+    grad: Tensor,
     state: dict[str, Any],
     lr: Any,
     *,
@@ -153,9 +154,11 @@ class Lamb(ScheduledOptimizer):
         "eps": Option(doc="added to the root of the second moment", ends="()", group=True, setting="epsilon"),
         "weight_decay": Option(doc="decoupled weight decay", group=True, check=decay_or_function, values=_DECAY),
         "lr": Option(
-            None, "the group's own rate", optional=True, group=True, check=rate_or_function, values=_LR, argument=False
+            None, "the group's own rate", optional=True, group=True, check=lr_or_function, values=_LR, argument=False
         ),
-        "grad_centralization": flag("centralize gradients of convolutions", default=False, group=True, argument=False),
+        "grad_centralization": bool_option(
+            "centralize gradients of convolutions", default=False, group=True, argument=False
+        ),
     }
 
     @staticmethod
@@ -186,10 +189,20 @@ class Lamb(ScheduledOptimizer):
         **layerwise: Any,
     ) -> None:
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        options: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
-        options.update(multi_precision=multi_precision, fused=fused)
-        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name}
-        super().__init__(learning_rate, parameters, **options, **common, **layerwise)
+        super().__init__(
+            learning_rate,
+            parameters,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            grad_clip=grad_clip,
+            apply_decay_param_fun=apply_decay_param_fun,
+            multi_precision=multi_precision,
+            name=name,
+            fused=fused,
+            **layerwise,
+        )
 
     def _prepare(self, rate: Any, parameters: Any) -> None:
         super()._prepare(rate, parameters)
@@ -210,11 +223,11 @@ class Lamb(ScheduledOptimizer):
         fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
         return FusedRule("lamb", ("moment1", "moment2"), fields, aux=GLOBAL_STEP)
 
-    def fused_flags(self, shape: Any, options: dict[str, Any]) -> tuple[str, ...]:
+    def fused_flags(self, shape: Any, options: dict[str, Any]) -> dict[str, bool]:
         """Return the flag that depends on a parameter's shape."""
-        return ("centralize",) if options["grad_centralization"] and is_convolution(shape) else ()
+        return {"centralize": options["grad_centralization"] and is_convolution(shape)}
 
-    def has_weight_decay(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""
         if self._grouped or weight_decay_fun(self) is not None:
             return super().has_weight_decay(param)

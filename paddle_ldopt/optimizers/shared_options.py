@@ -7,18 +7,18 @@ from paddle.regularizer import WeightDecayRegularizer
 from .._checks import Option, checked_bool, checked_int, checked_number
 from .._messages import refusal
 
-__all__ = ["COMMON", "flag", "numbers", "plain_weight_decay"]
+__all__ = ["COMMON", "bool_option", "numbers", "plain_weight_decay"]
 
 
-def flag(doc: str, **more: Any) -> Option:
+def bool_option(doc: str, **more: Any) -> Option:
     """Return an option that is True or False."""
     return Option(doc=doc, check=checked_bool, **more)
 
 
 # The options that the base classes read; `AdamWDL` has no batches.
 COMMON = {
-    "multi_precision": flag("keep float32 masters of float16 and bfloat16 parameters"),
-    "fused": flag("take the step in the C library; None: if possible", optional=True),
+    "multi_precision": bool_option("keep float32 masters of float16 and bfloat16 parameters"),
+    "fused": bool_option("take the step in the C library; None: if possible", optional=True),
     "batch_bytes": Option(
         doc="maximum bytes of parameters updated together", optional=True, check=checked_int, values="an int from 0"
     ),

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
+from paddle import Tensor
 
 from .._messages import refusal
 from .._paddle import dtype_name, is_float64
@@ -37,7 +38,7 @@ def rule_shape(kind: str, shape: Any) -> list[int]:
     return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[kind]
 
 
-def compute_dtype(param: Any) -> Any:
+def compute_dtype(param: Tensor) -> Any:
     """Return the type in which a parameter's update is computed."""
     return paddle.float64 if is_float64(param) else paddle.float32
 

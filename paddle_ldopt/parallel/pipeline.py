@@ -9,7 +9,7 @@ from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_bool, checked_steps
 from .._messages import refusal
-from .._paddle import rate_source, unwrap
+from .._paddle import lr_or_scheduler, unwrap
 from ..schedules import MetricSchedule
 from .micro_batches import MicroBatches
 from .process_groups import ProcessGroups
@@ -201,7 +201,7 @@ class PipelineWithLossScale:
 
     def _schedule(self) -> Optional[LRScheduler]:
         """Return the schedule that the step advances, or None."""
-        schedule = rate_source(unwrap(self._optimizer))
+        schedule = lr_or_scheduler(unwrap(self._optimizer))
         takes_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
         return schedule if isinstance(schedule, LRScheduler) and not takes_metric else None
 

@@ -18,7 +18,7 @@ from paddle.optimizer.lr import LRScheduler
 from .. import _paddle
 from .._files import digest, write_file
 from .._messages import refusal, shown
-from .._paddle import rate_source, unwrap, wrappers
+from .._paddle import lr_or_scheduler, unwrap, wrappers
 from .._processes import together
 from ..saving.json_state import set_parts
 from ..saving.optimizer_record import describe, merged
@@ -74,7 +74,7 @@ def save_checkpoint(
 
     def write() -> None:
         dist.save_state_dict(state, folder)
-        schedule = rate_source(unwrap(optimizer))
+        schedule = lr_or_scheduler(unwrap(optimizer))
         if rank == 0 and isinstance(schedule, LRScheduler):
             paddle.save(schedule.state_dict(), os.path.join(folder, SCHEDULE))
 
@@ -132,7 +132,7 @@ def load_checkpoint(
         check_same_record(path, record, present, may_differ)
         files.check_files(path, record)
         saved = files.read_metadata(path, record)
-        schedule = saved_schedule(path, record, rate_source(unwrap(optimizer)), may_differ)
+        schedule = saved_schedule(path, record, lr_or_scheduler(unwrap(optimizer)), may_differ)
         state = _sharded(weights, optimizer, shards, names)
         check_tensors(saved, state)
         frozen = {name for name, param in present["parameters"].items() if param["ratio"] == 0.0}
@@ -144,7 +144,7 @@ def load_checkpoint(
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
-        set_parts([(rate_source(unwrap(optimizer)), schedule)])
+        set_parts([(lr_or_scheduler(unwrap(optimizer)), schedule)])
 
 
 def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import quoted, refusal, shown
-from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source, weight_decay_coefficient
+from .._paddle import dtype_name, grad_clip, inner_clip, lr_or_scheduler, parameters_of, weight_decay_coefficient
 from ..layers.decay_ratios import LayerRatios
+from ..layers.optimizer_interface import ratios_of
 from ..layers.paddlenlp_hook import layerwise_lr_decay
-from ..layers.rated_optimizer import ratios_of
 from ..version import __version__
 from .json_state import to_json
 from .layerwise_record import ABSENT, differences
@@ -48,8 +48,8 @@ def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Itera
             "multiplier": _plain((getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)),
             **layer,
         }
-    rate, schedule = rate_source(optimizer), schedule_of(optimizer)
-    lambs = getattr(optimizer, "rate_function", None)  # Lamb's: its present rate is not an argument
+    rate, schedule = lr_or_scheduler(optimizer), schedule_of(optimizer)
+    lambs = getattr(optimizer, "lr_function", None)  # Lamb's: its present rate is not an argument
     return {
         "optimizer": paddles_class(optimizer) or type(optimizer).__name__,
         "arguments": {name: _plain(value) for name, value in optimizer.fixed_options().items()},
@@ -69,7 +69,7 @@ def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Itera
 
 def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
     """Return the schedule of an optimizer, or None."""
-    rate = rate_source(optimizer)
+    rate = lr_or_scheduler(optimizer)
     return rate if isinstance(rate, LRScheduler) else None
 
 

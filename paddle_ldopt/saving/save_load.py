@@ -10,7 +10,7 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_int
 from .._files import Path, checked_path, file_errors
 from .._messages import refusal
-from .._paddle import parameters_of, rate_source
+from .._paddle import lr_or_scheduler, parameters_of
 from ..optimizers.states import GLOBAL_STEP, STEP
 from .json_state import from_json, set_parts, to_json
 from .load_checks import PDOPT, check_contents, check_scaler, checked_parts, checked_target_path
@@ -164,7 +164,7 @@ def _from_pdopt(path: str, optimizer: Optimizer, model: Optional[Layer], scaler:
         schedule = None
     elif (schedule is None) != (schedule_of(optimizer) is None):
         problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
-        raise ValueError(f"{problem} Received: {type(rate_source(optimizer)).__name__} as the rate")
+        raise ValueError(f"{problem} Received: {type(lr_or_scheduler(optimizer)).__name__} as the rate")
     names = {param.name: param.name for param in parameters_of(optimizer)}
     return _Saved(names, _fitted(optimizer, states, names), schedule=schedule)
 

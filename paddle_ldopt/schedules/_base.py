@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number, checked_state, plain_number
 from .._messages import refusal
-from .._paddle import rate_source, unwrap
+from .._paddle import lr_or_scheduler, unwrap
 
 
 class Schedule(LRScheduler):
@@ -46,7 +46,7 @@ def peak_of(optimizer: OptimizerOrRate) -> float:
     """
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
-        attached = rate_source(optimizer)
+        attached = lr_or_scheduler(optimizer)
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
         return checked_number(peak, "learning_rate", ends="(]")
     expected = "a Paddle optimizer or a learning rate"

@@ -9,7 +9,7 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._paddle import rate_source, set_rate_source, stand_in
+from .._paddle import lr_or_scheduler, replace_scheduler, stand_in
 
 
 def copy_schedule(schedule: Any) -> Any:
@@ -38,7 +38,7 @@ def _new_copy(value: Any, memo: dict[int, Any]) -> Any:
         return schedule
     if isinstance(value, Optimizer):
         optimizer = memo[id(value)] = stand_in(value)
-        set_rate_source(optimizer, copied(rate_source(value)))
+        replace_scheduler(optimizer, copied(lr_or_scheduler(value)))
         return optimizer
     if type(value) in (list, tuple, set):
         return type(value)(map(copied, value))

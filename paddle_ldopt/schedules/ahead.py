@@ -52,7 +52,7 @@ def peak_learning_rate(
     of the schedule are larger. It stops before the first step that raises (`OneCycleLR`). A schedule that cannot be
     read ahead gives None and a warning.
 
-    `divisor` maps steps ahead to the divisor of the rate there, see `RatedOptimizer.rate_divisor`.
+    `divisor` maps steps ahead to the divisor of the rate there, see `LayerwiseInterface.lr_divisor`.
     """
     divisor = divisor or (lambda ahead: 1.0)
     if not isinstance(learning_rate, LRScheduler):

@@ -11,7 +11,7 @@ from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.decay_ratios import LayerRatios
 from ..layers.map import LayerMap
-from ..layers.rated_optimizer import rated, ratios_of
+from ..layers.optimizer_interface import layerwise_interface, ratios_of
 from ..layers.rates import applied_rates, next_rate
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
@@ -67,7 +67,8 @@ class LayerLRCallback(Callback):
         self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Note the rate of the coming step, because the schedule advances before the log."""
-        reports = rated(optimizer).sets_own_rate and hasattr(unwrap(optimizer), "used_lr")  # reading them waits
+        # reading the rates of `Adafactor` waits for the device
+        reports = layerwise_interface(optimizer).sets_own_lr and hasattr(unwrap(optimizer), "used_lr")
         self._step = _at_this_step(optimizer), None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
@@ -109,7 +110,7 @@ class ScheduleCallback(Callback):
         _check_known_ahead(lr_scheduler, optimizer)
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
-        divisor = rated(optimizer).rate_divisor
+        divisor = layerwise_interface(optimizer).lr_divisor
         rates = [rate / divisor(first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # the resumed run was already over
             return
@@ -129,7 +130,7 @@ def _check_known_ahead(lr_scheduler: Any, optimizer: Optimizer) -> None:
     if follows_metric(lr_scheduler):
         message = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
         raise refusal(ValueError, f"{message}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
-    if rated(optimizer).sets_own_rate:
+    if layerwise_interface(optimizer).sets_own_lr:
         message = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
         raise refusal(ValueError, f"{message}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
 

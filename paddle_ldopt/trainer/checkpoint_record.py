@@ -15,7 +15,7 @@ from ..config.trainer_arguments import name_of
 from ..layers.decay_ratios import LayerRatios
 from ..layers.hook_ratios import HookRatios
 from ..layers.map import Layer, LayerMap
-from ..layers.rated_optimizer import ratios_of
+from ..layers.optimizer_interface import ratios_of
 from ..optimizers.registry import REGISTRY
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 from .folders import FORMAT, LAYERWISE

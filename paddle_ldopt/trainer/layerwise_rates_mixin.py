@@ -16,7 +16,7 @@ from ..config.trainer_arguments import builds_schedule, clip_norm, decay_of_argu
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap
-from ..layers.rated_optimizer import rated, ratios_of
+from ..layers.optimizer_interface import layerwise_interface, ratios_of
 from ..optimizers import OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
@@ -127,7 +127,7 @@ class LayerwiseRatesMixin(Trainer):
         self._num_training_steps = num_training_steps
         set_training_steps(self.optimizer, num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
-        if self.lr_scheduler is None and rated(self.optimizer).sets_own_rate:
+        if self.lr_scheduler is None and layerwise_interface(self.optimizer).sets_own_lr:
             self.lr_scheduler = lr_scheduler.OwnRate(self.optimizer)
         elif self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
             self.lr_scheduler = self._own_scheduler = lr_scheduler.build_scheduler(self.args, num_training_steps)

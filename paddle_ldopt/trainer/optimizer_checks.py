@@ -6,13 +6,13 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal, shown
-from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
+from .._paddle import check_wrapper_state, lr_or_scheduler, parameters_of, unwrap
 from ..build import OFF
 from ..config.files import json_argument
 from ..config.trainer_arguments import name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
-from ..layers.rated_optimizer import rated, ratios_of
+from ..layers.optimizer_interface import layerwise_interface, ratios_of
 from ..optimizers.registry import REGISTRY
 from ..schedules.kinds import metric_kinds
 from .types import Args
@@ -68,8 +68,8 @@ def _ignored(argument: str, remedy: str, received: str) -> ValueError:
 
 def _check_scheduler(optimizer: Optimizer, scheduler: Optional[LRScheduler]) -> None:
     """Raise if the Trainer would step a schedule that the optimizer does not use."""
-    name, source = type(optimizer).__name__, rate_source(optimizer)
-    scheduled, sets_own = isinstance(source, LRScheduler), rated(optimizer).sets_own_rate
+    name, source = type(optimizer).__name__, lr_or_scheduler(optimizer)
+    scheduled, sets_own = isinstance(source, LRScheduler), layerwise_interface(optimizer).sets_own_lr
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
     if scheduler is source or (reports and not scheduled) or (sets_own and scheduler is None):
         return
@@ -94,7 +94,7 @@ def check_trainer_schedule(optimizer: Optimizer, scheduler: Any, args: Args, eva
     """
     kind, ignored = name_of(args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
     received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in (unwrap(optimizer), scheduler))}
-    if rated(optimizer).sets_own_rate:
+    if layerwise_interface(optimizer).sets_own_lr:
         message = f"The optimizer sets its own rate, {ignored} it out."
     elif scheduler is not None:
         message = f"`optimizers` already has a scheduler, {ignored} one of them out."

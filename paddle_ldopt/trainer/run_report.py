@@ -16,7 +16,7 @@ from .._files import Path, checked_path, write_whole
 from .._messages import wrong_type
 from .._paddle import parameters_of
 from ..layers.map import LayerMap
-from ..layers.rated_optimizer import ratios_of
+from ..layers.optimizer_interface import ratios_of
 from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.table import LayerTable
 from ..plots import draw_rates, font_families, name_lines

@@ -11,7 +11,7 @@ from .._checks import checked_steps
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
-from ..layers.rated_optimizer import Ratios, ratios_of
+from ..layers.optimizer_interface import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay, plain_class
 from .shared import Callback

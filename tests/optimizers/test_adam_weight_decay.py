@@ -467,5 +467,5 @@ def test_the_divisor_of_steps_to_come():
     for _ in range(3):
         param.grad = paddle.ones([2])
         opt.step()
-    assert [opt.rate_divisor(ahead) for ahead in (0, 1, 5)] == pytest.approx([1.3, 1.4, 1.8])
-    assert AdamWeightDecay(0.1, parameters=[param]).rate_divisor(7) == 1.0
+    assert [opt.lr_divisor(ahead) for ahead in (0, 1, 5)] == pytest.approx([1.3, 1.4, 1.8])
+    assert AdamWeightDecay(0.1, parameters=[param]).lr_divisor(7) == 1.0

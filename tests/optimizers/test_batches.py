@@ -218,7 +218,7 @@ def plans(monkeypatch):
 @pytest.fixture
 def by_paddles_loop(monkeypatch):
     """Return a function after which no step is a whole one."""
-    return lambda: monkeypatch.setattr(operations.Operations, "may_take", lambda *given: False)
+    return lambda: monkeypatch.setattr(operations.Operations, "supports_step", lambda *given: False)
 
 
 def some_steps(name, how, before_step=lambda opt, params, step: None):

@@ -153,7 +153,7 @@ def test_an_optimizer_knows_which_parameters_it_decays(name, value):
     decayed, other = paddle.create_parameter([2], "float32"), paddle.create_parameter([2], "float32")
     key = "weight_decay_rate" if name == "adamweightdecay" else "weight_decay"
     opt = make(name, [decayed, other], **{key: value}, apply_decay_param_fun=lambda known: known == decayed.name)
-    assert [opt.decays_weights(decayed), opt.decays_weights(other)] == [value != 0.0, False]
+    assert [opt.has_nonzero_weight_decay(decayed), opt.has_nonzero_weight_decay(other)] == [value != 0.0, False]
 
 
 @every_variant

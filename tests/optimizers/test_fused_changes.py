@@ -12,7 +12,7 @@ from paddle_ldopt.layers import adapt_hook
 from paddle_ldopt.optimizers._base import layerwise_optimizer
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers._step.plan import Plan
-from paddle_ldopt.optimizers._step.whole_step import layer_rates
+from paddle_ldopt.optimizers._step.whole_step import scaled_lr
 
 pytestmark = [
     needs_library,
@@ -429,7 +429,7 @@ def test_groups_are_updated_in_one_call(name, monkeypatch):
 @pytest.mark.parametrize("grouped", [False, True], ids=["whole steps", "groups"])
 def test_a_plan_is_made_once(name, grouped, monkeypatch):
     calls = []
-    for method in ("__init__", "follow"):
+    for method in ("__init__", "select"):
         original = getattr(Plan, method)
         monkeypatch.setattr(Plan, method, lambda *given, m=method, of=original: calls.append(m) or of(*given))
     params = parameters([3], [2, 2], dtype="bfloat16")
@@ -437,7 +437,7 @@ def test_a_plan_is_made_once(name, grouped, monkeypatch):
     for _ in range(3):
         give_gradients(params)
         opt.step()
-    assert calls == (["__init__"] if grouped else ["__init__", "follow"])
+    assert calls == (["__init__"] if grouped else ["__init__", "select"])
 
 
 @every_optimizer
@@ -545,7 +545,7 @@ def test_ratios_of_layers_are_kept_for_the_same_parameters_only():
 def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
     of = np.dtype(dtype).type
     for tensor in (paddle.to_tensor, np.array):
-        rate = layer_rates(*(tensor(number, dtype) for number in (0.1, 0.3, 0.7)))
+        rate = scaled_lr(*(tensor(number, dtype) for number in (0.1, 0.3, 0.7)))
         assert float(rate) == of(0.1) * of(0.3) * of(0.7)
 
 
@@ -569,7 +569,7 @@ def test_a_rule_of_a_subclass_is_the_one_that_is_used():
     descent = Descent(1.0, [param])
     descent.step()
     np.testing.assert_allclose(param.numpy(), [41.9] * 3)
-    assert not descent.decays_weights(param), "it has no such option"
+    assert not descent.has_nonzero_weight_decay(param), "it has no such option"
     default = Descent(parameters=[param])
     assert default.get_lr() == 0.001 and not default._multi_precision
 

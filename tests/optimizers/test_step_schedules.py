@@ -275,4 +275,4 @@ def test_a_schedule_advances_under_to_static():
 def test_a_shown_rate_is_the_schedules_times_the_ratio():
     params, _ = make_params({"a": np.ones((2, 2))})
     opt = Lamb([0.1, 0.4], parameters=list(params.values()))
-    assert opt.shown_rate(params["a"], 0.5) == (0.05, 0.2)
+    assert opt.lr_now_and_peak(params["a"], 0.5) == (0.05, 0.2)

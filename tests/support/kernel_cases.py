@@ -103,7 +103,7 @@ class Optimizer:
                 flags.remove("centralize")
         batch = math.prod(shape[:-2]) if matrix else 1
         record["batch"], record["rows"], record["cols"] = batch, rows, cols
-        record["flags"] = sum(kernels.FLAGS[flag] for flag in flags)
+        record["flags"] = sum(kernels.RULE_FLAGS[flag] for flag in flags)
         states = self._states(matrix, flags, (batch, rows, cols), array.size)
         held = {"param": encode(array, "float32" if self.masters else self.param_type)}
         if self.masters:

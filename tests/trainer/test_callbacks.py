@@ -12,7 +12,7 @@ from trainer_run import checkpoint_format
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.layers import rates
-from paddle_ldopt.layers.rated_optimizer import rated
+from paddle_ldopt.layers.optimizer_interface import layerwise_interface
 from paddle_ldopt.plots import text_plot
 from paddle_ldopt.schedules import ahead
 from paddle_ldopt.schedules.ahead import schedule_rates
@@ -388,7 +388,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
     layers.table(optimizer=optimizer)
     layers.plot(tmp_path / "rates.png", optimizer=optimizer)
     rates.applied_rates(optimizer), rates.applied_rates(optimizer, 0.1)
-    rates.next_rate(optimizer), rated(optimizer).rate_divisor(3), rated(optimizer).used_rates()
+    rates.next_rate(optimizer), rates.used_rates(optimizer), layerwise_interface(optimizer).lr_divisor(3)
     ahead.peak_learning_rate(schedule), ahead.schedule_rates(schedule, 9)
     report, given = RunReport(str(tmp_path), "title", layers), {"optimizer": optimizer, "lr_scheduler": schedule}
     logs = LayerLRCallback(layers)
@@ -397,7 +397,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
         for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
             getattr(callback, event)(None, state, None, model=model, **given)
     logs.extra_logs(), report.write({}, {})
-    checkpoint_record._hook_ratios(optimizer, model), rated(optimizer).sets_own_rate
+    checkpoint_record._hook_ratios(optimizer, model), layerwise_interface(optimizer).sets_own_lr
     optimizer_checks.check_trainer_optimizer(optimizer, schedule, "", layerwise_rates_mixin.OFF)
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written

@@ -1,15 +1,17 @@
 """The base classes of the optimizers and their step.
 
-The bases, the first one outermost:
+Each base inherits from the next one:
 
 - `RuleOptimizer` (rule_optimizer.py) updates by a pure function, and has states, counts and groups. `AdamWDL` is not a
   `RuleOptimizer`: it has Paddle's own update (`LayerwiseAdamW`).
 - `LayerwiseOptimizer` (layerwise_optimizer.py) checks the arguments and takes the steps.
-- `StatesMixin` (states_mixin.py) describes the states of each parameter and loads them; its base `OptionsMixin`
-  (options_mixin.py) has the options of each parameter.
-- `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio, in any Paddle optimizer.
-- `RatedOptimizer` (`layers`), `SteppedOptimizer` and `SteppedByRule` (`_step`) declare all attributes that `layers` and
-  `_step` read from an optimizer.
+- `StatesBase` (states_base.py) describes the states of each parameter and loads them.
+- `OptionsBase` (options_base.py) has the options of each parameter.
+- `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio. It also serves Paddle's
+  optimizers (`apply_layerwise_decay`).
+
+`LayerwiseInterface` (`layers`), `StepInterface` and `RuleInterface` (`_step`) declare all attributes that `layers` and
+`_step` read from an optimizer.
 
 Three more bases are `RuleOptimizer`s: `FactoredOptimizer` (a factored second moment), `ScheduledOptimizer` (rates and
 decays that follow the steps), `SharedCountOptimizer` (one count of steps for all parameters).

@@ -15,13 +15,14 @@ from collections.abc import Generator
 from typing import Any
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from ..._messages import refusal
 from .._step.updates import Values
 from ..states import COLUMN, ROW
 from .arithmetic import divide_, ema_, maximum, multiply, multiply_
-from .rule_optimizer import RuleOptimizer, checked_rate
+from .rule_optimizer import RuleOptimizer, checked_lr
 
 
 def is_factored(shape: Any) -> bool:
@@ -66,7 +67,7 @@ def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
     return multiply_(shard.spread_product(row, col.rsqrt()), x)
 
 
-def rms(tensors: list[Any], shard: Any) -> Generator[list[Any], list[Any], list[Any]]:
+def rms(tensors: list[Tensor], shard: Any) -> Generator[list[Any], list[Any], list[Any]]:
     """Return the root mean square of each of these tensors, as large as the parameter. Yields their square sums."""
     sums = yield [shard.square_sum(x) for x in tensors]
     return [(square_sum / math.prod(shard.shape)).sqrt() for square_sum in sums]
@@ -77,7 +78,7 @@ def clipped_(u: Any, rms_u: Any, clip_threshold: float) -> Any:
     return divide_(u, maximum(rms_u if clip_threshold == 1.0 else rms_u / clip_threshold, 1.0))
 
 
-def relative_rate(t: Any, warmup_init: bool) -> Any:
+def relative_step_lr(t: Any, warmup_init: bool) -> Any:
     r"""Return the rate :math:`\min(10^{-2}, 1 / \sqrt t)` of step t, from 1 (Adafactor's section 8).
 
     With `warmup_init`, :math:`10^{-6} t` replaces :math:`10^{-2}`.
@@ -88,35 +89,35 @@ def relative_rate(t: Any, warmup_init: bool) -> Any:
 class FactoredOptimizer(RuleOptimizer):
     """An optimizer with a factored second moment and the option `relative_step`, which sets the rate from the step."""
 
-    _rate_argument = "learning_rate"
+    _lr_argument = "learning_rate"
 
     @property
-    def sets_own_rate(self) -> bool:
+    def sets_own_lr(self) -> bool:
         """Whether `relative_step` sets the rate."""
         return bool(self._fixed["relative_step"])
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError for a group's rate with `relative_step`, or `warmup_init` without it."""
         if options["relative_step"]:
-            self._refuse_rate("lr", options["lr"])
+            self._refuse_lr("lr", options["lr"])
         elif options["warmup_init"]:
             wrong = "`warmup_init=True` requires `relative_step=True`."
             raise refusal(ValueError, wrong, relative_step=False, warmup_init=True)
 
-    def _read_rate(self, learning_rate: Any) -> Any:
-        return None if learning_rate is None else checked_rate(learning_rate, self._rate_argument)
+    def _checked_lr(self, learning_rate: Any) -> Any:
+        return None if learning_rate is None else checked_lr(learning_rate, self._lr_argument)
 
-    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
-        argument = self._rate_argument
-        if self.sets_own_rate:
-            self._refuse_rate(argument, rate)
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
+        argument = self._lr_argument
+        if self.sets_own_lr:
+            self._refuse_lr(argument, rate)
             return 1.0
         if rate is None:
             wrong = f"`{argument}` must be given with `relative_step=False`."
             raise refusal(ValueError, wrong, **{argument: None}, relative_step=False)
         return rate
 
-    def _refuse_rate(self, argument: str, rate: Any) -> None:
+    def _refuse_lr(self, argument: str, rate: Any) -> None:
         if rate is not None:
             advice = f"leave out `{argument}`, or give relative_step=False."
             wrong = f"Cannot combine manual `{argument}` and `relative_step=True` options: {advice}"
@@ -124,18 +125,18 @@ class FactoredOptimizer(RuleOptimizer):
 
     def set_lr(self, value: float) -> None:
         """Set the rate; raise RuntimeError with `relative_step`."""
-        self._refuse_new_rate(value=value)
+        self._refuse_new_lr(value=value)
         super().set_lr(value)
 
     def set_lr_scheduler(self, scheduler: Any) -> None:
         """Set the scheduler of the rate; raise RuntimeError with `relative_step`."""
-        self._refuse_new_rate(scheduler=scheduler)
+        self._refuse_new_lr(scheduler=scheduler)
         super().set_lr_scheduler(scheduler)
 
-    def _refuse_new_rate(self, **received: Any) -> None:
-        if self.sets_own_rate:  # as Paddle does where a scheduler sets the rate
+    def _refuse_new_lr(self, **received: Any) -> None:
+        if self.sets_own_lr:  # as Paddle does where a scheduler sets the rate
             raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", **received)
 
-    def fused_flags(self, shape: Any, options: dict[str, Any]) -> tuple[str, ...]:
+    def fused_flags(self, shape: Any, options: dict[str, Any]) -> dict[str, bool]:
         """Return the flag that depends on a parameter's shape."""
-        return ("factored",) if is_factored(shape) else ()
+        return {"factored": is_factored(shape)}

@@ -2,7 +2,10 @@
 
 from typing import Any, Optional
 
+from paddle import Tensor
+
 from ..._messages import refusal
+from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
 from ...layers.decay_ratios import LayerRatios
 from ...layers.hook_ratios import HookRatios, adapt_hook
@@ -35,7 +38,7 @@ def ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any
 
 def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[HookRatios]:
     """Return the ratios of a hook, None if all are 1; raise if a decay would have no effect."""
-    if hasattr(layerwise_decay, "layerwise_decay"):
+    if isinstance(layerwise_decay, LayerDecay):
         problem = "A LayerDecay as `layerwise_decay` needs `layers` beside it."
         raise refusal(TypeError, problem, layerwise_decay=layerwise_decay, layers=None)
     decay, documented = check_decay(layerwise_decay), hook is layerwise_lr_decay
@@ -48,27 +51,27 @@ def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: An
     return adapt_hook(hook, decay, name_dict, n_layers)
 
 
-def check_parameters(params: Optional[list[Any]], names: Any, has_weight_decay: Any) -> None:
+def check_parameters(params: Optional[list[Any]], names: Any, apply_decay_param_fun: Any) -> None:
     """Raise if no parameter is trainable, or if the names are of a model before `dist.shard_tensor`."""
     if params is not None and all(param.stop_gradient for param in params):
         received = f"{len(params)} parameters, all frozen" if params else "parameters=[]"
         raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
-    _refuse_names_before_sharding(params or [], names, has_weight_decay)
+    _refuse_names_before_sharding(params or [], names, apply_decay_param_fun)
 
 
-def _refuse_names_before_sharding(params: list[Any], names: Any, has_weight_decay: Any) -> None:
+def _refuse_names_before_sharding(params: list[Tensor], names: Any, apply_decay_param_fun: Any) -> None:
     """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: no look-up would match."""
 
     def answer(name: str) -> Optional[bool]:
         try:
-            return bool(has_weight_decay(name))
+            return bool(apply_decay_param_fun(name))
         except LookupError:
             return None
 
     for param in [param for param in params if param.name.endswith(".dist")]:
         before = param.name.removesuffix(".dist")
         stale = ["`name_dict` or `layers`"] if before in names and param.name not in names else []
-        if has_weight_decay is not None and answer(param.name) == answer("no parameter's name") != answer(before):
+        if apply_decay_param_fun is not None and answer(param.name) == answer("no parameter's name") != answer(before):
             stale.append("`apply_decay_param_fun`")
         if stale:
             raise ValueError(

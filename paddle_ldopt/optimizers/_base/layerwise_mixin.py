@@ -12,26 +12,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal
-from ..._paddle import flatten_groups, groups_by_name, rate_source
+from ..._paddle import flatten_groups, groups_by_name, lr_or_scheduler
 from ...layers.decay_ratios import LayerRatios
 from ...layers.hook_ratios import HookRatios
 from ...layers.model_parameters import structured_names
+from ...layers.optimizer_interface import LayerwiseInterface, ratios_of
 from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
-from ...layers.rated_optimizer import RatedOptimizer, ratios_of
 from ...layers.ratio_checks import check_trained
 from ...schedules.ahead import length_of
 from ...schedules.metric import follows_metric
 from .._shards import refuse_replaced_weight_decay, unknown_parameter
-from .._step.whole_step import layer_rates
+from .._step.whole_step import scaled_lr
 from .layerwise_arguments import check_parameters, ratios_of_hook, ratios_of_layers
 
 
-class LayerwiseMixin(RatedOptimizer, Optimizer):
+class LayerwiseMixin(LayerwiseInterface, Optimizer):
     """Multiplies the rate of each parameter by a ratio, before Paddle's optimizer in the bases.
 
     A subclass calls `_init_layerwise` before Paddle's constructor. All ratios of a step are computed and checked before
@@ -74,13 +75,13 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
                 check_trained(self.ratio_of, params)
             self._built_with = params
 
-    def _check_ratios(self, ratio_of: Any, params: list[Any]) -> None:
+    def _check_ratios(self, ratio_of: Any, params: list[Tensor]) -> None:
         for param in params:
             ratio_of(self._original(param))
         if self._documented:
             check_documented_hook([self.structured_names[param.name] for param in params])
 
-    def layerwise_ratio(self, param: Any) -> Any:
+    def layerwise_ratio(self, param: Tensor) -> Any:
         """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
         if self.ratio_of is None:
             return 1.0
@@ -89,7 +90,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
                 return known[param.name]
         return self.current_ratio_of()(self._original(param))
 
-    def ratio_list(self, params: list[Any], frozen: list[bool]) -> list[Any]:
+    def ratio_list(self, params: list[Tensor], frozen: list[bool]) -> list[Any]:
         """Return the current ratios of parameters, computed and checked; 0 for frozen ones."""
         if self.ratio_of is None:
             return [1.0] * len(params)
@@ -100,7 +101,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
                 self._last_ratios = ratio_of, params, frozen, ratios
         return ratios
 
-    def _is_frozen(self, param: Any) -> bool:
+    def _is_frozen(self, param: Tensor) -> bool:
         """Return whether the ratio of a parameter is the number 0; a static graph's ratio may be a variable."""
         ratio = self.layerwise_ratio(param)
         return isinstance(ratio, float) and ratio == 0.0
@@ -113,12 +114,12 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
     def progress_at(self, step: Optional[int] = None) -> Any:
         """Return the progress of a moving decay at a step of the schedule or now, from 0 to 1."""
         steps = self.steps_of_decay()
-        now = max(rate_source(self).last_epoch if step is None else step, 0)
+        now = max(lr_or_scheduler(self).last_epoch if step is None else step, 0)
         return min(now / steps, 1.0) if paddle.in_dynamic_mode() else _progress_in_graph(now, steps)
 
     def steps_of_decay(self) -> int:
         """Return the number of steps in which a moving decay reaches its end; raise if it or the step is unknown."""
-        schedule, decay = rate_source(self), ratios_of(self).decay
+        schedule, decay = lr_or_scheduler(self), ratios_of(self).decay
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
@@ -129,13 +130,13 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
             raise refusal(ValueError, f"{needs}: LayerDecay(..., steps=).", schedule=type(schedule).__name__)
         return max(steps, 1)
 
-    def _group_of(self, param: Any) -> dict[str, Any]:
+    def _group_of(self, param: Tensor) -> dict[str, Any]:
         """Return the parameter group of `param`, {} without one."""
         if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
             self._groups = groups_by_name(self)
         return self._groups.get(param.name, {})
 
-    def _original(self, param: Any) -> Any:
+    def _original(self, param: Tensor) -> Any:
         """Return the parameter of the same name as `param`, which may be a slice of it; raise if there is none."""
         if self._built_with is None:
             return param
@@ -157,7 +158,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
         super()._add_param_group(param_group)
 
     @contextlib.contextmanager
-    def _with_ratios(self, params: list[Any]) -> Iterator[None]:
+    def _with_ratios(self, params: list[Tensor]) -> Iterator[None]:
         """Compute and check the ratios of a step, and keep them until it ends."""
         ratios = self.ratio_list(params, [param.stop_gradient for param in params])
         self._step_ratios = dict(zip([param.name for param in params], ratios))
@@ -166,7 +167,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
         finally:
             self._step_ratios = None
 
-    def check_in_step(self, params: list[Any]) -> None:
+    def check_in_step(self, params: list[Tensor]) -> None:
         """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay."""
         if self.ratio_of is not None and self._built_with is None and self._documented:
             self._check_ratios(self.ratio_of, params)
@@ -175,7 +176,7 @@ class LayerwiseMixin(RatedOptimizer, Optimizer):
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr = super()._create_param_lr(param_and_grad)
         ratio = self.layerwise_ratio(param_and_grad[0])
-        return layer_rates(lr, 1.0, ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
+        return scaled_lr(lr, 1.0, ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
 
 
 def _progress_in_graph(now: int, steps: int) -> Any:

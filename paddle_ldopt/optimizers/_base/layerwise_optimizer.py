@@ -8,23 +8,23 @@ import functools
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from ..._checks import checked_bool, checked_number
 from ..._messages import nearest, refusal
 from .._shards import MissingGradients, refuse_sharded_groups
 from .._step.fused_step import FusedStep, check_fused
-from .._step.stepped_optimizer import SteppedOptimizer
-from .._step.task import Task, check_gradient
+from .._step.interfaces import StepInterface
+from .._step.task import Task, check_gradient_fits
 from .._step.whole_step import take_whole_step
 from ..groups import checked_parameters
 from ..states import compute_dtype
 from .layerwise_arguments import LAYERWISE
-from .layerwise_mixin import LayerwiseMixin
-from .states_mixin import StatesMixin
+from .states_base import StatesBase
 
 
-class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
+class LayerwiseOptimizer(StatesBase, StepInterface):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
@@ -32,15 +32,15 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
     """
 
     _tasks: Optional[list[Task]] = None  # collected in the running step
-    _rates: dict[Any, Any]  # of these tasks: factors of a rate -> its Tensor
+    _lr_tensors: dict[Any, Any]  # of these tasks: factors of a rate -> its Tensor
 
     def _read_arguments(
         self,
         parameters: Any,
-        arguments: dict[str, Any],
         apply_decay_param_fun: Optional[Callable[..., Any]],
         multi_precision: Any,
         fused: Any,
+        **arguments: Any,
     ) -> Any:
         """Check the arguments of a constructor, keep them and return the parameters or groups as a list.
 
@@ -60,7 +60,7 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
         self._read_options(arguments, groups or [])
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
-        self.missing, self._rates = MissingGradients(_paddle.flatten_groups(groups or [])), {}
+        self.missing, self._lr_tensors = MissingGradients(_paddle.flatten_groups(groups or [])), {}
         self.fused_step = FusedStep()
         return groups
 
@@ -83,13 +83,13 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
             params_grads = self.missing.drop_from(params_grads)
         pairs = _paddle.content_of(params_grads)
         for param, grad in pairs:
-            check_gradient(self, param, grad)
+            check_gradient_fits(self, param, grad)
         params = [param for param, _ in pairs]
         self.check_in_step(params)
         collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
         done = self._collect_and_update(collect, params)
-        if not params_grads and self.missing.are_elsewhere() and not _paddle.found_inf(self):
-            self._step_elsewhere()
+        if not params_grads and self.missing.others_may_have_updates() and not _paddle.found_inf(self):
+            self._count_step_of_other_processes()
         return done
 
     def apply_gradients(self, params_grads: Any) -> Any:
@@ -99,7 +99,7 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
             return collect()
         return self._collect_and_update(collect, [param for param, _ in params_grads])
 
-    def _collect_and_update(self, collect: Callable[[], Any], params: list[Any]) -> Any:
+    def _collect_and_update(self, collect: Callable[[], Any], params: list[Tensor]) -> Any:
         """Take a step; `collect` is Paddle's code, which clips gradients and asks for the update of each parameter."""
         if self._step_ratios is not None:  # within a step
             return collect()
@@ -108,21 +108,21 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
             try:
                 done, tasks = collect(), self._tasks
             finally:
-                self._tasks, self._rates = None, {}
+                self._tasks, self._lr_tensors = None, {}
             if tasks is not None and not _paddle.found_inf(self):  # no update after an overflow
                 with paddle.no_grad():
                     self._update(tasks)
         return done
 
-    def _rate(self, param: Any, grad: Any) -> Any:
+    def _param_lr(self, param: Tensor, grad: Tensor) -> Any:
         """Return the rate of a parameter, one Tensor for all collected parameters with this rate."""
         dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
-        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
-        if self._tasks is None or key not in self._rates:
-            self._rates[key] = _paddle.rate_of(self)((param, grad)).astype(dtype).reshape([])
-        return self._rates[key]
+        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.group_lr(param))
+        if self._tasks is None or key not in self._lr_tensors:
+            self._lr_tensors[key] = _paddle.param_lr(self)((param, grad)).astype(dtype).reshape([])
+        return self._lr_tensors[key]
 
-    def decays_weights(self, param: Any) -> bool:
+    def has_nonzero_weight_decay(self, param: Tensor) -> bool:
         """Return whether the next step applies weight decay to a parameter."""
         return bool(self.step_options(param).get("weight_decay", 0.0) != 0)
 
@@ -144,5 +144,5 @@ class LayerwiseOptimizer(StatesMixin, LayerwiseMixin, SteppedOptimizer):
         """Do the collected tasks."""
         raise NotImplementedError
 
-    def _step_elsewhere(self) -> None:
+    def _count_step_of_other_processes(self) -> None:
         """Count a step in which only other processes have updates, in optimizers with one count for all parameters."""

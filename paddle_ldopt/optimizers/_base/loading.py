@@ -7,7 +7,7 @@ import paddle
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from ..._messages import shown, wrong_type
-from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
+from ..._paddle import accumulators, lr_or_scheduler, parameters_of, prefixed, with_state
 from ..states import check_value
 
 
@@ -18,7 +18,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     for key in ("master_weights", "LR_Scheduler"):
         if not isinstance(state_dict.get(key, {}), dict):
             raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
-    _check_schedule(rate_source(optimizer), state_dict.get("LR_Scheduler"))
+    _check_schedule(lr_or_scheduler(optimizer), state_dict.get("LR_Scheduler"))
     if not paddle.in_dynamic_mode():
         return state_dict
     masters, prefix, waiting = state_dict.get("master_weights", {}), prefixed(optimizer), []

@@ -4,17 +4,18 @@ import math
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
 from .._shards import ShardFinder, refuse_fused_shards
+from .._step.interfaces import RuleInterface
 from .._step.operations import Operations
-from .._step.stepped_optimizer import SteppedByRule
 from .._step.task import Task, in_shape
 from .._step.updates import Update, Values, update_shards
-from .._step.whole_step import layer_rates
+from .._step.whole_step import scaled_lr
 from ..shared_options import COMMON
 from ..states import STEP, compute_dtype
 from .arithmetic import add_
@@ -22,7 +23,7 @@ from .layerwise_optimizer import LayerwiseOptimizer
 from .rule_state import largest_of, plain, refuse_rows_in_graph, refuse_rows_in_slices, unified_name
 
 
-class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
+class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
     """Base of the optimizers whose update is a function of tensors.
 
     A subclass declares
@@ -42,8 +43,8 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
     - `sums(options, shape)`: the kinds of these sums, if the rule yields any.
 
     It may override `fused_rule` and `fused_flags` (the rule in the C library), `check_together` (options that exclude
-    each other), `rule_clips`, and, if it sets its rate, `sets_own_rate`, `shown_rate`, `_read_rate`,
-    `_prepare`, `_initial_rate`.
+    each other), `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`,
+    `_prepare`, `_initial_lr`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
@@ -67,9 +68,9 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
         batch_bytes: Optional[int] = None,
         **arguments: Any,
     ) -> None:
-        rate = self._read_rate(learning_rate)
+        rate = self._checked_lr(learning_rate)
         self.batch_bytes = COMMON["batch_bytes"].checked(batch_bytes, "batch_bytes")
-        parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, multi_precision, fused)
+        parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **arguments)
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
             raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)
@@ -79,21 +80,21 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         self._prepare(rate, parameters)
         # no `weight_decay`: Paddle would add an L2 penalty to the gradient
-        super().__init__(self._initial_rate(rate, parameters), parameters, grad_clip=grad_clip, name=name)
+        super().__init__(self._initial_lr(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
 
     # ---- for subclasses to define or override
 
     rule: ClassVar[Callable[..., Update]]
 
-    def _read_rate(self, learning_rate: Any) -> Any:
+    def _checked_lr(self, learning_rate: Any) -> Any:
         """Return the constructor's rate after checking it."""
-        return checked_rate(learning_rate, "learning_rate")
+        return checked_lr(learning_rate, "learning_rate")
 
     def _prepare(self, rate: Any, parameters: Any) -> None:
         """Set attributes of the subclass; called when the options are known, before Paddle's constructor."""
 
-    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         """Return the initial rate as Paddle takes it, a float or a scheduler; called after `_prepare`."""
         return rate
 
@@ -110,10 +111,8 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
         return parameters["params"]
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
-        lr, own = super()._create_param_lr(param_and_grad), self.own_rate(param_and_grad[0])
-        return (
-            lr if own is None else layer_rates(paddle.full_like(lr, own), 1.0, self.layerwise_ratio(param_and_grad[0]))
-        )
+        lr, own = super()._create_param_lr(param_and_grad), self.group_lr(param_and_grad[0])
+        return lr if own is None else scaled_lr(paddle.full_like(lr, own), 1.0, self.layerwise_ratio(param_and_grad[0]))
 
     def _known_names(self) -> Any:
         return self.finder.params
@@ -129,13 +128,13 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
         if self._is_frozen(param) or math.prod(param.shape) == 0:
             return
         self.check_shape(param)
-        task = Task(param, in_shape(grad, param), self.step_options(param), self._rate(param, grad))
+        task = Task(param, in_shape(grad, param), self.step_options(param), self._param_lr(param, grad))
         if self._tasks is None:
             self._operations.update(self, self.fused_step.update(self, [task]))
         else:
             self._tasks.append(task)
 
-    def check_shape(self, param: Any) -> None:
+    def check_shape(self, param: Tensor) -> None:
         """Raise if the optimizer was not built with this parameter, or its shape has changed."""
         if paddle.in_dynamic_mode() and self.finder.params:
             self.finder.check(param)
@@ -154,7 +153,7 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
     # ---- counts
 
     _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
-    _elsewhere: Optional[tuple[Any, Any]] = None  # after a step elsewhere: (largest count here, steps taken)
+    _count_elsewhere: Optional[tuple[Any, Any]] = None  # after a step elsewhere: (largest count here, steps taken)
 
     def counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it."""
@@ -163,23 +162,23 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
     def _count_taken(self) -> Any:
         """Return the number of steps taken, a Tensor."""
         count = largest_of(self, self._COUNT)
-        if self._elsewhere is None:
+        if self._count_elsewhere is None:
             return count
-        return paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
+        return paddle.where(count == self._count_elsewhere[0], self._count_elsewhere[1], count)
 
     def _steps_taken(self) -> float:
         """Return the number of steps taken; it waits for the device."""
         return float(self._count_taken())
 
-    def _step_elsewhere(self) -> None:
-        self._elsewhere = largest_of(self, self._COUNT), self._count_taken() + 1.0
+    def _count_step_of_other_processes(self) -> None:
+        self._count_elsewhere = largest_of(self, self._COUNT), self._count_taken() + 1.0
 
     # ---- state
 
-    def _whole_shape(self, param: Any) -> list[int]:
+    def _whole_shape(self, param: Tensor) -> list[int]:
         return list(self.finder.shape(param))
 
-    def state_layout(self, param: Any) -> dict[str, Any]:
+    def state_layout(self, param: Tensor) -> dict[str, Any]:
         """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
         # PaddleNLP's unified checkpoints cannot be read with shape []
         layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
@@ -216,7 +215,7 @@ class RuleOptimizer(LayerwiseOptimizer, SteppedByRule):
         super().set_state_dict(plain(checked_state(state_dict)))
 
 
-def checked_rate(learning_rate: Any, argument: str) -> Any:
+def checked_lr(learning_rate: Any, argument: str) -> Any:
     """Return a learning rate as a float or a scheduler; raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle import Tensor
 from paddle.optimizer import Optimizer
 
 from ... import _paddle
-from .._step.stepped_optimizer import SteppedOptimizer
+from .._step.interfaces import StepInterface
 from ..states import COLUMN, ELEMENT, ROW, STEP
 
 _INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
@@ -29,7 +30,7 @@ def plain(state_dict: dict[str, Any]) -> dict[str, Any]:
     for key, value in state_dict.items():
         owner, infix, rest = str(key).partition(_INFIX)
         of_parameter = infix and f"{owner}_fp32_master_0" not in names
-        if isinstance(value, paddle.Tensor) and not value.shape:
+        if isinstance(value, Tensor) and not value.shape:
             value = value.reshape([1])
         plain_state[f"{owner}_{rest}" if of_parameter else key] = value
     return plain_state
@@ -61,13 +62,13 @@ def largest(counts: list[Any]) -> Any:
     for count in counts:
         if isinstance(count, np.ndarray):
             count = paddle.to_tensor(count)
-        if isinstance(count, paddle.Tensor) and 0 not in count.shape:
+        if isinstance(count, Tensor) and 0 not in count.shape:
             alike.setdefault((count.dtype, tuple(count.shape)), []).append(count)
     most = [_paddle.stack(group, 0).max().astype("float32") for group in alike.values()]
     return paddle.stack(most).max() if most else paddle.zeros([])
 
 
-def refuse_rows_in_graph(optimizer: SteppedOptimizer, param: Any) -> None:
+def refuse_rows_in_graph(optimizer: StepInterface, param: Tensor) -> None:
     """Raise for a DistTensor in a static graph if it has state of another shape."""
     other = [name for name, kind in optimizer.state_kinds(param).items() if kind != ELEMENT]
     if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():

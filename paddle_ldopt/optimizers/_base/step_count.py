@@ -41,7 +41,7 @@ class SharedCountOptimizer(RuleOptimizer):
 
     def count_planned(self, structs: Any) -> None:
         """Read the number of the running step from structs that cover all state: faster than Paddle."""
-        if self._this is None and self._elsewhere is None and len(structs) == len(state_of_all(self, STEP)):
+        if self._this is None and self._count_elsewhere is None and len(structs) == len(state_of_all(self, STEP)):
             self._this = max(kernels.largest_step(structs), float(largest(loaded(self, STEP)))) + 1.0
 
     def _this_step(self) -> float:

@@ -41,7 +41,7 @@ class StepFunction:
         return repr(self.source) if callable(self.source) else f"[{', '.join(f'{v:g}' for v in self.source[:3])}, ...]"
 
 
-def rate_or_function(value: Any, argument: str) -> Any:
+def lr_or_function(value: Any, argument: str) -> Any:
     """Return a rate as a float, an `LRScheduler` or a `StepFunction`; raise if it is none of them."""
     if isinstance(value, LRScheduler):
         return value

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
@@ -15,7 +16,7 @@ from .._step.updates import Values
 from ..states import GLOBAL_STEP, SCALAR, STEP, State
 from .rule_optimizer import RuleOptimizer
 from .rule_state import largest, state_of_all
-from .step_functions import StepFunction, rate_or_function
+from .step_functions import StepFunction, lr_or_function
 
 
 class ScheduledOptimizer(RuleOptimizer):
@@ -27,24 +28,24 @@ class ScheduledOptimizer(RuleOptimizer):
     _COUNT = GLOBAL_STEP
     _known: Optional[tuple[list[Any], list[int], Any, float]] = None  # the result of `_noted` after the last step
 
-    def _read_rate(self, learning_rate: Any) -> Any:
-        return rate_or_function(learning_rate, "learning_rate")
+    def _checked_lr(self, learning_rate: Any) -> Any:
+        return lr_or_function(learning_rate, "learning_rate")
 
     def _prepare(self, rate: Any, parameters: Any) -> None:
         super()._prepare(rate, parameters)
         groups = [group for group in parameters or [] if isinstance(group, dict)]
-        self.rate_function = rate if isinstance(rate, StepFunction) else None
+        self.lr_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._step_functions = [value for value in values if isinstance(value, StepFunction)]
         self._has_schedules = bool(self._step_functions)
         self._scheduled: dict[Any, float] = {}  # in a running step: function -> value, GLOBAL_STEP -> step
         self._refuse_functions_in_a_graph()
 
-    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         first = {function: function(0) for function in self._step_functions}  # checks every function
-        return rate if self.rate_function is None else first[rate]
+        return rate if self.lr_function is None else first[rate]
 
-    def _states_of(self, param: Any) -> dict[str, State]:
+    def _states_of(self, param: Tensor) -> dict[str, State]:
         # float32 even for float64 parameters, so that all counts can be compared
         counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._has_schedules else {}
         return {**super()._states_of(param), **counted}
@@ -55,23 +56,23 @@ class ScheduledOptimizer(RuleOptimizer):
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._has_schedules else {}
         return {**super().counted(state), **counted}
 
-    def step_options(self, param: Any = None) -> Values:
+    def step_options(self, param: Tensor = None) -> Values:
         """Return the options with their values in this step."""
         options = super().step_options(param)
         return {**options, "weight_decay": self._now(options["weight_decay"])}
 
     @property
-    def sets_own_rate(self) -> bool:
+    def sets_own_lr(self) -> bool:
         """Whether the rate is a function of the optimizer's steps."""
-        return self.rate_function is not None
+        return self.lr_function is not None
 
     def get_lr(self) -> float:
         """Return the rate of the next step for ratio 1, or the last rate of a schedule that has run out."""
-        return float(super().get_lr()) if self.rate_function is None else self._now(self.rate_function)
+        return float(super().get_lr()) if self.lr_function is None else self._now(self.lr_function)
 
     def set_lr(self, value: float) -> None:
         """Set the rate; raise RuntimeError if it is a schedule."""
-        if self.rate_function is not None:
+        if self.lr_function is not None:
             advice = "build the optimizer with a number to set it."
             raise refusal(
                 RuntimeError, f"The rate follows the schedule given as `learning_rate`; {advice}", value=value
@@ -81,8 +82,8 @@ class ScheduledOptimizer(RuleOptimizer):
     def set_lr_scheduler(self, scheduler: Any) -> None:
         """Take the rate from a Paddle scheduler, which the caller steps."""
         super().set_lr_scheduler(scheduler)
-        self._step_functions = [function for function in self._step_functions if function is not self.rate_function]
-        self.rate_function = None
+        self._step_functions = [function for function in self._step_functions if function is not self.lr_function]
+        self.lr_function = None
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`, also of a run without schedules."""
@@ -147,23 +148,23 @@ class ScheduledOptimizer(RuleOptimizer):
         self._known, self._by_operations = None, False
         self._scheduled = {GLOBAL_STEP: taken + 1.0, **{value: value(taken) for value in self._step_functions}}
         try:
-            if self.rate_function is not None:
-                super().set_lr(self._scheduled[self.rate_function])
+            if self.lr_function is not None:
+                super().set_lr(self._scheduled[self.lr_function])
             yield
             if self._by_operations:
                 self._known = self._noted(taken + 1.0)
         finally:
             self._scheduled = {}
 
-    def own_rate(self, param: Any) -> Optional[float]:
+    def group_lr(self, param: Tensor) -> Optional[float]:
         """Return the rate of the parameter's group in this step, or None."""
-        rate = super().own_rate(param)
+        rate = super().group_lr(param)
         return None if rate is None else self._now(rate)
 
-    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the current and the peak rate of a schedule; the peak of a callable is unknown."""
-        own = super().own_rate(param)
-        rate: Any = self.rate_function if own is None else own
+        own = super().group_lr(param)
+        rate: Any = self.lr_function if own is None else own
         if not isinstance(rate, StepFunction):
             return None
         factor = factor if own is None else self.layerwise_ratio(param)

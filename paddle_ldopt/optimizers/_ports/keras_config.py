@@ -2,20 +2,23 @@
 
 from typing import Any
 
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..._paddle import keeps_masters, rate_source
+from ..._paddle import keeps_masters, lr_or_scheduler
+from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
 from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._base.layerwise_arguments import LAYERWISE
+from .._base.step_count import SharedCountOptimizer
+from .name_patterns import NamePatterns
 
-__all__ = ["KerasConfigMixin"]
+__all__ = ["KerasOptimizer"]
 
 
-class KerasConfigMixin(Optimizer):
-    """Adds both methods to an optimizer whose constructor sets `_given`."""
+class KerasOptimizer(SharedCountOptimizer):
+    """An optimizer with both methods; the constructor of a subclass sets the attributes."""
 
+    patterns: NamePatterns
     _given: dict[str, Any]  # the constructor's arguments other than options
 
     def get_config(self) -> dict[str, Any]:
@@ -28,12 +31,12 @@ class KerasConfigMixin(Optimizer):
         plain = {name: objects.pop(name) for name in ("name", "n_layers")}
         if objects["set_param_lr_fun"] is layerwise_lr_decay:
             del objects["set_param_lr_fun"]
-        if not hasattr(objects["layerwise_decay"], "layerwise_decay"):
+        if not isinstance(objects["layerwise_decay"], LayerDecay):
             plain["layerwise_decay"] = check_decay(objects.pop("layerwise_decay"))
-        if isinstance(rate_source(self), LRScheduler):
-            objects["learning_rate"] = rate_source(self)
+        if isinstance(lr_or_scheduler(self), LRScheduler):
+            objects["learning_rate"] = lr_or_scheduler(self)
         else:
-            plain["learning_rate"] = rate_source(self)
+            plain["learning_rate"] = lr_or_scheduler(self)
         declared = {**self._defaults, **self._fixed, **self.patterns.texts()}
         options = {self.OPTIONS[name].called or name: value for name, value in declared.items()}
         own = {"multi_precision": keeps_masters(self), "fused": self.fused, "batch_bytes": self.batch_bytes}

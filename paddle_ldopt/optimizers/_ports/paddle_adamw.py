@@ -3,9 +3,10 @@
 from typing import Any, Callable, ClassVar
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer import AdamW
 
-from ..._paddle import rate_of, ratio_in_kernel, set_attributes
+from ..._paddle import param_lr, ratio_in_kernel, set_attributes
 from .._base.layerwise_mixin import LayerwiseMixin
 from .._step.task import Task
 from .._step.updates import update
@@ -21,7 +22,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
 
     update: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # for types without a kernel of Paddle's
 
-    def _ratio_for_kernel(self, param: Any) -> float:  # used on a GPU only, where it saves an operation
+    def _ratio_for_kernel(self, param: Tensor) -> float:  # used on a GPU only, where it saves an operation
         return self.layerwise_ratio(param) if paddle.in_dynamic_mode() and param.place.is_gpu_place() else 1.0
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
@@ -35,7 +36,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         double = paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION
         return lr.astype(param.dtype) if double else lr
 
-    def _update_by_paddle(self, block: Any, param: Any, grad: Any) -> Any:
+    def _update_by_paddle(self, block: Any, param: Tensor, grad: Tensor) -> Any:
         """Update a parameter by Paddle's code, which reads the options of a group and the decay function itself."""
         if self._is_frozen(param):
             return None
@@ -53,17 +54,17 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         if not decay:
             return super()._append_optimize_op(block, given)
         # Paddle's kernel rounds the decay to float32, too coarse for float64 parameters: decay them here
-        paddle.assign(param * (1.0 - rate_of(self)((param, grad)) * decay), param)
+        paddle.assign(param * (1.0 - param_lr(self)((param, grad)) * decay), param)
         try:
             undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}
             return super()._append_optimize_op(block, undecayed)
         finally:
             set_attributes(self, weight_decay=self._defaults["weight_decay"])  # for parameters without a group
 
-    def _low_precision_step(self, param: Any, grad: Any) -> None:
+    def _low_precision_step(self, param: Tensor, grad: Tensor) -> None:
         """Update a float16 or bfloat16 parameter on a CPU, where Paddle has no kernel for it."""
         options = {name: float(value) for name, value in self.step_options(param).items() if name != "lazy_mode"}
-        task = Task(param, grad, options, rate_of(self)((param, grad)).reshape([]))
+        task = Task(param, grad, options, param_lr(self)((param, grad)).reshape([]))
         update(self, task, lambda *tensors, shard, **options: self.update(*tensors, **options))
 
     def counted(self, state: dict[str, Any]) -> dict[str, Any]:

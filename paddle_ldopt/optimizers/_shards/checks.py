@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 from typing import Any
 
+from paddle import Tensor
+
 from ..._paddle import is_sharded, sharding_setting, topology, weight_decay_fun_is_replaced
 from .shard import Shard
 
 INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
 
 
-def unknown_parameter(param: Any) -> ValueError:
+def unknown_parameter(param: Tensor) -> ValueError:
     """Return the error for a parameter with which the optimizer was not built."""
     return ValueError(
         f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut them up. "

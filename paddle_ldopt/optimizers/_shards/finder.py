@@ -7,6 +7,7 @@ import math
 from typing import Any, Optional
 
 import paddle.distributed as dist
+from paddle import Tensor
 
 from ..._paddle import is_allocated, topology
 from .checks import INSTEAD, unknown_parameter
@@ -16,7 +17,7 @@ from .shard import Shard
 class ShardFinder:
     """The parameters of an optimizer before any wrapper, and the shards that this process has."""
 
-    def __init__(self, params: list[Any]) -> None:
+    def __init__(self, params: list[Tensor]) -> None:
         self.params = {param.name: param for param in params}
         self._shapes = {name: list(param.shape) for name, param in self.params.items()}
         self._found: dict[str, Shard] = {}
@@ -25,7 +26,7 @@ class ShardFinder:
     def __deepcopy__(self, memo: Any) -> "ShardFinder":
         return ShardFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
 
-    def shape(self, param: Any) -> list[int]:
+    def shape(self, param: Tensor) -> list[int]:
         """Return the shape of the whole parameter, of which `param` may be a shard."""
         shape = self._shapes.get(param.name)
         if shape is None:
@@ -33,7 +34,7 @@ class ShardFinder:
         split = self._split(self.params[param.name])
         return shape if split is None else [n * split[2] if i == split[0] else n for i, n in enumerate(shape)]
 
-    def check(self, param: Any) -> None:
+    def check(self, param: Tensor) -> None:
         """Raise unless the optimizer was built with a parameter, or it is a flat slice of such a parameter."""
         original = self.params.get(param.name)
         if original is None:
@@ -71,13 +72,13 @@ class ShardFinder:
         name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
         return name in self.params and parameter_list[0] is not self.params[name]
 
-    def _unsliced(self, param: Any, slice_size: Optional[int] = None) -> Shard:
+    def _unsliced(self, param: Tensor, slice_size: Optional[int] = None) -> Shard:
         """Return the shard of a parameter that is whole, or split only by tensor parallelism."""
         split = self._split(param)
         groups = () if split is None else (topology().get_model_parallel_group(),)
         return Shard(self.shape(param), split, groups=groups, slice_size=slice_size)
 
-    def _split(self, param: Any) -> Optional[tuple[int, int, int]]:
+    def _split(self, param: Tensor) -> Optional[tuple[int, int, int]]:
         """Return (axis, index, parts) of a tensor-parallel parameter, None for others."""
         hcg = topology()
         if hcg is None or hcg.get_model_parallel_world_size() == 1 or not getattr(param, "is_distributed", False):

@@ -5,6 +5,7 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle import Tensor
 
 from ..._paddle import is_sharded, topology
 
@@ -12,7 +13,7 @@ from ..._paddle import is_sharded, topology
 class MissingGradients:
     """Parameters that never had a gradient in any process: sharding gives them zeros, and they would be decayed."""
 
-    def __init__(self, params: list[Any]) -> None:
+    def __init__(self, params: list[Tensor]) -> None:
         self._params = params if is_sharded() else []
         self._here: set[str] = set()  # names of parameters that had a gradient in this process
         self.names = [param.name for param in self._params]  # of the last `drop_from`
@@ -25,7 +26,7 @@ class MissingGradients:
     def __deepcopy__(self, memo: Any) -> "MissingGradients":
         return MissingGradients([])
 
-    def _note(self, name: str, grad: Any) -> None:
+    def _note(self, name: str, grad: Tensor) -> None:
         self._here.add(name)
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -54,6 +55,6 @@ class MissingGradients:
         self.names = [param.name for param, has in zip(self._params, seen) if not has]
         return [(param, grad) for param, grad in params_grads if param.name not in self.names]
 
-    def are_elsewhere(self) -> bool:
+    def others_may_have_updates(self) -> bool:
         """Return whether some parameters never had a gradient and others did: a process may have no updates."""
         return 0 < len(self.names) < len(self._params)

@@ -12,21 +12,21 @@ import operator
 from typing import Any
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from .._shards import Shard, run_locally
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
-from .stepped_optimizer import SteppedByRule
+from .interfaces import RuleInterface
 from .task import Task
 
 _MASTER = "master"
-_Tensor = paddle.Tensor
 
 
 class Batch:
     """Parameters that are updated together, and the stacks of their state."""
 
-    def __init__(self, optimizer: SteppedByRule, params: list[Any]) -> None:
+    def __init__(self, optimizer: RuleInterface, params: list[Tensor]) -> None:
         first = params[0]
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
@@ -39,7 +39,7 @@ class Batch:
 
     def is_contiguous(self) -> bool:
         """Return whether all state is contiguous, unlike that of a parameter that was transposed in place."""
-        return all(all(map(_Tensor.is_contiguous, self._tensors(name))) for name in self._stored)
+        return all(all(map(Tensor.is_contiguous, self._tensors(name))) for name in self._stored)
 
     def build(self) -> None:
         """Copy all state into stacks, and let the optimizer's tensors share their memory."""
@@ -51,7 +51,7 @@ class Batch:
             stack = self._stacks[name] = _paddle.stack(tensors, 0).reshape(self._shape(kind))
             for row, tensor in enumerate(tensors):
                 _paddle.share_memory(_paddle.slice_of(stack, row, row + 1), tensor)
-        self._addresses = [list(map(_Tensor.data_ptr, self._tensors(name))) for name in self._stored]
+        self._addresses = [list(map(Tensor.data_ptr, self._tensors(name))) for name in self._stored]
 
     def _shape(self, kind: str) -> list[int]:
         """Return the shape of a stack as the rule sees it: [k, *shape for one parameter]."""
@@ -68,7 +68,7 @@ class Batch:
         found = self._of_owners(_paddle.accumulators(self._optimizer)[self._keys[name]])
         return [found] if len(self.params) == 1 else list(found)
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Return whether the parameters have their form, and the optimizer's tensors still share the stacks' memory."""
         if (list(self.params[0].shape), self.params[0].dtype) != self._form:
             return False
@@ -76,8 +76,8 @@ class Batch:
             now = [self._tensors(name) for name in self._stored]
         except KeyError:  # a state was removed
             return False
-        same = all(list(map(_Tensor.data_ptr, tensors)) == at for tensors, at in zip(now, self._addresses))
-        return same and all(all(map(_Tensor.is_contiguous, tensors)) for tensors in now)
+        same = all(list(map(Tensor.data_ptr, tensors)) == at for tensors, at in zip(now, self._addresses))
+        return same and all(all(map(Tensor.is_contiguous, tensors)) for tensors in now)
 
     def release(self, names: set[str]) -> None:
         """Give parameters that leave the batch memory of their own for their state."""
@@ -91,14 +91,14 @@ class Batch:
         same = all(value == values[0] for value in values)
         return float(values[0]) if same else paddle.to_tensor(values, dtype).reshape(self._shape(SCALAR))
 
-    def rates(self, tasks: list[Task]) -> Any:
+    def lr_of(self, tasks: list[Task]) -> Any:
         """Return the rates of the parameters as a Tensor for the rule; of one rate, that Tensor itself."""
         rates = [task.lr for task in tasks]
         if all(rate is rates[0] for rate in rates):
             return rates[0]
         return _paddle.stack(rates, 0).reshape(self._shape(SCALAR))
 
-    def update(self, grads: list[Any], lr: Any, options: dict[str, Any]) -> None:
+    def update(self, grads: list[Tensor], lr: Any, options: dict[str, Any]) -> None:
         """Update all parameters once."""
         master, single = self._stacks.get(_MASTER), len(self.params) == 1
         params, grad = master, grads[0] if single else _paddle.stack(grads, 0)

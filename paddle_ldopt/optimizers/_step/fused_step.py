@@ -12,13 +12,14 @@ from typing import Any, Optional
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from ... import _paddle, kernels
 from ..._messages import refusal
+from .interfaces import StepInterface
 from .plan import Plan
-from .stepped_optimizer import SteppedOptimizer
 from .tensor_memory import TYPES, allocated_bytes, unsupported_tensor
-from .whole_step import StepInputs, create_missing_state, current_rate, layer_rates
+from .whole_step import StepInputs, create_missing_state, current_lr, scaled_lr
 
 
 def check_fused(fused: Optional[bool]) -> Optional[bool]:
@@ -51,7 +52,7 @@ class FusedStep:
 
     # ---- a whole step
 
-    def may_take(self, optimizer: SteppedOptimizer) -> bool:
+    def supports_step(self, optimizer: StepInterface) -> bool:
         """Return whether the library may take whole steps, as far as the optimizer's settings show.
 
         The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle,
@@ -68,14 +69,14 @@ class FusedStep:
             and (clip is None or (by_norm and not (clip.auto_skip_clip or optimizer.rule_clips())))
         )
 
-    def take(self, optimizer: SteppedOptimizer, inputs: StepInputs) -> bool:
+    def take(self, optimizer: StepInterface, inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if the library does not support all parameters."""
         plan = self._plan
-        if plan is None or not plan.holds_for(inputs):
-            if plan is None or not plan.holds(inputs.params):
+        if plan is None or not plan.is_valid_for(inputs):
+            if plan is None or not plan.is_valid(inputs.params):
                 create_missing_state(optimizer)
                 plan = self._plan = Plan(optimizer, inputs.params)
-            if not plan.follow(inputs):
+            if not plan.select(inputs):
                 return False
         moving = inputs.ratios != 0.0
         if not moving.any():
@@ -84,10 +85,10 @@ class FusedStep:
         optimizer.count_planned(plan.structs)
         plan.refresh(options)
         structs, params = plan.structs.take(plan.rows), inputs.params  # indexing takes ten times as long
-        rate = current_rate(optimizer)
+        rate = current_lr(optimizer)
         kind = "f4" if rate.dtype == paddle.float32 else "f8"
-        structs["lr"] = layer_rates(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
-        structs["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
+        structs["lr"] = scaled_lr(*(np.array(x, kind) for x in (float(rate), inputs.factors, inputs.ratios)))
+        structs["weight_decay"] = options["weight_decay"] * plan.weight_decay_mask()[plan.rows]
         structs["grad"], structs["grad_type"] = inputs.grads_at, plan.grad_types
         structs["held"][:, kernels.PLACES["grad"]] = list(map(allocated_bytes, inputs.grads))
         clip = _paddle.grad_clip(optimizer)
@@ -98,7 +99,7 @@ class FusedStep:
         _call(optimizer, structs, params)
         return True
 
-    def takes_none(self, optimizer: SteppedOptimizer, params: list[Any]) -> bool:
+    def leaves_all_to_paddle(self, optimizer: StepInterface, params: list[Tensor]) -> bool:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
         if optimizer.fused:  # it may raise
             return False
@@ -107,19 +108,19 @@ class FusedStep:
         why = _unsupported_reason_here()
         if why is not None:
             _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
-        return why is not None or (self._plan is not None and not self._plan.index and self._plan.holds(params))
+        return why is not None or (self._plan is not None and not self._plan.index and self._plan.is_valid(params))
 
     # ---- collected tasks
 
-    def update(self, optimizer: SteppedOptimizer, tasks: list[Any]) -> list[Any]:
+    def update(self, optimizer: StepInterface, tasks: list[Any]) -> list[Any]:
         """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
         params = [task.param for task in tasks]
-        if not params or self.takes_none(optimizer, params):
+        if not params or self.leaves_all_to_paddle(optimizer, params):
             return tasks
         why = _unsupported_reason_here()
         if why is not None:
             raise _not_possible(f": {why}. Use None or False.")
-        if self._plan is None or not self._plan.holds(params):
+        if self._plan is None or not self._plan.is_valid(params):
             self._plan = Plan(optimizer, params)
         optimizer.count_planned(self._plan.structs)
         chosen, rest = [], []
@@ -138,7 +139,7 @@ class FusedStep:
         return rest
 
 
-def _clip_by_norm(structs: NDArray[Any], params: list[Any], most: float) -> None:
+def _clip_by_norm(structs: NDArray[Any], params: list[Tensor], most: float) -> None:
     """Scale gradients as `ClipGradByGlobalNorm` does: of a norm that is NaN all become NaN."""
     clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
     norm, limit = np.float32(kernels.norm(structs[clipped]) if clipped.any() else 0.0), np.float32(most)
@@ -161,7 +162,7 @@ def _structs_of(plan: Plan, tasks: list[Any]) -> NDArray[Any]:
     return structs
 
 
-def _call(optimizer: SteppedOptimizer, structs: NDArray[Any], params: list[Any]) -> None:
+def _call(optimizer: StepInterface, structs: NDArray[Any], params: list[Tensor]) -> None:
     """Update all parameters in the C library."""
     kernels.step(structs)
     if optimizer.fused_bumps_version:
@@ -177,11 +178,11 @@ def _unsupported_reason_here() -> Optional[str]:
     return kernels.unsupported_reason()
 
 
-def _is_on_cpu(param: Any) -> bool:
+def _is_on_cpu(param: Tensor) -> bool:
     return not _paddle.is_allocated(param) or bool(param.place.is_cpu_place())
 
 
-def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
+def _readable(grad: Tensor, param: Tensor) -> tuple[Any, Optional[str]]:
     """Return (gradient that the C library can read, None) or (None, reason)."""
     if grad.is_selected_rows():
         return None, "the gradient is sparse"

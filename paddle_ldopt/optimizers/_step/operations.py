@@ -7,15 +7,17 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from .batches import Batch, cast
 from .fused_step import FusedStep
-from .stepped_optimizer import SteppedByRule
-from .task import Task, check_gradient, in_shape
-from .tensor_memory import addresses, same_shapes, state_tensors
+from .interfaces import RuleInterface
+from .state_snapshot import StateSnapshot
+from .task import Task, check_gradient_fits, in_shape
+from .tensor_memory import addresses, same_shapes, view
 from .updates import update
-from .whole_step import StepInputs, all_parameters, create_missing_state, current_rate, layer_rates, with_gradients
+from .whole_step import StepInputs, all_parameters, create_missing_state, current_lr, scaled_lr, with_gradients
 
 
 class Operations:
@@ -29,27 +31,27 @@ class Operations:
     def __deepcopy__(self, memo: Any) -> "Operations":
         return Operations(copy.deepcopy(self._fused_step, memo))  # the copied optimizer has tensors of its own
 
-    def may_take(self, optimizer: SteppedByRule) -> bool:
+    def supports_step(self, optimizer: RuleInterface) -> bool:
         """Return whether this process has all parameters whole, and the C library updates none of them."""
         if not optimizer.finder.is_whole(_paddle.parameter_list(optimizer)):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
-        return bool(self._fused_step.takes_none(optimizer, params))
+        return bool(self._fused_step.leaves_all_to_paddle(optimizer, params))
 
-    def take(self, optimizer: SteppedByRule, inputs: StepInputs) -> bool:
+    def take(self, optimizer: RuleInterface, inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if some state has no batch."""
         with paddle.no_grad():
-            if self._plan is None or not self._plan.holds(optimizer, inputs):
+            if self._plan is None or not self._plan.is_valid(optimizer, inputs):
                 self._plan = self._planned(optimizer, inputs)
             if self._plan is None:
                 return False
             self._plan.run(optimizer, inputs)
         return True
 
-    def _planned(self, optimizer: SteppedByRule, inputs: StepInputs) -> "Optional[OperationsPlan]":
+    def _planned(self, optimizer: RuleInterface, inputs: StepInputs) -> "Optional[OperationsPlan]":
         """Return the plan of a step after the checks of Paddle's loop; None if some state has no batch."""
         for param, grad in zip(inputs.params, inputs.grads):
-            check_gradient(optimizer, param, grad)
+            check_gradient_fits(optimizer, param, grad)
             optimizer.check_shape(param)
         optimizer.check_in_step(inputs.params)
         create_missing_state(optimizer)
@@ -59,15 +61,15 @@ class Operations:
         batches = [batch for batch, _ in split if batch is not None]
         return OperationsPlan(optimizer, inputs, batches) if len(batches) == len(split) else None
 
-    def update(self, optimizer: SteppedByRule, tasks: list[Task]) -> None:
+    def update(self, optimizer: RuleInterface, tasks: list[Task]) -> None:
         """Do collected tasks."""
         for batch, members in self._split(optimizer, tasks):
             if batch is None:
                 update(optimizer, members[0])
             else:
-                batch.update([task.grad for task in members], batch.rates(members), members[0].options)
+                batch.update([task.grad for task in members], batch.lr_of(members), members[0].options)
 
-    def _split(self, optimizer: SteppedByRule, tasks: list[Task]) -> list[tuple[Optional[Batch], list[Task]]]:
+    def _split(self, optimizer: RuleInterface, tasks: list[Task]) -> list[tuple[Optional[Batch], list[Task]]]:
         """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
         if not paddle.in_dynamic_mode():
             return [(None, [task]) for task in tasks]
@@ -90,11 +92,11 @@ class Operations:
                 units += [(None, [task]) for task in together] if batch is None else [(batch, together)]
         return units
 
-    def _batch(self, optimizer: SteppedByRule, params: list[Any]) -> Optional[Batch]:
+    def _batch(self, optimizer: RuleInterface, params: list[Tensor]) -> Optional[Batch]:
         """Return the batch of these parameters, reused while it is valid; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._batches.get(names)
-        if batch is not None and all(map(operator.is_, batch.params, params)) and batch.holds():
+        if batch is not None and all(map(operator.is_, batch.params, params)) and batch.is_valid():
             return batch
         for old in [old for old in self._batches if not set(names).isdisjoint(old)]:
             self._batches.pop(old).release(set(old) - set(names))
@@ -106,7 +108,7 @@ class Operations:
         return batch
 
 
-def _most_bytes(optimizer: SteppedByRule, param: Any) -> int:
+def _most_bytes(optimizer: RuleInterface, param: Tensor) -> int:
     """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
     if optimizer.batch_bytes is not None:
         return int(optimizer.batch_bytes)
@@ -124,63 +126,62 @@ class Unit(NamedTuple):
     rows: list[int]  # of its parameters in `StepInputs`
     factor: Any  # a number, or a Tensor with one element per parameter; 0 where the group has its own rate
     ratio: Any
-    has_own_rate: bool  # whether a group has its own rate
+    has_group_lr: bool  # whether a group has its own rate
 
 
 class OperationsPlan:
     """The parameters that a whole step updates together, and all inputs on which this choice depends."""
 
-    def __init__(self, optimizer: SteppedByRule, inputs: StepInputs, batches: list[Batch]) -> None:
-        forms = {tuple(p.shape): _paddle.view_of(p.detach(), list(p.shape)) for p in inputs.params}
-        self._inputs = inputs.kept([forms[tuple(p.shape)] for p in inputs.params])
-        self._settings, self._state = _settings(optimizer), state_tensors(optimizer)
-        self._state_at = addresses(self._state)
-        self._decayed = list(map(optimizer.has_weight_decay, inputs.params))
+    def __init__(self, optimizer: RuleInterface, inputs: StepInputs, batches: list[Batch]) -> None:
+        forms = {tuple(p.shape): view(p) for p in inputs.params}
+        self._inputs = inputs.without_gradients([forms[tuple(p.shape)] for p in inputs.params])
+        self._settings, self._state = _settings(optimizer), StateSnapshot(optimizer)
+        self._state_at = addresses(self._state.tensors)
+        self._has_weight_decay = list(map(optimizer.has_weight_decay, inputs.params))
         row = {param.name: row for row, param in enumerate(inputs.params)}
         clips = [(g.get("grad_clip"), [row[p.name] for p in g["params"] if p.name in row]) for g in _groups(optimizer)]
         self._clips = [(clip, rows) for clip, rows in clips if clip is not None and rows]
-        dtype, self._units = current_rate(optimizer).dtype, []
+        dtype, self._units = current_lr(optimizer).dtype, []
         for batch in batches:
             rows = [row[param.name] for param in batch.params]
-            with_own_rate = [optimizer.own_rate(param) is not None for param in batch.params]
-            factor = batch.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, with_own_rate)], dtype)
+            with_group_lr = [optimizer.group_lr(param) is not None for param in batch.params]
+            factor = batch.spread([0.0 if has else inputs.factors[row] for row, has in zip(rows, with_group_lr)], dtype)
             ratio = batch.spread([inputs.ratios[row] for row in rows], dtype)
-            self._units.append(Unit(batch, rows, factor, ratio, any(with_own_rate)))
+            self._units.append(Unit(batch, rows, factor, ratio, any(with_group_lr)))
 
-    def holds(self, optimizer: SteppedByRule, inputs: StepInputs) -> bool:
+    def is_valid(self, optimizer: RuleInterface, inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
         then, settings, asked = self._inputs, _settings(optimizer), _paddle.weight_decay_fun(optimizer) is not None
-        state = state_tensors(optimizer)
         return (
-            (len(settings), len(state)) == (len(self._settings), len(self._state))
+            len(settings) == len(self._settings)
             and all(map(operator.is_, settings, self._settings))
-            and inputs.are_like(then)
+            and inputs.have_same_layout(then)
             and inputs.factors == then.factors
             and np.array_equal(inputs.ratios, then.ratios)
-            and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._decayed)
-            and all(map(operator.is_, state, self._state))
-            and addresses(state) == self._state_at
+            and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._has_weight_decay)
+            and self._state.is_unchanged()
+            and addresses(self._state.tensors) == self._state_at
         )
 
-    def run(self, optimizer: SteppedByRule, inputs: StepInputs) -> None:
+    def run(self, optimizer: RuleInterface, inputs: StepInputs) -> None:
         """Take a step."""
-        params, grads, rate = inputs.params, list(inputs.grads), current_rate(optimizer).reshape([])
+        params, grads, rate = inputs.params, list(inputs.grads), current_lr(optimizer).reshape([])
         for clip, rows in self._clips:
             clipped = {param.name: grad for param, grad in clip([(params[row], grads[row]) for row in rows])}
             for row in rows:
                 grads[row] = clipped[params[row].name]
             if not same_shapes(grads, params):
                 grads = list(map(in_shape, grads, params))
-        for batch, rows, factor, ratio, has_own_rate in self._units:
-            lr = layer_rates(rate, factor, ratio)
-            if has_own_rate:  # its factor is 0
-                fixed = batch.spread([optimizer.own_rate(param) or 0.0 for param in batch.params], rate.dtype)
-                lr = lr + layer_rates(paddle.full_like(rate, fixed) if isinstance(fixed, float) else fixed, 1.0, ratio)
+        for batch, rows, factor, ratio, has_group_lr in self._units:
+            lr = scaled_lr(rate, factor, ratio)
+            if has_group_lr:  # its factor is 0
+                fixed = batch.spread([optimizer.group_lr(param) or 0.0 for param in batch.params], rate.dtype)
+                lr = lr + scaled_lr(paddle.full_like(rate, fixed) if isinstance(fixed, float) else fixed, 1.0, ratio)
             options = optimizer.step_options(batch.params[0])
             batch.update([grads[row] for row in rows], cast(lr, batch.dtype), options)
 
 
-def _groups(optimizer: SteppedByRule) -> list[dict[str, Any]]:
+def _groups(optimizer: RuleInterface) -> list[dict[str, Any]]:
     """Return the parameter groups; without groups, one of all parameters."""
     params = _paddle.parameter_list(optimizer)
     if isinstance(params[0], dict):
@@ -188,7 +189,7 @@ def _groups(optimizer: SteppedByRule) -> list[dict[str, Any]]:
     return [{"params": params, "grad_clip": _paddle.grad_clip(optimizer)}]
 
 
-def _settings(optimizer: SteppedByRule) -> list[Any]:
+def _settings(optimizer: RuleInterface) -> list[Any]:
     """Return the settings that decide which parameters are updated together, to be compared by identity."""
     settings = [_paddle.weight_decay_fun(optimizer), *optimizer.chosen_options().values()]
     for group in _groups(optimizer):

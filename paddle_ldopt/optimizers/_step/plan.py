@@ -1,39 +1,37 @@
 """The plan of the fused step: the structs for the C library, and checks whether they are still valid."""
 
 import math
-import operator
 from typing import Any, Optional, Union
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from ... import _paddle, kernels
 from ..states import STEP
-from .stepped_optimizer import FusedRule, SteppedOptimizer
-from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, state_tensors, unsupported_tensor, versions
+from .interfaces import FusedRule, StepInterface
+from .state_snapshot import StateSnapshot, WrittenMemory
+from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, view
 from .whole_step import StepInputs
 
-_Tensor = paddle.Tensor
 _SMALLEST = float(np.finfo("float32").tiny)
-_CHECKED = 2048  # number of states whose address each step checks: all, of a model with some 500 parameters
 
 
 class Plan:
     """The structs of an optimizer's parameters: of those to be updated, and of others that have state."""
 
-    def __init__(self, optimizer: SteppedOptimizer, params: list[Any]) -> None:
-        self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
-        self.params: list[Any] = []
+    def __init__(self, optimizer: StepInterface, params: list[Tensor]) -> None:
+        self.optimizer = optimizer
+        self.params: list[Tensor] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
         self.refused: dict[str, str] = {}  # parameter name -> reason why the C library cannot update it
-        by_name = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
+        known = _paddle.flatten_groups(_paddle.parameter_list(optimizer) or params)
+        by_name = {param.name: param for param in [*known, *params]}
         updated = {param.name for param in params}
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
         self._states: list[Any] = []
-        self._every_state = state_tensors(optimizer)
-        self._checked = 0  # index of the first state to be checked next
         structs = []
         for name, param in by_name.items():
             if name not in wanted or math.prod(param.shape) == 0:
@@ -47,62 +45,45 @@ class Plan:
             self.params.append(param)
             structs.append(struct)
         self.structs = np.concatenate(structs) if structs else np.zeros(0, kernels.TENSOR)
-        with paddle.no_grad():  # views, unlike `detach`, keep the shape and hold on to the memory
-            self._kept, self._as_planned = (
-                [_paddle.view_of(tensor.detach(), list(tensor.shape)) for tensor in tensors]
-                for tensors in (self._states, self.params)
-            )
-        self._sizes = list(map(_Tensor.element_size, self.params))
+        self._state, self._memory = StateSnapshot(optimizer), WrittenMemory(self._masters, self._states)
+        with paddle.no_grad():
+            self._as_planned = list(map(view, self.params))
+        self._sizes = list(map(Tensor.element_size, self.params))
         self._params_at = addresses(self.params)
-        self._masters_at, self._states_at = ((addresses(t), versions(t)) for t in (self._masters, self._states))
         self._rule: Optional[FusedRule] = None
-        self._decayed: Any = None
+        self._weight_decay_mask: Any = None
         self._inputs: Optional[StepInputs] = None  # of the last whole step
         self.rows: Any = None  # the rows of its parameters
         self.grad_types: Any = None  # the types of its gradients as numbers for the library
 
-    def holds(self, params: list[Any]) -> bool:
+    def is_valid(self, params: list[Tensor]) -> bool:
         """Return whether the plan covers all of these parameters, and no buffer has moved."""
         rows = [self.index.get(param.name) for param in params]
         return (
             all(p.name in self.refused if row is None else self.params[row] is p for p, row in zip(params, rows))
-            and (addresses(self.params), list(map(_Tensor.element_size, self.params))) == (self._params_at, self._sizes)
+            and (addresses(self.params), list(map(Tensor.element_size, self.params))) == (self._params_at, self._sizes)
             and same_shapes(self.params, self._as_planned)
-            and self._has_all_state()
+            and self._has_same_state()
         )
 
-    def holds_for(self, inputs: StepInputs) -> bool:
+    def is_valid_for(self, inputs: StepInputs) -> bool:
         """Return whether the plan can be used again for a whole step of the same parameters."""
-        return self._inputs is not None and inputs.are_like(self._inputs) and self._has_all_state()
+        return self._inputs is not None and inputs.have_same_layout(self._inputs) and self._has_same_state()
 
-    def _has_all_state(self) -> bool:
-        """Return whether no state has moved, been replaced or changed its form.
+    def _has_same_state(self) -> bool:
+        return self._state.is_unchanged() and self._memory.is_unchanged()
 
-        In large models each step checks all states for replacement, but only some for moves. Until a move is found, the
-        library writes into memory that `_kept` holds on to.
-        """
-        part = slice(self._checked, self._checked + _CHECKED)
-        self._checked = part.stop if part.stop < len(self._states) else 0
-        some, state = self._states[part], state_tensors(self.optimizer)
-        return (
-            self.parameter_list is _paddle.parameter_list(self.optimizer)
-            and len(state) == len(self._every_state)
-            and all(map(operator.is_, state, self._every_state))
-            and (addresses(self._masters), versions(self._masters)) == self._masters_at
-            and (addresses(some), versions(some)) == (self._states_at[0][part], self._states_at[1][part])
-        )
-
-    def follow(self, inputs: StepInputs) -> bool:
+    def select(self, inputs: StepInputs) -> bool:
         """Select the parameters of the next whole steps; return whether the library supports all of them."""
         rows: Any = [self.index.get(param.name) for param in inputs.params]
         types: Any = list(map(TYPES.get, inputs.types))
         if None in rows or None in types:
             return False
         self.rows, self.grad_types = np.array(rows), np.array(types)
-        self._inputs = inputs.kept([self._as_planned[row] for row in rows])
+        self._inputs = inputs.without_gradients([self._as_planned[row] for row in rows])
         return True
 
-    def _fill(self, struct: Any, param: Any, updated: bool) -> Optional[str]:
+    def _fill(self, struct: Any, param: Tensor, updated: bool) -> Optional[str]:
         """Fill in the struct of a parameter, or return why it cannot be; raise if `updated` and the shape is wrong."""
         try:
             self.optimizer.check_shape(param)
@@ -132,7 +113,7 @@ class Plan:
         self._states += [tensor for place, tensor in tensors.items() if place not in ("param", "copy")]
         return None
 
-    def _tensors(self, param: Any, rule: FusedRule) -> dict[Union[str, int], Any]:
+    def _tensors(self, param: Tensor, rule: FusedRule) -> dict[Union[str, int], Any]:
         """Return place in the struct -> tensor, for a parameter, its master and its state."""
         kinds, get = self.optimizer.state_kinds(param), _paddle.state_getter(self.optimizer)
         state = {name: get(name, param) for name in {*kinds, STEP}}
@@ -150,15 +131,15 @@ class Plan:
     def fill_rule(self, struct: Any, shape: list[int], options: dict[str, Any]) -> None:
         """Fill in the numbers of a rule, and the sizes and flags that it has for a parameter of this shape."""
         rule: Any = self.optimizer.fused_rule(options)  # `library_rule` has checked it
-        flags = {*rule.flags, *self.optimizer.fused_flags(shape, options)}
+        flags = {**rule.flags, **self.optimizer.fused_flags(shape, options)}
         sizes: Any = (1, 1, math.prod(shape))
-        if "factored" in flags:
+        if flags.get("factored"):
             sizes = (math.prod(shape[:-2]), *shape[-2:])
-        elif "centralize" in flags:
+        elif flags.get("centralize"):
             sizes = (1, shape[0], math.prod(shape[1:]))
         struct["batch"], struct["rows"], struct["cols"] = sizes
         struct["rule"] = kernels.RULES[rule.name]
-        struct["flags"] = sum(kernels.FLAGS[flag] for flag in flags)
+        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag, is_set in flags.items() if is_set)
         for field, value in {"grad_scale": 1.0, **rule.fields}.items():
             struct[field] = value
 
@@ -170,11 +151,11 @@ class Plan:
             for field, value in rule.fields.items():
                 self.structs[field] = value
 
-    def decayed(self) -> NDArray[Any]:
+    def weight_decay_mask(self) -> NDArray[Any]:
         """Return 1.0 for each parameter with weight decay and 0.0 for each other one."""
-        if self._decayed is None or _paddle.weight_decay_fun(self.optimizer) is not None:
-            self._decayed = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
-        return self._decayed
+        if self._weight_decay_mask is None or _paddle.weight_decay_fun(self.optimizer) is not None:
+            self._weight_decay_mask = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
+        return self._weight_decay_mask
 
 
 def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
@@ -186,7 +167,7 @@ def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
     return None
 
 
-def library_rule(optimizer: SteppedOptimizer, options: dict[str, Any]) -> Union[FusedRule, str]:
+def library_rule(optimizer: StepInterface, options: dict[str, Any]) -> Union[FusedRule, str]:
     """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
     cls = type(optimizer)
     owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))

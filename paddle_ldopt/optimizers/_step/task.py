@@ -4,8 +4,9 @@ import math
 from typing import Any, NamedTuple
 
 import paddle
+from paddle import Tensor
 
-from .stepped_optimizer import SteppedOptimizer
+from .interfaces import StepInterface
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
@@ -14,14 +15,14 @@ _COMPLEX = {paddle.complex64, paddle.complex128}
 class Task(NamedTuple):
     """The pending update of one parameter."""
 
-    param: Any  # the parameter, or its flat slice under `fleet`
-    grad: Any  # its gradient
+    param: Tensor  # the parameter, or its flat slice under `fleet`
+    grad: Tensor  # its gradient
     options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
     lr: Any  # includes the layer's ratio; a Tensor of shape [] in the type that the update is computed in
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-def check_gradient(optimizer: SteppedOptimizer, param: Any, grad: Any) -> None:
+def check_gradient_fits(optimizer: StepInterface, param: Tensor, grad: Tensor) -> None:
     """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
     sparse = getattr(grad, "is_selected_rows", lambda: False)()
     if sparse and not optimizer.takes_sparse(param):
@@ -39,6 +40,6 @@ def check_gradient(optimizer: SteppedOptimizer, param: Any, grad: Any) -> None:
         )
 
 
-def in_shape(grad: Any, param: Any) -> Any:
+def in_shape(grad: Tensor, param: Tensor) -> Any:
     """Return a gradient in the shape of its parameter; `ClipGradByGlobalNorm` makes [1] of []."""
     return grad if list(grad.shape) == list(param.shape) else grad.reshape(param.shape)

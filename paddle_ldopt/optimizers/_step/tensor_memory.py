@@ -4,31 +4,36 @@ from collections.abc import Iterable
 from typing import Any, Optional
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle, kernels
 
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
-_Tensor = paddle.Tensor
 
 
-def addresses(tensors: Iterable[Any]) -> list[int]:
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
     """Return the address of each tensor, None of a cleared one, 0 of an empty one."""
-    return list(map(_Tensor.data_ptr, tensors))
+    return list(map(Tensor.data_ptr, tensors))
 
 
-def versions(tensors: Iterable[Any]) -> list[int]:
+def versions(tensors: Iterable[Tensor]) -> list[int]:
     """Return how often Paddle has changed each tensor (values, shape, strides or type) in place."""
     return list(map(_paddle.version_of, tensors))
 
 
-def same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
+def same_shapes(tensors: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
     """Return whether each tensor has the shape of its counterpart."""
-    return all(map(_Tensor.is_same_shape, tensors, others))
+    return all(map(Tensor.is_same_shape, tensors, others))
+
+
+def view(tensor: Tensor) -> Tensor:
+    """Return a view, which, unlike `detach`, keeps the shape and holds on to the memory."""
+    return _paddle.view_of(tensor.detach(), list(tensor.shape))
 
 
 def state_tensors(optimizer: Any) -> list[Any]:
     """Return the tensors of all states and masters of an optimizer."""
-    tensors: list[Any] = []
+    tensors: list[Tensor] = []
     for by_name in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer)):
         tensors += by_name.values()
     return tensors

@@ -4,24 +4,25 @@ from collections.abc import Generator
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
 from .._shards import Shard, run_locally, run_together
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
-from .stepped_optimizer import SteppedByRule
+from .interfaces import RuleInterface
 from .task import Task
 
 Values = dict[str, Any]  # by name, of states or of options
 Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 
 
-def update(optimizer: SteppedByRule, task: Task, rule: Optional[Callable[..., Any]] = None) -> None:
+def update(optimizer: RuleInterface, task: Task, rule: Optional[Callable[..., Any]] = None) -> None:
     """Update a parameter that this process has whole, by `rule` or the optimizer's."""
     running, write = _start(optimizer, task, rule or optimizer.rule)
     write(*run_locally(running))
 
 
-def update_shards(optimizer: SteppedByRule, tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
+def update_shards(optimizer: RuleInterface, tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
     """Update parameters in shards, together with the other processes that have shards of them."""
     rules, writes = [], []
     for name, shard in shards.items():
@@ -43,7 +44,7 @@ def update_shards(optimizer: SteppedByRule, tasks: dict[str, Task], shards: dict
             write(*result)
 
 
-def _start(optimizer: SteppedByRule, task: Task, rule: Callable[..., Any]) -> tuple[Update, Callable[..., None]]:
+def _start(optimizer: RuleInterface, task: Task, rule: Callable[..., Any]) -> tuple[Update, Callable[..., None]]:
     """Return the rule of a task, not run yet, and a function that writes its result."""
     param, shard = task.param, task.shard or Shard(list(task.param.shape))
     target = _paddle.masters(optimizer)[param.name] if optimizer.has_master(param) else param
@@ -74,7 +75,7 @@ def _start(optimizer: SteppedByRule, task: Task, rule: Callable[..., Any]) -> tu
     return running, write
 
 
-def _start_empty(optimizer: SteppedByRule, param: Any, shard: Shard) -> Update:
+def _start_empty(optimizer: RuleInterface, param: Tensor, shard: Shard) -> Update:
     """Return the rule of a parameter of which this process has no element: its sums are zeros."""
     dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
     state = {

@@ -9,22 +9,22 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from ... import _paddle
-from .stepped_optimizer import SteppedOptimizer
+from .interfaces import StepInterface
 from .tensor_memory import addresses, same_shapes
 
-_Tensor = paddle.Tensor
-_frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
+_frozen, _dtype = Tensor.stop_gradient.__get__, Tensor.dtype.__get__
 _BLOCK = 64  # number of parameters read at a time
 
 
 class StepInputs(NamedTuple):
     """The inputs of a whole step; the gradients must live until its end."""
 
-    live: list[int]  # indices of the parameters with a gradient that are not frozen; the other lists are in this order
-    params: list[Any]
-    grads: list[Any]
+    indices: list[int]  # of the parameters with a gradient that are not frozen; the other lists are in this order
+    params: list[Tensor]
+    grads: list[Tensor]
     grads_at: list[int]  # addresses
     params_at: list[int]
     factors: list[Any]  # of the parameters' own `optimize_attr`
@@ -33,7 +33,7 @@ class StepInputs(NamedTuple):
     ratios: NDArray[Any]  # 0: not updated
 
     @classmethod
-    def of(cls, optimizer: SteppedOptimizer) -> "Optional[StepInputs]":
+    def of(cls, optimizer: StepInterface) -> "Optional[StepInputs]":
         """Return the inputs of a step; None if it is empty, or if only Paddle's loop supports it.
 
         It reads blocks that fit into the cache: with 10,000 tensors this is most of a step's time.
@@ -44,41 +44,45 @@ class StepInputs(NamedTuple):
         for begin in range(0, len(every), _BLOCK):
             block = every[begin : begin + _BLOCK]
             frozen, block_grads = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
-            live = [i for i, grad in enumerate(block_grads) if grad is not None and not frozen[i]]
-            grads_at = addresses([block_grads[i] for i in live])
+            indices = [i for i, grad in enumerate(block_grads) if grad is not None and not frozen[i]]
+            grads_at = addresses([block_grads[i] for i in indices])
             if 0 in grads_at:  # empty gradients
-                live = [i for i, address in zip(live, grads_at) if address != 0]
+                indices = [i for i, address in zip(indices, grads_at) if address != 0]
                 grads_at = [address for address in grads_at if address != 0]
-            params, grads = [block[i] for i in live], [block_grads[i] for i in live]
+            params, grads = [block[i] for i in indices], [block_grads[i] for i in indices]
             params_at, factors = addresses(params), _factors_of(params)
             if factors is None or None in grads_at or None in params_at:  # a sparse gradient, or a cleared parameter
                 return None
-            if any(map(_Tensor.is_dist, params)) or not same_shapes(grads, params):
+            if any(map(Tensor.is_dist, params)) or not same_shapes(grads, params):
                 return None
-            if not all(map(_Tensor.is_contiguous, grads + params)):
+            if not all(map(Tensor.is_contiguous, grads + params)):
                 return None
-            sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
-            numbers = [begin + i for i in live]
+            sizes, types = map(Tensor.element_size, params), map(_dtype, grads)
+            numbers = [begin + i for i in indices]
             new: Any = numbers, params, grads, grads_at, params_at, factors, sizes, types
             for column, of_block in zip(columns.values(), new):
                 column += of_block
             all_frozen += frozen
-        if not columns["live"] or not set(map(type, columns["factors"])) <= {int, float}:
+        if not columns["indices"] or not set(map(type, columns["factors"])) <= {int, float}:
             return None
-        return cls(**columns, ratios=np.array(optimizer.ratio_list(every, all_frozen))[columns["live"]])
+        return cls(**columns, ratios=np.array(optimizer.ratio_list(every, all_frozen))[columns["indices"]])
 
-    def kept(self, forms: list[Any]) -> "StepInputs":
+    def without_gradients(self, forms: list[Any]) -> "StepInputs":
         """Return the inputs for a plan to keep; `forms` share the parameters' memory and will keep their shapes."""
         return self._replace(params=forms, grads=[])  # gradients would be kept alive
 
-    def are_like(self, kept: "StepInputs") -> bool:
+    def have_same_layout(self, earlier: "StepInputs") -> bool:
         """Return whether earlier inputs had the same parameters, with the same memory, shapes and types."""
         return (
-            (self.live, self.params_at, self.sizes, self.types) == (kept.live, kept.params_at, kept.sizes, kept.types)
-        ) and same_shapes(self.params, kept.params)
+            self.indices == earlier.indices
+            and self.params_at == earlier.params_at
+            and self.sizes == earlier.sizes
+            and self.types == earlier.types
+            and same_shapes(self.params, earlier.params)
+        )
 
 
-def _factors_of(params: list[Any]) -> Optional[list[Any]]:
+def _factors_of(params: list[Tensor]) -> Optional[list[Any]]:
     """Return the factors of the parameters' own rates; None if a parameter has a setting for Paddle's loop."""
     settings = [param.__dict__ for param in params]
     try:
@@ -90,7 +94,7 @@ def _factors_of(params: list[Any]) -> Optional[list[Any]]:
         return None
 
 
-def _is_plain(optimizer: SteppedOptimizer) -> bool:
+def _is_plain(optimizer: StepInterface) -> bool:
     """Return whether a step needs only clipping and updates, as far as the optimizer's settings show."""
     return (
         paddle.in_dynamic_mode()
@@ -102,13 +106,13 @@ def _is_plain(optimizer: SteppedOptimizer) -> bool:
     )
 
 
-def take_whole_step(optimizer: SteppedOptimizer, backends: list[Any]) -> bool:
+def take_whole_step(optimizer: StepInterface, backends: list[Any]) -> bool:
     """Take a whole step by the first backend that can; return False, with nothing changed, if none can."""
     if not _is_plain(optimizer):
         return False
     inputs = None
     for backend in backends:
-        if backend.may_take(optimizer):
+        if backend.supports_step(optimizer):
             inputs = inputs or StepInputs.of(optimizer)
             if inputs is None:
                 return False
@@ -117,29 +121,29 @@ def take_whole_step(optimizer: SteppedOptimizer, backends: list[Any]) -> bool:
     return False
 
 
-def all_parameters(optimizer: SteppedOptimizer) -> list[Any]:
+def all_parameters(optimizer: StepInterface) -> list[Any]:
     """Return the parameters of a step with their groups flattened; without groups, always the same list."""
     every: list[Any] = _paddle.parameter_list(optimizer)
     return _paddle.flatten_groups(every) if isinstance(every[0], dict) else every
 
 
-def with_gradients(params: list[Any]) -> list[Any]:
+def with_gradients(params: list[Tensor]) -> list[Any]:
     """Return the parameters that have a gradient and are not frozen."""
     return [param for param in params if not param.stop_gradient and _paddle.grad_of(param) is not None]
 
 
-def create_missing_state(optimizer: SteppedOptimizer) -> None:
+def create_missing_state(optimizer: StepInterface) -> None:
     """Create the state of all parameters that have a gradient, also of empty ones, as Paddle's loop does."""
     _paddle.create_state(optimizer, with_gradients(all_parameters(optimizer)))
 
 
-def current_rate(optimizer: SteppedOptimizer) -> Any:
+def current_lr(optimizer: StepInterface) -> Any:
     """Return the optimizer's rate in this step, a Tensor; its state must have been created."""
-    _paddle.create_rate(optimizer)()
-    return _paddle.global_rate(optimizer)()
+    _paddle.create_global_lr(optimizer)()
+    return _paddle.global_lr(optimizer)()
 
 
-def layer_rates(rate: Any, factors: Any, ratios: Any) -> Any:
+def scaled_lr(rate: Any, factors: Any, ratios: Any) -> Any:
     """Return rate * factor * ratio of one or many layers, rounded after each product; Tensors, arrays or numbers."""
     for scale in (factors, ratios):
         if not (isinstance(scale, float) and scale == 1.0):

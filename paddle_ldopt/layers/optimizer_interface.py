@@ -30,7 +30,7 @@ class Ratios:
         return self.decay is not None and self.decay.moves
 
 
-class RatedOptimizer:
+class LayerwiseInterface:
     """All that `layers` reads from an optimizer; the defaults are true of Paddle's optimizers."""
 
     ratio_of: Optional[Ratios] = None  # None: every ratio is 1
@@ -40,36 +40,36 @@ class RatedOptimizer:
         return 1.0
 
     @property
-    def sets_own_rate(self) -> bool:
+    def sets_own_lr(self) -> bool:
         """Whether the optimizer computes its rate itself, so that a scheduler has no effect."""
         return False
 
-    def used_rates(self) -> Optional[dict[str, float]]:
+    def last_used_lr(self) -> Optional[dict[str, float]]:
         """Return tensor name -> rate of the last update if the optimizer computes and keeps it, None otherwise."""
         return None
 
-    def rate_divisor(self, ahead: int = 0) -> float:
+    def lr_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the optimizer's rate in its next step, or `ahead` steps later."""
         return 1.0
 
-    def shown_rate(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
 
         None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
         """
         return None
 
-    def decays_weights(self, param: Tensor) -> Optional[bool]:
+    def has_nonzero_weight_decay(self, param: Tensor) -> Optional[bool]:
         """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
         return None
 
 
-def rated(optimizer: Optimizer) -> RatedOptimizer:
-    """Return the optimizer inside wrappers, or the defaults of `RatedOptimizer` for one of Paddle's."""
+def layerwise_interface(optimizer: Optimizer) -> LayerwiseInterface:
+    """Return the optimizer inside wrappers, or the defaults of `LayerwiseInterface` for one of Paddle's."""
     inner = unwrap(optimizer)
-    return inner if isinstance(inner, RatedOptimizer) else RatedOptimizer()
+    return inner if isinstance(inner, LayerwiseInterface) else LayerwiseInterface()
 
 
 def ratios_of(optimizer: Optimizer) -> Ratios:
     """Return the ratios of an optimizer, also in wrappers; plain `Ratios` if all layers have the same rate."""
-    return rated(optimizer).ratio_of or Ratios()
+    return layerwise_interface(optimizer).ratio_of or Ratios()

@@ -2,13 +2,14 @@
 
 from typing import Any, ClassVar, Optional
 
-from paddle.optimizer import Optimizer
+from paddle import Tensor
 
 from ..._checks import Option
 from ..._paddle import weight_decay_fun
+from .layerwise_mixin import LayerwiseMixin
 
 
-class OptionsMixin(Optimizer):
+class OptionsBase(LayerwiseMixin):
     """Checks and keeps the options that the class declares in `OPTIONS`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
@@ -38,32 +39,32 @@ class OptionsMixin(Optimizer):
         """Return the options of the rule that no parameter group can override."""
         return dict(self._fixed)
 
-    def options_of(self, param: Any) -> dict[str, Any]:
+    def options_of(self, param: Tensor) -> dict[str, Any]:
         """Return the options of a parameter's group that override the optimizer's, and the other defaults."""
         group, defaults = self._group_of(param), self._defaults
         return {name: group.get(name, default) for name, default in defaults.items()} if group else dict(defaults)
 
-    def chosen_options(self, param: Any = None) -> dict[str, Any]:
+    def chosen_options(self, param: Tensor = None) -> dict[str, Any]:
         """Return all options of a parameter, or of the optimizer; "weight_decay" is 0 if it does not apply."""
         options = {**self.fixed_options(), **(self._defaults if param is None else self.options_of(param))}
         if param is not None and options.get("weight_decay") and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
-        options.pop("lr", None)  # `own_rate` has it
+        options.pop("lr", None)  # `group_lr` has it
         return options
 
-    def step_options(self, param: Any = None) -> dict[str, Any]:
+    def step_options(self, param: Tensor = None) -> dict[str, Any]:
         """Return the options with their values in this step."""
         return self.chosen_options(param)
 
-    def own_rate(self, param: Any) -> Optional[float]:
+    def group_lr(self, param: Tensor) -> Optional[float]:
         """Return the rate of the parameter's group that overrides the optimizer's, or None."""
         return self._group_of(param).get("lr")
 
-    def has_weight_decay(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""
         chosen = weight_decay_fun(self)
         return chosen is None or bool(chosen(param.name))
 
-    def structured_name(self, param: Any) -> str:
+    def structured_name(self, param: Tensor) -> str:
         """Return the parameter's name in the model, or ``param.name`` if it is unknown."""
         return self.structured_names.get(param.name, param.name)

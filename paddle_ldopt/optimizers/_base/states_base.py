@@ -3,17 +3,20 @@
 from typing import Any
 
 import paddle
+from paddle import Tensor
 
 from ... import _paddle
+from .._step.fused_step import FusedStep
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State, compute_dtype
 from .loading import loadable
-from .options_mixin import OptionsMixin
+from .options_base import OptionsBase
 from .sharded_state import sharded_state
 
 
-class StatesMixin(OptionsMixin):
+class StatesBase(OptionsBase):
     """Describes and loads the states that the class declares in `states`."""
 
+    fused_step: FusedStep
     counts_steps = True  # whether the state `STEP` is a number of steps
 
     @staticmethod
@@ -26,24 +29,24 @@ class StatesMixin(OptionsMixin):
         """Return the kinds of the sums over a whole parameter that a rule yields, round by round."""
         return []
 
-    def _whole_shape(self, param: Any) -> list[int]:
+    def _whole_shape(self, param: Tensor) -> list[int]:
         """Return the shape of the whole parameter, of which `param` may be a shard."""
         return list(param.shape)
 
-    def _states_of(self, param: Any) -> dict[str, State]:
+    def _states_of(self, param: Tensor) -> dict[str, State]:
         return self.states({**self._fixed, **self.options_of(param)}, self._whole_shape(param))
 
-    def state_kinds(self, param: Any) -> dict[str, str]:
+    def state_kinds(self, param: Tensor) -> dict[str, str]:
         """Return state name -> kind of a parameter, without its step counter."""
         return {name: state.kind for name, state in self._states_of(param).items()}
 
-    def state_shapes(self, param: Any) -> dict[str, list[int]]:
+    def state_shapes(self, param: Tensor) -> dict[str, list[int]]:
         """Return state name -> shape of a parameter; rows and columns are the whole tensor's."""
         whole = self._whole_shape(param)
         shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
         return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
 
-    def state_layout(self, param: Any) -> dict[str, Any]:
+    def state_layout(self, param: Tensor) -> dict[str, Any]:
         """Return state name -> (dtype, shape) of a parameter's stored state; a single number has shape [1]."""
         layout, shapes = {}, self.state_shapes(param)
         for name, state in self._states_of(param).items():
@@ -51,7 +54,7 @@ class StatesMixin(OptionsMixin):
             layout[name] = dtype, [1] if state.kind == SCALAR else shapes[name]
         return layout
 
-    def check_type(self, param: Any) -> None:
+    def check_type(self, param: Tensor) -> None:
         """Raise if a parameter was cast after its state was created, between a type with and one without a master."""
         has = param.name in _paddle.masters(self)
         if paddle.in_dynamic_mode() and param.name in _paddle.with_state(self) and has != self.has_master(param):
@@ -61,11 +64,11 @@ class StatesMixin(OptionsMixin):
                 f"Received: dtype {_paddle.dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
             )
 
-    def has_master(self, param: Any) -> bool:
+    def has_master(self, param: Tensor) -> bool:
         """Return whether the parameter has, or will have, a float32 master."""
         return bool(_paddle.keeps_masters(self) and _paddle.is_low_precision(self)(param.dtype))
 
-    def _add_accumulator(self, name: str, param: Any, *args: Any, **kwargs: Any) -> Any:
+    def _add_accumulator(self, name: str, param: Tensor, *args: Any, **kwargs: Any) -> Any:
         loaded = _paddle.waiting_state(self)
         if not loaded or not paddle.in_dynamic_mode():
             return super()._add_accumulator(name, param, *args, **kwargs)
