@@ -29,7 +29,7 @@ class Rate:
 
     ratio: float  # ratio to the optimizer's rate
     now: Optional[float]
-    peak: Optional[float]  # rate at the maximum of the schedule
+    peak: Optional[float]  # the highest rate from the next step on
     decayed: Optional[bool]
     frozen: bool
     multiplier: float = 1.0  # product of the decay's `multipliers`, part of the ratio
