@@ -69,7 +69,9 @@ def mebibytes(value):
 
 def _about(about):
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    bandwidths = ", ".join(f"{value / 1e9:.1f} GB/s ({used} threads)" for used, value in about["triad"].items())
+    bandwidths = ", ".join(
+        f"{value / 1e9:.1f} GB/s ({used} thread{'s' * (str(used) != '1')})" for used, value in about["triad"].items()
+    )
     lines = [
         f"{about['date']}, commit `{about['commit']}`: {about['cpu']}, {about['cores']} cores, "
         f"{about['memory_bytes'] / 2**30:.0f} GiB; load {about['load_before']:.2f} before and "
@@ -136,8 +138,8 @@ def _layerwise(results):
     cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{1 / row['ratio']:.3f}"] for row in rows]
     return (
         f'## Cost of layer-wise decay\n\nBERT-base, {results["about"]["threads"]} threads. "this / AdamW" is the '
-        "median ratio of neighbouring steps, not the ratio of the medians.\n\n"
-        + table(["optimizer", "median step, ms", "this / AdamW"], cells)
+        'median ratio of neighbouring steps, not the ratio of the medians. The times differ from the section "A step", '
+        "which measured other steps.\n\n" + table(["optimizer", "median step, ms", "this / AdamW"], cells)
     )
 
 
