@@ -12,7 +12,7 @@ from .. import _paddle
 from .._files import checked_path, file_errors
 from .._messages import quoted, refusal, shown
 from ..saving.json_state import check_part, set_parts
-from ..saving.optimizer_record import check_same, class_in_files
+from ..saving.optimizer_record import check_model, check_options, class_in_files
 from . import checkpoint_folder as files
 from .checkpoint_folder import RECORD, SCHEDULE
 
@@ -54,7 +54,8 @@ def check_same_record(folder: str, saved: Any, present: Any, changed: set[str]) 
             {**record, "parameters": {name: record["parameters"][name] for name in common}}
             for record in (saved, present)
         )
-        check_same(saved, present, changed)
+        check_model(saved, present)
+        check_options(saved, present, changed)
 
 
 def saved_schedule(folder: str, record: Any, schedule: Any, changed: set[str]) -> Any:

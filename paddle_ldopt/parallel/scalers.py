@@ -93,8 +93,8 @@ class DynamicLossScaler(LossScaler):
         scale_factor (float, optional): f, above 1.
         scale_window (int, optional): w, steps, at least 1.
 
-    Differs from MindSpore: the defaults are Paddle's GradScaler's; the scale is a float64 within the range of
-    float32; a first scale below 1 is an error (an overflow would raise it to 1).
+    Differs from MindSpore: the arguments have defaults, as in Paddle's AmpScaler; the scale is a float64 within the
+    range of float32; a first scale below 1 is an error (an overflow would raise it to 1).
 
     Examples:
         >>> from paddle_ldopt import DynamicLossScaler

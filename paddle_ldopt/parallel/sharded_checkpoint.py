@@ -20,6 +20,7 @@ from .._files import digest, write_file
 from .._messages import refusal, shown
 from .._paddle import rate_source, unwrap, wrappers
 from .._processes import together
+from ..saving.json_state import set_parts
 from ..saving.optimizer_record import describe, merged
 from ..saving.state import checked_name_list, one_of_ours
 from . import checkpoint_folder as files
@@ -143,7 +144,7 @@ def load_checkpoint(
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
-        rate_source(unwrap(optimizer)).set_state_dict(schedule)
+        set_parts([(rate_source(unwrap(optimizer)), schedule)])
 
 
 def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:

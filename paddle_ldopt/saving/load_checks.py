@@ -3,7 +3,7 @@
 from .._files import Path, checked_path
 from .._messages import refusal
 from .json_state import PartAndState, check_part
-from .optimizer_record import Record, check_same
+from .optimizer_record import Record, check_model
 
 PDOPT = ".pdopt"  # extension of Paddle's own files
 
@@ -23,15 +23,15 @@ def check_scaler(scaler: object) -> None:
         raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
 
 
-def check_contents(record: Record, present: Record, structured: bool, changed: set[str]) -> None:
-    """Raise ValueError if a file's record does not fit the optimizer, described by `present`.
+def check_contents(record: Record, present: Record, structured: bool) -> None:
+    """Raise ValueError if a file's record is not of the optimizer's class and model, described by `present`.
 
     `structured` says whether the optimizer's parameters have the model's names.
     """
     if (record["naming"] == "structured") != structured:
         has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
         raise refusal(ValueError, f"Parameters are matched by name, and the file has {has}.", naming=record["naming"])
-    check_same(record, present, changed)
+    check_model(record, present)
     step, with_state = record["step"], record["with_state"]
     if step is not None and (type(step) is not int or step < 0):
         raise refusal(ValueError, "The file's step must be at least 0.", step=step)

@@ -23,7 +23,10 @@ from .layerwise_record import ABSENT, differences
 from .state import paddles_class
 
 Record = dict[str, Any]
-CURVE_KEY = "rule"  # key of a schedule's curve; version 0.1 called it a rule, and its files can still be read
+# names of a schedule's classes and attributes -> their names in version 0.1, which stay in files
+_IN_FILES = {"CurveSchedule": "RuleSchedule", "Constant": "Warmup", "curve": "rule"}
+_PRESENT = {in_files: name for name, in_files in _IN_FILES.items()}
+_WEIGHT_DECAY = ("lamb_weight_decay", "regularization_coeff", "regularization_method")  # Paddle's other names for it
 # names for `changed` beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
@@ -108,16 +111,22 @@ def _layerwise(optimizer: Optimizer) -> Record:
 def _schedule(schedule: LRScheduler) -> Record:
     """Return the class of a schedule and the arguments that it keeps; unlike its state, they never change."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
-    attributes = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
-    named = {CURVE_KEY if name == "curve" else name: value for name, value in attributes.items()}
-    arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
+    kept = [name for name in names if name in vars(schedule) and name not in ("last_epoch", "verbose")]
+    arguments = {_IN_FILES.get(name, name): _argument(vars(schedule)[name]) for name in kept}
     return {"class": class_in_files(schedule), **arguments}
 
 
 def class_in_files(value: object) -> str:
-    """Return the name of a class in files; two classes keep their first name there."""
+    """Return the name of a class in files."""
     name = type(value).__name__
-    return {"CurveSchedule": "RuleSchedule", "Constant": "Warmup"}.get(name, name)
+    return _IN_FILES.get(name, name)
+
+
+def _with_present_names(value: Any) -> Any:
+    """Return a schedule in a record with the present names of its classes and attributes, for messages."""
+    if isinstance(value, dict):
+        return {_PRESENT.get(key, key): _with_present_names(item) for key, item in value.items()}
+    return _PRESENT.get(value, value) if isinstance(value, str) else value
 
 
 def _argument(value: Any) -> Any:
@@ -150,12 +159,16 @@ def merged(records: Sequence[Record]) -> Record:
     return {**records[0], "options": options, "parameters": parameters}
 
 
-def check_same(saved: Record, present: Record, changed: Collection[str] = ()) -> None:
-    """Raise ValueError if a file's record differs from the present one, except in the options in `changed`."""
+def check_model(saved: Record, present: Record) -> None:
+    """Raise ValueError if a file's record is of another optimizer class or another model."""
     if saved["optimizer"] != present["optimizer"]:
         problem = f"The saved state is of {saved['optimizer']}: resume with the same class."
         raise ValueError(f"{problem} Received: optimizer of type {present['optimizer']}")
     _check_parameters(saved["parameters"], present["parameters"])
+
+
+def check_options(saved: Record, present: Record, changed: Collection[str]) -> None:
+    """Raise ValueError if the options in a file's record differ from the present ones, except those in `changed`."""
     constant = saved["layerwise"]["constant"] and present["layerwise"]["constant"]
     ours = _settings(present, constant)
     known = {*_NOT_OPTIONS, *ours}
@@ -173,7 +186,8 @@ def check_same(saved: Record, present: Record, changed: Collection[str] = ()) ->
 def _check_parameters(saved: Record, present: Record) -> None:
     missing, unexpected = sorted(set(present) - set(saved)), sorted(set(saved) - set(present))
     if missing or unexpected:
-        problem = f"The saved state is of another model: it lacks {quoted(missing)}, and also has {quoted(unexpected)}."
+        gaps = [f"{verb} {quoted(names)}" for verb, names in (("lacks", missing), ("also has", unexpected)) if names]
+        problem = f"The saved state is of another model: it {' and '.join(gaps)}."
         raise ValueError(f"{problem} Received: {len(present)} parameters, not {len(saved)}")
     for name, now in present.items():
         was = saved[name]
@@ -184,17 +198,18 @@ def _check_parameters(saved: Record, present: Record) -> None:
 
 def _settings(record: Record, constant: bool) -> Record:
     """Return name for `changed` -> (name of the value, where) -> value."""
-    whole = {**record["arguments"], **{name: record[name] for name in ("learning_rate", "schedule", "grad_clip")}}
+    whole = {**record["arguments"], **{name: record[name] for name in ("learning_rate", "grad_clip")}}
+    whole["schedule"] = _with_present_names(record["schedule"])
     out: Record = {name: {(name, "the optimizer"): value} for name, value in whole.items()}
     if "moves_over" in record["layerwise"]:
         out["layerwise_decay"] = {("steps of the decay", "the optimizer"): record["layerwise"]["moves_over"]}
     for param, entry in record["parameters"].items():
         for name, value in record["options"][entry["options"]].items():
-            out.setdefault(name, {})[name, f"'{param}'"] = value
+            out.setdefault("weight_decay" if name in _WEIGHT_DECAY else name, {})[name, f"'{param}'"] = value
         out.setdefault("apply_decay_param_fun", {})["decayed", f"'{param}'"] = entry["decayed"]
-        rates = out.setdefault("layerwise_decay", {})
-        rates["multiplier", f"'{param}'"] = entry["multiplier"]
-        rates["ratio" if constant else "ratio of a hook", f"'{param}'"] = entry["ratio"]
+        out["learning_rate"]["learning_rate of the group or ParamAttr", f"'{param}'"] = entry["multiplier"]
+        ratio = "ratio" if constant else "ratio of a hook"
+        out.setdefault("layerwise_decay", {})[ratio, f"'{param}'"] = entry["ratio"]
     return out
 
 

@@ -15,7 +15,7 @@ from ..optimizers.states import GLOBAL_STEP, STEP
 from .json_state import from_json, set_parts, to_json
 from .load_checks import PDOPT, check_contents, check_scaler, checked_parts, checked_target_path
 from .load_report import LoadReport
-from .optimizer_record import describe, schedule_of
+from .optimizer_record import check_options, describe, schedule_of
 from .pdopt import read_pdopt
 from .safetensors_file import Arrays, read_record, write_record
 from .state import (
@@ -104,8 +104,9 @@ def load_optimizer(
         model (paddle.nn.Layer, optional): the model it trains, for the names, as in `save_optimizer`.
         scaler (object, optional): loss scaler to load; required if one was saved.
         changed (Iterable[str]): settings that may differ from the file and keep their present value: names of options
-            ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (a schedule of the same class
-            continues from the step in the file), "layerwise_decay" (all ratios), "apply_decay_param_fun", "grad_clip".
+            that do not change the states ("weight_decay", "beta1", ...), "learning_rate" (the number, and those of
+            groups), "schedule" (a schedule of the same class continues from the step in the file), "layerwise_decay"
+            (all ratios), "apply_decay_param_fun", "grad_clip".
 
     Returns:
         LoadReport: the step, and the parameters with state. `print` shows it as a table.
@@ -136,8 +137,6 @@ def load_optimizer(
     changed = set(checked_name_list(changed, "changed"))
     read = _from_pdopt if path.endswith(PDOPT) else _from_record
     saved = read(path, inner, model, scaler, changed)
-    _fit_counts(inner, saved.states)
-    check_state(inner, saved.states, saved.names)
     set_parts(checked_parts((schedule_of(inner), saved.schedule), (scaler, saved.scaler)))
     set_state(inner, saved.states)
     step = steps_of(inner, saved.states) if saved.step is None else saved.step
@@ -166,7 +165,8 @@ def _from_pdopt(path: str, optimizer: Optimizer, model: Optional[Layer], scaler:
     elif (schedule is None) != (schedule_of(optimizer) is None):
         problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
         raise ValueError(f"{problem} Received: {type(rate_source(optimizer)).__name__} as the rate")
-    return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
+    names = {param.name: param.name for param in parameters_of(optimizer)}
+    return _Saved(names, _fitted(optimizer, states, names), schedule=schedule)
 
 
 def _from_record(path: str, optimizer: Optimizer, model: Optional[Layer], scaler: Any, changed: set[str]) -> _Saved:
@@ -174,16 +174,18 @@ def _from_record(path: str, optimizer: Optimizer, model: Optional[Layer], scaler
     names, structured = structured_names(optimizer, model)
     present = describe(optimizer, names)
     with file_errors(path, "The file's record", checks=True):
-        check_contents(record, present, structured, changed)
+        check_contents(record, present, structured)
+        by_name = _by_parameter(record["with_state"], arrays)
+        states = {tensor: by_name[name] for tensor, name in names.items() if name in by_name}
+        states = _fitted(optimizer, states, names)  # before the options: `changed` cannot permit other states
+        check_options(record, present, changed)
         saved, now = record["schedule"], present["schedule"]
         schedule = None
         if saved is not None and now is not None and saved["class"] == now["class"]:
             schedule = from_json(record["schedule_state"])
             if schedule is None:
                 raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)
-        states = _by_parameter(record["with_state"], arrays)
-        loaded = {tensor: states[name] for tensor, name in names.items() if name in states}
-        return _Saved(names, loaded, record["step"], schedule, from_json(record["scaler_state"]))
+        return _Saved(names, states, record["step"], schedule, from_json(record["scaler_state"]))
 
 
 def _by_parameter(with_state: list[str], arrays: Arrays) -> States:
@@ -197,8 +199,8 @@ def _by_parameter(with_state: list[str], arrays: Arrays) -> States:
     return states
 
 
-def _fit_counts(optimizer: Optimizer, states: States) -> None:
-    """Add or remove the step count, which only a Lamb with schedules has."""
+def _fitted(optimizer: Optimizer, states: States, names: dict[str, str]) -> States:
+    """Return checked states, with or without the step count, which only a Lamb with schedules has."""
     for name, layout in layouts(optimizer).items():
         state, wanted = states.get(name), GLOBAL_STEP in layout
         if state and wanted and GLOBAL_STEP not in state:
@@ -207,3 +209,5 @@ def _fit_counts(optimizer: Optimizer, states: States) -> None:
             state[GLOBAL_STEP] = "float32", np.full([1], count, "float32")
         elif state and not wanted:
             state.pop(GLOBAL_STEP, None)
+    check_state(optimizer, states, names)
+    return states

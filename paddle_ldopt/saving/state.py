@@ -76,7 +76,8 @@ def structured_names(optimizer: Optimizer, model: Optional[Layer] = None) -> tup
     unnamed = [name for name, structured in names.items() if not structured]
     if unnamed:
         source = "`model`" if model is not None else "`layers` or `name_dict`"
-        problem = f"{source} must name every parameter of the optimizer: build it after the model is complete."
+        given = "give the whole model that the optimizer trains, and build the optimizer after the model is complete"
+        problem = f"{source} must name every parameter of the optimizer: {given}."
         raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}")
     if len(set(names.values())) < len(names):
         raise ValueError(f"Two parameters must not have the same name. Received: {quoted(sorted(names.values()))}")
@@ -135,7 +136,8 @@ def check_state(optimizer: Optimizer, states: States, names: dict[str, str], opt
         if state is None:
             continue
         if set(layout) - set(state) - set(optional) or set(state) - set(layout):
-            problem = f"The state of '{name}' must be {', '.join(sorted(layout))}: give the optimizer the same options."
+            options = "the same options, such as `amsgrad` and `multi_precision`"
+            problem = f"The state of '{name}' must consist of {sorted(layout)}: give the optimizer {options}."
             raise refusal(ValueError, problem, state=sorted(state))
         for key, (dtype, values) in state.items():
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)

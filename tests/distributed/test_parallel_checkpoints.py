@@ -427,6 +427,15 @@ def test_another_checkpoint_may_take_the_folder_of_one_that_was_loaded(tmp_path)
     assert cases.Run(**arguments).load(folder).schedule.last_epoch == cases.HALF
 
 
+def test_a_schedule_goes_on_whose_state_lacks_its_cycle(tmp_path):
+    run, again = (cases.Run("lamb", rate=of("CosineAnnealingWarmRestarts", 1e-2, 3)()) for _ in range(2))
+    run.train(0, 2).save(tmp_path / "x")
+    again.load(tmp_path / "x")
+    assert [run.schedule.step() or run.schedule() for _ in range(4)] == [
+        again.schedule.step() or again.schedule() for _ in range(4)
+    ]
+
+
 def test_what_is_frozen_has_no_state(tmp_path):
     run = cases.Run("lamb")
     run.plain[0].weight.stop_gradient = True

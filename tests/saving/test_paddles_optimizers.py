@@ -74,12 +74,17 @@ def test_saving_changes_nothing(path):
     assert all(vars(run.optimizer)[name] is value for name, value in attributes.items())
 
 
+L1 = paddle.regularizer.L1Decay(0.1)
 LINEAR = ldopt.LayerDecay(convention="linear", bound=0.3)
 CLIPS = [paddle.nn.ClipGradByNorm(norm) for norm in (1.0, 2.0)]
 OTHERS = {  # case, options in the file, options now, for `changed`, part of the error
     "number": ("Momentum", {}, {"momentum": 0.5}, ["momentum"], r"momentum=0.5 \(in the file 0.9\)"),
     "flag": ("Lamb", {}, {"always_adapt": True}, ["always_adapt"], r"always_adapt=True \(in the file False\)"),
     "L2": ("SGD", {"weight_decay": 0.1}, {"weight_decay": 0.2}, ["weight_decay"], "'coeff': 0.2.*'coeff': 0.1"),
+    "L2 of Momentum": ("Momentum", {}, {"weight_decay": 0.2}, ["weight_decay"], r"coeff=0.2 \(in the file 0.1\)"),
+    "no L2": ("Momentum", {}, {"weight_decay": None}, ["weight_decay"], r"method='' \(in the file 'l2_decay'\)"),
+    "L1 of Momentum": ("Momentum", {}, {"weight_decay": L1}, ["weight_decay"], "'L1Decay'"),
+    "of Lamb": ("Lamb", {}, {"lamb_weight_decay": 0.2}, ["weight_decay"], r"=0.2 \(in the file 0.01\)"),
     "L1": ("NAdam", {"weight_decay": 0.1}, {}, ["weight_decay"], "'L1Decay'.*'L2Decay'"),
     "decayed": ("AdamW", {}, {"apply_decay_param_fun": lambda name: False}, ["apply_decay_param_fun"], "decayed=False"),
     "excluded": (

@@ -115,7 +115,7 @@ class Run:
             self.model.to(dtype={"bf16": "bfloat16"}.get(kind, kind))
         options = {**OPTIONS[case], **options}
         if kind == "bf16":
-            options["multi_precision"] = True
+            options.setdefault("multi_precision", True)
         if not options.get("relative_step"):
             options["lr" if name == "adafactor" else "learning_rate"] = rate
         layers = ldopt.LayerMap.from_model(self.model, rules={"^scale$": "head"}) if layerwise else None
