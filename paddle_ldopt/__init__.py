@@ -20,8 +20,8 @@ from .accumulation import GradientAccumulator
 from .build import create
 from .config import LdoptConfig
 from .layers.decay import LayerDecay
-from .layers.hooks import layerwise_lr_decay
 from .layers.map import Layer, LayerMap
+from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import (
     Adafactor,

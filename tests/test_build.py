@@ -198,7 +198,7 @@ def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsy
     assert moved(opt, model)
     encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 2)
     opt = ldopt.create("momentum", encoder, 0.5, learning_rate=0.1)
-    assert [row.decayed for row in ldopt.LayerMap.from_model(encoder).table(optimizer=opt).rows] == [0, 0]
+    assert [row.with_weight_decay for row in ldopt.LayerMap.from_model(encoder).table(optimizer=opt).rows] == [0, 0]
     config = ldopt.LdoptConfig("momentum", {"mass": 0.5}, lr_scheduler_type="constant")
     assert type(config.build(model)[0]) is momentum and moved(config.build(model)[0], model)
     with pytest.raises(ValueError, match=r"`mass` must be in \[0, 1\)"):

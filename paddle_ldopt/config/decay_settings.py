@@ -77,7 +77,7 @@ def decay_problems(settings: Any) -> Iterator[str]:
     yield from problems
     if problems:
         return
-    yield from idle_options(values, SETTINGS, OPTIONS)
+    yield from idle_options(values, OPTIONS, SETTINGS)
     if all(OPTIONS[field].default == value for field, value in values.items()):
         off = "no effect without a layer-wise decay."
         if isinstance(rules, (str, dict)) and rules:

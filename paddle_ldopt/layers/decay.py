@@ -6,9 +6,15 @@ from typing import Any, Callable, Optional, Union
 
 from paddle import Tensor
 
-from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number
-from .._messages import refusal
-from .decay_checks import check_decay, checked_multipliers, checked_towers, idle_options
+from .._checks import Option, checked_bool, checked_choice, checked_int
+from .decay_checks import (
+    check_built_towers,
+    check_decay,
+    check_position,
+    check_towers,
+    checked_multipliers,
+    idle_options,
+)
 
 Ratio = Union[float, Tensor]  # a Tensor in a static graph
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
@@ -30,6 +36,19 @@ def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
     """Return a field of `LayerDecay` with its declaration, which settings, command line and docs read."""
     fields["optional"] = default is None
     return dataclasses.field(default=default, metadata={"option": Option(default, doc, *limits, **fields)})
+
+
+def _built_towers(value: Any, name: str) -> dict[str, "LayerDecay"]:
+    """Return tower -> `LayerDecay`, built from a number or a dict of options."""
+    check_towers(value, name, OPTIONS)
+    towers = {}
+    for tower, decay in value.items():
+        try:
+            towers[tower] = LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
+    check_built_towers(towers, name, OPTIONS)
+    return towers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +129,7 @@ class LayerDecay:
     towers: Optional[dict[str, "LayerDecay"]] = _option(
         None,
         "decay of each tower",
-        check=lambda value, name: checked_towers(value, name, _as_tower, OPTIONS),
+        check=_built_towers,
         kind="a dict from names to decays",
     )
     multipliers: Optional[dict[str, float]] = _option(
@@ -120,7 +139,7 @@ class LayerDecay:
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
-        for problem in idle_options(vars(self), dict(zip(OPTIONS, OPTIONS)), OPTIONS):
+        for problem in idle_options(vars(self), OPTIONS):
             raise ValueError(problem)
 
     def __hash__(self) -> int:  # without the dicts, which cannot be hashed
@@ -132,13 +151,7 @@ class LayerDecay:
         `progress` is the fraction of the training steps taken, in [0, 1]. Towers and multipliers are not applied: they
         depend on the parameter (`LayerMap.ratio_fn`).
         """
-        checked_number(progress, "progress", 0.0, 1.0)
-        if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
-            beyond = "`layer_id` must be at most `n_layers` + 1, the head."
-            raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
-        if self.preserve_mean and self.towers:
-            problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
-            raise refusal(ValueError, problem, towers=self.towers)
+        check_position(self, layer_id, n_layers, progress)
         blocks = (self.unscaled_ratio(i, n_layers, progress) for i in range(1, n_layers + 1))
         mean = mean_of(blocks) if self.preserve_mean else 1.0
         return self.unscaled_ratio(layer_id, n_layers, progress) * self.scale / mean
@@ -184,7 +197,3 @@ def mean_of(ratios: Iterable[Ratio]) -> float:
 def as_decay(layerwise_decay: Decay) -> LayerDecay:
     """Return a `LayerDecay`: convert a number, return a `LayerDecay` unchanged."""
     return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)
-
-
-def _as_tower(decay: Union[Decay, dict[str, Any]]) -> LayerDecay:
-    return LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)

@@ -1,11 +1,14 @@
 """Checks of the options of a `LayerDecay`: values of the wrong kind, and options without effect beside the others."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Optional
 
-from .._checks import Option, checked_number
+from .._checks import Option, checked_int, checked_number
 from .._messages import refusal, unknown
 from .patterns import checked_patterns
+
+if TYPE_CHECKING:
+    from .decay import LayerDecay
 
 _OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
 
@@ -15,24 +18,34 @@ def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
     return checked_number(value, argument, 0.0, 1.0, "(]", kind="a number in (0, 1]; 1 is the same rate for all layers")
 
 
-def checked_towers(value: Any, name: str, build: Callable[[Any], Any], options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return tower -> `LayerDecay`; `build` makes it from a number or a dict of `options`."""
+def check_position(decay: "LayerDecay", layer_id: int, n_layers: int, progress: float) -> None:
+    """Raise unless a layer id is of a tower of `n_layers` blocks, and its ratio follows from these arguments alone."""
+    checked_number(progress, "progress", 0.0, 1.0)
+    if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
+        beyond = "`layer_id` must be at most `n_layers` + 1, the head."
+        raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
+    if decay.preserve_mean and decay.towers:
+        problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
+        raise refusal(ValueError, problem, towers=decay.towers)
+
+
+def check_towers(value: Any, name: str, options: Mapping[str, Option]) -> None:
+    """Raise unless `value` maps towers to decays; a dict as a decay has `options` only."""
     if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
         problem = f"`{name}` must be a dict from the names of towers to decays, not empty."
         raise refusal(TypeError, problem, **{name: value})
-    towers = {}
-    for tower, decay in value.items():
+    for decay in value.values():
         for option in decay.keys() - options.keys() if isinstance(decay, dict) else ():
             raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, decay[option], options)}")
-        try:
-            towers[tower] = build(decay)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
+
+
+def check_built_towers(towers: Mapping[str, "LayerDecay"], name: str, options: Mapping[str, Option]) -> None:
+    """Raise if a tower sets an option of the whole model."""
+    for tower, decay in towers.items():
         for option in _OF_THE_WHOLE_MODEL:
-            if getattr(towers[tower], option) != options[option].default:
+            if getattr(decay, option) != options[option].default:
                 problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
-                raise refusal(ValueError, problem, **{tower: towers[tower]})
-    return towers
+                raise refusal(ValueError, problem, **{tower: decay})
 
 
 def checked_multipliers(value: Any, name: str) -> dict[str, float]:
@@ -45,14 +58,17 @@ def checked_multipliers(value: Any, name: str) -> dict[str, float]:
     return factors
 
 
-def idle_options(values: Mapping[str, Any], names: Mapping[str, str], options: Mapping[str, Option]) -> Iterator[str]:
+def idle_options(
+    values: Mapping[str, Any], options: Mapping[str, Option], names: Optional[Mapping[str, str]] = None
+) -> Iterator[str]:
     """Yield a sentence for each option without effect beside the others.
 
     Args:
         values: option -> its value.
-        names: option -> how the caller spells it.
         options: the declarations of `LayerDecay`.
+        names: option -> how the caller spells it, if not by its name.
     """
+    names = names or dict(zip(options, options))
 
     def is_set(option: str) -> bool:
         return bool(values[option] != options[option].default)

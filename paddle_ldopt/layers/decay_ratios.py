@@ -1,21 +1,19 @@
-"""The ratio of each parameter of a model, from a decay and a `LayerMap`; options of the decay that change no ratio."""
+"""The ratio of each parameter of a model, from a decay and a `LayerMap`."""
 
 import copy
 import re
-import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Optional
 
 from paddle import Tensor
 
-from .._messages import first_few, problem, quoted, refusal
-from .decay import OPTIONS, LayerDecay, Ratio, mean_of
-from .layer import Layer
-from .patterns import check_matches, matches_of
+from .decay import LayerDecay, Ratio, mean_of
+from .patterns import matches_of
 from .rated_optimizer import Ratios
+from .ratio_checks import check_names
 
-_OF_LAYERS = ("layerwise_decay", "convention", "min_ratio", "freeze_below", "bound", "end")
-_OF_TOWERS = (*_OF_LAYERS, "head_ratio", "scale")
+if TYPE_CHECKING:
+    from .map import LayerMap
 
 
 class LayerRatios(Ratios):
@@ -26,7 +24,7 @@ class LayerRatios(Ratios):
 
     decay: LayerDecay
 
-    def __init__(self, layers: Any, decay: LayerDecay) -> None:
+    def __init__(self, layers: "LayerMap", decay: LayerDecay) -> None:
         self.layers, self.decay = layers, decay
         self.is_constant = not decay.moves
         self.decays: dict[Optional[str], LayerDecay] = {None: decay}  # of each tower, None for the rest
@@ -34,7 +32,7 @@ class LayerRatios(Ratios):
         self.tower_of = _tower_by_name(layers.names, decay.towers or ())
         self.factors = decay.multipliers or {}  # pattern -> factor
         self.matches = matches_of(self.factors, layers.names)
-        _check_names(self)
+        check_names(self)
         self.multipliers: dict[str, float] = {}  # structured name -> product of its multipliers, if a pattern matches
         for pattern, names in self.matches.items():
             for name in names:
@@ -103,77 +101,3 @@ def _tower_by_name(names: Iterable[str], towers: Iterable[str]) -> dict[str, Opt
         ranked = [(match.start(), -len(tower), tower) for tower, match in matches.items() if match]
         tower_of[name] = min(ranked)[2] if ranked else None
     return tower_of
-
-
-def _check_names(ratios: LayerRatios) -> None:
-    """Raise if a tower of the decay has no block, or a pattern of its multipliers matches no parameter."""
-    layers = ratios.layers
-    with_blocks = {ratios.tower_of[name] for name in layers.names if layers.layer_of(name).is_block}
-    for tower in (ratios.decay.towers or {}).keys() - with_blocks:
-        why = f"The model has no blocks in a part of this name (its stacks are {first_few(layers.towers)})"
-        raise refusal(ValueError, f"{why}: use `multipliers` for parts without blocks.", towers=tower)
-    check_matches(ratios.matches, layers.names, "multipliers")
-
-
-def check_effects(ratios: LayerRatios) -> None:
-    """Raise if an option of the decay, or of one of its towers, changes no ratio of the model.
-
-    Options beside `towers` only warn: a decay for several models may meet a model without layers outside its towers.
-    Multipliers of frozen parameters only warn: they can be unfrozen.
-    """
-    has_towers = len(ratios.decays) > 1
-    for tower, decay in ratios.decays.items():
-        places = [ratios.layers.layer_of(name) for name, owner in ratios.tower_of.items() if owner == tower]
-        where = f"in the tower '{tower}'" if tower else "outside of `towers`" if has_towers else "of the model"
-        for missing, options in _missing(places):
-            idle = {name: getattr(decay, name) for name in options if getattr(decay, name) != OPTIONS[name].default}
-            message = f"{quoted(idle)} has no effect: no parameter {where} is in the {missing}. Leave it out."
-            if idle and tower is None and has_towers:
-                warnings.warn(problem(message, **idle), stacklevel=3)
-            elif idle:
-                raise refusal(ValueError, message, **idle)
-    without = ratios.without_multipliers(0.0)
-    for pattern, names in _scaled(ratios):
-        if all(isinstance(without[name], float) and without[name] == 0 for name in names):
-            why = "`freeze_below` freezes all parameters that it matches"
-            raise refusal(ValueError, f"A pattern of `multipliers` has no effect: {why}.", pattern=pattern)
-        if not any(map(ratios.layers.is_trainable, names)):
-            why = "all parameters that it matches are frozen (`stop_gradient`)"
-            warnings.warn(problem(f"A pattern of `multipliers` has no effect: {why}.", pattern=pattern), stacklevel=3)
-
-
-def check_trained(ratios: LayerRatios, params: list[Tensor]) -> None:
-    """Raise if a tower, a multiplier or `head_ratio` is for trainable parameters that an optimizer of `params` lacks.
-
-    Parameters of other stages of a pipeline do not count.
-    """
-    layers, decay = ratios.layers, ratios.decay
-    options: list[tuple[str, Any, list[str]]] = [("multipliers", *pattern) for pattern in _scaled(ratios)]
-    for tower in decay.towers or ():
-        options.append(("towers", tower, [name for name, owner in ratios.tower_of.items() if owner == tower]))
-    if decay.head_ratio != 1.0:
-        outside = [name for name, tower in ratios.tower_of.items() if tower is None]
-        options.append(("head_ratio", decay.head_ratio, [name for name in outside if layers.layer_of(name).is_head]))
-    trained = {layers.name_of(param.name) for param in params}
-    trainable = {name for name in layers.name_dict.values() if layers.is_trainable(name)}
-    for option, value, names in options:
-        targets = trainable.intersection(names)
-        if targets and not targets & trained:
-            idle = f"`{option}` has no effect here: the optimizer lacks all its parameters, such as '{min(targets)}'."
-            how = "Leave it out, or give the optimizer these parameters."
-            raise refusal(ValueError, f"{idle} {how}", **{option: value})
-
-
-def _scaled(ratios: LayerRatios) -> list[tuple[str, list[str]]]:
-    """Return (pattern, names) of the multipliers other than 0, which may match parameters that are not trained."""
-    return [(pattern, names) for pattern, names in ratios.matches.items() if ratios.factors[pattern]]
-
-
-def _missing(places: list[Layer]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (layers without a parameter, the options for these layers)."""
-    if not places:
-        yield "model", _OF_TOWERS
-    elif all(place.is_head for place in places):
-        yield "blocks or embeddings", _OF_LAYERS
-    elif not any(place.is_head for place in places):
-        yield "head", ("head_ratio",)

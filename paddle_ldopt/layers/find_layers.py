@@ -62,7 +62,7 @@ def layers_of_model(
     layers = {name: lowest[tensor] for tensor, name in names.items()}
     if not rules and all(layer.index for layer in layers.values()):  # no name or position shows the embeddings
         for name, layer in layers.items():
-            if layer.is_head and name in infos and infos[name].kind == "Embedding":
+            if layer.is_head and name in infos and infos[name].sublayer == "Embedding":
                 layers[name] = dataclasses.replace(layer, index=EMBEDDINGS)
     used = {layer.tower for layer in layers.values()}  # a stack under a second name is not another tower
     return layers, {tower: depth for tower, depth in depths.items() if tower in used}, guesses

@@ -44,12 +44,12 @@ def grouped(
     new = {tower: len(firsts[tower]) if tower in firsts else depth for tower, depth in old.items()}
     if "" in new and "" not in firsts:  # parameters of several towers count by the deepest
         new[""] = max([depth for tower, depth in new.items() if tower] or [new[""]])
-    kind = "stage" if granularity == "stage" else "group"
+    unit = "stage" if granularity == "stage" else "group"
 
     def moved(layer: Layer) -> Layer:
         index, depth = layer.index, new[layer.tower]
         if layer.tower in firsts:
-            layer = dataclasses.replace(layer, kind=kind)
+            layer = dataclasses.replace(layer, unit=unit)
         if layer.is_head:
             index = depth + 1
         elif index and layer.tower in firsts:

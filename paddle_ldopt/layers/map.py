@@ -13,12 +13,13 @@ from .._messages import first_few, nearest, refusal, shown
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .decay import Decay, as_decay
-from .decay_ratios import LayerRatios, check_effects
+from .decay_ratios import LayerRatios
 from .find_layers import layers_of_model, layers_of_names
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
-from .model_parameters import check_model, name_before_copy
+from .model_parameters import check_mappable, name_before_copy
 from .rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
+from .ratio_checks import check_effects
 from .table import LayerTable
 from .user_rules import Rules
 
@@ -92,7 +93,7 @@ class LayerMap:
         `trainer.map_layers`, which numbers the blocks of all stages. Other arguments, errors and warnings as in
         `from_names`.
         """
-        check_model(model)
+        check_mappable(model)
         model = unwrap_model(model)
         name_dict = name_dict_of(model)
         layers, towers, guesses = layers_of_model(model, name_dict, rules, checked_granularity(granularity))

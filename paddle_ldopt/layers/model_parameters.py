@@ -1,28 +1,31 @@
-"""The parameters of a model under all their names, with kinds and shapes."""
+"""The parameters of a model under all their names, with the types of their sublayers and their shapes."""
 
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from paddle.nn import Layer as Sublayer
 
 from .._messages import refusal, wrong_type
 from .._paddle import checked_model, own_parameters, pipeline_of, sublayers
 
+if TYPE_CHECKING:
+    from .map import LayerMap
+
 _MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at each level
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterInfo:
-    """Tensor name, kind of sublayer and shape of a parameter."""
+    """Tensor name, type of sublayer and shape of a parameter."""
 
     tensor: str  # ``param.name``
-    kind: str  # kind of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
+    sublayer: str  # type of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
     shape: tuple[int, ...]
 
 
-def check_model(model: Sublayer) -> None:
+def check_mappable(model: Sublayer) -> None:
     """Raise for any object but a network with parameters, and for one stage of a pipeline."""
     if pipeline_of(checked_model(model)) is not None:
         how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
@@ -37,11 +40,11 @@ def parameter_infos(model: Sublayer, names: Mapping[str, str]) -> dict[str, Para
     for path, sublayer in all_paths(model):
         for key, param in own_parameters(sublayer).items():
             if param is not None and param.name in names:
-                infos[f"{path}{key}"] = ParameterInfo(param.name, _kind_of(sublayer), tuple(param.shape))
+                infos[f"{path}{key}"] = ParameterInfo(param.name, _type_of(sublayer), tuple(param.shape))
     return infos
 
 
-def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
+def structured_names(name_dict: Any, layers: Optional["LayerMap"]) -> Mapping[str, str]:
     """Return the structured names of `name_dict` or a LayerMap, {} without them; raise if `name_dict` is no dict."""
     if name_dict is not None and not isinstance(name_dict, Mapping):
         raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
@@ -72,10 +75,10 @@ def all_paths(
             yield from all_paths(inner, f"{path}{key}.", above, times)
 
 
-def _kind_of(sublayer: Sublayer) -> str:
-    """Return the kind of a sublayer: "Linear", "Conv", "Norm", "Embedding", or "" for any other."""
+def _type_of(sublayer: Sublayer) -> str:
+    """Return the type of a sublayer: "Linear", "Conv", "Norm", "Embedding", or "" for any other."""
     classes = [cls.__name__ for cls in type(sublayer).__mro__]
     if "Linear" in classes:  # not ColumnParallelLinear, whose shape is a part of the whole
         return "Linear"
     classes = [name for name in classes if "Transpose" not in name]
-    return next((kind for kind in ("Embedding", "Conv", "Norm") if any(kind in name for name in classes)), "")
+    return next((known for known in ("Embedding", "Conv", "Norm") if any(known in name for name in classes)), "")

@@ -28,9 +28,9 @@ class Row:
     inner_rest: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        named = len(self.rest) > 2 and self.rest[0] in STACK_NAMES
-        if is_index(self.rest[named]):
-            self.inner, self.inner_rest = int(self.rest[named]), self.rest[named + 1 :]
+        is_named = len(self.rest) > 2 and self.rest[0] in STACK_NAMES  # Swin's layers.0.blocks.1; ResNet's layer1.0
+        if is_index(self.rest[is_named]):
+            self.inner, self.inner_rest = int(self.rest[is_named]), self.rest[is_named + 1 :]
 
 
 class ListName(NamedTuple):
@@ -64,8 +64,7 @@ def rows_of_lists(names: list[str], placed: Container[str]) -> RowsOfLists:
             if number is None:
                 continue
             is_item, tower = k > 0 and is_index(token), ".".join(tokens[:k])
-            outer = k > 0 and tokens[k - 1] in OUTER_NAMES and f"{tower}.*" not in with_stacks
-            is_known = is_item and (tokens[k - 1] in STACK_NAMES or outer)
+            is_known = is_item and _is_named_for_blocks(tower, with_stacks)
             row = Row(name, position, int(number[0].rstrip(string.ascii_letters)[:18]), tuple(tokens[k + 1 :]), token)
             if not is_item:
                 tower = ".".join([*tokens[:k], _NUMBER.sub("<i>", token)])
@@ -79,6 +78,12 @@ def rows_of_lists(names: list[str], placed: Container[str]) -> RowsOfLists:
                 break
     _join_second_names(rows.known)
     return rows
+
+
+def _is_named_for_blocks(tower: str, with_stacks: set[str]) -> bool:
+    """Return whether a list is named for blocks: BERT's `layers`, Conformer's `encoders` (elsewhere of towers)."""
+    name = tower.rpartition(".")[2]
+    return name in STACK_NAMES or (name in OUTER_NAMES and f"{tower}.*" not in with_stacks)
 
 
 def _join_second_names(lists: dict[ListName, list[Row]]) -> None:

@@ -5,7 +5,7 @@ Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so
 
 import dataclasses
 import math
-from typing import Any, Callable, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from paddle import Tensor
 from paddle.optimizer import Optimizer
@@ -19,6 +19,9 @@ from .decay_ratios import LayerRatios
 from .layer import Layer
 from .rated_optimizer import rated
 
+if TYPE_CHECKING:
+    from .map import LayerMap
+
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Layer, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
 
@@ -30,7 +33,7 @@ class Rate:
     ratio: float  # ratio to the optimizer's rate
     now: Optional[float]
     peak: Optional[float]  # the highest rate from the next step on
-    decayed: Optional[bool]
+    has_weight_decay: Optional[bool]
     frozen: bool
     multiplier: float = 1.0  # product of the decay's `multipliers`, part of the ratio
     end: Optional[float] = None  # the ratio at the end of the training, if the decay moves
@@ -60,7 +63,7 @@ def next_rate(optimizer: Optimizer) -> float:
     return float(unwrap(optimizer).get_lr()) / rated(optimizer).rate_divisor()
 
 
-def check_readable(layers: Any, optimizer: Any, **others: Any) -> None:
+def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
     """Raise unless the rates of an optimizer of these layers can be read; `others` would be ignored beside it."""
     for argument, value in others.items():
         if value is not None:
@@ -86,9 +89,9 @@ def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) ->
         ratio = scheduled_rate / now if fixed and now else factor
         at_peak = None if peak is None and factor else factor * (peak or 0.0) + fixed
         rate, at_peak = rated_optimizer.shown_rate(param, factor) or (scheduled_rate, at_peak)
-        decayed = rated_optimizer.decays_weights(param)
-        if decayed is None:
-            decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
+        has_weight_decay = rated_optimizer.decays_weights(param)
+        if has_weight_decay is None:
+            has_weight_decay = decays_weights(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
         multiplier, end = 1.0, None
         if isinstance(ratios, LayerRatios):
@@ -96,7 +99,7 @@ def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) ->
             if ratios.decay.moves:  # the peak is unknown: rate and ratio both move
                 layer_ratio = rated_optimizer.layerwise_ratio(param)
                 end, at_peak = ratio / layer_ratio * ratios.at(1.0)(param) if layer_ratio else 0.0, None
-        rates[param.name] = Rate(ratio, rate, at_peak, decayed, frozen, multiplier, end)
+        rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier, end)
     return rates
 
 
@@ -120,7 +123,7 @@ def planned_rates(
             ratio=ratio,
             now=None if now is None else ratio * now,
             peak=None if peak is None or moves else ratio * peak,  # unknown if rate and ratio both move
-            decayed=None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor)),
+            has_weight_decay=None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor)),
             frozen=ratio == 0 or (param is not None and bool(param.stop_gradient)),
             multiplier=ratios.multipliers.get(name, 1.0),
             end=ratios.at(1.0).of(name) if moves else None,

@@ -15,14 +15,10 @@ from .numbered_lists import Row, rows_of_lists
 
 __all__ = ["Stack", "find_stacks"]
 
-_MIN_KINDS = 3  # a list whose items have fewer kinds of parameters holds single layers, not blocks
-_MIN_PARTS = 4  # parts such as conv1, conv2, ... may be blocks from this number on,
-_MIN_KINDS_OF_PART = 6  # and if they are more than two convolutions or a convolution and a norm
-_MIN_BLOCKS = 3  # a list called like a head or an embedding needs as many blocks to be a stack beside others
 _MOST_BLOCKS = 10_000  # numbers from here on are keys (dates, ids), not positions
-_MIN_ALIKE = 0.5  # Jaccard similarity from which on inner items count as blocks of one kind
 
-Stages = dict[int, dict[int, set[tuple[str, ...]]]]  # stage -> block -> kinds of its parameters
+Parameters = set[tuple[str, ...]]  # the parameters of a block, by their names within it
+Stages = dict[int, dict[int, Parameters]]  # stage -> block -> its parameters
 
 
 class Stack:
@@ -33,7 +29,7 @@ class Stack:
         self.doubtful = doubtful  # whether it is named like a head or an embedding
         self._in_names = in_names  # whether the numbers are parts of names, as in block1
         self.first = rows[0].position  # position of its first parameter among all names
-        self.large = _kinds(rows) >= _MIN_KINDS
+        self.large = _are_large(_parameters_of(rows))
         stages = _stages(rows, sure=tower.rpartition(".")[2] in STAGED_NAMES)
         self.staged = stages is not None
         # whether its numbers are too large for positions, so that their order alone counts
@@ -46,7 +42,7 @@ class Stack:
             self._starts = _ranks([row.index for row in rows], whole, in_names)
             self.numbers = {row.name: self._starts[row.index] for row in rows}
             self.depth = len(self._starts)
-        self.long = self.depth >= _MIN_BLOCKS
+        self.long = self.depth >= 3  # a doubtful stack must be: Segmenter's head.blocks has two items
 
     @property
     def stages(self) -> list[int]:
@@ -55,12 +51,10 @@ class Stack:
 
     def join(self, tower: str, rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Number a second list like this one of the same length, such as ConvNeXt's downsamplings, one per stage."""
-        parent, _, name = tower.rpartition(".")
-        beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
-        kinds_and_shapes = {(row.rest, None if self.staged else shapes.get(row.name)) for row in rows}
-        alike = len(kinds_and_shapes) == len({row.rest for row in rows})  # unlike Sequential(LayerNorm, Linear)
-        part = name in PART_NAMES or (alike and _kinds(rows) < _MIN_KINDS)
-        if not (beside and part and len(self._starts) > 1) or "<i>" in name:
+        name, indexes = tower.rpartition(".")[2], {row.index for row in rows}
+        fits = "<i>" not in name and len(indexes) > 1 and indexes == set(self._starts)
+        are_small = not _are_large(_parameters_of(rows)) and (self.staged or _have_equal_shapes(rows, shapes))
+        if not (self._is_beside(tower) and fits and (name in PART_NAMES or are_small)):
             return False
         for row in rows:
             if row.index or not self.staged or row.position > self.first:  # parameters before all stages are the stem
@@ -73,11 +67,10 @@ class Stack:
         A norm belongs to the last block of its stage, downsampling to the last block of the previous stage. Norms of a
         backbone's outputs, Swin's norm3 beside layers.3, are not between stages.
         """
-        parent, _, name = tower.rpartition(".")
-        missing = set(self._starts) - {row.index for row in rows}
-        beside = parent == self.tower.rpartition(".")[0] and set(self._starts).issuperset(row.index for row in rows)
-        between = BETWEEN_STAGES.match(name) or (self._in_names and NORM_BETWEEN_STAGES.match(name))
-        if not (self.staged and beside and between) or (missing and "<i>" not in name):
+        name, indexes = tower.rpartition(".")[2], {row.index for row in rows}
+        is_between = BETWEEN_STAGES.match(name) or (self._in_names and NORM_BETWEEN_STAGES.match(name))
+        fits = indexes <= set(self._starts) if "<i>" in name else indexes == set(self._starts)
+        if not (self.staged and self._is_beside(tower) and is_between and fits):
             return False
         ends = dict(zip(sorted(self._starts), [*self.stages[1:], self.depth]))  # stage -> number behind its last block
         for row in rows:
@@ -87,9 +80,13 @@ class Stack:
                 self.numbers[row.name] = end - 1
         return True
 
+    def _is_beside(self, tower: str) -> bool:
+        """Return whether another list is in the same sublayer."""
+        return tower.rpartition(".")[0] == self.tower.rpartition(".")[0]
+
 
 class FoundLists(NamedTuple):
-    """The numbered lists of a model by kind."""
+    """The numbered lists of a model: stacks and all others."""
 
     stacks: list[Stack]
     others: dict[str, int]  # other lists that may be of blocks: name -> length
@@ -136,12 +133,14 @@ def _is_doubtful(name: str) -> bool:
 
 def _note_other(tower: str, rows: list[Row], found_lists: FoundLists) -> None:
     """Add a list that is not a stack to the lists of possible blocks, or to the lists of single layers."""
-    length, kinds = len({row.token for row in rows}), _kinds(rows)
-    in_parts, doubtful = "<i>" in tower, _is_doubtful(tower)
-    least, shortest = (_MIN_KINDS_OF_PART, _MIN_PARTS) if in_parts else (_MIN_KINDS, 2)
-    if kinds >= least and length >= shortest and not (in_parts and doubtful):
+    length, parameters, doubtful = len({row.token for row in rows}), _parameters_of(rows), _is_doubtful(tower)
+    if "<i>" in tower:  # SENet's stem, conv1_1 to conv1_3, is too short for blocks
+        are_large, may_be_blocks = _are_large_parts(parameters), length >= 4 and not doubtful
+    else:
+        are_large, may_be_blocks = _are_large(parameters), length >= 2
+    if are_large and may_be_blocks:
         found_lists.others[tower] = length
-    elif kinds < least and length >= _MIN_PARTS and not doubtful:
+    elif not are_large and length >= 4 and not doubtful:  # fewer are part of a layer: MobileNetV3's conv.0 and conv.1
         found_lists.single[tower] = length
 
 
@@ -156,9 +155,35 @@ def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:
     return next(filter(None, choices), [])
 
 
-def _kinds(rows: list[Row]) -> int:
-    """Return the number of kinds of parameters in the items of a list, without the statistics of BatchNorm."""
-    return len({row.rest for row in rows if row.rest[-1] not in STATISTICS})
+def _parameters_of(rows: list[Row]) -> Parameters:
+    """Return the parameters of the items of a list, without the statistics of BatchNorm."""
+    return {row.rest for row in rows if row.rest[-1] not in STATISTICS}
+
+
+def _are_large(parameters: Parameters) -> bool:
+    """Return whether items are large enough for blocks; the convolutions of VGG's `features` have two parameters."""
+    return len(parameters) >= 3
+
+
+def _are_large_parts(parameters: Parameters) -> bool:
+    """Return the same for parts such as `conv<i>`: MobileNetV1's blocks are two convolutions with a norm each."""
+    return len(parameters) >= 6
+
+
+def _have_equal_shapes(rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether each parameter has one shape in all items, unlike in ``Sequential(LayerNorm, Linear)``."""
+    return len({(row.rest, shapes.get(row.name)) for row in rows}) == len({row.rest for row in rows})
+
+
+def _are_blocks_of_stage(items: Mapping[int, Parameters]) -> bool:
+    """Return whether the inner items of a list's item are blocks: large and alike, unlike T5's ``block.0.layer.<i>``.
+
+    Half of the parameters of an item may differ: ResNet18 projects the shortcut in its first block only. The first of
+    three or more items may be a downsampling.
+    """
+    *others, last = [items[index] for index in sorted(items)]
+    compared = others[1:] if len(others) > 1 else others
+    return _are_large(last) and all(2 * len(last & other) >= len(last | other) for other in compared)
 
 
 def _ranks(indexes: Iterable[int], whole: bool, in_names: bool = False) -> dict[int, int]:
@@ -175,12 +200,9 @@ def _stages(rows: list[Row], sure: bool) -> Optional[Stages]:
     for row in rows:
         if row.inner is not None:
             stages[row.index].setdefault(row.inner, set()).add(row.inner_rest)
-    for blocks in filter(None, () if sure else stages.values()):
-        *others, last = [blocks[index] for index in sorted(blocks)]
-        alike = [len(last & other) >= _MIN_ALIKE * len(last | other) for other in others]
-        if len(last) < _MIN_KINDS or not all(alike[1:] if len(alike) > 1 else alike):  # the first may be a downsampling
-            return None
-    return stages if 2 * sum(row.inner is not None for row in rows) > len(rows) else None
+    are_stages = sure or all(_are_blocks_of_stage(items) for items in stages.values() if items)
+    in_items = sum(row.inner is not None for row in rows)
+    return stages if are_stages and 2 * in_items > len(rows) else None
 
 
 def _count_through(rows: list[Row], stages: Stages, whole: bool) -> tuple[dict[str, int], int, dict[int, int]]:

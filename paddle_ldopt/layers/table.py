@@ -31,16 +31,21 @@ class LayerRow:
     ratio: Ends  #: ratio to the optimizer's rate
     learning_rate: Optional[Ends]  #: present rate; None if unknown
     peak_learning_rate: Optional[Ends]  #: rate at the peak of the schedule; None if unknown
-    decayed: Optional[int]  #: number of tensors with weight decay; None if unknown
+    with_weight_decay: Optional[int]  #: number of tensors with weight decay; None if unknown
     frozen: int  #: number of frozen tensors
     end_ratio: Optional[Ends] = None  #: the ratio at the end of the training; None if the decay does not move
     multiplier: Optional[Ends] = None  #: product of the decay's `multipliers`, part of the ratio; None if all are 1
+
+    @property
+    def decayed(self) -> Optional[int]:
+        """Former name of `with_weight_decay`."""
+        return self.with_weight_decay
 
     @classmethod
     def of(cls, layer: Layer, entries: list[tuple[Optional[Tensor], Rate]]) -> "LayerRow":
         """Return the row of a layer from (Parameter or None, `Rate`) of its parameters."""
         params, rates = [param for param, _ in entries if param is not None], [rate for _, rate in entries]
-        decayed = [rate.decayed for rate in rates if rate.decayed is not None]
+        weight_decay = [rate.has_weight_decay for rate in rates if rate.has_weight_decay is not None]
         return cls(
             tower=layer.tower,
             index=layer.index,
@@ -50,7 +55,7 @@ class LayerRow:
             ratio=(min(rate.ratio for rate in rates), max(rate.ratio for rate in rates)),
             learning_rate=_ends([rate.now for rate in rates]),
             peak_learning_rate=_ends([rate.peak for rate in rates]),
-            decayed=sum(decayed) if len(decayed) == len(rates) else None,
+            with_weight_decay=sum(weight_decay) if len(weight_decay) == len(rates) else None,
             frozen=sum(rate.frozen for rate in rates),
             end_ratio=_ends([rate.end for rate in rates]),
             multiplier=_ends([rate.multiplier for rate in rates]) if {r.multiplier for r in rates} != {1.0} else None,
@@ -81,7 +86,7 @@ class LayerTable:
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the rows as a list of dicts that JSON can hold."""
-        return [dataclasses.asdict(row) for row in self.rows]
+        return [{**dataclasses.asdict(row), "decayed": row.decayed} for row in self.rows]
 
     def to_markdown(self) -> str:
         """Return the table as GitHub Markdown."""
@@ -116,7 +121,7 @@ class LayerTable:
             "multiplier": lambda row: _span(row.multiplier, "{:.4g}"),
             "lr now": lambda row: _span(row.learning_rate, "{:.3g}"),
             "lr peak": lambda row: _span(row.peak_learning_rate, "{:.3g}"),
-            "weight decay": lambda row: _share(row.decayed, row.tensors),
+            "weight decay": lambda row: _share(row.with_weight_decay, row.tensors),
             "frozen": lambda row: _share(row.frozen, row.tensors),
         }
         cells = {name: [text(row) for row in self.rows] for name, text in columns.items()}

@@ -11,7 +11,7 @@ import paddle
 
 from .._checks import Option
 from .._paddle import content_of, set_attributes, state_getter
-from ..layers.hooks import N_LAYERS, layerwise_lr_decay
+from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import sqrt
 from ._base.layerwise_optimizer import LayerwiseOptimizer
 from ._base.rule_optimizer import checked_rate

@@ -20,7 +20,7 @@ from .._paddle import (
     unwrap,
 )
 from ..layers.decay import LayerDecay
-from ..layers.decay_ratios import check_trained
+from ..layers.ratio_checks import check_trained
 from ._base.layerwise_arguments import ratio_fn
 from ._base.layerwise_mixin import LayerwiseMixin
 

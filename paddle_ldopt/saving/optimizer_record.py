@@ -15,7 +15,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import quoted, refusal, shown
 from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source, weight_decay_coefficient
 from ..layers.decay_ratios import LayerRatios
-from ..layers.hooks import layerwise_lr_decay
+from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..layers.rated_optimizer import ratios_of
 from ..version import __version__
 from .json_state import to_json

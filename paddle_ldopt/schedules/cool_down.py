@@ -2,11 +2,10 @@
 
 from typing import Optional
 
-from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
 from .kinds import schedule
-from .option_types import LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
+from .option_types import LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, needed_steps, steps_left
 from .stable_decay import StableDecay
 
 
@@ -52,11 +51,8 @@ def get_constant_schedule_with_cool_down(
     """
     peak = peak_of(optimizer)
     if decay_steps is None:
-        if num_training_steps is None:
-            needed = "Either num_training_steps or decay_steps must be specified."
-            raise refusal(ValueError, needed, num_training_steps=None, decay_steps=None)
         phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
-        decay_steps = max(0, steps_left(num_training_steps, **phases))
+        decay_steps = max(0, steps_left(needed_steps(num_training_steps, "decay_steps"), **phases))
     start = checked_fraction("warmup_lr_init", warmup_lr_init, peak)
     floor = checked_fraction("lr_end1", lr_end1, peak)
     end = floor if lr_end2 is None else checked_fraction("lr_end2", lr_end2, peak)

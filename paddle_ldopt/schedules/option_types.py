@@ -79,6 +79,14 @@ def checks_arguments(function: _Function) -> _Function:
     return typing.cast(_Function, checked)
 
 
+def needed_steps(num_training_steps: Optional[int], phase: str) -> int:
+    """Return `num_training_steps`; raise if neither this nor the option of a `phase` is given."""
+    if num_training_steps is None:
+        needed = f"Either num_training_steps or {phase} must be specified."
+        raise refusal(ValueError, needed, num_training_steps=None, **{phase: None})
+    return num_training_steps
+
+
 def steps_left(num_training_steps: int, **phases: int) -> int:
     """Return the number of training steps left after `phases`; negative, with a warning, if they are too long."""
     steps = num_training_steps - sum(phases.values())

@@ -5,11 +5,10 @@ import math
 import warnings
 from typing import Annotated, Callable, Optional
 
-from .._messages import refusal
 from ._base import OptimizerOrRate
 from .curve_schedule import Curve, CurveSchedule, cosine, scheduled
 from .kinds import schedule
-from .option_types import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
+from .option_types import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, needed_steps, steps_left
 
 # name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
 FALLS: dict[str, Callable[[float, float], float]] = {
@@ -97,10 +96,8 @@ def get_wsd_schedule(
         [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
     """
     if num_stable_steps is None:
-        if num_training_steps is None:
-            needed = "Either num_training_steps or num_stable_steps must be specified."
-            raise refusal(ValueError, needed, num_training_steps=None, num_stable_steps=None)
-        stable = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps, num_decay_steps=num_decay_steps)
+        total = needed_steps(num_training_steps, "num_stable_steps")
+        stable = steps_left(total, num_warmup_steps=num_warmup_steps, num_decay_steps=num_decay_steps)
     else:
         stable = num_stable_steps
         if num_training_steps not in (None, num_warmup_steps + stable + num_decay_steps):

@@ -13,7 +13,7 @@ from ..build import OFF
 from ..config.decay_settings import decay_from, settings_of
 from ..config.trainer_arguments import name_of
 from ..layers.decay_ratios import LayerRatios
-from ..layers.hooks import HookRatios
+from ..layers.hook_ratios import HookRatios
 from ..layers.map import Layer, LayerMap
 from ..layers.rated_optimizer import ratios_of
 from ..optimizers.registry import REGISTRY

@@ -80,5 +80,5 @@ def _added(first: Any, second: Any) -> Any:
             both = [ends_of_one or (1.0, 1.0) for ends_of_one in both]
         ends[field] = None if None in both else (min(low for low, _ in both), max(high for _, high in both))
     counts = {field: getattr(first, field) + getattr(second, field) for field in ("tensors", "elements", "frozen")}
-    decayed = None if None in (first.decayed, second.decayed) else first.decayed + second.decayed
-    return dataclasses.replace(first, **ends, **counts, decayed=decayed)
+    of_both = (first.with_weight_decay, second.with_weight_decay)
+    return dataclasses.replace(first, **ends, **counts, with_weight_decay=None if None in of_both else sum(of_both))

@@ -19,7 +19,7 @@ from paddle_ldopt.schedules import CurveSchedule
 def test_the_planned_table():
     layers = LayerMap.from_names(names_of())
     rows = layers.table(layerwise_decay=0.5, learning_rate=1e-3, apply_decay_param_fun=lambda n: n.endswith("w")).rows
-    assert [(r.label, r.tensors, r.ratio[0], r.learning_rate[0], r.decayed) for r in rows] == [
+    assert [(r.label, r.tensors, r.ratio[0], r.learning_rate[0], r.with_weight_decay) for r in rows] == [
         ("embeddings", 1, 0.0625, 6.25e-5, 1),
         ("block 0", 3, 0.125, 1.25e-4, 2),
         ("block 1", 3, 0.25, 2.5e-4, 2),
@@ -50,7 +50,7 @@ def test_the_table_is_read_back_from_what_the_optimizer_uses():
     assert rows["block 1"].ratio == pytest.approx((0.025, 0.025))  # 0.1 of the group times 0.25 of the layer
     assert rows["block 1"].learning_rate == pytest.approx((0.025 * 5e-4,) * 2)
     assert rows["block 1"].peak_learning_rate == pytest.approx((0.025 * 1e-3,) * 2)
-    assert rows["block 1"].decayed == 0 and rows["embeddings"].decayed == 1
+    assert rows["block 1"].with_weight_decay == 0 and rows["embeddings"].with_weight_decay == 1
     assert rows["head"].tensors == 2 and rows["head"].frozen == 1
     assert rows["embeddings"].elements == 16
     before = schedule.last_epoch
@@ -96,7 +96,7 @@ def test_what_weight_decay_the_table_sees():
     ]
     for opt, decayed in cases:
         row = layers.table(optimizer=opt).rows[0]
-        assert row.decayed == (row.tensors if decayed else 0), type(opt)
+        assert row.with_weight_decay == row.decayed == (row.tensors if decayed else 0), type(opt)
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

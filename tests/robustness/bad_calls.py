@@ -16,7 +16,7 @@ from project import public_names
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.decay_checks import check_decay
-from paddle_ldopt.layers.hooks import adapt_hook, check_ratio
+from paddle_ldopt.layers.hook_ratios import adapt_hook, check_ratio
 from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
 from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.tools import memory
@@ -379,13 +379,15 @@ CALLS = {
         state=lambda function, arguments: type(arguments["optimizer"]),
     ),
     "reset_layerwise_decay": Row(call(ldopt.reset_layerwise_decay, optimizer=Lazy(sgd))),
-    "hooks.adapt_hook": Row(
+    "hook_ratios.adapt_hook": Row(
         call(adapt_hook, hook=lambda param: 1.0),
         words={"hook": "set_param_lr_fun"},
         free=("layerwise_decay", "name_dict", "n_layers"),
     ),
-    "hooks.check_decay": Row(call(check_decay, value=0.5), words={"value": "layerwise_decay"}, free=("argument",)),
-    "hooks.check_ratio": Row(
+    "decay_checks.check_decay": Row(
+        call(check_decay, value=0.5), words={"value": "layerwise_decay"}, free=("argument",)
+    ),
+    "hook_ratios.check_ratio": Row(
         call(check_ratio, ratio=0.5, name="w"), words={"ratio": "(ratio|learning-rate)"}, free=("name",)
     ),
     # ---- accumulation

@@ -5,7 +5,8 @@ from typing import Any, Optional
 from ..._messages import refusal
 from ...layers.decay_checks import check_decay
 from ...layers.decay_ratios import LayerRatios
-from ...layers.hooks import N_LAYERS, HookRatios, adapt_hook, layerwise_lr_decay
+from ...layers.hook_ratios import HookRatios, adapt_hook
+from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 
 # The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.
 LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}

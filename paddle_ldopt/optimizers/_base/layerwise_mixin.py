@@ -18,10 +18,12 @@ from paddle.optimizer.lr import LRScheduler
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal
 from ..._paddle import flatten_groups, groups_by_name, rate_source
-from ...layers.decay_ratios import LayerRatios, check_trained
-from ...layers.hooks import HookRatios, check_documented_hook, layerwise_lr_decay
+from ...layers.decay_ratios import LayerRatios
+from ...layers.hook_ratios import HookRatios
 from ...layers.model_parameters import structured_names
+from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.rated_optimizer import RatedOptimizer, ratios_of
+from ...layers.ratio_checks import check_trained
 from ...schedules.ahead import length_of
 from ...schedules.metric import follows_metric
 from .._shards import refuse_replaced_weight_decay, unknown_parameter

@@ -7,7 +7,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..._paddle import keeps_masters, rate_source
 from ...layers.decay_checks import check_decay
-from ...layers.hooks import layerwise_lr_decay
+from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._base.layerwise_arguments import LAYERWISE
 
 __all__ = ["KerasConfigMixin"]

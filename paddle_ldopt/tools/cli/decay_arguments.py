@@ -28,7 +28,7 @@ def decay_from_flags(options: argparse.Namespace) -> LayerDecay:
     """Return the decay of the flags; errors name the flags."""
     given = {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
     values = {name: option_of(value, name, FLAGS[name]) for name, value in given.items()}
-    for problem in idle_options(values, FLAGS, OPTIONS):
+    for problem in idle_options(values, OPTIONS, FLAGS):
         raise ValueError(problem)
     return LayerDecay(**values)
 
