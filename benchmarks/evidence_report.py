@@ -198,20 +198,6 @@ def optimizer_summary(curves):
     return table(["optimizer", "tuned rate", "place in its grid", "seeds", "test accuracy", "against AdamWDL"], rows, 3)
 
 
-def in_short(curves):
-    """Return what decay bought in a task: the range of rates, and the tuned accuracy."""
-    highest = max(curves["uniform"])
-    wide = listed(curves, lambda curve: span(*within(curve, 5)))
-    at_highest = listed(curves, lambda curve: spread(scores(curve[highest])))
-    at_tuned = listed(curves, lambda curve: spread(scores(curve[chosen(curve)])))
-    lines = [
-        f"learning rates whose test accuracy is within 5 points of the tuned rate's: {wide};",
-        f"test accuracy at the highest rate, {number(highest)}: {at_highest};",
-        f"test accuracy at the tuned rate of each arm: {at_tuned}.",
-    ]
-    return "\n".join(f"- {line}" for line in lines)
-
-
 def no_help(curves):
     """Return where decay bought nothing in a task, or cost something."""
     uniform = curves["uniform"]
@@ -279,7 +265,6 @@ def blocks(results):
     """Return name -> Markdown of every generated part of docs/evidence_tables.md."""
     found = {"setup": setup(results)}
     for part, curves_of, make in (
-        ("in short", results.arm_curves, in_short),
         ("accuracy", results.arm_curves, accuracy_table),
         ("tuned", results.arm_curves, arm_summary),
         ("same rate", results.arm_curves, same_rate),

@@ -94,7 +94,8 @@ class Task(evidence.Task):
         validation, train = (
             [splits.train[i] for i in sorted(some)] for some in np.split(order, [wanted.validation_rows])
         )
-        note = f" The validation rows join the test rows; {len(validation)} training rows take their place."
+        note = f" The {len(splits.validation)} validation rows are added to the test rows. "
+        note += f"{len(validation)} of the training rows serve as validation rows."
         return dataclasses.replace(
             splits,
             train=train,

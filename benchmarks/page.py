@@ -8,17 +8,24 @@ BEGIN, END = "<!-- measured: begin (written by `make bench`) -->", "<!-- measure
 
 
 def text(results):
-    """Return the Markdown of all results; a section that is of another run than the rest says so."""
-    parts, shown = [_about(results["about"])], []
+    """Return the Markdown of all results; a section that an earlier run measured begins with the date of this run."""
+    parts, shown, of_this_run = [], [], []
     for name, writer in _WRITERS.items():
         if results.get(name):
             earlier = results.get("earlier", {}).get(name)
-            parts.append(writer({**results, "about": earlier or results["about"]}))
+            title, _, body = writer({**results, "about": earlier or results["about"]}).partition("\n\n")
+            parts.append(title)
             if earlier:
-                again = f"Also measured in the earlier run of {earlier['date']}."
-                parts.append(again if earlier in shown else "Measured in an earlier run. " + _about(earlier))
+                again = f"Measured in the run of {earlier['date']}, commit `{earlier['commit']}`."
+                parts.append(again if earlier in shown else f"Measured on {_about(earlier)}")
                 shown.append(earlier)
-    return "\n\n".join(parts)
+            else:
+                of_this_run.append(f'"{title.lstrip("# ")}"')
+            parts.append(body)
+    about = _about(results["about"])
+    if shown:
+        about += f"\nThis run measured only {', '.join(of_this_run)}; the other sections name their run."
+    return "\n\n".join([about, *parts])
 
 
 def with_others(results, folder):
@@ -62,11 +69,13 @@ def mebibytes(value):
 
 def _about(about):
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    bandwidths = ", ".join(f"{value / 1e9:.1f} GB/s ({used} threads)" for used, value in about["triad"].items())
+    bandwidths = ", ".join(
+        f"{value / 1e9:.1f} GB/s ({used} thread{'s' * (str(used) != '1')})" for used, value in about["triad"].items()
+    )
     lines = [
         f"{about['date']}, commit `{about['commit']}`: {about['cpu']}, {about['cores']} cores, "
         f"{about['memory_bytes'] / 2**30:.0f} GiB; load {about['load_before']:.2f} before and "
-        f"{about['load_after']:.2f} after; at most {about['rounds']} rounds, {about['minutes']:.0f} minutes.",
+        f"{about['load_after']:.2f} after; at most {about['rounds']} rounds; took {_minutes(about['minutes'])}.",
         f"Python {about['python']}, {versions}.",
     ]
     if bandwidths:
@@ -74,6 +83,10 @@ def _about(about):
     if about["absent"]:
         lines.append("Left out: " + "; ".join(f"`{label}` ({why})" for label, why in about["absent"].items()) + ".")
     return "\n".join(lines)
+
+
+def _minutes(minutes):
+    return f"{minutes:.0f} minutes" if minutes >= 1.5 else "a minute or less"
 
 
 def _models(results):
@@ -88,8 +101,10 @@ def _models(results):
     for row in results["models"]:
         if row["path"]:
             ran.setdefault(row["path"], set()).add(f"`{row['label']}`")
-    paths = " ".join(f"Steps with {path}: {', '.join(sorted(labels))}." for path, labels in sorted(ran.items()))
-    return "\n\n".join([parts[0], "![Times of a step](images/steps.svg)", *parts[1:], *[paths] * bool(paths)])
+    paths = "\n".join(f"- {path}: {', '.join(sorted(labels))}" for path, labels in sorted(ran.items()))
+    if paths:
+        parts += ["The updates ran on:", paths]
+    return "\n\n".join([parts[0], "![Times of a step](images/steps.svg)", *parts[1:]])
 
 
 _STEP_HEAD = ["optimizer", "median step, ms", "ours / this", "this / floor", "state, MiB", "peak transient, MiB"]
@@ -123,8 +138,8 @@ def _layerwise(results):
     cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{1 / row['ratio']:.3f}"] for row in rows]
     return (
         f'## Cost of layer-wise decay\n\nBERT-base, {results["about"]["threads"]} threads. "this / AdamW" is the '
-        "median ratio of neighbouring steps, not the ratio of the medians.\n\n"
-        + table(["optimizer", "median step, ms", "this / AdamW"], cells)
+        'median ratio of neighbouring steps, not the ratio of the medians. The times differ from the section "A step", '
+        "which measured other steps.\n\n" + table(["optimizer", "median step, ms", "this / AdamW"], cells)
     )
 
 
@@ -141,8 +156,7 @@ def _growth(results):
     parts = [
         "## Growth",
         "![Growth of a step's time](images/growth.svg)",
-        f"The median step in ms on {results['about']['threads']} threads. In brackets: the ratio to the floor, which "
-        "can be below 1 because of caches.",
+        f"The median step in ms on {results['about']['threads']} threads. In brackets: the ratio to the floor.",
     ]
     for axis, title in AXES.items():
         rows = [row for row in results["growth"] if row["axis"] == axis]

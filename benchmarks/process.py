@@ -49,7 +49,7 @@ class Worker:
             with contextlib.suppress(ValueError, TypeError, RuntimeError):
                 self.options = {"fused": True}
                 self.build(SMALL)
-                return "fused kernel"
+                return "C library"
             self.options = {}
         self.build(SMALL)
         return "Paddle operations" if self.contestant.package == "paddle_ldopt" else ""

@@ -152,7 +152,7 @@ class LayerMap:
     ) -> LayerTable:
         """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
 
-        With an `optimizer` the table has the rates of its next step and of the peak of its schedule, weight decay and
+        With an `optimizer` the table has the rates of its next step, the highest rates from now on, weight decay and
         frozen parameters, all read from the optimizer. Otherwise it has the rates planned by `layerwise_decay`.
 
         Args:

@@ -40,7 +40,7 @@ class Rate:
 
     ratio: float  # ratio to the optimizer's rate
     now: Optional[float]
-    peak: Optional[float]  # rate at the maximum of the schedule
+    peak: Optional[float]  # the highest rate from the next step on
     has_weight_decay: Optional[bool]
     frozen: bool
     multiplier: float = 1.0  # product of the decay's `multipliers`, part of the ratio

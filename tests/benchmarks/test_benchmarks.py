@@ -124,13 +124,13 @@ def test_writing_a_section_keeps_the_others(tmp_path):
         return (tmp_path / "README.md").read_text()
 
     (tmp_path / "README.md").write_text(f"{page.BEGIN}\n{page.END}")
-    assert "rest" not in write(about=about("Monday"), state=state("first"), denormal=denormal("second"))
+    assert "Measured" not in write(about=about("Monday"), state=state("first"), denormal=denormal("second"))
     written = write(about=about("Tuesday"), state=state("third"))
     assert "`first`" not in written and "`second`" in written and "`third`" in written
-    assert written.startswith(f"{page.BEGIN}\n\nTuesday") and "Measured in an earlier run. Monday" in written
+    assert written.startswith(f"{page.BEGIN}\n\nTuesday") and "Measured on Monday" in written
     written = write(about=about("Friday"), state=state("fourth"))
-    assert "Measured in an earlier run. Monday" in written and "Tuesday" not in written
-    assert "rest" not in write(about=about("Sunday"), state=state("fifth"), denormal=denormal("sixth"))
+    assert "Measured on Monday" in written and "Tuesday" not in written
+    assert "Measured" not in write(about=about("Sunday"), state=state("fifth"), denormal=denormal("sixth"))
 
 
 def test_who_is_not_asked_stands_still():

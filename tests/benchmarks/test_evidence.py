@@ -163,8 +163,8 @@ def test_where_decay_helps_and_where_it_does_not():
     assert "1e-4: worse (decay 0.65, encoder at 0.1), no difference beyond the spread (decay 0.9);" in at_best
     assert at_lowest.partition("1e-4")[1:] == at_best.partition("1e-4")[1:]
     assert "decay 0.9 +0.0 [-5.0, +5.0], decay 0.65 **+10.0 [+7.5, +12.5]**." in against_flat
-    assert "1e-3: uniform 42.0 ± 2.0, decay 0.9 61.0 ± 1.0," in report.in_short(arms)
-    assert "uniform ≤ 1e-4 to 1.8e-4 (at least × 1.8), " in report.in_short(arms)
+    assert "| 1e-3 | 42.0 ± 2.0 | 61.0 ± 1.0 |" in report.accuracy_table(arms)
+    assert "| ≤ 1e-4 to 1.8e-4 (at least × 1.8) |" in report.arm_summary(arms)
 
 
 def test_unfinished_seeds_are_left_out(tmp_path):
