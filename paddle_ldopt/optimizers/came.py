@@ -179,7 +179,7 @@ class Came(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            doc="three small numbers above 0",
+            doc="added to squared gradients; smallest RMS (with `scale_parameter`); added to the instability",
             check=numbers("()", "()", "()"),
             values="three of (0, inf)",
             group=True,
@@ -188,7 +188,13 @@ class Came(FactoredOptimizer):
         "clip_threshold": Option(doc="the largest RMS of the update", ends="()", group=True),
         "decay_rate": Option(doc="exponent of the second moment's decay rate", high=1.0, group=True),
         "beta1": Option(doc="decay rate of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
-        "beta2": Option(doc="constant decay rate of V", high=1.0, ends="[)", optional=True, group=True),
+        "beta2": Option(
+            doc="constant decay rate of the second moment; None: from `decay_rate`",
+            high=1.0,
+            ends="[)",
+            optional=True,
+            group=True,
+        ),
         "beta3": Option(doc="decay rate of the instability", high=1.0, ends="[)", group=True),
         "weight_decay": Option(doc="decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
         "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),

@@ -8,6 +8,7 @@ blocks. The sizes are such that slices of sharding version 2 end inside a matrix
 bfloat16 holds exactly, in any order of summation: each layer adds `(parameter * number).sum()` with numbers of few bits
 to the loss. So the float32 masters can be compared as closely as float32 parameters.
 
+    export PYTHONPATH=tests/support:tests
     python tests/distributed/combinations.py               # all; writes docs/combinations.json (15 minutes on 2 cores)
     python tests/distributed/combinations.py --layout "dp x sharding v2" --feature tied
 """
