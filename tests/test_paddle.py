@@ -81,6 +81,14 @@ def test_nothing_goes_past_the_door(path):
     assert not passed
 
 
+@pytest.mark.parametrize("path", [path for path in TREES if path.parts[0] == "_paddle"], ids=str)
+def test_the_door_touches_only_declared_names(path):
+    declared = {name for _, name, _ in _paddle.PRIVATE} | {owner.rpartition(".")[2] for owner, _, _ in _paddle.PRIVATE}
+    own = set(defined(TREES[path])) | {"_getframe"}  # of sys
+    undeclared = {name for _, name in touched(TREES[path]) if re.fullmatch(r"_[a-zA-Z]\w*", name)} - declared - own
+    assert not undeclared
+
+
 def test_a_part_that_has_moved_is_named_when_it_is_used():
     gone = private_names.part("paddle.Tensor", "_gone", "Every feature")
     _paddle.PRIVATE.pop()

@@ -11,7 +11,7 @@ from paddle.optimizer import Optimizer
 
 from .._messages import refusal
 from .optimizers import param_groups, parameter_list, weight_decay_fun
-from .private_names import FLEET, SAVING, attribute, lazy
+from .private_names import FLEET, SAVING, MovedError, attribute, lazy
 
 # fmt: off
 __all__ = [
@@ -37,7 +37,17 @@ hybrid_optimizer = lazy(_HYBRID, _STEP)
 all_reduce_gradients = lazy(f"{_UTILS}.hybrid_parallel_util.fused_allreduce_gradients_with_group", _STEP)
 hybrid_parameters = lazy(f"{_UTILS}.hybrid_parallel_util.obtain_optimizer_parameters_list", _STEP)
 
+_started_topology = attribute(f"{FLEET}.Fleet", "_hcg", _STEP, optional=True)  # set by `fleet.init`
+_strategy = attribute(f"{FLEET}.Fleet", "_user_defined_strategy", _STEP)
 _topology = attribute(_ANY_ENGINE, "_hcg", _STEP)
+_overlaps = {
+    "dp_comm_overlap": attribute(_ENGINE, "_dp_comm_overlap", _STEP, optional=True),
+    "sharding_comm_overlap": attribute(_ENGINE, "_sharding_comm_overlap", _STEP, optional=True),
+    "release_gradients": attribute(_ENGINE, "_release_gradients", _STEP, optional=True),
+}
+_clip_in_wrapper = attribute(
+    f"{_DYGRAPH}.hybrid_parallel_optimizer.HybridParallelClipGrad", "_clip", _STEP, optional=True
+)
 engine_layers = attribute(_ANY_ENGINE, "_layers", _STEP)
 loss_functions = attribute(f"{_META}.PipelineLayer", "_loss_fn", _STEP)
 has_dynamic_shape = attribute(_ENGINE, "_dynamic_shape", _STEP)
@@ -67,7 +77,7 @@ _view_param = attribute(_VIEW, "_param", SAVING)
 
 def topology() -> Any:
     """Return the hybrid communicate group of `fleet`, None before `fleet.init`."""
-    return getattr(paddle.distributed.fleet.fleet, "_hcg", None)
+    return _started_topology(paddle.distributed.fleet.fleet)
 
 
 def topology_of(network: paddle.nn.Layer) -> Any:
@@ -86,7 +96,7 @@ def sharding_setting(*names: str) -> Any:
     """Return the first enabled one of these settings in the `sharding_configs` of `fleet`, None without sharding."""
     if not is_sharded():
         return None
-    configs = paddle.distributed.fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
+    configs = _strategy(paddle.distributed.fleet.fleet).hybrid_configs["sharding_configs"]
     return next((name for name in names if getattr(configs, name)), None)
 
 
@@ -119,8 +129,7 @@ def slice_ranges(optimizer: Optimizer) -> dict[str, tuple[int, int]]:
 
 def overlaps(network: paddle.nn.Layer) -> list[str]:
     """Return the enabled settings that let an engine reduce gradients during backward."""
-    names = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
-    return [name for name in names if getattr(network, f"_{name}", False)]
+    return [name for name, is_enabled in _overlaps.items() if is_enabled(network)]
 
 
 def is_pipeline_engine(network: paddle.nn.Layer) -> bool:
@@ -163,13 +172,16 @@ def report_overflow(scaler: Any, overflow: bool) -> None:
 
 def inner_clip(clip: Any) -> Any:
     """Return the gradient clip inside `fleet`'s wrapper."""
-    return getattr(clip, "_clip", clip)
+    return _clip_in_wrapper(clip) or clip
 
 
 def forget_checkpoint(folder: str) -> None:
     """Clear the list of files that `paddle.distributed.load_state_dict` keeps of a folder, which may have changed."""
-    module = importlib.import_module(paddle.distributed.load_state_dict.__module__)
-    getattr(module, "PATH_TO_CHECKPOINT_FILES", {}).pop(folder, None)
+    module = paddle.distributed.load_state_dict.__module__
+    files = getattr(importlib.import_module(module), "PATH_TO_CHECKPOINT_FILES", None)
+    if files is None:
+        raise MovedError(module, "PATH_TO_CHECKPOINT_FILES", SAVING)
+    files.pop(folder, None)
 
 
 def leave_out_frozen(optimizer: Optimizer) -> None:

@@ -1,6 +1,7 @@
 """Steps by Paddle's operations: parameters of a kind together, and what that must not change."""
 
 import math
+import zlib
 
 import numpy as np
 import paddle
@@ -71,7 +72,7 @@ def run(name, seed, dtype, batch_bytes):
         ratios = {param.name: float(draw.choice([0.0, 0.25, 1.0])) for param in params}
         more = {"set_param_lr_fun": lambda param: ratios[param.name]} if hook else {}
         if draw.integers(2):
-            more["apply_decay_param_fun"] = lambda known: hash(known[-3:]) % 2 == 0 or known.endswith("1")
+            more["apply_decay_param_fun"] = lambda known: zlib.crc32(known[-3:].encode()) % 2 == 0
         opt = make(name, given, fused=False, batch_bytes=batch_bytes, multi_precision=masters, **options, **more)
         seen = []
         for step in range(6):
