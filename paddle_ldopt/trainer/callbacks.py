@@ -8,7 +8,7 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._messages import refusal
-from .._paddle import parameters_of, stand_in, unwrap
+from .._paddle import parameters_of, unwrap
 from ..layers.decay_ratios import LayerRatios
 from ..layers.map import LayerMap
 from ..layers.optimizer_interface import layerwise_interface, ratios_of
@@ -155,7 +155,7 @@ def _at_this_step(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer to read from, with a moving decay fixed at its present value."""
     inner = unwrap(optimizer)
     if ratios_of(inner).moves:
-        return stand_in(inner, parameters_of(optimizer), ratio_of=inner.current_ratio_of(), _step_ratios=None)
+        return inner.reading_copy(inner.current_ratio_of(), parameters_of(optimizer))
     return optimizer
 
 

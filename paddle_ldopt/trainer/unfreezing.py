@@ -9,7 +9,7 @@ from paddle.optimizer import Optimizer
 
 from .._checks import checked_steps
 from .._messages import refusal
-from .._paddle import parameters_of, stand_in, unwrap
+from .._paddle import parameters_of, unwrap
 from ..layers.map import LayerMap
 from ..layers.optimizer_interface import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
@@ -126,5 +126,4 @@ def all_open(optimizer: Optimizer) -> tuple[Any, dict[tuple[str, int], int]]:
     ratios = ratios_of(optimizer)
     if not isinstance(ratios, UnfreezingRatios):
         return optimizer, {}
-    opened = stand_in(unwrap(optimizer), parameters_of(optimizer), ratio_of=ratios.when_open, _step_ratios=None)
-    return opened, ratios.starts
+    return unwrap(optimizer).reading_copy(ratios.when_open, parameters_of(optimizer)), ratios.starts

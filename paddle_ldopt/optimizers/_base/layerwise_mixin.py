@@ -18,11 +18,11 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal
-from ..._paddle import flatten_groups, groups_by_name, lr_or_scheduler
+from ..._paddle import flatten_groups, groups_by_name, lr_or_scheduler, stand_in
 from ...layers.decay_ratios import LayerRatios
 from ...layers.hook_ratios import HookRatios
 from ...layers.model_parameters import structured_names
-from ...layers.optimizer_interface import LayerwiseInterface, ratios_of
+from ...layers.optimizer_interface import LayerwiseInterface, Ratios, ratios_of
 from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratio_checks import check_trained
 from ...schedules.ahead import length_of
@@ -129,6 +129,10 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
             needs = "A decay with `end` needs the number of steps, which the schedule does not tell"
             raise refusal(ValueError, f"{needs}: LayerDecay(..., steps=).", schedule=type(schedule).__name__)
         return max(steps, 1)
+
+    def reading_copy(self, ratios: Ratios, params: list[Tensor]) -> "LayerwiseMixin":
+        """Return a copy that shares the state, to read the rates of `params` with other ratios from it."""
+        return stand_in(self, params, ratio_of=ratios, _step_ratios=None)
 
     def _group_of(self, param: Tensor) -> dict[str, Any]:
         """Return the parameter group of `param`, {} without one."""
