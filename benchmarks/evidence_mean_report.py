@@ -162,14 +162,13 @@ def setup(results, planned, seeds):
         infinite, minutes = sum(not run["finite"] for run in runs), sum(run["seconds"] for run in runs) / 60
         protocol = ", ".join(f"{key} {value}" for key, value in about["protocol"].items())
         best = chosen(results.curve(name, "adamwdl", "uniform"))
-        agree = (
-            "as planned" if best == about["protocol"]["tuned"] else "**not the rate that the study was planned with**"
-        )
+        expected = best == about["protocol"]["tuned"]
+        agree = "as the plan assumed" if expected else "**not the rate that the study was planned with**"
         lines.append(
             f"- **{name}**: {finished(results, name)} of {seeds} seeds. {about['rows']} Majority class "
             f"{100 * about['majority']:.1f} %. {len(runs)} runs, {infinite} of them with a non-finite loss, "
-            f"{minutes:.0f} minutes on one core. Protocol: {protocol}. Of the three rates of uniform training, "
-            f"{number(best)} has the highest validation accuracy, {agree}."
+            f"{minutes:.0f} minutes on one core. Protocol: {protocol}. Of the three rates, "
+            f"{number(best)} has the highest validation accuracy for uniform training, {agree}."
         )
     if results.unfinished:
         lines.append(f"- {results.unfinished} runs of unfinished seeds are in the results, not in the tables.")

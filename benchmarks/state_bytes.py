@@ -13,10 +13,10 @@ import paddle_ldopt as ldopt
 ROWS = {
     "adamwdl": ({}, "two moments"),
     "lamb": ({"learning_rate": 1e-3}, "two moments"),
-    "came": ({"learning_rate": 1e-3}, "one moment, four row and column averages of a matrix"),
+    "came": ({"learning_rate": 1e-3}, "one moment, two row and two column averages of each matrix"),
     "came, compression": ({"learning_rate": 1e-3, "compression": True}, "the moment as float16"),
-    "adafactor": ({}, "two row and column averages"),
-    "adafactor, beta1": ({"beta1": 0.9}, "one moment, two row and column averages"),
+    "adafactor": ({}, "one row and one column average of each matrix"),
+    "adafactor, beta1": ({"beta1": 0.9}, "one moment, one row and one column average of each matrix"),
     "adamweightdecay": ({}, "two moments"),
     "adamweightdecay, amsgrad": ({"amsgrad": True}, "three moments"),
 }

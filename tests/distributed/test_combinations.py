@@ -29,7 +29,9 @@ def test_some(ranks, count, tmp_path):
         assert [row.removeprefix("refused: ")] == (known or ["match"]), (layout, way, case, feature)
 
 
-@pytest.mark.promise("combinations of layout, step function, optimizer and feature match one process or are refused")
+@pytest.mark.promise(
+    "every combination of layout, step function, optimizer and feature matches training in one process, or is refused"
+)
 @pytest.mark.fault
 @pytest.mark.timeout(5400)
 def test_all(tmp_path):

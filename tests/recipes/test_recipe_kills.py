@@ -97,7 +97,7 @@ def test_a_killed_recipe_loses_at_most_one_save_and_ends_with_the_same_bits(unki
     killed_and_resumed(unkilled, models, tmp_path, name, moments(name))
 
 
-@pytest.mark.promise("a killed recipe loses at most one save and ends with the same bits")
+@pytest.mark.promise("a recipe that is killed and restarted loses at most one save and ends with the same bits")
 @pytest.mark.fault
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)

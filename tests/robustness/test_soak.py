@@ -96,7 +96,9 @@ def test_states_that_are_saved_and_loaded(name, fused, cycles):
     print(f"{name}, fused={fused}: {cycles} cycles, KB {used}")
 
 
-@pytest.mark.promise("threads with one model each give the same bits as one thread", seen="8 threads, 2,000 steps each")
+@pytest.mark.promise(
+    "threads that each train their own model give the same bits as a single thread", seen="8 threads, 2,000 steps each"
+)
 @pytest.mark.parametrize("threads, steps", [(4, 20), pytest.param(8, 2000, marks=long)])
 @either_path
 @every_optimizer
