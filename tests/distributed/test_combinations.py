@@ -12,7 +12,7 @@ SEED = 22
 
 
 @pytest.mark.promise(
-    "combinations of layout, step function, optimizer and feature match one process or are refused",
+    "every combination of layout, step function, optimizer and feature matches training in one process, or is refused",
     seen="[scaling.md](scaling.md)",
 )
 @pytest.mark.parametrize(
