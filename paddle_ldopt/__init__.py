@@ -16,9 +16,7 @@ except ImportError as error:
         f"your CUDA version. Received: {error}"
     ) from error
 
-from .accumulation import GradientAccumulator
 from .build import create
-from .config import LdoptConfig
 from .layers.decay import LayerDecay
 from .layers.map import Layer, LayerMap
 from .layers.paddlenlp_hook import layerwise_lr_decay
@@ -36,7 +34,6 @@ from .optimizers import (
     optimizer_class,
     reset_layerwise_decay,
 )
-from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
 from .schedules import (
     CurveSchedule,
     GreedyLR,
@@ -60,11 +57,22 @@ from .schedules import (
     get_scheduler,
     get_wsd_schedule,
 )
-from .tensorflow_recipe import create_optimizer
 from .version import __version__
 
 if _TYPE_CHECKING:
+    from .accumulation import GradientAccumulator
+    from .config import LdoptConfig
     from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
+    from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
+    from .tensorflow_recipe import create_optimizer
+
+_LATER = {  # module -> its names that are in `__all__`; imported when one is first used
+    "accumulation": ("GradientAccumulator",),
+    "config": ("LdoptConfig",),
+    "parallel": ("AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale"),
+    "saving": ("LoadReport", "convert_torch_optimizer", "load_optimizer", "save_optimizer"),
+    "tensorflow_recipe": ("create_optimizer",),
+}
 
 # fmt: off
 __all__ = [
@@ -95,12 +103,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    """Import `parallel`, and with it Paddle's engines, when it is first used."""
-    if name == "parallel" or name in __all__:  # all other names of `__all__` are imported above
-        module = _importlib.import_module(".parallel", __name__)
-        return module if name == "parallel" else getattr(module, name)
+    for module, names in _LATER.items():
+        if name == module or name in names:
+            imported = _importlib.import_module(f".{module}", __name__)
+            return imported if name == module else getattr(imported, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "parallel"})
+    return sorted({*globals(), *__all__, *_LATER})

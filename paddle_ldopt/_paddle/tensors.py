@@ -11,11 +11,10 @@ from .private_names import EVERY, FUSED, SAVING, attribute, lazy, part
 
 # fmt: off
 __all__ = [
-    "add_", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
-    "clip", "divide_", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated",
-    "is_float64", "local_shape", "matmul", "mean_over", "multiply_", "own_parameters", "scale", "scale_",
-    "share_memory", "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of",
-    "view_of",
+    "add_", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model", "clip", "divide_",
+    "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated", "is_float64", "local_shape",
+    "matmul", "mean_over", "multiply_", "own_parameters", "run_untranslated", "scale", "scale_", "share_memory",
+    "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of", "view_of",
 ]
 # fmt: on
 
@@ -85,10 +84,12 @@ def checked_model(model: Any, argument: str = "model") -> paddle.nn.Layer:
     return model
 
 
-def _run_untranslated() -> None:
+@functools.cache
+def run_untranslated() -> None:
     """Exclude this package from `paddle.jit.to_static`, as Paddle excludes its own code.
 
-    The bytecode translator would enter the optimizer and fail there, on `super()` of a `super()`.
+    The bytecode translator would enter the optimizer and fail there, on `super()` of a `super()`. Its import takes a
+    third of this package's, so the first optimizer calls this function.
     """
     try:
         from paddle.jit.sot.opcode_translator import skip_files
@@ -97,6 +98,3 @@ def _run_untranslated() -> None:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     skip_files.skip_file_names.add(package + os.sep)
     paddle.framework.core.eval_frame_skip_file_prefix(tuple(skip_files.skip_file_names))
-
-
-_run_untranslated()

@@ -16,6 +16,7 @@ from .._paddle import (
     may_have_cut,
     other_options,
     parameters_of,
+    run_untranslated,
     unwrap,
     weight_decay_fun,
 )
@@ -56,6 +57,7 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
         0.125
     """
+    run_untranslated()
     inner = _inside(optimizer)
     plain = plain_class(inner) or type(inner)
     name = plain.__name__

@@ -18,7 +18,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal
-from ..._paddle import flatten_groups, groups_by_name, lr_or_scheduler, stand_in
+from ..._paddle import flatten_groups, groups_by_name, lr_or_scheduler, run_untranslated, stand_in
 from ...layers.decay_ratios import LayerRatios
 from ...layers.hook_ratios import HookRatios
 from ...layers.model_parameters import structured_names
@@ -60,6 +60,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         apply_decay_param_fun: Optional[Callable[[str], Any]] = None,
     ) -> None:
         """Check a constructor's layer-wise arguments and set the ratios; `parameters` is None in a static graph."""
+        run_untranslated()
         set_param_lr_fun = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
         params = None if parameters is None else flatten_groups(parameters)
