@@ -167,9 +167,13 @@ def test_state_that_would_be_lost_is_refused(path):
             ldopt.save_optimizer(path, optimizer, run.model)
     with refused("LookAhead keeps state of its own", TypeError, run):
         ldopt.save_optimizer(path, paddle.incubate.LookAhead(run.optimizer), run.model)
+    ldopt.save_optimizer(path, ldopt.apply_layerwise_decay(plain, layers, 1.0), run.model)
+
+
+def test_a_checkpoint_for_any_layout_is_refused(path):
+    run = Run("SGD")
     with refused("one of paddle_ldopt; `paddle.save", TypeError, run):
         save_checkpoint(path, run.model, run.optimizer)
-    ldopt.save_optimizer(path, ldopt.apply_layerwise_decay(plain, layers, 1.0), run.model)
 
 
 @pytest.mark.parametrize("case", ["Momentum", "lamb"])
