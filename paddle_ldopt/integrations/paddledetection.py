@@ -9,7 +9,7 @@ import paddle
 
 from .._messages import refusal
 from ..layers.map import LayerMap
-from .yaml_settings import NAMES, framework, from_settings, hints_for_yaml, name_parts, named_groups, undecayed_names
+from .yaml_settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
 
 _OWN = (
     "weight_decay",
@@ -83,8 +83,7 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
         )
     blocks = settings.pop("num_layers", None)
     if blocks is not None:
-        with hints_for_yaml():
-            n_layers = LayerMap.from_model(model, settings.get("rules")).n_layers
+        n_layers = LayerMap.from_model(model, settings.get("rules")).n_layers
         if blocks != n_layers:
             message = f"The model has {n_layers} blocks: leave out `num_layers`, which is counted."
             raise refusal(ValueError, message, num_layers=blocks)

@@ -1,12 +1,10 @@
 """Build our optimizers from the settings of a framework's YAML file."""
 
-import contextlib
 import dataclasses
 import importlib
-import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 import paddle
@@ -23,7 +21,6 @@ from ..saving.layerwise_record import ALLOW
 from .resume_record import with_record
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
-_PYTHON_PATTERN = re.compile(r"\br(?=')")  # the r of r'...'
 _OF_THE_MAP = ("rules", "granularity")
 
 
@@ -84,8 +81,7 @@ def from_settings(
         arguments["apply_decay_param_fun"] = _Decays(undecayed)
     plain: Any = info.cls
     recorded = dataclasses.replace(info, cls=with_record(plain))
-    with hints_for_yaml():
-        optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
+    optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
     setattr(optimizer, ALLOW, allowed)
     if decay != OFF and all(
         optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient
@@ -93,19 +89,6 @@ def from_settings(
         message = "The layer-wise decay has no effect yet: all trainable parameters are in the head."
         warnings.warn(problem(message, layerwise_decay=decay.layerwise_decay), stacklevel=2)
     return optimizer
-
-
-@contextlib.contextmanager
-def hints_for_yaml() -> Iterator[None]:
-    """Write the patterns in errors and warnings as YAML does, '...', instead of Python's r'...'."""
-    try:
-        with warnings.catch_warnings(record=True) as hints:
-            yield
-    except ValueError as error:
-        error.args = (_PYTHON_PATTERN.sub("", str(error)),)
-        raise
-    for hint in hints:
-        warnings.warn(_PYTHON_PATTERN.sub("", str(hint.message)), hint.category, stacklevel=1)
 
 
 class _Decays:

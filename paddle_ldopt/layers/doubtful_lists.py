@@ -1,5 +1,6 @@
 """Numbered lists that the map may misread: a sentence for each guess, an error without credible blocks."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ def _advice(lists: dict[str, int]) -> str:
     longest = max(outer, key=lists.__getitem__)
     pattern = (longest if "<i>" in longest else f"{longest}.<i>").replace(".", r"\.")
     pattern = pattern.replace("<i>", r"(\d+)", 1).replace("<i>", r"\d+")
-    return f"give `rules`, such as {{r'{pattern}\\.': r'\\1'}}"
+    return "give `rules`, such as " + json.dumps({rf"{pattern}\.": r"\1"})  # for Python, JSON and YAML alike
 
 
 def guesses_of_lists(lists: FoundLists, by_rules: dict[str, int], layers: dict[str, Layer]) -> list[str]:

@@ -221,7 +221,7 @@ def _warn_of(guesses: list[str], names: Iterable[str]) -> None:
     if guesses:
         warnings.warn(
             f"Some layers of the model are guesses: {first_few(guesses, 8, '; ')}. Where a guess is wrong, give "
-            r"`rules`, such as {r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}. "
+            r'`rules`, such as {"^my_head\\.": "head"} or {"cells\\.(\\d+)\\.": "\\1"}. '
             f"Received: names=[{first_few(names, 3)}]",
             stacklevel=3,
         )

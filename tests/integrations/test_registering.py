@@ -120,21 +120,6 @@ def test_settings_of_a_file(ocr, encoder):
             ocr.Came(learning_rate=0.01, **options)(encoder)
 
 
-def blocks(count):
-    return paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(8, 2, 16) for _ in range(count)])
-
-
-def test_the_patterns_of_hints_are_those_of_a_file(ocr):
-    build = ocr.AdamWDL(0.1, layerwise_decay=0.5)
-    model = paddle.nn.Layer()
-    model.cells = blocks(3)
-    with pytest.raises(ValueError, match=re.escape(r"such as {'cells\.(\d+)\.': '\1'}.")):
-        build(model)
-    model.layers = blocks(4)
-    with pytest.warns(UserWarning, match=re.escape(r"such as {'^my_head\.': 'head'} or {'cells")):
-        build(model)
-
-
 @pytest.mark.parametrize("parts", ["pos_embed", None, [1]], ids=repr)
 def test_parts_of_names_are_a_list(parts):
     """The letters of a string would match nearly every name."""

@@ -1,11 +1,14 @@
 """Which lists are stacks of blocks, and what precedes the blocks: by name, by shape, by a guess that is said."""
 
+import ast
 import contextlib
+import json
 import re
 import warnings
 
 import paddle
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_models import PARTS, Parts, block, blocks, ids, indexes, names_of
@@ -181,8 +184,11 @@ def test_a_norm_that_precedes_stages_goes_by_its_width(width, index):
 def test_an_error_suggests_the_longest_list_of_the_model():
     nested = [f"scales.{i}.cells.{j}.{part}" for i in range(3) for j in range(5) for part in PARTS]
     for names, pattern in ((names_of("cells"), r"cells\.(\d+)\."), (nested, r"scales\.(\d+)\.")):
-        with pytest.raises(ValueError, match=re.escape(f"such as {{r'{pattern}': r'\\1'}}.")):
+        with pytest.raises(ValueError, match="such as {") as refused:
             LayerMap.from_names(names)
+        hint = re.search(r"such as (\{.*?\})\.", str(refused.value))[1]
+        for read in (ast.literal_eval, json.loads, yaml.safe_load):  # it can be pasted into each of them
+            assert read(hint) == {pattern: r"\1"}
         assert LayerMap.from_names(names, {pattern: r"\1"}).n_layers == 3
 
 

@@ -3,6 +3,7 @@
 An error before `_update` changes no parameter and no state.
 """
 
+import abc
 import contextlib
 import functools
 from typing import Any, Callable, Optional
@@ -140,9 +141,9 @@ class LayerwiseOptimizer(StatesBase, StepInterface):
         """Return whether tasks are collected."""
         return paddle.in_dynamic_mode()
 
+    @abc.abstractmethod
     def _update(self, tasks: list[Task]) -> None:
         """Do the collected tasks."""
-        raise NotImplementedError
 
     def _count_step_of_other_processes(self) -> None:
         """Count a step in which only other processes have updates, in optimizers with one count for all parameters."""
