@@ -25,7 +25,7 @@ from ._base.factored import (
 )
 from ._base.rule_state import state_of_all
 from ._shards import Shard
-from ._step.interfaces import FusedRule
+from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay

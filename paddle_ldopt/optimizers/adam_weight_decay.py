@@ -14,10 +14,10 @@ from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, one_minus_power, sqrt, subtract_
-from ._ports.keras_config import KerasOptimizer
+from ._ports.keras import KerasOptimizer
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
-from ._step.interfaces import FusedRule
+from ._step.plan import FusedRule
 from ._step.updates import Update
 from .groups import is_listed
 from .registry import register

@@ -26,7 +26,7 @@ from ._base.factored import (
 from ._base.rule_state import largest_of
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from ._step.interfaces import FusedRule
+from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay

@@ -23,11 +23,10 @@ from ._base.arithmetic import (
     sqrt_,
     subtract_,
 )
-from ._base.step_functions import decay_or_function, lr_or_function
-from ._base.step_schedules import ScheduledOptimizer
 from ._ports.mindspore import without_order
+from ._ports.step_schedules import ScheduledOptimizer, decay_or_function, lr_or_function
 from ._shards import Shard
-from ._step.interfaces import FusedRule
+from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option

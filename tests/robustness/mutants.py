@@ -54,7 +54,7 @@ MORE = {
     "optimizers/_step/whole_step.py": [*STEPS, *RATIOS],
     "optimizers/_step/fused_step.py": STEPS,
     "optimizers/_step/plan.py": STEPS,
-    "optimizers/_step/state_snapshot.py": STEPS,
+    "optimizers/_step/memory.py": STEPS,
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py", *RULES],
     "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],

@@ -1,7 +1,7 @@
 """The base of the optimizers whose update is a function of tensors."""
 
 import math
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, Callable, Optional
 
 import paddle
 from paddle import Tensor
@@ -11,10 +11,9 @@ from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
 from .._shards import ShardFinder, refuse_fused_shards
-from .._step.interfaces import RuleInterface
 from .._step.operations import Operations
 from .._step.task import Task, in_shape
-from .._step.updates import Update, Values, update_shards
+from .._step.updates import Values, update_shards
 from .._step.whole_step import scaled_lr
 from ..shared_options import COMMON
 from ..states import STEP, compute_dtype
@@ -23,7 +22,7 @@ from .layerwise_optimizer import LayerwiseOptimizer
 from .rule_state import largest_of, plain, refuse_rows_in_graph, refuse_rows_in_slices, unified_name
 
 
-class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
+class RuleOptimizer(LayerwiseOptimizer):
     """Base of the optimizers whose update is a function of tensors.
 
     A subclass declares
@@ -84,8 +83,6 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
         self.type = type(self).__name__.lower()
 
     # ---- for subclasses to define or override
-
-    rule: ClassVar[Callable[..., Update]]
 
     def _checked_lr(self, learning_rate: Any) -> Any:
         """Return the constructor's rate after checking it."""

@@ -8,7 +8,6 @@ from paddle import Tensor
 from paddle.optimizer import Optimizer
 
 from ... import _paddle
-from .._step.interfaces import StepInterface
 from ..states import COLUMN, ELEMENT, ROW, STEP
 
 _INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
@@ -68,7 +67,7 @@ def largest(counts: list[Any]) -> Any:
     return paddle.stack(most).max() if most else paddle.zeros([])
 
 
-def refuse_rows_in_graph(optimizer: StepInterface, param: Tensor) -> None:
+def refuse_rows_in_graph(optimizer: Any, param: Tensor) -> None:
     """Raise for a DistTensor in a static graph if it has state of another shape."""
     other = [name for name, kind in optimizer.state_kinds(param).items() if kind != ELEMENT]
     if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():

@@ -9,7 +9,7 @@ stack in each step, which is freed after it.
 """
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import Tensor
@@ -17,8 +17,10 @@ from paddle import Tensor
 from ... import _paddle
 from .._shards import Shard, run_locally
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
-from .interfaces import RuleInterface
 from .task import Task
+
+if TYPE_CHECKING:
+    from .._base.rule_optimizer import RuleOptimizer
 
 _MASTER = "master"
 
@@ -26,7 +28,7 @@ _MASTER = "master"
 class Batch:
     """Parameters that are updated together, and the stacks of their state."""
 
-    def __init__(self, optimizer: RuleInterface, params: list[Tensor]) -> None:
+    def __init__(self, optimizer: "RuleOptimizer", params: list[Tensor]) -> None:
         first = params[0]
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}

@@ -1,12 +1,14 @@
 """The pending update of one parameter, and the check of its gradient."""
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import paddle
 from paddle import Tensor
 
-from .interfaces import StepInterface
+if TYPE_CHECKING:
+    from .._base.layerwise_optimizer import LayerwiseOptimizer
+
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
@@ -22,7 +24,7 @@ class Task(NamedTuple):
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-def check_gradient_fits(optimizer: StepInterface, param: Tensor, grad: Tensor) -> None:
+def check_gradient_fits(optimizer: "LayerwiseOptimizer", param: Tensor, grad: Tensor) -> None:
     """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
     sparse = getattr(grad, "is_selected_rows", lambda: False)()
     if sparse and not optimizer.takes_sparse(param):

@@ -1,25 +1,65 @@
-"""Keras' `get_config` and `from_config`: the arguments of an optimizer as a dict for JSON."""
+"""Keras' parts of `AdamWeightDecay`: one count of steps for all parameters, `get_config` and `from_config`."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from ... import kernels
 from ..._paddle import keeps_masters, lr_or_scheduler
 from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
 from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._base.layerwise_arguments import LAYERWISE
-from .._base.step_count import SharedCountOptimizer
+from .._base.rule_optimizer import RuleOptimizer
+from .._base.rule_state import largest, loaded, state_of_all
+from .._step.updates import Values
+from ..states import STEP
 from .name_patterns import NamePatterns
 
 __all__ = ["KerasOptimizer"]
 
 
-class KerasOptimizer(SharedCountOptimizer):
-    """An optimizer with both methods; the constructor of a subclass sets the attributes."""
+class KerasOptimizer(RuleOptimizer):
+    """An optimizer with one step number t for all, as Keras' `iterations`; a subclass sets both attributes."""
 
     patterns: NamePatterns
     _given: dict[str, Any]  # the constructor's arguments other than options
+    _counting = False  # whether a step is running
+    _this: Any = None  # the number of the running step, if known: a Tensor, or a float for the C library
+
+    @contextlib.contextmanager
+    def _one_step(self) -> Iterator[None]:
+        outermost = not self._counting
+        self._counting = True
+        try:
+            yield
+        finally:
+            if outermost:
+                self._counting, self._this = False, None
+
+    def counted(self, state: Values) -> Values:
+        """Return 1 + the largest count of any parameter before this step."""
+        if not paddle.in_dynamic_mode():  # a graph updates all its parameters: they count alike
+            return super().counted(state)
+        if self._this is None:
+            self._this = self._count_taken() + 1.0
+        dtype = state[STEP].dtype
+        known = isinstance(self._this, float)
+        return {STEP: paddle.full([], self._this, dtype) if known else self._this.astype(dtype)}
+
+    def count_planned(self, structs: Any) -> None:
+        """Read the number of the running step from structs that cover all state: faster than Paddle."""
+        if self._this is None and self._count_elsewhere is None and len(structs) == len(state_of_all(self, STEP)):
+            self._this = max(kernels.largest_step(structs), float(largest(loaded(self, STEP)))) + 1.0
+
+    def _this_step(self) -> float:
+        """Return the number of the running step, from 1, for the C library."""
+        if self._this is None:
+            self._this = self._count_taken() + 1.0
+        return float(self._this)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments as a dict for JSON and `from_config`, with the present learning rate.
