@@ -1,7 +1,4 @@
-"""Argument checks, which return the value or raise, and `Option`, the declaration of an option.
-
-Imports no Paddle. Checks beyond a type and a range are in the modules that use them.
-"""
+"""Argument checks, which return the value or raise, and `Option`, the declaration of an option. Imports no Paddle."""
 
 import dataclasses
 import inspect
@@ -55,10 +52,9 @@ def checked_bool(value: Any, argument: str) -> bool:
 def checked_number(
     value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", expected: str = "a number"
 ) -> float:
-    """Return a finite number from `low` to `high` as a float; a square bracket in `ends` includes the limit.
+    """Return a finite number, also of an array or Tensor of one element, from `low` to `high` as a float; no bool.
 
-    NumPy numbers and arrays or Tensors of one element are numbers; bools are not. `expected` follows "must be"
-    in the TypeError.
+    A square bracket in `ends` includes the limit. `expected` follows "must be" in the TypeError.
     """
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):

@@ -26,10 +26,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
 
 
 def shown(value: Any) -> str:
-    """Return the `repr` of a value, cut to a bounded length without building the rest.
-
-    A large array or Tensor is shown by its shape, an object whose `repr` fails by its type.
-    """
+    """Return the `repr` of a value, cut to a bounded length without building the rest; of a large array, the shape."""
     text = ""
     try:
         for part in _parts(value, 0):
@@ -111,10 +108,7 @@ def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def unknown(noun: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20) -> str:
-    """Return the message for an unknown `key`, with the nearest known name, and all known names if at most `limit`.
-
-    `received` replaces "key=value".
-    """
+    """Return the message for an unknown `key`, with known names near it; `received` replaces "key=value" there."""
     names, name = list(known), shown(key)
     valid = f" Valid: {', '.join(names)}." if len(names) <= limit else ""
     plain = key if isinstance(key, str) and len(key) <= len(name) else name

@@ -28,10 +28,7 @@ class PartBeforeBlocks:
 
 
 def is_head(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> tuple[bool, bool]:
-    """Return whether a part declared before the blocks is a head, and whether the answer is a guess.
-
-    Sizes decide if there are any, then the name.
-    """
+    """Return whether a part is a head, by its sizes if there are any, then by its name, and whether this is a guess."""
     part = parts[branch]
     sublayers = {infos[name].sublayer for name in part.names} if infos else set()
     if infos and part.ends(infos)[1] and "Embedding" not in sublayers:

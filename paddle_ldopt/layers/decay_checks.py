@@ -63,12 +63,9 @@ def checked_multipliers(value: Any, name: str) -> dict[str, float]:
 def idle_options(
     values: Mapping[str, Any], options: Mapping[str, Option], names: Optional[Mapping[str, str]] = None
 ) -> Iterator[str]:
-    """Yield a sentence for each option without effect beside the others.
+    """Yield a sentence for each option without effect beside the others; `values` maps each option to its value.
 
-    Args:
-        values: option -> its value.
-        options: the declarations of `LayerDecay`.
-        names: option -> how the caller spells it, if not by its name.
+    `names` maps an option to the caller's name for it.
     """
     names = names or dict(zip(options, options))
 

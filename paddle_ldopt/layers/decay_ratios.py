@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class LayerRatios(Ratios):
-    """A function parameter -> ratio of its learning rate, built from a `LayerMap` and a decay.
-
-    Raise ValueError if a tower of the decay has no blocks in the map, or a pattern of its multipliers matches nothing.
-    """
+    """A function parameter -> ratio of its learning rate, from a `LayerMap` and a decay, which must fit each other."""
 
     decay: LayerDecay
 
@@ -90,10 +87,7 @@ class LayerRatios(Ratios):
 
 
 def _tower_by_name(names: Iterable[str], towers: Iterable[str]) -> dict[str, Optional[str]]:
-    """Return structured name -> tower of the decay, None outside of all towers.
-
-    Of several towers in a name the outermost counts, then the longest.
-    """
+    """Return structured name -> outermost, then longest, tower of the decay in the name; None outside of all towers."""
     patterns = {tower: re.compile(rf"(^|\.){re.escape(tower)}\.") for tower in towers}
     tower_of: dict[str, Optional[str]] = {}
     for name in names:

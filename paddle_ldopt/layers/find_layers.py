@@ -1,7 +1,6 @@
 """Structured parameter name -> layer, for any model, from names and shapes.
 
-Layer 0 has the embeddings, 1..n the blocks, n + 1 the head. Each tower (encoder and decoder, text and vision) counts by
-its own depth.
+Layer 0 has the embeddings, 1..n the blocks, n + 1 the head. Each tower (encoder and decoder) counts by its own depth.
 """
 
 import dataclasses

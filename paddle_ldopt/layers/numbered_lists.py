@@ -96,10 +96,7 @@ def _join_second_names(lists: dict[ListName, list[Row]]) -> None:
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:
-    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, and `encoders.*`.
-
-    A single `stage1` is left out.
-    """
+    """Return the paths right above lists of blocks, such as `encoders.0`, and `encoders.*`; no single `stage1`."""
     paths = set()
     for name in names:
         parts = name.split(".")
@@ -117,10 +114,7 @@ def _paths_with_stacks(names: list[str]) -> set[str]:
 
 
 def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
-    """Return the parts of a name, with indexes as parts of their own, and whether a part had an index.
-
-    ResNet's ``layer1.0`` becomes ``layer``, ``1``, ``0``, and so do ``layer1.blocks.0``, ``res1.res1a`` and ``bb_1_0``.
-    """
+    """Return the parts of a name, indexes (ResNet's ``layer1.0``) as parts of their own, and whether a part had one."""
     name = _replaced(name, COMMON_NAMES)
     parts = _replaced(name, INDEXES_IN_NAMES).split(".")
     tokens: list[str] = []

@@ -52,10 +52,7 @@ def adafactor_update(
     relative_step: bool,
     warmup_init: bool,
 ) -> Update:
-    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options.
-
-    Yields the sums for V of a matrix, then for RMS(u) and, with `scale_parameter`, RMS(p).
-    """
+    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options."""
     t = state[STEP]
     one_minus_beta2 = power(t, decay_rate)  # (7.2)
     g_square = add_(grad * grad, eps[0])

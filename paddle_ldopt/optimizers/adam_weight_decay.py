@@ -43,10 +43,7 @@ def adam_weight_decay_update(
     clipvalue: Optional[float] = None,
     clipnorm: Optional[float] = None,
 ) -> Update:
-    """Return (new parameter, new state). See `AdamWeightDecay` for the options.
-
-    Yields the square of the gradient's norm, with `clipnorm`.
-    """
+    """Return (new parameter, new state). See `AdamWeightDecay` for the options."""
     t = state[STEP]
     if decay:
         lr = lr / (1.0 + decay * (t - 1.0))  # Keras counts the iterations before this one

@@ -45,8 +45,7 @@ def adamw_update(
 ) -> tuple[Any, dict[str, Any]]:
     """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel.
 
-    The C library and Paddle's kernel compute the same; the step calls this function where Paddle has no kernel. There
-    are no sums, so `shard` has no effect.
+    The step calls it where Paddle has no kernel. There are no sums, so `shard` has no effect.
     """
     beta1_t, beta2_t = state["beta1_pow_acc"], state["beta2_pow_acc"]  # the powers of this step
     param = param * (1.0 - lr * weight_decay)

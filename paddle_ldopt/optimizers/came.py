@@ -59,10 +59,7 @@ def came_update(
     compression: bool = False,
     loss_scale: int = 1,
 ) -> Update:
-    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options.
-
-    Yields the sums for V of a matrix, for RMS(u) and, with `scale_parameter`, RMS(p), then for S of a matrix.
-    """
+    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options."""
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale

@@ -17,10 +17,7 @@ _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, P
 
 
 def parameters_to_train(model: Any) -> list[Any]:
-    """Return a model's parameters, frozen ones included because they may be unfrozen later.
-
-    Under sharding frozen parameters are left out: Paddle's sharding version 2 refuses them.
-    """
+    """Return a model's parameters, also frozen ones except under sharding, which refuses them in its version 2."""
     sharded = is_sharded()
     return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
@@ -31,10 +28,7 @@ def is_listed(parameters: Any) -> bool:
 
 
 def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
-    """Return an optimizer's `parameters` as a list, "params" of groups included, so that iterators are read once.
-
-    `parameters` may be None in a static graph. A group may have Paddle's own keys, labels and `options`.
-    """
+    """Return an optimizer's parameters or groups as lists, or None in a static graph; groups may have `options`."""
     if parameters is None and not paddle.in_dynamic_mode():
         return None
     if not is_listed(parameters):

@@ -56,10 +56,7 @@ def lamb_update(
     weight_decay: float,
     grad_centralization: bool = False,
 ) -> Update:
-    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options.
-
-    Yields the sums of the gradient's means (with `grad_centralization`), then the squares of both norms of the ratio.
-    """
+    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
     t = state[STEP]
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
@@ -203,14 +200,14 @@ class Lamb(ScheduledOptimizer):
             **layerwise,
         )
 
-    def _prepare(self, rate: Any, parameters: Any) -> None:
-        super()._prepare(rate, parameters)
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self._grouped = bool(groups)
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
                 warnings.warn(idle, stacklevel=4)
+        return super()._initial_lr(rate, parameters)
 
     # ---- the rule
 

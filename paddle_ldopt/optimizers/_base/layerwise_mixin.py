@@ -1,8 +1,7 @@
 """The ratio of each parameter's rate in a Paddle optimizer.
 
-Paddle calls `Optimizer._create_param_lr` for the rate of each parameter, in dygraph and in static graphs.
-`LayerwiseMixin` multiplies the result by the ratio. Paddle's kernel scales decoupled weight decay by the same rate, and
-nothing is written into the parameters.
+Paddle asks `_create_param_lr` for the rate of each parameter; `LayerwiseMixin` multiplies the result by the ratio.
+Paddle's kernel scales decoupled weight decay by the same rate, and nothing is written into the parameters.
 """
 
 import contextlib

@@ -51,10 +51,7 @@ class LayerwiseOptimizer(LayerwiseMixin):
         fused: Any,
         **arguments: Any,
     ) -> Any:
-        """Check the arguments of a constructor, keep them and return the parameters or groups as a list.
-
-        `arguments` has the options and the layer-wise arguments; for the others see `AdamWDL`.
-        """
+        """Check a constructor's arguments (see `AdamWDL`), keep them and return the parameters or groups as a list."""
         known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
         for name in arguments.keys() - known:
             wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."

@@ -43,7 +43,7 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     It may override `fused_rule` and `fused_flags` (the rule in the C library), `check_together` (options that exclude
     each other), `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`,
-    `_prepare`, `_initial_lr`.
+    `_initial_lr`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
@@ -77,7 +77,6 @@ class RuleOptimizer(LayerwiseOptimizer):
         self._operations = Operations(self.fused_step)
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
-        self._prepare(rate, parameters)
         # no `weight_decay`: Paddle would add an L2 penalty to the gradient
         super().__init__(self._initial_lr(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
@@ -88,11 +87,8 @@ class RuleOptimizer(LayerwiseOptimizer):
         """Return the constructor's rate after checking it."""
         return checked_lr(learning_rate, "learning_rate")
 
-    def _prepare(self, rate: Any, parameters: Any) -> None:
-        """Set attributes of the subclass; called when the options are known, before Paddle's constructor."""
-
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        """Return the initial rate as Paddle takes it, a float or a scheduler; called after `_prepare`."""
+        """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""
         return rate
 
     # ---- groups
@@ -194,11 +190,7 @@ class RuleOptimizer(LayerwiseOptimizer):
             _paddle.with_state(self).add(param.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with names that PaddleNLP's unified checkpoints can hold.
-
-        Raises:
-            ValueError: sharding with `split_param` calls it and would read rows and columns as elements.
-        """
+        """Return the state under names for PaddleNLP's unified checkpoints; raise if sharding would misread it."""
         kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
         if _paddle.is_called_by("sharded_state_dict") and self.finder.is_sliced(_paddle.parameter_list(self)):
             refuse_rows_in_slices(self, kinds)

@@ -12,10 +12,7 @@ __all__ = ["without_order"]
 
 
 def without_order(parameters: Any) -> Any:
-    """Return the parameters or groups without the dict of "order_params", which is checked.
-
-    It has no effect: an update does not depend on the updates of other parameters.
-    """
+    """Return the parameters or groups without the dict of "order_params", which is checked and has no effect."""
     if not is_listed(parameters):
         return parameters
     groups: list[Any] = []

@@ -1,7 +1,6 @@
 """Rates and weight decays of MindSpore's optimizers that are functions of the optimizer's own steps.
 
-Numbers become floats, Paddle's schedulers stay. A Tensor or an iterable of values and a callable of the step, which
-advance with the optimizer's own steps, become a `StepFunction`.
+A Tensor or an iterable of values, and a callable of the step, become a `StepFunction`; Paddle's schedulers stay.
 """
 
 import contextlib
@@ -96,8 +95,7 @@ class ScheduledOptimizer(RuleOptimizer):
     def _checked_lr(self, learning_rate: Any) -> Any:
         return lr_or_function(learning_rate, "learning_rate")
 
-    def _prepare(self, rate: Any, parameters: Any) -> None:
-        super()._prepare(rate, parameters)
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self.lr_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
@@ -105,10 +103,8 @@ class ScheduledOptimizer(RuleOptimizer):
         self._has_schedules = bool(self._step_functions)
         self._scheduled: dict[Any, float] = {}  # in a running step: function -> value, GLOBAL_STEP -> step
         self._refuse_functions_in_a_graph()
-
-    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         first = {function: function(0) for function in self._step_functions}  # checks every function
-        return rate if self.lr_function is None else first[rate]
+        return first.get(rate, rate)
 
     def _states_of(self, param: Tensor) -> dict[str, State]:
         # float32 even for float64 parameters, so that all counts can be compared

@@ -31,10 +31,7 @@ def refuse_sharded_groups(parameters: Any) -> None:
 
 
 def refuse_replaced_weight_decay(optimizer: Any) -> None:
-    """Raise if sharding v1 has disabled weight decay.
-
-    It may replace `apply_decay_param_fun` by a function of buffers, which the optimizer does not update.
-    """
+    """Raise if sharding v1 has replaced `apply_decay_param_fun` by a function of buffers: nothing would be decayed."""
     known = sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")
     if weight_decay_fun_is_replaced(optimizer) and not known:
         setting = sharding_setting("comm_overlap", "tensor_fusion")

@@ -1,11 +1,8 @@
 """Batches of parameters with one shape, type and set of options: the rule updates a stack [k, ...] of them.
 
-On an accelerator the launches of operations from Python limit a step. A `Batch` launches them once for all of its
-parameters.
-
-Paddle's dicts still hold the state of each parameter, which shares the memory of a row of the stack. If a state has
-other memory (after loading, casting or copying), the batch is built again. Parameters and gradients are copied into a
-stack in each step, which is freed after it.
+On an accelerator the launches of operations from Python limit a step; a `Batch` launches them once for all parameters.
+The state in Paddle's dicts shares the memory of a row of the stack. If a state has other memory (after loading, casting
+or copying), the batch is built again. Parameters and gradients are copied into a stack for each step.
 """
 
 import operator

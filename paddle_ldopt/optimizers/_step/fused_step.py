@@ -1,6 +1,6 @@
-"""The steps, and the collected updates, that the C library of `kernels` does for a Paddle optimizer.
+"""The steps and collected updates that the C library of `kernels` does: on a CPU, one call updates all parameters.
 
-In dygraph on a CPU one call updates all parameters in place, in Paddle's own tensors. Checkpoints do not depend on it.
+It works in place, in Paddle's own tensors. Checkpoints do not depend on it.
 """
 
 import collections
@@ -55,10 +55,9 @@ class FusedStep:
     # ---- a whole step
 
     def supports_step(self, optimizer: "LayerwiseOptimizer") -> bool:
-        """Return whether the library may take whole steps, as far as the optimizer's settings show.
+        """Return whether the library may take whole steps, by settings alone: a resumed run must have the same bits.
 
-        The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle,
-        and an interrupted run must have the same bits.
+        The library rounds the norm for clipping in another way than Paddle.
         """
         clip, params = _paddle.grad_clip(optimizer), _paddle.parameter_list(optimizer)
         by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm

@@ -1,7 +1,6 @@
 """The whole step: a step of plain parameters and gradients that needs only clipping and updates.
 
-Paddle's loop, the other way of a step, runs Python code for every parameter; both backends also do the updates that it
-collects.
+Paddle's loop, the other way of a step, runs Python code for every parameter.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
