@@ -154,10 +154,8 @@ class Came(FactoredOptimizer):
         TypeError, ValueError: as `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither;
             `warmup_init` without `relative_step`; both `beta2` and `decay_rate`; an incomplete "order_params".
 
-    Differs from MindFormers: `relative_step`, `warmup_init`, `compression`, `loss_scale`, the groups' own rate and
-    weight decay, and `beta1=0` work; updates are counted per parameter; a `beta1` of 1 (no parameter would move), a
-    `beta3` of 1 (S would be 0) and a `clip_threshold` of 0 are refused. Differs from the paper: V's decay rate, unless
-    `beta2` is given.
+    Differs from the paper by V's decay rate, unless `beta2` is given; docs/numerics.md lists differences from
+    MindFormers.
 
     Examples:
         >>> import paddle

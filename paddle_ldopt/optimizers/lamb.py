@@ -13,16 +13,7 @@ from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
-from ._base.arithmetic import (
-    add_,
-    divide_,
-    ema_,
-    ema_of_squares_,
-    multiply_,
-    one_minus_power,
-    sqrt_,
-    subtract_,
-)
+from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
 from ._ports.mindspore import without_order
 from ._ports.step_schedules import ScheduledOptimizer, decay_or_function, lr_or_function
 from ._shards import Shard
@@ -123,10 +114,8 @@ class Lamb(ScheduledOptimizer):
             number; a schedule of the optimizer's own steps in a static graph; a group with both "lr" and
             "learning_rate"; an incomplete "order_params".
 
-    Differs from the paper: the norm of the weights is not bounded, as in all implementations. Differs from
-    `mindspore.nn.Lamb`: t counts the parameter's updates, not the optimizer's, and gradients of all convolutions, and
-    no others, are centralized (in MindSpore, gradients of weights with a multiple of 16 input channels). Differs from
-    `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only with `always_adapt`).
+    Differs from the paper: the norm of the weights is not bounded, as in all implementations. docs/numerics.md lists
+    differences from MindSpore and Paddle.
 
     Examples:
         >>> import paddle

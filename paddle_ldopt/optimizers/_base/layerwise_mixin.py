@@ -26,7 +26,7 @@ from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratio_checks import check_trained
 from ...schedules.ahead import length_of
 from ...schedules.metric import follows_metric
-from .._shards import refuse_replaced_weight_decay, unknown_parameter
+from .._shards import ShardFinder, refuse_replaced_weight_decay, unknown_parameter
 from .._step.whole_step import scaled_lr
 from .layerwise_arguments import check_parameters, ratios_of_hook, ratios_of_layers
 
@@ -39,8 +39,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
     """
 
     _documented = False  # whether the ratios come from PaddleNLP's documented hook
-    _built_with: Optional[list[Any]] = None  # the parameters before any wrapper; None without `ratio_of`
-    _by_name: dict[str, Any] = {}  # of `_built_with`
+    finder = ShardFinder([])  # has the parameters before any wrapper, if known
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
     _last_ratios: Any = (None, [], [], [])  # of `ratio_list`: function, parameters, which of them were frozen, ratios
     structured_names: Mapping[str, str] = {}  # param.name -> structured name, if given
@@ -65,6 +64,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         params = None if parameters is None else flatten_groups(parameters)
         self.structured_names = structured_names(name_dict, layers)
         check_parameters(params, self.structured_names, apply_decay_param_fun)
+        self.finder = ShardFinder(params or [])
         self.n_layers = checked_int(n_layers, "n_layers")
         choose = ratios_of_hook if layers is None else functools.partial(ratios_of_layers, layers)
         self.ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
@@ -73,7 +73,6 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
             self._check_ratios(self.ratio_of, [param for param in params if not param.stop_gradient])
             if isinstance(self.ratio_of, LayerRatios):
                 check_trained(self.ratio_of, params)
-            self._built_with = params
 
     def _check_ratios(self, ratio_of: Any, params: list[Tensor]) -> None:
         for param in params:
@@ -142,16 +141,13 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
 
     def _original(self, param: Tensor) -> Any:
         """Return the parameter of the same name as `param`, which may be a slice of it; raise if there is none."""
-        if self._built_with is None:
-            return param
-        if param.name not in self._by_name:
-            self._by_name = {p.name: p for p in self._built_with}  # a deep copy has other names
-            if param.name not in self._by_name:
-                raise unknown_parameter(param)
-        return self._by_name[param.name]
+        known = self.finder.params
+        if known and param.name not in known:
+            raise unknown_parameter(param)
+        return known.get(param.name, param)
 
     def _known_names(self) -> Iterable[str]:  # of all parameters; empty if any can be added
-        return {param.name for param in self._built_with or ()}
+        return () if self.ratio_of is None else self.finder.params
 
     def _add_param_group(self, param_group: dict[str, Any]) -> None:
         known = self._known_names()
@@ -173,7 +169,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
 
     def check_in_step(self, params: list[Tensor]) -> None:
         """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay."""
-        if self.ratio_of is not None and self._built_with is None and self._documented:
+        if self.ratio_of is not None and self._documented and not self.finder.params:
             self._check_ratios(self.ratio_of, params)
         refuse_replaced_weight_decay(self)
 

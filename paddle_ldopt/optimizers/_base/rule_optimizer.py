@@ -10,7 +10,7 @@ from paddle.optimizer.lr import LRScheduler
 from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
-from .._shards import ShardFinder, refuse_fused_shards
+from .._shards import refuse_fused_shards
 from .._step.operations import Operations
 from .._step.task import Task, in_shape
 from .._step.updates import Values, update_shards
@@ -73,7 +73,6 @@ class RuleOptimizer(LayerwiseOptimizer):
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
             raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)
-        self.finder = ShardFinder(_paddle.flatten_groups(parameters or []))
         self._operations = Operations(self.fused_step)
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)

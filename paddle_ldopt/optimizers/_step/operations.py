@@ -86,7 +86,8 @@ class Operations:
                 units += [(None, [task]) for task in alike]
                 continue
             size = math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4)
-            limit = max(_most_bytes(optimizer, param) // size, 1)
+            most = 2**21 if param.place.is_cpu_place() else 2**26  # larger results get new memory pages on a CPU
+            limit = max((most if optimizer.batch_bytes is None else optimizer.batch_bytes) // size, 1)
             for begin in range(0, len(alike), limit):
                 together = alike[begin : begin + limit]
                 batch = self._batch(optimizer, [task.param for task in together])
@@ -107,13 +108,6 @@ class Operations:
         batch.build()
         self._batches[names] = batch
         return batch
-
-
-def _most_bytes(optimizer: "RuleOptimizer", param: Tensor) -> int:
-    """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
-    if optimizer.batch_bytes is not None:
-        return int(optimizer.batch_bytes)
-    return 2**21 if param.place.is_cpu_place() else 2**26
 
 
 def _can_be_stacked(task: Task) -> bool:
