@@ -9,21 +9,6 @@ from typing import Any, Callable, Optional
 
 from ._messages import refusal, wrong_type
 
-__all__ = [
-    "REQUIRED",
-    "Option",
-    "as_float",
-    "checked_bool",
-    "checked_choice",
-    "checked_int",
-    "checked_number",
-    "checked_state",
-    "checked_steps",
-    "one_of_two",
-    "plain_number",
-    "refused",
-]
-
 REQUIRED = inspect.Parameter.empty  # the default of a required argument
 _MOST_STEPS = 2**53  # floats count exactly up to here
 

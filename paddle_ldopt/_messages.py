@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, TypeVar
 
-__all__ = ["nearest", "problem", "quoted", "refusal", "shown", "first_few", "tell_all", "unknown", "wrong_type"]
-
 E = TypeVar("E", bound=Exception)
 
 _MOST_SHOWN = 400  # characters of a value in a message

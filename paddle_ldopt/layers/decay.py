@@ -7,14 +7,8 @@ from typing import Any, Callable, Optional, Union
 from paddle import Tensor
 
 from .._checks import Option, checked_bool, checked_choice, checked_int
-from .decay_checks import (
-    check_built_towers,
-    check_decay,
-    check_position,
-    check_towers,
-    checked_multipliers,
-    idle_options,
-)
+from .._messages import refusal, unknown
+from .decay_checks import OF_THE_WHOLE_MODEL, check_decay, check_position, checked_multipliers, idle_options
 
 Ratio = Union[float, Tensor]  # a Tensor in a static graph
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
@@ -39,15 +33,22 @@ def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
 
 
 def _built_towers(value: Any, name: str) -> dict[str, "LayerDecay"]:
-    """Return tower -> `LayerDecay`, built from a number or a dict of options."""
-    check_towers(value, name, OPTIONS)
+    """Return tower -> `LayerDecay`, built from a number or a dict of options; raise for other values."""
+    if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
+        problem = f"`{name}` must be a dict from the names of towers to decays, not empty."
+        raise refusal(TypeError, problem, **{name: value})
     towers = {}
     for tower, decay in value.items():
+        for option in decay.keys() - OPTIONS.keys() if isinstance(decay, dict) else ():
+            raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, decay[option], OPTIONS)}")
         try:
             towers[tower] = LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)
         except (TypeError, ValueError) as error:
             raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
-    check_built_towers(towers, name, OPTIONS)
+        for option in OF_THE_WHOLE_MODEL:
+            if getattr(towers[tower], option) != OPTIONS[option].default:
+                problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
+                raise refusal(ValueError, problem, **{tower: towers[tower]})
     return towers
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 from .._checks import Option, checked_int, checked_number
-from .._messages import refusal, unknown
+from .._messages import refusal
 from .patterns import checked_patterns
 
 if TYPE_CHECKING:
     from .decay import LayerDecay
 
-_OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
+OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
 
 
 def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
@@ -29,25 +29,6 @@ def check_position(decay: "LayerDecay", layer_id: int, n_layers: int, progress: 
     if decay.preserve_mean and decay.towers:
         problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
         raise refusal(ValueError, problem, towers=decay.towers)
-
-
-def check_towers(value: Any, name: str, options: Mapping[str, Option]) -> None:
-    """Raise unless `value` maps towers to decays; a dict as a decay has `options` only."""
-    if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
-        problem = f"`{name}` must be a dict from the names of towers to decays, not empty."
-        raise refusal(TypeError, problem, **{name: value})
-    for decay in value.values():
-        for option in decay.keys() - options.keys() if isinstance(decay, dict) else ():
-            raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, decay[option], options)}")
-
-
-def check_built_towers(towers: Mapping[str, "LayerDecay"], name: str, options: Mapping[str, Option]) -> None:
-    """Raise if a tower sets an option of the whole model."""
-    for tower, decay in towers.items():
-        for option in _OF_THE_WHOLE_MODEL:
-            if getattr(decay, option) != options[option].default:
-                problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
-                raise refusal(ValueError, problem, **{tower: decay})
 
 
 def checked_multipliers(value: Any, name: str) -> dict[str, float]:
@@ -101,7 +82,7 @@ def idle_options(
     yield from exclude("end", "freeze_below", "frozen layers stay frozen")
     if end is None and all(tower.end is None for tower in towers.values()):
         yield from idle(f"without `{names['end']}`", "steps")
-    options_outside = {name: value for name, value in values.items() if name not in _OF_THE_WHOLE_MODEL}
+    options_outside = {name: value for name, value in values.items() if name not in OF_THE_WHOLE_MODEL}
     for name, tower in towers.items():
         if options_outside == {option: getattr(tower, option) for option in options_outside}:
             same = f"A tower of `{names['towers']}` has no effect if its decay is the decay of the rest."

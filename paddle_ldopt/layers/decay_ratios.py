@@ -48,10 +48,6 @@ class LayerRatios(Ratios):
         """Return the ratio of a parameter by its structured name."""
         return self._now[name]
 
-    def multiplier_of(self, param: Tensor) -> float:
-        """Return the product of the decay's multipliers that match a parameter."""
-        return self.multipliers.get(self.layers.name_of(param.name), 1.0)
-
     def at(self, progress: Ratio) -> "LayerRatios":
         """Return the ratios after the fraction `progress` of the training, which may be a static graph's value."""
         if not self.decay.moves:

@@ -23,8 +23,6 @@ from .ratio_checks import check_effects
 from .table import LayerTable
 from .user_rules import Rules
 
-__all__ = ["Layer", "LayerMap"]
-
 
 class LayerMap:
     """The layer of each parameter of a model. Build it with `LayerMap.from_model` or `LayerMap.from_names`.

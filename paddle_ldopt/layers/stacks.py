@@ -13,8 +13,6 @@ from typing import NamedTuple, Optional
 from .known_names import BETWEEN_STAGES, NORM_BETWEEN_STAGES, PART_NAMES, STAGED_NAMES, STATISTICS, index_by_words
 from .numbered_lists import Row, rows_of_lists
 
-__all__ = ["Stack", "find_stacks"]
-
 _MOST_BLOCKS = 10_000  # numbers from here on are keys (dates, ids), not positions
 
 Parameters = set[tuple[str, ...]]  # the parameters of a block, by their names within it

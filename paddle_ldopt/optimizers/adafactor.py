@@ -31,8 +31,6 @@ from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
-__all__ = ["Adafactor", "adafactor_update"]
-
 _USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule`
 
 

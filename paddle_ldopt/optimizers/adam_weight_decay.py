@@ -24,8 +24,6 @@ from .registry import register
 from .shared_options import bool_option, plain_weight_decay
 from .states import ELEMENT, SCALAR, STEP, State
 
-__all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
-
 
 def adam_weight_decay_update(
     param: Tensor,

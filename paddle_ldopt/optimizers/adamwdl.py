@@ -26,8 +26,6 @@ from .registry import register
 from .shared_options import bool_option, plain_weight_decay
 from .states import ELEMENT, SCALAR, State
 
-__all__ = ["AdamWDL", "adamw_update"]
-
 _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
 
 

@@ -13,8 +13,6 @@ from ..layers.ratio_checks import check_trained
 from ._base.layerwise_arguments import ratio_fn
 from ._base.layerwise_mixin import LayerwiseMixin
 
-__all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
-
 _ATTRIBUTES = ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")  # set by the first function
 
 

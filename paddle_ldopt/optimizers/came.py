@@ -32,8 +32,6 @@ from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
-__all__ = ["Came", "came_update"]
-
 _DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
 _from_one = functools.partial(checked_int, least=1)
@@ -89,12 +87,7 @@ def came_update(
 
 
 def _fit_for_float16(m: Any) -> Any:
-    """Return m in the range of float16, rounded so that it can decay to 0.
-
-    |m| may reach clip_threshold * sqrt(size), so the largest values saturate. Denormal numbers are rounded towards 0:
-    otherwise beta1 * m would be rounded back to m and m would never decay to zero, and Paddle rounds some numbers far
-    below the smallest float16 to 2e-7.
-    """
+    """Return m in the range of float16; denormal numbers are rounded towards 0, or m would never decay to zero."""
     m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
@@ -121,8 +114,7 @@ class Came(FactoredOptimizer):
     `compression`) and 8 for each row and column.
 
     **Use a warm-up.** S starts at 0 without bias correction: the first step of a matrix has an RMS of about
-    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate (1.1 with the default, 11 with the authors' `beta3` of 0.9999). It
-    falls below 1 as S fills.
+    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate, 1.1 with the default.
 
     Args:
         learning_rate (float|LRScheduler, optional): at least 0. Must be None with `relative_step`, and only then.
@@ -139,8 +131,7 @@ class Came(FactoredOptimizer):
         relative_step: the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
             multiplier, as in `Adafactor`. `get_lr` then returns the rate of the next step.
         warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        compression: store m, but no average of squares, as float16. The error of m is at most
-            :math:`(2^{-11} \max |m| + 2^{-24}) / (1 - \beta_1)`: 0.5 % of its largest value with the default.
+        compression: store m as float16; with the default `beta1`, its error is at most 0.5 % of its largest value.
         loss_scale: an int of at least 1; gradients are divided by it (after `grad_clip`).
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A

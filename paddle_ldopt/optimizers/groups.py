@@ -10,8 +10,6 @@ from .._checks import checked_number
 from .._messages import refusal, shown, wrong_type
 from .._paddle import flatten_groups, is_sharded
 
-__all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
-
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
 _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
 

@@ -23,8 +23,6 @@ from .registry import register
 from .shared_options import bool_option
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
-__all__ = ["Lamb", "lamb_update"]
-
 _LR = "[0, inf) or a schedule"
 _DECAY = "[0, inf) or a function of the step"
 

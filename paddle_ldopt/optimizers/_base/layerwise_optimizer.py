@@ -188,7 +188,7 @@ class LayerwiseOptimizer(LayerwiseMixin):
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
-        self.fused_step.forget()
+        self.fused_step = FusedStep()  # without the plan of the old state
         super().set_state_dict(loadable(self, state_dict))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

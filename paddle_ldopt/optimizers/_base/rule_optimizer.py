@@ -73,7 +73,7 @@ class RuleOptimizer(LayerwiseOptimizer):
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
             raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)
-        self._operations = Operations(self.fused_step)
+        self._operations = Operations()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         # no `weight_decay`: Paddle would add an L2 penalty to the gradient

@@ -19,8 +19,6 @@ from .._step.updates import Values
 from ..states import STEP
 from .name_patterns import NamePatterns
 
-__all__ = ["KerasOptimizer"]
-
 
 class KerasOptimizer(RuleOptimizer):
     """An optimizer with one step number t for all, as Keras' `iterations`; a subclass sets both attributes."""

@@ -8,8 +8,6 @@ from ..._messages import shown
 from ..._paddle import flatten_groups
 from ..groups import is_listed
 
-__all__ = ["without_order"]
-
 
 def without_order(parameters: Any) -> Any:
     """Return the parameters or groups without the dict of "order_params", which is checked and has no effect."""

@@ -8,8 +8,6 @@ from typing import Any
 from ..._checks import Option
 from ..._messages import refusal
 
-__all__ = ["PATTERNS", "NamePatterns"]
-
 
 def _compiled(value: Any, name: str) -> list[Any]:
     """Return the compiled patterns of a list of strings."""

@@ -23,8 +23,6 @@ from .._step.updates import Values
 from ..shared_options import plain_weight_decay
 from ..states import GLOBAL_STEP, SCALAR, STEP, State
 
-__all__ = ["ScheduledOptimizer", "decay_or_function", "lr_or_function"]
-
 
 class StepFunction:
     """A number that depends on the optimizer's steps: element i of a sequence, or a function of i."""

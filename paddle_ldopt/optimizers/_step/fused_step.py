@@ -48,10 +48,6 @@ class FusedStep:
     def __deepcopy__(self, memo: Any) -> "FusedStep":
         return FusedStep()  # the copied optimizer has other tensors
 
-    def forget(self) -> None:
-        """Drop the plan, as after state was loaded."""
-        self._plan = None
-
     # ---- a whole step
 
     def supports_step(self, optimizer: "LayerwiseOptimizer") -> bool:

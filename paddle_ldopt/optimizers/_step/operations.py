@@ -1,6 +1,5 @@
 """Updates by Paddle's operations, in batches of parameters of one shape, type and set of options."""
 
-import copy
 import math
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -11,7 +10,6 @@ from paddle import Tensor
 
 from ... import _paddle
 from .batches import Batch, cast
-from .fused_step import FusedStep
 from .memory import StateSnapshot, addresses, same_shapes, view
 from .task import Task, check_gradient_fits, in_shape
 from .updates import update
@@ -24,20 +22,19 @@ if TYPE_CHECKING:
 class Operations:
     """The updates of one optimizer with a rule by Paddle's operations: its batches, and its plan of a whole step."""
 
-    def __init__(self, fused_step: FusedStep) -> None:
-        self._fused_step = fused_step
+    def __init__(self) -> None:
         self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
         self._plan: Optional[OperationsPlan] = None  # of the last whole step
 
     def __deepcopy__(self, memo: Any) -> "Operations":
-        return Operations(copy.deepcopy(self._fused_step, memo))  # the copied optimizer has tensors of its own
+        return Operations()  # the copied optimizer has tensors of its own
 
     def supports_step(self, optimizer: "RuleOptimizer") -> bool:
         """Return whether this process has all parameters whole, and the C library updates none of them."""
         if not optimizer.finder.is_whole(_paddle.parameter_list(optimizer)):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
-        return bool(self._fused_step.leaves_all_to_paddle(optimizer, params))
+        return bool(optimizer.fused_step.leaves_all_to_paddle(optimizer, params))
 
     def take(self, optimizer: "RuleOptimizer", inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if some state has no batch."""
