@@ -67,7 +67,6 @@ class LayerRatios(Ratios):
         return greatest
 
     def _ratios(self, progress: Ratio) -> dict[str, float]:
-        """Return structured name -> ratio."""
         without = self.without_multipliers(progress)
         return {name: ratio * self.multipliers.get(name, 1.0) for name, ratio in without.items()}
 

@@ -21,8 +21,6 @@ from .user_rules import Rules, apply_rules, check_no_gap, close_gaps
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a model."""
-
     by_rules: dict[str, int]  # name -> layer id, of all parameters that the user's rules place
     lists: FoundLists
     deepest: int  # number of blocks of the deepest tower

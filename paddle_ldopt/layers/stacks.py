@@ -188,7 +188,6 @@ def _ranks(indexes: Iterable[int], whole: bool, in_names: bool = False) -> dict[
 
 
 def _stages(rows: list[Row], sure: bool) -> Optional[Stages]:
-    """Return the stages of a list if it consists of stages, None otherwise."""
     stages: Stages = {row.index: {} for row in rows}
     for row in rows:
         if row.inner is not None:

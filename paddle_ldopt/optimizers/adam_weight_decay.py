@@ -83,12 +83,11 @@ class AdamWeightDecay(KerasOptimizer):
     State: 8 bytes per element (12 with `amsgrad`), and 4 per tensor.
 
     **Exclusion from weight decay.** Patterns are searched (`re.search`) in the structured name of a parameter with
-    TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". So "bias" and "bias:0$" match a bias, but "bias$"
-    matches nothing. Structured names come from `name_dict` or `layers`; without them ``param.name`` is searched. Weight
-    decay applies to all names, except names that match `exclude_from_weight_decay` but not `include_in_weight_decay`.
-    TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``,
-    ``input_layernorm`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class
-    of the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
+    TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". Structured names come from `name_dict` or
+    `layers`; without them ``param.name`` is searched. Weight decay applies to all names, except names that match
+    `exclude_from_weight_decay` but not `include_in_weight_decay`. TensorFlow's usual patterns miss Paddle's
+    ``norm1.weight`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class of
+    the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
 
     Args:
         learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0; also `lr`.

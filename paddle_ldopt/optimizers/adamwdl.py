@@ -19,8 +19,7 @@ from ._base.layerwise_mixin import LayerwiseMixin
 from ._base.layerwise_optimizer import LayerwiseOptimizer
 from ._base.rule_optimizer import checked_lr
 from ._step.plan import FusedRule
-from ._step.task import Task
-from ._step.updates import update
+from ._step.updates import Task, update
 from ._step.whole_step import all_parameters
 from .registry import register
 from .shared_options import bool_option, plain_weight_decay

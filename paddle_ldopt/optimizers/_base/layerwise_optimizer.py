@@ -16,7 +16,7 @@ from ..._messages import nearest, refusal
 from .._shards import MissingGradients, refuse_sharded_groups
 from .._step.fused_step import FusedStep, check_fused
 from .._step.plan import FusedRule
-from .._step.task import Task, check_gradient_fits
+from .._step.updates import Task, check_gradient_fits
 from .._step.whole_step import take_whole_step
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State, compute_dtype
@@ -88,7 +88,6 @@ class LayerwiseOptimizer(LayerwiseMixin):
         self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
 
     def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the given options, each checked."""
         return {name: option.checked(values[name], name) for name, option in self.OPTIONS.items() if name in values}
 
     def fixed_options(self) -> dict[str, Any]:
@@ -300,11 +299,9 @@ class LayerwiseOptimizer(LayerwiseMixin):
         return [self.fused_step]
 
     def _collects(self) -> bool:
-        """Return whether tasks are collected."""
         return paddle.in_dynamic_mode()
 
     def _update(self, tasks: list[Task]) -> None:
-        """Do the collected tasks."""
         raise NotImplementedError
 
     def counted(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from ..._checks import checked_number, checked_state
 from ..._messages import refusal
 from .._shards import refuse_fused_shards
 from .._step.operations import Operations
-from .._step.task import Task, in_shape
-from .._step.updates import Values, update_shards
+from .._step.updates import Task, Values, in_shape, update_shards
 from .._step.whole_step import scaled_lr
 from ..shared_options import COMMON
 from ..states import STEP, compute_dtype
@@ -83,7 +82,6 @@ class RuleOptimizer(LayerwiseOptimizer):
     # ---- for subclasses to define or override
 
     def _checked_lr(self, learning_rate: Any) -> Any:
-        """Return the constructor's rate after checking it."""
         return checked_lr(learning_rate, "learning_rate")
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:

@@ -26,7 +26,6 @@ def without_order(parameters: Any) -> Any:
 
 
 def _check_order(orders: list[Any], groups: list[Any]) -> None:
-    """Raise unless the order lists every parameter once."""
     if len(orders) > 1 or len(orders[0]) > 1:
         keys = [key for order in orders for key in order]
         raise ValueError(f"'order_params' must be the only key of one dict. Received: keys {shown(keys)}")

@@ -10,7 +10,6 @@ from ..._messages import refusal
 
 
 def _compiled(value: Any, name: str) -> list[Any]:
-    """Return the compiled patterns of a list of strings."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
         raise refusal(TypeError, f"`{name}` must be a list of strings or None.", **{name: value})
     try:

@@ -135,7 +135,6 @@ class Shard:
         return first, _placed(x, self._begin - first * width, (last - first) * width).reshape([last - first, width])
 
     def _cut(self, block: Any, width: int) -> Any:
-        """Return the elements of the span from whole rows."""
         offset = self._covered(width)[0] * width
         return block.flatten()[self._begin - offset : self._end - offset]
 

@@ -2,5 +2,5 @@
 
 `whole_step` reads the inputs of a step that needs only clipping and updates, and gives it to a backend: `fused_step`
 (the C library; `plan` prepares its structs) or `operations` (Paddle's operations, on `batches` of parameters).
-`updates` does a single `task`, one parameter of Paddle's loop. `memory` shows whether a plan is still valid.
+`updates` does a single `Task`, one parameter of Paddle's loop. `memory` shows whether a plan is still valid.
 """

@@ -14,7 +14,7 @@ from paddle import Tensor
 from ... import _paddle
 from .._shards import Shard, run_locally
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
-from .task import Task
+from .updates import Task
 
 if TYPE_CHECKING:
     from .._base.rule_optimizer import RuleOptimizer

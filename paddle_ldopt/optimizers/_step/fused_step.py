@@ -160,7 +160,6 @@ def _structs_of(plan: Plan, tasks: list[Any]) -> NDArray[Any]:
 
 
 def _call(optimizer: "LayerwiseOptimizer", structs: NDArray[Any], params: list[Tensor]) -> None:
-    """Update all parameters in the C library."""
     kernels.step(structs)
     if optimizer.fused_bumps_version:
         collections.deque(map(_paddle.bump_version, params), maxlen=0)

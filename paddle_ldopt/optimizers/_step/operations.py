@@ -11,8 +11,7 @@ from paddle import Tensor
 from ... import _paddle
 from .batches import Batch, cast
 from .memory import StateSnapshot, addresses, same_shapes, view
-from .task import Task, check_gradient_fits, in_shape
-from .updates import update
+from .updates import Task, check_gradient_fits, in_shape, update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_lr, scaled_lr, with_gradients
 
 if TYPE_CHECKING:
