@@ -6,9 +6,9 @@ from typing import Any, Callable, Optional, Union
 
 from paddle import Tensor
 
-from .._checks import Option, checked_bool, checked_choice, checked_int
+from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number
 from .._messages import refusal, unknown
-from .decay_checks import OF_THE_WHOLE_MODEL, check_decay, check_position, checked_multipliers, idle_options
+from .decay_checks import OF_THE_WHOLE_MODEL, check_decay, checked_multipliers, idle_options
 
 Ratio = Union[float, Tensor]  # a Tensor in a static graph
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
@@ -152,7 +152,13 @@ class LayerDecay:
         `progress` is the fraction of the training steps taken, in [0, 1]. Towers and multipliers are not applied: they
         depend on the parameter (`LayerMap.ratio_fn`).
         """
-        check_position(self, layer_id, n_layers, progress)
+        checked_number(progress, "progress", 0.0, 1.0)
+        if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
+            beyond = "`layer_id` must be at most `n_layers` + 1, the head."
+            raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
+        if self.preserve_mean and self.towers:
+            problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
+            raise refusal(ValueError, problem, towers=self.towers)
         blocks = (self.unscaled_ratio(i, n_layers, progress) for i in range(1, n_layers + 1))
         mean = mean_of(blocks) if self.preserve_mean else 1.0
         return self.unscaled_ratio(layer_id, n_layers, progress) * self.scale / mean

@@ -1,14 +1,11 @@
 """Checks of the options of a `LayerDecay`: values of the wrong kind, and options without effect beside the others."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
-from .._checks import Option, checked_int, checked_number
+from .._checks import Option, checked_number
 from .._messages import refusal
 from .patterns import checked_patterns
-
-if TYPE_CHECKING:
-    from .decay import LayerDecay
 
 OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
 
@@ -18,17 +15,6 @@ def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
     return checked_number(
         value, argument, 0.0, 1.0, "(]", expected="a number in (0, 1]; 1 is the same rate for all layers"
     )
-
-
-def check_position(decay: "LayerDecay", layer_id: int, n_layers: int, progress: float) -> None:
-    """Raise unless a layer id is of a tower of `n_layers` blocks, and its ratio follows from these arguments alone."""
-    checked_number(progress, "progress", 0.0, 1.0)
-    if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
-        beyond = "`layer_id` must be at most `n_layers` + 1, the head."
-        raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
-    if decay.preserve_mean and decay.towers:
-        problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
-        raise refusal(ValueError, problem, towers=decay.towers)
 
 
 def checked_multipliers(value: Any, name: str) -> dict[str, float]:
