@@ -70,17 +70,17 @@ class Operations:
         """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
         if not paddle.in_dynamic_mode():
             return [(None, [task]) for task in tasks]
+        units: list[tuple[Optional[Batch], list[Task]]] = []
         tasks_by_form: dict[Any, list[Task]] = {}
         for task in tasks:
             param = task.param
-            key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
-            tasks_by_form.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
-        units: list[tuple[Optional[Batch], list[Task]]] = []
+            if param.is_dist() or (task.shard is not None and task.shard.slice_size is not None):
+                units.append((None, [task]))
+            else:
+                key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
+                tasks_by_form.setdefault(key, []).append(task)
         for alike in tasks_by_form.values():
             param = alike[0].param
-            if not _can_be_stacked(alike[0]):
-                units += [(None, [task]) for task in alike]
-                continue
             size = math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4)
             most = 2**21 if param.place.is_cpu_place() else 2**26  # larger results get new memory pages on a CPU
             limit = max((most if optimizer.batch_bytes is None else optimizer.batch_bytes) // size, 1)
@@ -104,10 +104,6 @@ class Operations:
         batch.build()
         self._batches[names] = batch
         return batch
-
-
-def _can_be_stacked(task: Task) -> bool:
-    return (task.shard is None or task.shard.slice_size is None) and not task.param.is_dist()
 
 
 class Unit(NamedTuple):
