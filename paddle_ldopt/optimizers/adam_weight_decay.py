@@ -14,8 +14,7 @@ from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, one_minus_power, sqrt, subtract_
-from ._ports.keras import KerasOptimizer
-from ._ports.name_patterns import PATTERNS, NamePatterns
+from ._ports.keras import PATTERNS, KerasOptimizer
 from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
@@ -215,7 +214,6 @@ class AdamWeightDecay(KerasOptimizer):
             fused=fused,
             **common,
         )
-        self.patterns = NamePatterns(self._fixed)
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
@@ -244,20 +242,6 @@ class AdamWeightDecay(KerasOptimizer):
     def rule_clips(self) -> bool:
         """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
-
-    def has_weight_decay(self, param: Tensor) -> bool:
-        """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
-        return super().has_weight_decay(param) and self.patterns.find(self.structured_name(param))
-
-    def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
-        remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
-        self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
-
-    def check_in_step(self, params: list[Tensor]) -> None:
-        """Warn of patterns without effect in a static graph, whose parameters are known only now."""
-        super().check_in_step(params)
-        if parameter_list(self) is None:
-            self._warn_of_idle_patterns(params)
 
     def lr_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""

@@ -14,8 +14,7 @@ from paddle import Tensor
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
-from ._ports.mindspore import without_order
-from ._ports.step_schedules import ScheduledOptimizer, decay_or_function, lr_or_function
+from ._ports.mindspore import ScheduledOptimizer, decay_or_function, lr_or_function, without_order
 from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update

@@ -1,14 +1,19 @@
-"""Keras' parts of `AdamWeightDecay`: one count of steps for all parameters, `get_config` and `from_config`."""
+"""Parts of `AdamWeightDecay` from TensorFlow: patterns for weight decay, one count of steps, `get_config`."""
 
 import contextlib
+import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from ... import kernels
-from ..._paddle import keeps_masters, lr_or_scheduler
+from ..._checks import Option
+from ..._messages import refusal
+from ..._paddle import keeps_masters, lr_or_scheduler, parameter_list
 from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
 from ...layers.paddlenlp_hook import layerwise_lr_decay
@@ -17,14 +22,31 @@ from .._base.rule_optimizer import RuleOptimizer
 from .._base.rule_state import largest, loaded, state_of_all
 from .._step.updates import Values
 from ..states import STEP
-from .name_patterns import NamePatterns
+
+
+def _compiled(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
+        raise refusal(TypeError, f"`{name}` must be a list of strings or None.", **{name: value})
+    try:
+        return [re.compile(pattern) for pattern in value]
+    except re.error as error:
+        raise refusal(ValueError, f"`{name}` must hold regular expressions: {error}.", **{name: value}) from None
+
+
+def _option(doc: str) -> Option:
+    return Option(doc=doc, optional=True, check=_compiled, values="regular expressions")
+
+
+PATTERNS = {
+    "include_in_weight_decay": _option("patterns of names with weight decay in any case"),
+    "exclude_from_weight_decay": _option("patterns of names without weight decay"),
+}
 
 
 class KerasOptimizer(RuleOptimizer):
-    """An optimizer with one step number t for all, as Keras' `iterations`; a subclass sets both attributes."""
+    """An optimizer with one step number t for all parameters, as Keras' `iterations`, and with `PATTERNS`."""
 
-    patterns: NamePatterns
-    _given: dict[str, Any]  # the constructor's arguments other than options
+    _given: dict[str, Any]  # the constructor's arguments other than options; a subclass sets it
     _counting = False  # whether a step is running
     _this: Any = None  # the number of the running step, if known: a Tensor, or a float for the C library
 
@@ -59,6 +81,30 @@ class KerasOptimizer(RuleOptimizer):
             self._this = self._count_taken() + 1.0
         return float(self._this)
 
+    def has_weight_decay(self, param: Tensor) -> bool:
+        """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
+        name = f"{self.structured_name(param)}:0"  # with TensorFlow's suffix
+        include, exclude = (any(p.search(name) for p in self._fixed[option] or ()) for option in PATTERNS)
+        return super().has_weight_decay(param) and (include or not exclude)
+
+    def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
+        names = [f"{self.structured_name(param)}:0" for param in params]
+        idle = {
+            option: [p.pattern for p in self._fixed[option] or () if not any(p.search(name) for name in names)]
+            for option in PATTERNS
+        }
+        if names and any(idle.values()):
+            found = ", ".join(f"{option}={patterns}" for option, patterns in idle.items() if patterns)
+            where = f"They were searched in names like {', '.join(map(repr, names[:4]))}."
+            remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
+            warnings.warn(f"Patterns that match no parameter: {found}. {where}{remedy}", stacklevel=3)
+
+    def check_in_step(self, params: list[Tensor]) -> None:
+        """Warn of patterns without effect in a static graph, whose parameters are known only now."""
+        super().check_in_step(params)
+        if parameter_list(self) is None:
+            self._warn_of_idle_patterns(params)
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments as a dict for JSON and `from_config`, with the present learning rate.
 
@@ -75,7 +121,8 @@ class KerasOptimizer(RuleOptimizer):
             objects["learning_rate"] = lr_or_scheduler(self)
         else:
             plain["learning_rate"] = lr_or_scheduler(self)
-        declared = {**self._defaults, **self._fixed, **self.patterns.texts()}
+        patterns = {option: [p.pattern for p in self._fixed[option] or ()] or None for option in PATTERNS}
+        declared = {**self._defaults, **self._fixed, **patterns}
         options = {self.OPTIONS[name].called or name: value for name, value in declared.items()}
         own = {"multi_precision": keeps_masters(self), "fused": self.fused, "batch_bytes": self.batch_bytes}
         missing = [argument for argument, value in objects.items() if value is not None]
