@@ -126,11 +126,8 @@ class LayerMap:
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
         """Return a decay's function parameter -> ratio of its learning rate, as optimizers take it.
 
-        Raises:
-            ValueError: a tower without blocks in this map; an option or a multiplier that changes no ratio.
-
-        Warns:
-            UserWarning: a multiplier whose parameters are all frozen.
+        Raises ValueError for a tower without blocks in this map, and for an option or a multiplier that changes no
+        ratio. Warns of a multiplier whose parameters are all frozen.
         """
         ratios = LayerRatios(self, as_decay(layerwise_decay))
         check_effects(ratios)

@@ -26,7 +26,7 @@ from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratio_checks import check_trained
 from ...schedules.ahead import length_of
 from ...schedules.metric import follows_metric
-from .._shards import ShardFinder, refuse_replaced_weight_decay, unknown_parameter
+from .._shards import ShardFinder, refuse_replaced_weight_decay
 from .._step.whole_step import scaled_lr
 from .layerwise_arguments import check_parameters, ratios_of_hook, ratios_of_layers
 
@@ -76,7 +76,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
 
     def _check_ratios(self, ratio_of: Any, params: list[Tensor]) -> None:
         for param in params:
-            ratio_of(self._original(param))
+            ratio_of(self.finder.original(param))
         if self._documented:
             check_documented_hook([self.structured_names[param.name] for param in params])
 
@@ -87,7 +87,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         for known in (self._step_ratios, self.ratio_of.last if isinstance(self.ratio_of, HookRatios) else None):
             if known and param.name in known:
                 return known[param.name]
-        return self.current_ratio_of()(self._original(param))
+        return self.current_ratio_of()(self.finder.original(param))
 
     def ratio_list(self, params: list[Tensor], frozen: list[bool]) -> list[Any]:
         """Return the current ratios of parameters, computed and checked; 0 for frozen ones."""
@@ -95,7 +95,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
             return [1.0] * len(params)
         ratio_of, (known, of, were_frozen, ratios) = self.current_ratio_of(), self._last_ratios
         if known is not ratio_of or frozen != were_frozen or not (of is params or all(map(operator.is_, params, of))):
-            ratios = [0.0 if idle else ratio_of(self._original(param)) for param, idle in zip(params, frozen)]
+            ratios = [0.0 if idle else ratio_of(self.finder.original(param)) for param, idle in zip(params, frozen)]
             if ratio_of.is_constant:  # a LayerMap's
                 self._last_ratios = ratio_of, params, frozen, ratios
         return ratios
@@ -138,13 +138,6 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
             self._groups = groups_by_name(self)
         return self._groups.get(param.name, {})
-
-    def _original(self, param: Tensor) -> Any:
-        """Return the parameter of the same name as `param`, which may be a slice of it; raise if there is none."""
-        known = self.finder.params
-        if known and param.name not in known:
-            raise unknown_parameter(param)
-        return known.get(param.name, param)
 
     def _known_names(self) -> Iterable[str]:  # of all parameters; empty if any can be added
         return () if self.ratio_of is None else self.finder.params

@@ -10,7 +10,6 @@ from paddle.optimizer.lr import LRScheduler
 from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
-from .._shards import refuse_fused_shards
 from .._step.operations import Operations
 from .._step.updates import Task, Values, in_shape, update_shards
 from .._step.whole_step import scaled_lr
@@ -133,8 +132,9 @@ class RuleOptimizer(LayerwiseOptimizer):
         """Update the parameters without shards in other processes, then the parameters with such shards."""
         shards = self.finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(shard=shards[task.param.name]) for task in tasks if task.param.name in shards]
-        if self.fused:
-            refuse_fused_shards(task.shard for task in tasks)
+        if self.fused and any(task.shard.groups or task.shard.slice_size is not None for task in tasks):
+            where = "parameters in shards (tensor parallel, sharding version 2)"
+            raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
         alone = [task for task in tasks if not task.shard.groups]
         rest = self.fused_step.update(self, [task for task in alone if task.shard.slice_size is None])
         self._operations.update(self, [*rest, *(task for task in alone if task.shard.slice_size is not None)])

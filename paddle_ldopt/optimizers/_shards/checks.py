@@ -1,22 +1,8 @@
-"""Errors for parameters and options that Paddle's wrappers, or the C library, cannot handle in shards."""
+"""Errors for parameters and options that Paddle's wrappers cannot handle in shards."""
 
-from collections.abc import Iterable
 from typing import Any
 
-from paddle import Tensor
-
 from ..._paddle import is_sharded, sharding_setting, topology, weight_decay_fun_is_replaced
-from .shard import Shard
-
-INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
-
-
-def unknown_parameter(param: Tensor) -> ValueError:
-    """Return the error for a parameter with which the optimizer was not built."""
-    return ValueError(
-        f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut them up. "
-        f"Set sharding_configs.tensor_fusion=False; {INSTEAD}. Received: '{param.name}' of shape {list(param.shape)}"
-    )
 
 
 def refuse_sharded_groups(parameters: Any) -> None:
@@ -39,10 +25,3 @@ def refuse_replaced_weight_decay(optimizer: Any) -> None:
             f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed: set "
             f"{setting}=False in the strategy's sharding_configs. Received: {setting}=True"
         )
-
-
-def refuse_fused_shards(shards: Iterable[Shard]) -> None:
-    """Raise for `fused=True` if any parameter is in shards."""
-    if any(shard.groups or shard.slice_size is not None for shard in shards):
-        where = "parameters in shards (tensor parallel, sharding version 2)"
-        raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
