@@ -8,7 +8,7 @@ import paddle
 
 from .._checks import checked_number
 from .._messages import refusal, shown, wrong_type
-from .._paddle import flatten_groups, is_sharded
+from .._paddle import flatten_groups, is_sharded, topology
 
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
 _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
@@ -48,6 +48,12 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
                 f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
             )
         params_by_name[param.name] = param
+    if groups and is_sharded():
+        raise ValueError(
+            "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
+            "`apply_decay_param_fun` for the decay, or sharding_degree=1. "
+            f"Received: {len(groups)} groups, sharding_degree={topology().get_sharding_parallel_world_size()}"
+        )
     return groups or items
 
 

@@ -13,7 +13,7 @@ from paddle import Tensor
 from ... import _paddle
 from ..._checks import Option, checked_bool, checked_number
 from ..._messages import nearest, refusal
-from .._shards import MissingGradients, refuse_sharded_groups
+from .._shards import MissingGradients
 from .._step.fused_step import FusedStep, check_fused
 from .._step.plan import FusedRule
 from .._step.updates import Task, check_gradient_fits
@@ -62,7 +62,6 @@ class LayerwiseOptimizer(LayerwiseMixin):
             wrong = "`apply_decay_param_fun` must be callable."
             raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
         groups = checked_parameters(parameters, [name for name, option in self.OPTIONS.items() if option.group])
-        refuse_sharded_groups(groups)
         self._read_options(arguments, groups or [])
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
