@@ -215,11 +215,12 @@ class Adafactor(FactoredOptimizer):
 
     rule = staticmethod(adafactor_update)
 
-    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         fields = {"beta1": options["beta1"] or 0.0, "eps": (*options["eps"], 0), "clip": options["clip_threshold"]}
         fields["decay_rate"] = -options["decay_rate"]
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
+        flags["factored"] = is_factored(shape)
         flags["momentum"] = options["beta1"] is not None
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
         return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)

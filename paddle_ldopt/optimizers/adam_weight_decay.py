@@ -230,7 +230,7 @@ class AdamWeightDecay(KerasOptimizer):
         """Return the rule's options that no parameter group overrides."""
         return {name: self._fixed[name] for name in ("amsgrad", "decay")}
 
-    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         norm, most = options["clipnorm"], options["clipvalue"]
         fields = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}

@@ -208,7 +208,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     def _collects(self) -> bool:
         return super()._collects() and not self.fused_step.leaves_all_to_paddle(self, all_parameters(self))
 
-    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> Union[FusedRule, str]:
         """Return the rule for the C library, or the reason why it cannot do it."""
         tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], Tensor)]
         if tensors:

@@ -266,11 +266,12 @@ class Came(FactoredOptimizer):
 
     rule = staticmethod(came_update)
 
-    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
+        flags["factored"] = is_factored(shape)
         flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
         return FusedRule("came", states, fields, flags)

@@ -199,15 +199,12 @@ class Lamb(ScheduledOptimizer):
 
     rule = staticmethod(lamb_update)
 
-    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0)}
         fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
-        return FusedRule("lamb", ("moment1", "moment2"), fields, aux=GLOBAL_STEP)
-
-    def fused_flags(self, shape: Any, options: dict[str, Any]) -> dict[str, bool]:
-        """Return the flag that depends on a parameter's shape."""
-        return {"centralize": options["grad_centralization"] and is_convolution(shape)}
+        flags = {"centralize": options["grad_centralization"] and is_convolution(shape)}
+        return FusedRule("lamb", ("moment1", "moment2"), fields, flags, aux=GLOBAL_STEP)
 
     def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""

@@ -133,7 +133,3 @@ class FactoredOptimizer(RuleOptimizer):
     def _refuse_new_lr(self, **received: Any) -> None:
         if self.sets_own_lr:  # as Paddle does where a scheduler sets the rate
             raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", **received)
-
-    def fused_flags(self, shape: Any, options: dict[str, Any]) -> dict[str, bool]:
-        """Return the flag that depends on a parameter's shape."""
-        return {"factored": is_factored(shape)}

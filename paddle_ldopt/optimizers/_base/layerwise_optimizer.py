@@ -274,13 +274,9 @@ class LayerwiseOptimizer(LayerwiseMixin):
     def check_shape(self, param: Tensor) -> None:
         """Raise if the shape of a parameter has changed since the optimizer or its state was made."""
 
-    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
-        """Return the rule for the C library with the options of a group, or the reason why there is none."""
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> Union[FusedRule, str]:
+        """Return the rule for the C library, of which flags alone depend on the shape, or the reason for none."""
         return f"the C library has no rule of {type(self).__name__}"
-
-    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> dict[str, bool]:
-        """Return the flags of the C library that depend on a parameter's shape, as `FusedRule.flags`."""
-        return {}
 
     def rule_clips(self) -> bool:
         """Return whether the rule itself clips a gradient, after `grad_clip`."""

@@ -14,10 +14,10 @@ from .._step.operations import Operations
 from .._step.updates import Task, Values, in_shape, update_shards
 from .._step.whole_step import scaled_lr
 from ..shared_options import COMMON
-from ..states import STEP, compute_dtype
+from ..states import COLUMN, ROW, STEP, compute_dtype
 from .arithmetic import add_
 from .layerwise_optimizer import LayerwiseOptimizer
-from .rule_state import largest_of, plain, refuse_rows_in_graph, refuse_rows_in_slices, unified_name
+from .rule_state import largest_of, plain, refuse_rows_in_graph, unified_name
 
 
 class RuleOptimizer(LayerwiseOptimizer):
@@ -39,9 +39,8 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     - `sums(options, shape)`: the kinds of these sums, if the rule yields any.
 
-    It may override `fused_rule` and `fused_flags` (the rule in the C library), `check_together` (options that exclude
-    each other), `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`,
-    `_initial_lr`.
+    It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other),
+    `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`, `_initial_lr`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
@@ -189,8 +188,13 @@ class RuleOptimizer(LayerwiseOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state under names for PaddleNLP's unified checkpoints; raise if sharding would misread it."""
         kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
-        if _paddle.is_called_by("sharded_state_dict") and self.finder.is_sliced(_paddle.parameter_list(self)):
-            refuse_rows_in_slices(self, kinds)
+        is_split = _paddle.is_called_by("sharded_state_dict") and self.finder.is_sliced(_paddle.parameter_list(self))
+        if is_split and {ROW, COLUMN} & set(kinds.values()):
+            raise ValueError(
+                "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
+                "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
+                f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
+            )
         # Paddle omits the loaded state of parameters that had no gradient yet
         state = {**_paddle.waiting_state(self), **super().state_dict()}
         names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in (STEP, *kinds))}

@@ -143,22 +143,21 @@ class Plan:
 
     def fill_rule(self, struct: Any, shape: list[int], options: dict[str, Any]) -> None:
         """Fill in the numbers of a rule, and the sizes and flags that it has for a parameter of this shape."""
-        rule: Any = self.optimizer.fused_rule(options)  # `library_rule` has checked it
-        flags = {**rule.flags, **self.optimizer.fused_flags(shape, options)}
+        rule: Any = self.optimizer.fused_rule(options, shape)  # `library_rule` has checked it
         sizes: Any = (1, 1, math.prod(shape))
-        if flags.get("factored"):
+        if rule.flags.get("factored"):
             sizes = (math.prod(shape[:-2]), *shape[-2:])
-        elif flags.get("centralize"):
+        elif rule.flags.get("centralize"):
             sizes = (1, shape[0], math.prod(shape[1:]))
         struct["batch"], struct["rows"], struct["cols"] = sizes
         struct["rule"] = kernels.RULES[rule.name]
-        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag, is_set in flags.items() if is_set)
+        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag, is_set in rule.flags.items() if is_set)
         for field, value in {"grad_scale": 1.0, **rule.fields}.items():
             struct[field] = value
 
     def refresh(self, options: dict[str, Any]) -> None:
         """Fill in the numbers of the rule, the same for all parameters, if they have changed."""
-        rule: Any = self.optimizer.fused_rule(options)
+        rule: Any = self.optimizer.fused_rule(options, ())
         if rule != self._rule:
             self._rule = rule
             for field, value in rule.fields.items():
@@ -186,7 +185,7 @@ def library_rule(optimizer: "LayerwiseOptimizer", options: dict[str, Any]) -> Un
     owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
     if getattr(cls, "rule", None) is not getattr(owner, "rule", None):
         return f"{cls.__name__} has a `rule` of its own and no `fused_rule` for it"
-    rule = optimizer.fused_rule(options)
+    rule = optimizer.fused_rule(options, ())
     if not isinstance(rule, str) and any(0.0 < eps < _SMALLEST for eps in rule.fields["eps"]):
         return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
     return rule
