@@ -13,6 +13,8 @@ from typing import NamedTuple, Optional
 from .known_names import BETWEEN_STAGES, NORM_BETWEEN_STAGES, PART_NAMES, STAGED_NAMES, STATISTICS, index_by_words
 from .numbered_lists import Row, rows_of_lists
 
+__all__ = ["Stack", "find_stacks"]
+
 _MOST_BLOCKS = 10_000  # numbers from here on are keys (dates, ids), not positions
 
 Parameters = set[tuple[str, ...]]  # the parameters of a block, by their names within it
@@ -94,10 +96,14 @@ class FoundLists(NamedTuple):
 def find_stacks(
     names: list[str], placed: Container[str], whole: bool, alone: bool, shapes: Mapping[str, tuple[int, ...]]
 ) -> FoundLists:
-    """Return the numbered lists in structured `names` in the model's order, with the `shapes` of known parameters.
+    """Return the stacks, other lists that may be of blocks (name -> length), and lists of single layers.
 
-    Names in `placed` need no stack. Missing numbers of their lists count as blocks, of other lists unless `names` are
-    `whole`. If all blocks are in `names` `alone`, at least one list is a stack.
+    Args:
+        names: structured names of parameters in the model's order.
+        placed: names that need no stack; missing numbers of their lists count as blocks.
+        whole: whether `names` are complete, so that missing numbers are not blocks.
+        alone: whether all blocks are in `names`, so that at least one list is a stack.
+        shapes: name of a parameter -> its shape, if known.
     """
     block_lists, unknown, partial = rows_of_lists(names, placed)
     # a word that begins the names of all lists cannot tell one list from another
