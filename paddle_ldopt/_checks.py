@@ -37,9 +37,9 @@ def checked_bool(value: Any, argument: str) -> bool:
 def checked_number(
     value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", expected: str = "a number"
 ) -> float:
-    """Return a finite number, also of an array or Tensor of one element, from `low` to `high` as a float; no bool.
+    """Return a finite number from `low` to `high` as a float; a square bracket in `ends` includes the limit.
 
-    A square bracket in `ends` includes the limit. `expected` follows "must be" in the TypeError.
+    NumPy numbers and arrays or Tensors of one element are numbers; bools are not. `expected` ends the TypeError.
     """
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):

@@ -106,7 +106,7 @@ def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def unknown(noun: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20) -> str:
-    """Return the message for an unknown `key`, with known names near it; `received` replaces "key=value" there."""
+    """Return the message for an unknown `key`, with the nearest known name; `received` replaces "key=value"."""
     names, name = list(known), shown(key)
     valid = f" Valid: {', '.join(names)}." if len(names) <= limit else ""
     plain = key if isinstance(key, str) and len(key) <= len(name) else name

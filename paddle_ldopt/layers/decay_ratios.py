@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class LayerRatios(Ratios):
-    """A function parameter -> ratio of its learning rate, from a `LayerMap` and a decay, which must fit each other."""
+    """A function parameter -> ratio of its learning rate, built from a `LayerMap` and a decay.
+
+    Raise ValueError if a tower of the decay has no blocks in the map, or a pattern of its multipliers matches nothing.
+    """
 
     decay: LayerDecay
 
@@ -47,6 +50,10 @@ class LayerRatios(Ratios):
     def of(self, name: str) -> float:
         """Return the ratio of a parameter by its structured name."""
         return self._now[name]
+
+    def multiplier_of(self, param: Tensor) -> float:
+        """Return the product of the decay's multipliers that match a parameter."""
+        return self.multipliers.get(self.layers.name_of(param.name), 1.0)
 
     def at(self, progress: Ratio) -> "LayerRatios":
         """Return the ratios after the fraction `progress` of the training, which may be a static graph's value."""

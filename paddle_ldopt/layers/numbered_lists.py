@@ -114,7 +114,10 @@ def _paths_with_stacks(names: list[str]) -> set[str]:
 
 
 def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
-    """Return the parts of a name, indexes (ResNet's ``layer1.0``) as parts of their own, and whether a part had one."""
+    """Return the parts of a name, with indexes as parts of their own, and whether a part had an index.
+
+    ResNet's ``layer1.0`` becomes ``layer``, ``1``, ``0``, and so do ``layer1.blocks.0``, ``res1.res1a`` and ``bb_1_0``.
+    """
     name = _replaced(name, COMMON_NAMES)
     parts = _replaced(name, INDEXES_IN_NAMES).split(".")
     tokens: list[str] = []

@@ -96,7 +96,7 @@ def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) ->
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
         multiplier, end = 1.0, None
         if isinstance(ratios, LayerRatios):
-            multiplier = ratios.multipliers.get(ratios.layers.name_of(param.name), 1.0)
+            multiplier = ratios.multiplier_of(param)
             if ratios.decay.moves:  # the peak is unknown: rate and ratio both move
                 layer_ratio = interface.layerwise_ratio(param)
                 end, at_peak = ratio / layer_ratio * ratios.at(1.0)(param) if layer_ratio else 0.0, None

@@ -63,7 +63,11 @@ class LayerRow:
 
 
 class LayerTable:
-    """The layers of a model with their rates, from embeddings to head (`LayerMap.table`); one of `rows` per layer."""
+    """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
+
+    `rows` has one `LayerRow` per tower and layer. The running statistics of batch normalization, which Paddle lists as
+    parameters, are omitted.
+    """
 
     def __init__(self, rows: list[LayerRow]) -> None:
         self.rows = rows
@@ -73,7 +77,6 @@ class LayerTable:
         """Return the table of tensors with their rates; tensors without a rate are omitted."""
         grouped: dict[Layer, list[tuple[Optional[Tensor], Rate]]] = {}
         for tensor_name, (layer, name, param) in tensors.items():
-            # Paddle lists the running statistics of batch normalization as parameters
             statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)
             if tensor_name in rates and not statistic:
                 grouped.setdefault(layer, []).append((param, rates[tensor_name]))
