@@ -78,8 +78,8 @@ def in_short(results, planned, seeds):
     above, below, neither = (signs.count(side) for side in (1, -1, 0))
     parts = [text_table(HEAD, rows)] if rows else []
     parts.append(
-        f"The table has {len(signs)} differences from uniform training at the same rate. The 95 % interval is above 0 for "
-        f"{above} of them, below 0 for {below}, and includes 0 for {neither}. "
+        f"The table has {len(signs)} differences from uniform training at the same rate. The 95 % interval is above 0 "
+        f"for {above} of them, below 0 for {below}, and includes 0 for {neither}. "
         f"By chance alone, about {0.05 * len(signs):.0f} intervals would exclude 0."
     )
     lacking = unfinished(results, planned, seeds)

@@ -133,7 +133,7 @@ class LayerDecay:
         values="a dict from names to decays",
     )
     multipliers: Optional[dict[str, float]] = _option(
-        None, "factors of ratios, by parameter name", check=checked_multipliers, values="a dict from regular expressions to factors"
+        None, "factors by name pattern", check=checked_multipliers, values="a dict from regular expressions to factors"
     )
 
     def __post_init__(self) -> None:
