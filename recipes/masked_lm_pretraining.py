@@ -8,7 +8,7 @@
 
 A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and
 weights each by its masked tokens, so the step equals that of the whole batch. By default MiniLM (from a package that
-`make` installs) trains on docstrings of Python's standard library. `--model BertForMaskedLM` is a small untrained model.
+`make` installs) trains on docstrings of Python's standard library. `--model BertForMaskedLM` trains a small new model.
 The run's folder is a `--model` for other recipes. All other arguments of PaddleNLP's Trainer work too (--help-all).
 """
 
