@@ -12,7 +12,7 @@ from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import add, add_, ema_, maximum, multiply_, power
+from ._base.arithmetic import add_, ema_, maximum, multiply_, power, subtract_
 from ._base.factored import (
     FactoredOptimizer,
     clipped_,
@@ -71,8 +71,8 @@ def adafactor_update(
     if beta1 is not None:  # an average of steps, rates included
         u = new_state["exp_avg"] = ema_(state["exp_avg"], u, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = add(param, param, alpha=-weight_decay * alpha)
-    return param - u, new_state
+        param = subtract_(param, param * (weight_decay * alpha))
+    return subtract_(param, u), new_state
 
 
 @register(

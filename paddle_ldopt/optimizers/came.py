@@ -12,7 +12,7 @@ from paddle import Tensor
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import add, add_, ema_, maximum, power, square_
+from ._base.arithmetic import add_, ema_, maximum, power, square_, subtract_
 from ._base.factored import (
     FactoredOptimizer,
     clipped_,
@@ -83,12 +83,12 @@ def came_update(
         else:
             u = m
     if weight_decay:
-        u = add(u, param, alpha=weight_decay)
+        u = add_(param * weight_decay, u)
     if relative_step:
         lr = lr * relative_step_lr(t, warmup_init)
     if scale_parameter:
         lr = lr * maximum(rms_p[0], eps[1])
-    return add(param, u, alpha=-lr), new_state
+    return subtract_(param, u * lr), new_state
 
 
 def _fit_for_float16(m: Any) -> Any:
