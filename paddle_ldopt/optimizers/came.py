@@ -114,7 +114,7 @@ class Came(FactoredOptimizer):
     `compression`) and 8 for each row and column.
 
     **Use a warm-up.** S starts at 0 without bias correction: the first step of a matrix has an RMS of about
-    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate, 1.1 with the default.
+    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate (1.1 with the default, 11 with the authors' `beta3` of 0.9999).
 
     Args:
         learning_rate (float|LRScheduler, optional): at least 0. Must be None with `relative_step`, and only then.
