@@ -83,9 +83,11 @@ class KerasOptimizer(RuleOptimizer):
 
     def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
+        if not super().has_weight_decay(param):
+            return False
         name = f"{self.structured_name(param)}:0"  # with TensorFlow's suffix
         include, exclude = (any(p.search(name) for p in self._fixed[option] or ()) for option in PATTERNS)
-        return super().has_weight_decay(param) and (include or not exclude)
+        return include or not exclude
 
     def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
         names = [f"{self.structured_name(param)}:0" for param in params]
