@@ -127,12 +127,13 @@ def name_parts(parts: Any, setting: str) -> list[str]:
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
     """Return `param.name` of the parameters whose structured name contains one of `parts`, or also of vectors."""
-    wanted = tuple(parts)
-    return {
-        param.name
-        for name, param in model.named_parameters()
-        if any(part in name for part in wanted) or (one_dimensional and (param.ndim == 1 or name.endswith(".bias")))
-    }
+    wanted, named = tuple(parts), list(model.named_parameters())
+    matched = {param.name for name, param in named if any(part in name for part in wanted)}
+    if wanted and not matched:
+        message = "No parameter is excluded from weight decay by name: no name contains one of these parts."
+        warnings.warn(problem(message, parts=wanted), stacklevel=2)
+    vectors = {param.name for name, param in named if param.ndim == 1 or name.endswith(".bias")}
+    return matched | vectors if one_dimensional else matched
 
 
 def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]]) -> list[dict[str, Any]]:
