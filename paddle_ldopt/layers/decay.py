@@ -110,7 +110,7 @@ class LayerDecay:
     )
     convention: str = _option(
         "paddlenlp",
-        "power of the decay in each layer",
+        "formula of the ratios",
         check=lambda value, name: checked_choice(value, name, CONVENTIONS),
         values=" or ".join(CONVENTIONS),
     )
