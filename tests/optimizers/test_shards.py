@@ -286,6 +286,17 @@ def test_a_shard_with_all_elements_is_updated_as_a_whole_parameter(rule, cut, mo
         np.testing.assert_allclose(got[name][: value.size], value, rtol=1e-12, err_msg=name)
 
 
+def test_slices_of_several_parameters_are_all_updated(monkeypatch):
+    params = [paddle.create_parameter([6], "float32") for _ in range(2)]
+    opt, before = Lamb(0.1, parameters=params), [param.numpy() for param in params]
+    shards = {param.name: Shard([6], slice_size=6) for param in params}
+    monkeypatch.setattr(opt.finder, "find", lambda every: shards)
+    for param in params:
+        param.grad = paddle.ones([6])
+    opt.step()
+    assert all((param.numpy() != old).all() for param, old in zip(params, before))
+
+
 class SplitParam:
     """What of Paddle's DygraphShardingOptimizerV2 a checkpoint meets."""
 

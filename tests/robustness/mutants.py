@@ -327,7 +327,7 @@ class Runner:
         chosen = sorted(random.Random(self.seed).sample(range(len(everything)), min(self.sample, len(everything))))
         self.totals[file] = len(everything)
         module = importlib.import_module("paddle_ldopt." + file[:-3].replace("/", "."))
-        touching = [(s, i) for i, (s, lines) in reached.items() if any(f == file for f, _ in lines)]
+        paths = tests_of(file)
         apart = [item for item in session.items if file in APART.get(item.path.name, [])]
         items = {item.nodeid: item for item in session.items}
         sound = set()  # names of tests that pass with the unchanged file, put in like a mutant
@@ -335,8 +335,8 @@ class Runner:
             mutant = Mutant(tree, everything[number])
             within = {(file, line) for line in range(mutant.line, mutant.end + 1)}
             tests = sorted((s, i) for i, (s, lines) in reached.items() if lines & within)
-            if not tests:  # a constant, which only importing reaches
-                tests = sorted(touching)
+            if not tests:  # a constant, which only importing reaches: a test may read it without running any line here
+                tests = sorted((s, i) for i, (s, _) in reached.items() if session.items[i].path in paths)
             needed = sum(s for s, _ in tests)
             limit = 30 + min(10 * needed, max(self.budget, 3 * needed)) + (900 if apart else 0)
             verdict = _in_child(lambda m=mutant, t=tests: self._verdict(session, module, m.tree, t, apart), limit)
