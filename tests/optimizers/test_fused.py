@@ -297,9 +297,10 @@ def test_fused_true_says_why_not(name):
     assert (wide.numpy() != before[0]).all() and (narrow.numpy() != before[1]).all()
 
 
-def test_tensors_as_betas():
-    param = paddle.create_parameter([3], "float32")
-    refused("`beta1` is a Tensor", make("adamwdl", {"w": param}, beta1=paddle.to_tensor(0.9), fused=True), param)
+@pytest.mark.parametrize("option", ["beta1", "beta2", "epsilon"])
+def test_an_option_that_is_a_tensor(option):
+    param, given = paddle.create_parameter([3], "float32"), {option: paddle.to_tensor(0.9)}
+    refused(f"`{option}` is a Tensor", make("adamwdl", {"w": param}, **given, fused=True), param)
 
 
 @pytest.mark.parametrize("fused", [1, "yes", 0.0])

@@ -34,7 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE, TESTS = ROOT / "paddle_ldopt", ROOT / "tests"
 MOST_MEMORY = 16 << 30  # addresses of a mutant: an endless list must not take the machine's memory
 # what is mutated by default: all modules of these
-ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving")
+ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving", "parallel/sharded_checkpoint.py")
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 STEPS = [f"optimizers/test_{name}.py" for name in ("batches", "fused", "fused_changes", "step_schedules")]
 RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio", "moving_decay", "shards")]
@@ -59,8 +59,13 @@ MORE = {
     "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
     "optimizers/_shards/shard.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
+    "optimizers/adafactor.py": ["optimizers/test_fused.py"],
+    "optimizers/adam_weight_decay.py": ["optimizers/test_fused.py"],
     "optimizers/adamwdl.py": ["optimizers/test_fused.py", "saving/test_saving.py"],
     "optimizers/apply.py": ["layers/test_decay.py"],
+    "optimizers/came.py": ["optimizers/test_fused.py"],
+    "optimizers/lamb.py": ["optimizers/test_fused.py"],
+    "parallel/sharded_checkpoint.py": [],  # all in APART
     "schedules/curve_schedule.py": ["schedules/test_*.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
@@ -73,7 +78,7 @@ APART = {
         "optimizers/_base/rule_optimizer.py",
         "optimizers/_step/updates.py",
     ],
-    "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py"],
+    "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py", "parallel/sharded_checkpoint.py"],
 }
 # what such a process does first, where this is `sitecustomize`: it imports the mutant in the module's place
 IN_PROCESSES = """
