@@ -143,9 +143,9 @@ class Adafactor(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            doc="added to squares; smallest RMS",
+            doc="added to squared gradients; smallest RMS of a parameter",
             check=numbers("()", "[)"),
-            values="(0, inf) and [0, inf)",
+            values="two numbers, in (0, inf) and [0, inf)",
             group=True,
             setting="epsilon",
         ),
@@ -156,8 +156,8 @@ class Adafactor(FactoredOptimizer):
         "beta1": Option(doc="decay rate of the momentum", high=1.0, ends="[)", optional=True, group=True),
         "weight_decay": Option(doc="decoupled weight decay", group=True, read=plain_weight_decay),
         "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
-        "relative_step": bool_option("set the rate from the step"),
-        "warmup_init": bool_option("with `relative_step`: start with 1e-6 t", group=True),
+        "relative_step": bool_option("compute the rate from the step number"),
+        "warmup_init": bool_option("with `relative_step`: a warm-up at rate 1e-6 t", group=True),
     }
 
     @staticmethod
