@@ -340,7 +340,7 @@ def test_a_static_program_refuses_a_decay_that_would_do_nothing():
             linear = paddle.nn.Linear(3, 2)
             names = {p.name: n for n, p in linear.named_parameters()}
             loss = linear(paddle.static.data("x", [4, 3])).mean()
-            with pytest.raises(ValueError, match="finds none.*Received: parameters 'weight'"):
+            with pytest.raises(ValueError, match="finds none"):
                 AdamWDL(0.01, layerwise_decay=0.8, name_dict=names).minimize(loss)
     finally:
         paddle.disable_static()

@@ -143,8 +143,6 @@ def test_a_static_program_counts_its_runs(name, tmp_path):
             given = arguments(name, layers=layers, layerwise_decay=decay)
             opt = ldopt.optimizer_class(name)(**given)
             opt.minimize(loss)
-            trained = [param.name for param in main.global_block().all_parameters() if not param.stop_gradient]
-            assert sorted(trained) == sorted(names), "the count is not trained"
         executor, scope = paddle.static.Executor(), paddle.static.Scope()
         with paddle.static.scope_guard(scope):
             executor.run(startup)
