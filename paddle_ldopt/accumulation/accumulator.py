@@ -9,7 +9,7 @@ from paddle.optimizer import Optimizer
 
 from .._checks import checked_choice
 from .._messages import refusal
-from .._paddle import check_own_gradients, sharding_setting
+from .._paddle import check_own_gradients, dtype_name, sharding_setting
 from .._processes import gathered
 from .accumulator_checks import (
     check_addable,
@@ -23,7 +23,7 @@ from .accumulator_checks import (
     target_among,
 )
 from .micro_batch_gradients import clear, divided, gradients_of, sum_dtype, write
-from .process_sums import ProcessPart, check_parts, common_slots, slot_of, summed
+from .process_sums import ProcessPart, check_parts, summed
 
 
 class GradientAccumulator:
@@ -203,13 +203,13 @@ class GradientAccumulator:
             why = "a second call would add the sums of all processes again."
             raise refusal(ValueError, f"`synchronize` must be called once between two resets: {why}", step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
-        slots = [slot_of(total) for total in self._sums]
+        slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
         part = ProcessPart(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
         parts = gathered(part, group)
         check_parts(parts)
         self._names = next(part.names for part in parts if part.was_called)
         self._own_names = next((part.own_names for part in parts if part.own_names), None)
-        self._sums = summed(self._sums, common_slots(parts), group)
+        self._sums = summed(self._sums, parts, group)
         self._received = [any(flags) for flags in zip(*(part.received for part in parts if part.slots))]
         self._count = sum(part.count for part in parts)
         self._weight = math.fsum(part.weight for part in parts)

@@ -7,7 +7,6 @@ import paddle
 import paddle.distributed as dist
 
 from .._messages import refusal
-from .._paddle import dtype_name
 
 Slot = Optional[tuple[list[int], str]]  # shape and dtype, None without a gradient so far
 
@@ -28,11 +27,6 @@ class ProcessPart:
     def was_called(self) -> bool:
         """Whether the process has ever called its accumulator, which decides its slots."""
         return bool(self.slots or self.count)
-
-
-def slot_of(total: Any) -> Slot:
-    """Return the description of a sum for other processes."""
-    return None if total is None else (list(total.shape), dtype_name(total.dtype))
 
 
 def check_parts(parts: list[ProcessPart]) -> None:
@@ -59,16 +53,12 @@ def check_parts(parts: list[ProcessPart]) -> None:
             raise ValueError(f"{message} Received: {list(column)} at {place}")
 
 
-def common_slots(parts: list[ProcessPart]) -> list[Slot]:
-    """Return the slots of all processes together, None if no process has a gradient."""
-    columns = zip(*(part.slots for part in parts if part.was_called))
-    return [next((slot for slot in column if slot is not None), None) for column in columns]
-
-
-def summed(sums: list[Any], slots: list[Slot], group: Any) -> list[Any]:
-    """Add up the sums of all processes in place; missing sums count as zeros."""
+def summed(sums: list[Any], parts: list[ProcessPart], group: Any) -> list[Any]:
+    """Add up the sums of all processes in place; missing sums count as zeros if any process has a gradient."""
+    columns = list(zip(*(part.slots for part in parts if part.was_called)))
     out = []
-    for slot, total in zip(slots, sums or [None] * len(slots)):
+    for column, total in zip(columns, sums or [None] * len(columns)):
+        slot = next((slot for slot in column if slot is not None), None)
         if slot is not None:
             total = paddle.zeros(*slot) if total is None else total
             if dist.get_world_size(group) > 1:

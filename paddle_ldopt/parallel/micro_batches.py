@@ -6,12 +6,13 @@ from typing import Any, Callable, Optional
 
 import paddle
 import paddle.distributed as dist
+from paddle.utils import map_structure
 
 from .. import _paddle
 from .._messages import refusal
 from .process_groups import ProcessGroups, sum_of_processes
 from .scalers import LossScaler
-from .step_checks import check_loss, check_pipeline, check_tokens, checked_shapes
+from .step_checks import check_loss, check_pipeline, checked_shapes
 
 
 class MicroBatches:
@@ -72,7 +73,8 @@ class MicroBatches:
             dist.broadcast(tokens, src=stages.ranks[-1], group=stages)
         loss_and_tokens = sum_of_processes(groups.data_groups, paddle.concat([self._loss * self._count, tokens]))
         total = loss_and_tokens[1].item()
-        check_tokens(total)
+        if not total > 0:
+            raise ValueError(f"A step must have at least one token. Received: {total:g} tokens in all micro-batches")
         return loss_and_tokens[0] / total, groups.data_ranks / (total * self._share)
 
     # ---- in one stage, or without a pipeline
@@ -145,22 +147,18 @@ class MicroBatches:
     def _noted(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of this stage, and record their shapes."""
         output = forward(*args, **kwargs)
-        self._outputs = _mapped(output, lambda x: partial(_zeros, x.shape, x.dtype, x.stop_gradient))
+        self._outputs = map_structure(_zeros_later, output)
         return output
 
     def _zero_outputs(self, _: Any) -> Any:
         if self._error and self._outputs is None and not self._groups.network.is_pipeline_last_stage():
             raise self._error  # the shapes for the next stage are unknown: it times out
-        return _mapped(self._outputs, lambda zeros: zeros())
+        return map_structure(lambda zeros: None if zeros is None else zeros(), self._outputs)
 
 
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the outputs of a stage (a Tensor, a tuple or dict of them) with `function` of each item."""
-    if isinstance(value, dict):
-        return {name: _mapped(item, function) for name, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_mapped(item, function) for item in value)
-    return None if value is None else function(value)
+def _zeros_later(output: Optional[paddle.Tensor]) -> Any:
+    """Return a function that returns zeros like `output`, without keeping it in memory; None for None."""
+    return None if output is None else partial(_zeros, output.shape, output.dtype, output.stop_gradient)
 
 
 def _zeros(shape: list[int], dtype: Any, stop_gradient: bool) -> paddle.Tensor:

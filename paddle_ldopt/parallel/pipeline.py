@@ -14,10 +14,8 @@ from ..schedules import MetricSchedule
 from .micro_batches import MicroBatches
 from .process_groups import ProcessGroups
 from .scalers import LossScaler, as_scaler
-from .step_checks import check_schedule, checked_norms
+from .step_checks import checked_norms
 from .step_gradients import Gradients
-
-__all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
 
 
 class StepOutput(NamedTuple):
@@ -169,7 +167,9 @@ class PipelineWithLossScale:
         return output
 
     def _check(self, inputs: tuple[Any, ...], schedule: Optional[LRScheduler]) -> None:
-        check_schedule(schedule, self._epoch)
+        if schedule is not None and self._epoch not in (None, schedule.last_epoch):
+            message = "This step advances the schedule: do not call its `step`; load its state before this one's."
+            raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epoch)
         self._micro_batches.check(inputs)
 
     def _train(

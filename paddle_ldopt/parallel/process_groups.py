@@ -77,11 +77,6 @@ class ProcessGroups:
             error = RuntimeError(f"{message} Received: an error in process {failed - 1}")
         return [(error, result)]
 
-    def sum_of_squares(self, split: paddle.Tensor, whole: paddle.Tensor) -> paddle.Tensor:
-        """Return the sum over all parameters, from this process's sums over split and over whole parameters."""
-        both = sum_of_processes([self.group("sharding"), self.group("pipe")], paddle.concat([split, whole]))
-        return sum_of_processes([self.group("model")], both[:1]) + both[1:]
-
     def repeated(self) -> set[int]:
         """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
         # Paddle tries to mark them, but compares names of attributes with names of parameters (pp_layers.py:759)

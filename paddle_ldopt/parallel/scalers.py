@@ -14,8 +14,6 @@ from .._checks import checked_number, checked_state, checked_steps
 from .._messages import refusal
 from .._paddle import report_overflow
 
-__all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]
-
 _GREATEST = float(np.finfo(np.float32).max)  # a greater scale would make the loss inf
 _COUNT_TO_CHANGE = 3  # increases or decreases of the scale that change an adaptive window
 

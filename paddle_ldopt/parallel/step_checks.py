@@ -96,13 +96,6 @@ def check_pipeline(network: paddle.nn.Layer, pipeline_layer: Any, micro_batch_nu
 # ---- in each step
 
 
-def check_schedule(schedule: Any, expected_epoch: Optional[int]) -> None:
-    """Raise if another caller has advanced the schedule since the last step."""
-    if schedule is not None and expected_epoch not in (None, schedule.last_epoch):
-        message = "This step advances the schedule: do not call its `step`; load its state before this one's."
-        raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=expected_epoch)
-
-
 def check_same_trained(trained: list[dict[str, bool]]) -> None:
     """Raise if a name, in the dicts of all processes, is trained in one process and not in another."""
     first: dict[str, tuple[int, bool]] = {}  # only tied weights are in several stages, under one name
@@ -142,12 +135,6 @@ def check_loss(result: Any, per_token: bool) -> None:
     loss = result[0] if per_token else result
     if not isinstance(loss, paddle.Tensor) or loss.size != 1:
         raise TypeError(f"A loss must be a Tensor of one element. Received: {_described(loss)}")
-
-
-def check_tokens(total: float) -> None:
-    """Raise ValueError unless a step has at least one token."""
-    if not total > 0:
-        raise ValueError(f"A step must have at least one token. Received: {total:g} tokens in all micro-batches")
 
 
 def _described(value: Any) -> str:

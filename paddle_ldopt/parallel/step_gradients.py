@@ -7,7 +7,7 @@ import paddle.distributed as dist
 
 from .. import _paddle
 from .._processes import gathered
-from .process_groups import ProcessGroups
+from .process_groups import ProcessGroups, sum_of_processes
 from .step_checks import check_optimizer, check_same_trained
 
 
@@ -75,14 +75,15 @@ class Gradients:
 
     def global_norm(self) -> float:
         """Return the norm of the reduced gradients of all processes, each parameter counted once."""
-        repeated = self._groups.repeated()
+        groups, repeated = self._groups, self._groups.repeated()
         split: list[Any] = []  # squares of parameters split by tensor parallelism
         whole: list[Any] = []
         for param in self._counted():
             if id(param) not in repeated:
                 (split if param.is_distributed else whole).append(_square_sum(_gradient_of(param)))
         sums = [paddle.add_n(squares) if squares else paddle.zeros([1]) for squares in (split, whole)]
-        return self._groups.sum_of_squares(*sums).sqrt().item()
+        both = sum_of_processes([groups.group("sharding"), groups.group("pipe")], paddle.concat(sums))
+        return (sum_of_processes([groups.group("model")], both[:1]) + both[1:]).sqrt().item()
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Clip the reduced gradients, of norm `norm`, to `max_norm`."""

@@ -1,7 +1,7 @@
 """Learning-rate schedules, all of transformers' and more, as Paddle `LRScheduler`s.
 
-- `constant`, `linear`, `cosine`, `polynomial`, `inverse_sqrt`, `stable_decay`, `cool_down`: functions of the step. Each
-  file has a curve, and a function that builds the `CurveSchedule` with this curve.
+- `constant`, `polynomial`, `cosine`, `inverse_sqrt`, `stable_decay`: functions of the step. Each file has curves, and
+  functions that build a `CurveSchedule` with them.
 - `plateau`, `greedy`: schedules that follow a metric.
 - `factory`: builds a schedule by name, from the table in `kinds`.
 - `warmup`: a warm-up before any other schedule.
@@ -22,7 +22,6 @@ A new schedule is a curve and a function, whose signature declares the options::
 """
 
 from .constant import get_constant_schedule, get_constant_schedule_with_warmup
-from .cool_down import get_constant_schedule_with_cool_down
 from .cosine import (
     get_cosine_schedule_with_warmup,
     get_cosine_with_hard_restarts_schedule_with_warmup,
@@ -36,12 +35,11 @@ from .factory import SchedulerType, get_scheduler
 from .greedy import GreedyLR, get_greedy_schedule
 from .inverse_sqrt import get_inverse_sqrt_schedule
 from .kinds import schedule
-from .linear import get_linear_schedule_with_warmup
 from .metric import MetricSchedule
 from .option_types import Fraction, LastStep, NonNegative, Positive, Steps
 from .plateau import ReduceLROnPlateau, get_reduce_on_plateau_schedule
-from .polynomial import get_polynomial_decay_schedule_with_warmup
-from .stable_decay import get_wsd_schedule
+from .polynomial import get_linear_schedule_with_warmup, get_polynomial_decay_schedule_with_warmup
+from .stable_decay import get_constant_schedule_with_cool_down, get_wsd_schedule
 from .warmup import WarmUp
 
 # fmt: off

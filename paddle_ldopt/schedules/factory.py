@@ -10,11 +10,9 @@ from .._checks import refused
 from .._messages import refusal
 from . import (  # noqa: F401 - each adds its kinds to the table
     constant,
-    cool_down,
     cosine,
     greedy,
     inverse_sqrt,
-    linear,
     plateau,
     polynomial,
     stable_decay,

@@ -13,8 +13,7 @@ from paddle_ldopt.schedules.ahead import peak_learning_rate, schedule_rates
 from paddle_ldopt.schedules.constant import Constant
 from paddle_ldopt.schedules.cosine import Cosine, CosineOneAhead, CosineRestarts
 from paddle_ldopt.schedules.inverse_sqrt import InverseSqrt
-from paddle_ldopt.schedules.linear import Linear
-from paddle_ldopt.schedules.polynomial import Polynomial
+from paddle_ldopt.schedules.polynomial import Linear, Polynomial
 from paddle_ldopt.schedules.stable_decay import StableDecay
 
 
