@@ -136,9 +136,16 @@ def convert_torch_optimizer(
 
 def _as_ours(torch_state: TorchState, transposed: bool) -> TorchState:
     """Return the states with the axes of ours, under the names of transformers' Adafactor."""
-    states = dict(_without_kept_axis(key, value) for key, value in torch_state.items() if key not in _UNUSED)
-    if transposed:
-        return {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in states.items()}
+    states = {}
+    for key, value in torch_state.items():
+        if key in _UNUSED:
+            continue
+        name, axis = _KEPT.get(key, (key, None))
+        if axis is not None and value.shape[axis:][:1] == (1,):
+            value = value.squeeze(axis)
+        if transposed:
+            name, value = name[:-4] + _SWAPPED.get(name[-4:], name[-4:]), value.T
+        states[name] = value
     return states
 
 
@@ -165,12 +172,6 @@ def _state(
             values = np.clip(values, limits.min, limits.max)
         state[name] = dtype, values.astype(dtype)
     return state
-
-
-def _without_kept_axis(key: str, value: NDArray[Any]) -> tuple[str, NDArray[Any]]:
-    """Return name and values of a state as in transformers' Adafactor."""
-    name, axis = _KEPT.get(key, (key, None))
-    return name, value if axis is None or value.shape[axis:][:1] != (1,) else value.squeeze(axis)
 
 
 def _scalar(optimizer: Optimizer, param: Tensor, name: str, step: int) -> float:

@@ -1,8 +1,8 @@
 """Learning-rate schedules, all of transformers' and more, as Paddle `LRScheduler`s.
 
-- `constant`, `polynomial`, `cosine`, `inverse_sqrt`, `stable_decay`: functions of the step. Each file has curves, and
-  functions that build a `CurveSchedule` with them.
-- `plateau`, `greedy`: schedules that follow a metric.
+- `basic`, `cosine`, `stable_decay`: functions of the step. Each file has curves, and functions that build a
+  `CurveSchedule` with them.
+- `metric`, `greedy`: schedules that follow a metric.
 - `factory`: builds a schedule by name, from the table in `kinds`.
 - `warmup`: a warm-up before any other schedule.
 - `ahead`: reads the future rates of a schedule.
@@ -21,7 +21,13 @@ A new schedule is a curve and a function, whose signature declares the options::
         return scheduled(optimizer, Triangle(num_warmup_steps, floor), last_epoch)
 """
 
-from .constant import get_constant_schedule, get_constant_schedule_with_warmup
+from .basic import (
+    get_constant_schedule,
+    get_constant_schedule_with_warmup,
+    get_inverse_sqrt_schedule,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+)
 from .cosine import (
     get_cosine_schedule_with_warmup,
     get_cosine_with_hard_restarts_schedule_with_warmup,
@@ -33,12 +39,9 @@ from .curve_schedule import RuleSchedule as RuleSchedule
 from .factory import ON_METRIC as ON_METRIC
 from .factory import SchedulerType, get_scheduler
 from .greedy import GreedyLR, get_greedy_schedule
-from .inverse_sqrt import get_inverse_sqrt_schedule
 from .kinds import schedule
-from .metric import MetricSchedule
+from .metric import MetricSchedule, ReduceLROnPlateau, get_reduce_on_plateau_schedule
 from .option_types import Fraction, LastStep, NonNegative, Positive, Steps
-from .plateau import ReduceLROnPlateau, get_reduce_on_plateau_schedule
-from .polynomial import get_linear_schedule_with_warmup, get_polynomial_decay_schedule_with_warmup
 from .stable_decay import get_constant_schedule_with_cool_down, get_wsd_schedule
 from .warmup import WarmUp
 

@@ -72,7 +72,7 @@ class CurveSchedule(Schedule):
 
     Examples:
         >>> from paddle_ldopt.schedules import CurveSchedule
-        >>> from paddle_ldopt.schedules.polynomial import Linear
+        >>> from paddle_ldopt.schedules.basic import Linear
         >>> schedule = CurveSchedule(0.1, Linear(warmup=1, decay=2))
         >>> [(schedule(), schedule.step())[0] for _ in range(4)]
         [0.0, 0.1, 0.05, 0.0]
