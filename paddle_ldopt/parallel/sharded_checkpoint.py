@@ -14,15 +14,14 @@ from typing import Any, Callable, Optional
 import paddle
 import paddle.distributed as dist
 from paddle.optimizer import Optimizer
-from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
 from .._files import checked_path, digest, file_errors, write_file
 from .._messages import quoted, refusal, shown
-from .._paddle import lr_or_scheduler, unwrap, wrappers
+from .._paddle import unwrap, wrappers
 from .._processes import together
 from ..saving.json_state import check_part, set_parts
-from ..saving.optimizer_record import check_model, check_options, class_in_files, describe, merged
+from ..saving.optimizer_record import check_model, check_options, class_in_files, describe, merged, schedule_of
 from ..saving.state import checked_name_list, one_of_ours
 from . import checkpoint_folder as files
 from .checkpoint_folder import RECORD, SCHEDULE
@@ -72,8 +71,8 @@ def save_checkpoint(
 
     def write() -> None:
         dist.save_state_dict(state, folder)
-        schedule = lr_or_scheduler(unwrap(optimizer))
-        if rank == 0 and isinstance(schedule, LRScheduler):
+        schedule = schedule_of(unwrap(optimizer))
+        if rank == 0 and schedule is not None:
             paddle.save(schedule.state_dict(), os.path.join(folder, SCHEDULE))
 
     together(lambda: os.makedirs(folder, exist_ok=True))
@@ -130,7 +129,7 @@ def load_checkpoint(
         _check_same_record(path, record, present, may_differ)
         files.check_files(path, record)
         saved = files.read_metadata(path, record)
-        schedule = _saved_schedule(path, record, lr_or_scheduler(unwrap(optimizer)), may_differ)
+        schedule = _saved_schedule(path, record, schedule_of(unwrap(optimizer)), may_differ)
         state = _sharded(weights, optimizer, shards, names)
         _check_tensors(saved, state)
         frozen = {name for name, param in present["parameters"].items() if param["ratio"] == 0.0}
@@ -142,7 +141,7 @@ def load_checkpoint(
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
-        set_parts([(lr_or_scheduler(unwrap(optimizer)), schedule)])
+        set_parts([(schedule_of(unwrap(optimizer)), schedule)])
 
 
 def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
@@ -233,7 +232,7 @@ def _check_same_record(folder: str, saved: Any, present: Any, changed: set[str])
 
 def _saved_schedule(folder: str, record: Any, schedule: Any, changed: set[str]) -> Any:
     """Return the state to load into the schedule, None to leave it as it is."""
-    if not isinstance(schedule, LRScheduler):
+    if schedule is None:
         return None
     saved_class = (record.get("schedule") or {}).get("class")
     if ("schedule" in changed) if "schedule" not in record else saved_class != class_in_files(schedule):

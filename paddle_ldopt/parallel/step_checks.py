@@ -12,7 +12,6 @@ from .._checks import checked_bool, checked_number
 from .._messages import refusal, wrong_type
 
 _MODES = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
-_AXES = ("data", "sharding", "pipe", "model")
 
 
 def checked_norms(clips: Any, max_norm: Any, skips: Any, spike: Any) -> tuple[Optional[float], float]:
@@ -54,7 +53,8 @@ def check_parallel_mode(network: paddle.nn.Layer, optimizer: Optimizer) -> None:
     if topology is None and processes > 1 and not isinstance(network, paddle.DataParallel):
         raise ValueError(f"With several processes `network` must be wrapped by {_MODES}. {received}")
     if topology is not None:
-        degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in _AXES}
+        axes = ("data", "sharding", "pipe", "model")
+        degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in axes}
         if math.prod(degrees.values()) != processes:
             message = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
             raise refusal(ValueError, message, **degrees, processes=processes)
