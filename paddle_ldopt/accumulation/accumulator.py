@@ -14,6 +14,7 @@ from .._processes import gathered
 from .accumulator_checks import (
     check_addable,
     check_group,
+    check_parts,
     check_sums,
     check_trains,
     check_weight,
@@ -22,8 +23,7 @@ from .accumulator_checks import (
     described,
     target_among,
 )
-from .micro_batch_gradients import clear, divided, gradients_of, sum_dtype, write
-from .process_sums import ProcessPart, check_parts, summed
+from .gradients import ProcessPart, clear, divided, gradients_of, sum_dtype, summed, write
 
 
 class GradientAccumulator:

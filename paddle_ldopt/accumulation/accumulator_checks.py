@@ -9,7 +9,7 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown, wrong_type
 from .._paddle import dtype_name, parameters_of
-from .micro_batch_gradients import trainable
+from .gradients import ProcessPart, trainable
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
 
@@ -123,6 +123,39 @@ def check_group(group: Any, sums: list[Any]) -> None:
         message = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
         received = f"{len(sums)} gradients, DistTensors among them"
         raise ValueError(f"{message}: call `apply` without `synchronize`. Received: {received}")
+
+
+def check_parts(parts: list[ProcessPart]) -> None:
+    """Raise if no process has a gradient, or if the slots, names or reductions of processes differ."""
+    if not any(part.count for part in parts):
+        raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
+    first_rank, first = next((rank, part) for rank, part in enumerate(parts) if part.was_called)
+    for rank, part in enumerate(parts):
+        if part.was_called and part.names != first.names:
+            message = "All processes must accumulate the same parameters: freeze a parameter in all of them or in none."
+            difference = _difference(part.names, rank, first.names, first_rank)
+            raise ValueError(f"{message} Received: {difference} of the group")
+        needs = [("the same reduction", repr(part.reduction), repr(first.reduction))]
+        needs += [("as many gradients", str(len(part.slots)), str(len(first.slots)))] if part.was_called else []
+        for need, value, other in needs:
+            if value != other:
+                received = f"{value} of process {rank} of the group, {other} of process {first_rank}"
+                raise ValueError(f"All processes must have {need}. Received: {received}")
+    for place, column in enumerate(zip(*(part.slots for part in parts if part.was_called))):
+        filled = [slot for slot in column if slot is not None]
+        incomplete = first.names is None and 0 < len(filled) < len(column)  # in a list: in all processes or in none
+        if incomplete or any(slot != filled[0] for slot in filled):
+            message = "All processes must have gradients of the same shape and type."
+            raise ValueError(f"{message} Received: {list(column)} at {place}")
+
+
+def _difference(names: Optional[list[str]], rank: int, others: Optional[list[str]], other: int) -> str:
+    """Describe how the names of two processes differ; None means a list of gradients."""
+    for mine, theirs, has, lacks in ((names, others, rank, other), (others, names, other, rank)):
+        only = set(mine or ()) - set(theirs or ())
+        if only:
+            return f"'{min(only)}' in process {has} and not in process {lacks}"
+    return f"another order in process {rank} than in process {other}"
 
 
 # ---- a state

@@ -1,5 +1,6 @@
-"""`save_optimizer` and `load_optimizer`."""
+"""`save_optimizer`, `load_optimizer` and its `LoadReport`."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
@@ -13,7 +14,6 @@ from .._messages import refusal
 from .._paddle import lr_or_scheduler, parameters_of
 from ..optimizers.states import GLOBAL_STEP, STEP
 from .json_state import PartAndState, check_part, from_json, set_parts, to_json
-from .load_report import LoadReport
 from .optimizer_record import Record, check_model, check_options, describe, schedule_of
 from .pdopt import read_pdopt
 from .safetensors_file import Arrays, read_record, write_record
@@ -89,6 +89,45 @@ def save_optimizer(
     }
     arrays = {f"{names[tensor]}.{name}": value for tensor, state in states.items() for name, value in state.items()}
     write_record(path, arrays, record)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """The parameters that received state from a file. `print` shows the report as a table.
+
+    Args:
+        source (str): the file, or another source.
+        step (int|None): the steps taken, if known.
+        matched (tuple[tuple[str, str], ...]): (name in the file, name in the model) of the parameters with state.
+        missing (tuple[str, ...]): parameters of the model without state in the file; they start with a new state.
+        unexpected (tuple[str, ...]): unused names in the file.
+        transposed (tuple[str, ...]): parameters of the model whose state was transposed.
+
+    Examples:
+        >>> from paddle_ldopt import LoadReport
+        >>> print(LoadReport("adamw.pt", 10, (("fc.weight", "linear.weight"),), transposed=("linear.weight",)))
+        adamw.pt: step 10, 1 matched, 0 missing, 0 unexpected
+        parameter      in the file
+        linear.weight  fc.weight    transposed
+    """
+
+    source: str
+    step: Optional[int]
+    matched: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [("parameter", "in the file", "")]
+        rows += [(name, source_name, "transposed" * (name in self.transposed)) for source_name, name in self.matched]
+        rows += [(name, "-", "missing") for name in self.missing]
+        rows += [("-", name, "unexpected") for name in self.unexpected]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        step = "step unknown" if self.step is None else f"step {self.step}"
+        counts = f"{len(self.matched)} matched, {len(self.missing)} missing, {len(self.unexpected)} unexpected"
+        return "\n".join([f"{self.source}: {step}, {counts}", *lines])
 
 
 def load_optimizer(

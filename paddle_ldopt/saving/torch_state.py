@@ -15,8 +15,8 @@ from .._messages import quoted, refusal, shown, wrong_type
 from .._paddle import MASTER, checked_model, parameters_of, unwrap_model
 from ..optimizers.registry import REGISTRY
 from ..optimizers.states import GLOBAL_STEP, STEP
-from .load_report import LoadReport
 from .safetensors_file import Arrays
+from .save_load import LoadReport
 from .state import (
     Layout,
     States,
