@@ -38,7 +38,7 @@ def test_what_is_written_goes_through_links_and_pipes(name, tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, (target, link, pipe)))
 
 
-@pytest.mark.promise("a failed write leaves the old file and no other")
+@pytest.mark.promise("a failed write keeps the old file and leaves no other")
 def test_a_write_that_fails_leaves_what_was_there(saved, monkeypatch, victim):
     before = read(saved)
     for name in ("fsync", "replace"):
