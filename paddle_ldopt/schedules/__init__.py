@@ -21,6 +21,8 @@ A new schedule is a curve and a function, whose signature declares the options::
         return scheduled(optimizer, Triangle(num_warmup_steps, floor), last_epoch)
 """
 
+from ._base import Curve, CurveSchedule, scheduled
+from ._base import RuleSchedule as RuleSchedule
 from .basic import (
     get_constant_schedule,
     get_constant_schedule_with_warmup,
@@ -34,8 +36,6 @@ from .cosine import (
     get_cosine_with_min_lr_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
 )
-from .curve_schedule import Curve, CurveSchedule, scheduled
-from .curve_schedule import RuleSchedule as RuleSchedule
 from .factory import ON_METRIC as ON_METRIC
 from .factory import SchedulerType, get_scheduler
 from .greedy import GreedyLR, get_greedy_schedule

@@ -5,8 +5,7 @@ import math
 from typing import Optional
 
 from .._messages import refusal
-from ._base import OptimizerOrRate, peak_of
-from .curve_schedule import Curve, CurveSchedule, DecayingCurve, scheduled
+from ._base import Curve, CurveSchedule, DecayingCurve, OptimizerOrRate, peak_of, scheduled
 from .kinds import schedule
 from .option_types import LastStep, NonNegative, Positive, Steps, StepsFrom1, steps_left
 

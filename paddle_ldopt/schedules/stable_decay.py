@@ -5,8 +5,7 @@ import math
 import warnings
 from typing import Annotated, Callable, Optional
 
-from ._base import OptimizerOrRate, peak_of
-from .curve_schedule import Curve, CurveSchedule, cosine, scheduled
+from ._base import Curve, CurveSchedule, OptimizerOrRate, cosine, peak_of, scheduled
 from .kinds import schedule
 from .option_types import (
     Fraction,

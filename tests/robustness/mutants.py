@@ -61,7 +61,7 @@ MORE = {
     "optimizers/_shards/shard.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/adamwdl.py": ["optimizers/test_fused.py", "saving/test_saving.py"],
     "optimizers/apply.py": ["layers/test_decay.py"],
-    "schedules/curve_schedule.py": ["schedules/test_*.py"],
+    "schedules/_base.py": ["schedules/test_*.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
 APART = {

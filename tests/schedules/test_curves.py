@@ -8,10 +8,9 @@ import pytest
 from hypothesis import strategies as st
 from schedule_cases import KINDS, make, rates
 
-from paddle_ldopt.schedules import ON_METRIC, get_scheduler
+from paddle_ldopt.schedules import ON_METRIC, Curve, get_scheduler
 from paddle_ldopt.schedules.basic import Polynomial
 from paddle_ldopt.schedules.cosine import Cosine, CosineRestarts
-from paddle_ldopt.schedules.curve_schedule import Curve
 from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.schedules.stable_decay import StableDecay
 
