@@ -7,7 +7,7 @@ from typing import Any, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._checks import checked_choice
+from .._checks import checked_choice, checked_number
 from .._messages import refusal
 from .._paddle import check_own_gradients, dtype_name, sharding_setting
 from .._processes import gathered
@@ -16,8 +16,6 @@ from .accumulator_checks import (
     check_group,
     check_parts,
     check_sums,
-    check_trains,
-    check_weight,
     checked_parameters_of,
     checked_target,
     described,
@@ -247,7 +245,11 @@ class GradientAccumulator:
 
     def _check_call(self, names: Optional[list[str]], gradients: list[Any], weight: Any) -> None:
         """Raise unless these gradients can be added now."""
-        check_weight(weight, self.reduction)
+        if (weight is None) == (self.reduction == "token"):
+            message = '`weight` must be given with reduction="token", and has no effect with another reduction.'
+            raise refusal(ValueError, message, weight=weight, reduction=self.reduction)
+        if weight is not None:
+            checked_number(weight, "weight")
         check_own_gradients("`apply`")
         if self._synchronized:
             message = "The sums are already synchronized: call `reset` or `apply` before the next micro-batch."
@@ -267,7 +269,11 @@ class GradientAccumulator:
         if target is None and self._parameters is None and trained is not None:
             target = target_among(trained, self._names, self._own_names)
         target = checked_target(self._parameters if target is None else target, self._names, self._sums)
-        check_trains(trained, target)
+        names = [param.name for param in target]
+        if trained and {param.name for param in trained}.isdisjoint(names):
+            message = "`optimizer` must train the model that produced the gradients, or its step has no effect"
+            received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
+            raise ValueError(f"{message}. Received: {received}")
         return target
 
 

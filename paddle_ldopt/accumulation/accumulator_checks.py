@@ -17,15 +17,6 @@ _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "
 # ---- gradients
 
 
-def check_weight(weight: Any, reduction: str) -> None:
-    """Raise unless the weight of a micro-batch is given with "token", and only then."""
-    if (weight is None) == (reduction == "token"):
-        message = '`weight` must be given with reduction="token", and has no effect with another reduction.'
-        raise refusal(ValueError, message, weight=weight, reduction=reduction)
-    if weight is not None:
-        checked_number(weight, "weight")
-
-
 def check_addable(gradient: paddle.Tensor, total: Any, place: Any) -> None:
     """Raise if a gradient cannot be added to its sum."""
     if gradient is None:
@@ -94,15 +85,6 @@ def target_among(
         return [param for param in trained if not param.stop_gradient]
     by_name = {param.name: param for param in trained}
     return [by_name[name] for name in own_names] if own_names and by_name.keys() >= set(own_names) else None
-
-
-def check_trains(trained: Optional[list[paddle.Tensor]], target: list[paddle.Tensor]) -> None:
-    """Raise ValueError if an optimizer has parameters, but no parameter of the target."""
-    names = [param.name for param in target]
-    if trained and {param.name for param in trained}.isdisjoint(names):
-        message = "`optimizer` must train the model that produced the gradients, or its step has no effect"
-        received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
-        raise ValueError(f"{message}. Received: {received}")
 
 
 # ---- several processes
