@@ -8,15 +8,14 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._checks import checked_choice, checked_number
-from .._messages import refusal
-from .._paddle import check_own_gradients, dtype_name, sharding_setting
+from .._messages import refusal, wrong_type
+from .._paddle import check_own_gradients, dtype_name, parameters_of, sharding_setting
 from .._processes import gathered
 from .accumulator_checks import (
     check_addable,
     check_group,
     check_parts,
     check_sums,
-    checked_parameters_of,
     checked_target,
     described,
     target_among,
@@ -180,7 +179,9 @@ class GradientAccumulator:
 
         `target` is as in `write_gradients`; for lists of gradients, by default the optimizer's trainable parameters.
         """
-        trained = checked_parameters_of(optimizer)
+        if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
+            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
+        trained = parameters_of(optimizer)
         self._write(self._checked_target(target, trained))
         optimizer.step()
         if sharding_setting("split_param"):

@@ -4,11 +4,10 @@ from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
-from paddle.optimizer import Optimizer
 
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown, wrong_type
-from .._paddle import dtype_name, parameters_of
+from .._paddle import dtype_name
 from .gradients import ProcessPart, trainable
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
@@ -65,13 +64,6 @@ def checked_target(target: Any, names: Optional[list[str]], sums: list[Any]) -> 
             received = f"shape={list(param.shape)} for a gradient of shape {list(total.shape)}, at {place}"
             raise ValueError(f"`target` must hold the parameters of these gradients. Received: {received}")
     return parameters
-
-
-def checked_parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters of an optimizer; raise TypeError for anything else."""
-    if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
-        raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
-    return parameters_of(optimizer)
 
 
 def target_among(
