@@ -66,7 +66,7 @@ MORE = {
     "optimizers/came.py": ["optimizers/test_fused.py"],
     "optimizers/lamb.py": ["optimizers/test_fused.py"],
     "parallel/sharded_checkpoint.py": [],  # all in APART
-    "schedules/curve_schedule.py": ["schedules/test_*.py"],
+    "schedules/_base.py": ["schedules/test_*.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
 APART = {

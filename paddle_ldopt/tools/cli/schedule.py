@@ -14,7 +14,7 @@ from ...plots import Series, check_picture, plot_schedule, text_plot
 from ...schedules import get_scheduler
 from ...schedules.ahead import schedule_rates
 from ...schedules.kinds import SCHEDULES
-from .decay_arguments import add_decay_arguments, decay_from_arguments, given_decay_arguments
+from .arguments import add_decay_arguments, decay_from_arguments, given_decay_arguments
 
 
 def add_arguments(add: Callable[..., argparse.Action]) -> None:
