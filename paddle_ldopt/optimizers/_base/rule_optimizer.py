@@ -95,9 +95,6 @@ class RuleOptimizer(LayerwiseOptimizer):
         param_group.pop("weight_decay", None)
         param_group.update(hidden)
 
-    def _update_param_group(self, parameters: dict[str, Any]) -> Any:
-        return parameters["params"]
-
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr, own = super()._create_param_lr(param_and_grad), self.group_lr(param_and_grad[0])
         return lr if own is None else scaled_lr(paddle.full_like(lr, own), 1.0, self.layerwise_ratio(param_and_grad[0]))
