@@ -225,6 +225,7 @@ class Arguments:
     max_steps: int = 10
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
+    max_grad_norm: float = 1.0
     num_cycles: float = 0.5
     lr_end: float = 1e-7
     power: float = 1.0
