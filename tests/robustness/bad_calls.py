@@ -244,7 +244,7 @@ class OurArguments(trainer.LdoptArgumentsMixin, Arguments):
 
 
 def path(ending):
-    return Lazy(lambda: str(pathlib.Path(tempfile.gettempdir()) / f"ldopt-bad-calls{ending}"))
+    return Lazy(lambda: str(pathlib.Path.cwd() / f"bad-calls{ending}"))  # not shared with other processes
 
 
 def settings_file(ending):
@@ -500,7 +500,7 @@ CALLS = {
         f"LdoptConfig.from_{kind}": Row(
             call(getattr(ldopt.LdoptConfig, f"from_{kind}"), path=Lazy(lambda kind=kind: settings_file(f".{kind}"))),
             also=(OSError,),
-            words={"path": "(path|codec)"},
+            words={"path": "(path|codec|values)"},
         )
         for kind in ("yaml", "json")
     },
