@@ -20,7 +20,7 @@ HEAD = [
     "task",
     "learning rate",
     "better than uniform",
-    "no difference beyond the spread",
+    "interval includes 0",
     "worse",
     "largest gain, in points",
 ]
@@ -78,8 +78,8 @@ def in_short(results, planned, seeds):
     above, below, neither = (signs.count(side) for side in (1, -1, 0))
     parts = [text_table(HEAD, rows)] if rows else []
     parts.append(
-        f"Of {len(signs)} differences from uniform training at the same rate, the 95 % interval is above 0 in {above}, "
-        f"below 0 in {below}, and includes 0 in {neither}. "
+        f"The table has {len(signs)} differences from uniform training at the same rate. The 95 % interval is above 0 "
+        f"for {above} of them, below 0 for {below}, and includes 0 for {neither}. "
         f"By chance alone, about {0.05 * len(signs):.0f} intervals would exclude 0."
     )
     lacking = unfinished(results, planned, seeds)
@@ -89,7 +89,7 @@ def in_short(results, planned, seeds):
 
 
 def verdict(found):
-    """Return which of {decay: interval} are better, the same within the spread, and worse, and the highest."""
+    """Return which of {decay: interval} are better, which intervals include 0, which are worse, and the highest."""
     groups = [[arm for arm in found if sign(found[arm]) == side] for side in (1, 0, -1)]
     best = max(found, key=lambda arm: found[arm][0])
     middle, half = found[best]

@@ -209,7 +209,7 @@ def no_help(curves):
         above = [arm for arm, (middle, half) in signs.items() if middle > half]
         below = [arm for arm, (middle, half) in signs.items() if middle < -half]
         inside = [arm for arm, (middle, half) in signs.items() if abs(middle) <= half]
-        words = (("better", above), ("worse", below), ("no difference beyond the spread", inside))
+        words = (("better", above), ("worse", below), ("interval includes 0", inside))
         return ", ".join(f"{word} ({', '.join(arms)})" for word, arms in words if arms)
 
     flat = curves["encoder at 0.1"]

@@ -1,4 +1,4 @@
-"""What layer-wise decay does to few-sample fine-tuning: every learning rate, decay and seed, on real text.
+"""The effect of layer-wise decay on few-sample fine-tuning: every learning rate, decay and seed, on real text.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence.py run --data docstrings trec/
     python benchmarks/llrd_evidence.py report    # writes docs/evidence.md, evidence_tables.md
@@ -304,14 +304,14 @@ def main(argv=None):
     """Train what is missing, or write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="train what is not in the results yet")
-    run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings; .tsv files or folders of them")
-    run.add_argument("--seeds", type=int, default=5, help="of AdamW")
-    run.add_argument("--optimizer_seeds", type=int, default=3, help="of Came, Lamb and Adafactor; 0 leaves them out")
+    run = commands.add_parser("run", help="train the runs that are not in the results yet")
+    run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, .tsv files, folders of .tsv files")
+    run.add_argument("--seeds", type=int, default=5, help="seeds of AdamW")
+    run.add_argument("--optimizer_seeds", type=int, default=3, help="seeds of the other optimizers; 0 omits them")
     report = commands.add_parser("report", help="write the tables and pictures of docs/evidence.md")
     report.add_argument("--docs", type=Path, default=ROOT / "docs" / "evidence.md")
     for command in (run, report):
-        command.add_argument("--results", type=Path, default=RESULTS, help="the JSON lines")
+        command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)
     if args.command == "report":
         return write_report(args.results, args.docs)

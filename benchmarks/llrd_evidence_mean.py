@@ -1,7 +1,7 @@
 """Does a decay that keeps the mean rate help? Uniform training against decays whose ratios are divided by their mean.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence_mean.py run --data docstrings trec/
-    python benchmarks/llrd_evidence_mean.py report              # writes their sections on the mean
+    python benchmarks/llrd_evidence_mean.py report              # writes docs/evidence.md, evidence_tables.md
 
 `run` appends one line of JSON per run to benchmarks/results/llrd_evidence_mean.jsonl and skips the runs in the file. It
 trains the tasks whose data it is given: `docstrings` is in every Python; TREC's question types are a folder `trec` with
@@ -160,14 +160,14 @@ def main(argv=None):
     """Train what is missing, or write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="train what is not in the results yet")
+    run = commands.add_parser("run", help="train the runs that are not in the results yet")
     run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, and the folder trec")
-    run.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="some of the tasks")
+    run.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="tasks to train")
     run.add_argument("--seeds", type=int, default=SEEDS)
-    report = commands.add_parser("report", help="write the section of docs/evidence.md")
+    report = commands.add_parser("report", help="write the tables on the mean rate into the evidence pages")
     report.add_argument("--docs", type=Path, default=evidence.ROOT / "docs" / "evidence.md")
     for command in (run, report):
-        command.add_argument("--results", type=Path, default=RESULTS, help="the JSON lines")
+        command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)
     if args.command == "report":
         return write_report(args.results, args.docs, list(TASKS), SEEDS)

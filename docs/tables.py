@@ -1,6 +1,6 @@
-"""Write the tables of options.md and scaling.md: ``python docs/tables.py``.
+"""Write the tables of options.md and scaling.md: `python docs/tables.py`.
 
-With ``--check`` only compare them.
+With `--check`, only compare them with the pages.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate, gib
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
-SIZES = {"7 B": 7e9, "70 B": 70e9, "400 B": 400e9, "1 T": 1e12}
+SIZES = {"7 B": 7e9, "70 B": 70e9, "1 T": 1e12}
 TOKENS = 2**20  # that each pipeline works through in a step
 OPTIMIZERS = [
     OptimizerSpec("adamwdl"),
@@ -100,7 +100,7 @@ def states_table():
     for spec in sorted(variants, key=lambda spec: list(REGISTRY).index(spec.name)):
         names = ", ".join(f"`{state}`" for state in spec.state((2, 2)))
         rows.append([str(spec), names, _bytes(spec.state((2, 2)), "R C"), _bytes(spec.state((2,)), "n")])
-    return _text_table(["optimizer", "states of a matrix", "bytes of a matrix of R x C", "of a vector of n"], rows)
+    return _text_table(["optimizer", "states of a matrix", "bytes for R x C elements", "bytes for n elements"], rows)
 
 
 def _text_table(header, rows):

@@ -6,8 +6,8 @@
     python recipes/image_classification.py --config recipes/configs/vit/image_classification.yaml
     python recipes/image_classification.py --resume_from_checkpoint runs/image_classification-20261121-140000
 
-By default a small transformer is pretrained on the spot to tell handwritten digits from 0 to 4, then fine-tuned on few
-of those from 5 to 9 (scikit-learn carries them).
+By default a small transformer is first pretrained on the handwritten digits 0 to 4 of scikit-learn, then fine-tuned on
+a few images of the digits 5 to 9.
 """
 
 import dataclasses
@@ -49,9 +49,9 @@ class Arguments(RecipeArguments):
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("digits", "digits: pretrained on the spot; a folder, or the hub name of a CLIP")
-    data: str = option("digits", "digits, a folder with one of each class, paddlenlp:NAME, datasets:NAME")
-    examples_per_class: Optional[int] = option(None, "training images of each class; all, or 20 for digits")
+    model: str = option("digits", "digits (a small model, pretrained first), a folder, or the hub name of a CLIP model")
+    data: str = option("digits", "digits, a folder with one subfolder per class, paddlenlp:NAME, datasets:NAME")
+    examples_per_class: Optional[int] = option(None, "training images per class; by default all, or 20 for digits")
 
     def __post_init__(self):
         if self.examples_per_class is None and self.data == "digits":

@@ -1,4 +1,4 @@
-"""Train or fine-tune LLaMA or Qwen to answer prompts, all of it or low-rank adapters (LoRA), with Came and a warm-up.
+"""Train or fine-tune LLaMA or Qwen to answer prompts, as a whole or with adapters (LoRA), by Came with a warm-up.
 
     python recipes/language_model_sft.py
     python recipes/language_model_sft.py --data rows.jsonl --source_field prompt --target_field response
@@ -6,8 +6,8 @@
     python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
     python recipes/language_model_sft.py --resume_from_checkpoint runs/language_model_sft-20261121-140000
 
-By default a small untrained LLaMA learns to write, byte by byte, what a function of Python's own library does,
-given its name. A file has a JSON object a line. Only the tokens of the answer count in the loss, with equal weight.
+By default a small untrained LLaMA learns to write, byte by byte, the description of a function of Python's standard
+library from its name. A file has one JSON object per line. The loss is the mean over the tokens of the answers.
 """
 
 import dataclasses
@@ -54,8 +54,8 @@ class Options:
     model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
     lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off")
     data: str = option("docstrings", "docstrings, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    source_field: str = option("source", "JSON name of the prompt")
-    target_field: str = option("target", "JSON name of the target text")
+    source_field: str = option("source", "JSON key of the prompt")
+    target_field: str = option("target", "JSON key of the answer")
     max_length: int = option(64, "longest prompt and answer together, in tokens; longer texts are cut")
 
     def __post_init__(self):

@@ -8,8 +8,8 @@
 
 A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and
 weights each by its masked tokens, so the step equals that of the whole batch. By default MiniLM (from a package that
-`make` installs) reads docstrings of Python's own library; `BertForMaskedLM` is a small untrained model. The run's
-folder is a `--model` for other recipes. All other arguments of PaddleNLP's Trainer work too (--help-all).
+`make` installs) trains on docstrings of Python's standard library. `--model BertForMaskedLM` trains a small new model.
+The run's folder is a `--model` for other recipes. All other arguments of PaddleNLP's Trainer work too (--help-all).
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Options:
     data: str = option("docstrings", "docstrings, a .txt file or folder, paddlenlp:NAME, datasets:NAME")
     text_field: str = option("text", "column of the text in a hub's data set")
     micro_batch_size: int = option(16, "rows per micro-batch")
-    masked_share: float = option(0.15, "fraction of the tokens to predict, in (0, 1)")
+    masked_share: float = option(0.15, "fraction of tokens to mask and predict, in (0, 1)")
     max_length: int = option(16, "longest text in tokens; longer texts are cut")
 
     def __post_init__(self):

@@ -9,7 +9,7 @@
 
 It starts its own processes unless `paddle.distributed.launch` has started them. The model learns to write, byte by
 byte, a text of a given class: by default the docstring of a function, class or module of Python's library. The loss is
-the mean over the tokens of the texts, also where micro-batches have different numbers of them.
+the mean over all tokens of the texts, even if the micro-batches have different numbers of tokens.
 """
 
 import argparse
@@ -49,18 +49,18 @@ def arguments():
         ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
         ("max_grad_norm", 1.0, "clip gradients to this global norm"),
         ("loss_scale", 2.0**12, "initial loss scale; it doubles after 50 steps without an overflow"),
-        ("steps", 200, "steps, including steps that overflow"),
-        ("stages", 2, "pipeline stages; further processes are data parallel"),
-        ("micro_batch_num", 4, "micro-batches of a step"),
-        ("micro_batch_size", 8, "rows of a micro-batch"),
+        ("steps", 200, "number of steps, including steps that overflow"),
+        ("stages", 2, "number of pipeline stages; further processes are data parallel"),
+        ("micro_batch_num", 4, "micro-batches per step"),
+        ("micro_batch_size", 8, "rows per micro-batch"),
         ("length", 64, "longest row in bytes; longer rows are cut"),
         ("seed", 0, "seed of the weights and the order of the rows"),
         ("save_steps", 100, "steps between two checkpoints"),
     ):
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default:g})")
-    parser.add_argument("--inject_overflow", type=steps, default=(), help="steps with an inf gradient, such as 5,9")
+    parser.add_argument("--inject_overflow", type=steps, default=(), help="steps that get an inf gradient, such as 5,9")
     parser.add_argument("--float16", action="store_true", help="train in float16 with autocast; on a GPU only")
-    parser.add_argument("--output_dir", help="folder of checkpoints; none are kept without it")
+    parser.add_argument("--output_dir", help="folder of the checkpoints; by default none are saved")
     parser.add_argument("--resume", action="store_true", help="resume the last complete checkpoint in --output_dir")
     args = parser.parse_args()
     if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):

@@ -113,7 +113,7 @@ def say(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
-    parser.add_argument("--pair", action="store_true", help="an input is two texts: a pair, or a question and its text")
+    parser.add_argument("--pair", action="store_true", help="each input is a pair of texts, or a question and its text")
     parser.add_argument("--input", metavar="FILE", help="read inputs from a file; - is standard input")
     parser.add_argument(
         "--output", metavar="FILE", help="write a .jsonl file, or a .csv file (UTF-8 with a byte order mark)"

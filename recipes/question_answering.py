@@ -6,9 +6,9 @@
     python recipes/question_answering.py --config recipes/configs/minilm/question_answering.yaml
     python recipes/question_answering.py --resume_from_checkpoint runs/question_answering-20261121-140000
 
-By default MiniLM (from a package that `make` installs) answers questions about signatures of Python's own library. A
-file is in the form of SQuAD 1.1 (an answer is part of the context). A context that is too long is read in windows that
-overlap.
+By default MiniLM (from a package that `make` installs) answers questions about signatures of Python's standard library.
+Files have the format of SQuAD 1.1, in which each answer is part of its context. Long contexts are split into
+overlapping windows.
 """
 
 import dataclasses
@@ -49,9 +49,9 @@ class Options:
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("signatures", "signatures, a SQuAD .json file or a folder, paddlenlp:NAME, datasets:NAME")
-    max_length: int = option(64, "tokens of a question and its window of the context")
-    overlap: int = option(16, "tokens that two windows have in common")
-    max_answer_length: int = option(30, "tokens of an answer")
+    max_length: int = option(64, "longest input in tokens: a question and a window of its context")
+    overlap: int = option(16, "tokens that neighbouring windows share")
+    max_answer_length: int = option(30, "longest answer in tokens")
 
     def __post_init__(self):
         check_least(self, max_length=16, overlap=0, max_answer_length=1)

@@ -6,7 +6,7 @@
     python recipes/seq2seq.py --config recipes/configs/t5/seq2seq.yaml
     python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
 
-By default a small untrained T5 learns to write dates in digits that it reads in words. A file has a JSON object a line.
+By default a small untrained T5 learns to convert dates in words to digits. A file has one JSON object per line.
 """
 
 import dataclasses
@@ -54,8 +54,8 @@ class Options:
 
     model: str = option("T5ForConditionalGeneration", "a PaddleNLP class (untrained), a folder or a hub name")
     data: str = option("dates", "dates, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    source_field: str = option("source", "name of the source text")
-    target_field: str = option("target", "name of the target text")
+    source_field: str = option("source", "JSON key of the source text")
+    target_field: str = option("target", "JSON key of the target text")
     relative_step: bool = option(False, "Adafactor sets its own rate; excludes learning_rate, warm-up and schedule")
     max_length: Optional[int] = option(None, "longest source in tokens; by default 512, or 32 for dates")
     max_target_length: Optional[int] = option(None, "longest target in tokens; by default 64, or 8 for dates")

@@ -7,8 +7,8 @@
     python recipes/sequence_classification.py --resume_from_checkpoint runs/sequence_classification-20261121-140000
     python recipes/sequence_classification.py --compare                    # uniform against layer-wise, same seeds
 
-By default MiniLM (from a package that `make` installs) learns to tell docstrings of functions, classes and modules of
-Python's own library apart. All other arguments of PaddleNLP's Trainer work too (--help-all). A resumed run
+By default MiniLM (from a package that `make` installs) learns to classify docstrings of Python's standard library as
+function, class or module. All other arguments of PaddleNLP's Trainer work too (--help-all). A resumed run
 continues in its folder with its own arguments; arguments on the command line override them.
 """
 
@@ -42,7 +42,7 @@ class Arguments(RecipeArguments):
     layerwise_lr_decay: float = 0.8  # chosen by the second study of docs/evidence.md, with the mean kept
     layerwise_preserve_mean: Optional[bool] = dataclasses.field(
         default=None,
-        metadata={"help": "divide all ratios by their mean over the blocks; by default with a decay other than 1"},
+        metadata={"help": "divide all ratios by their mean over the blocks; by default true for a decay other than 1"},
     )
 
     def __post_init__(self):
@@ -56,7 +56,7 @@ class Options(TextOptions):
     """Model, data, encoding and comparison."""
 
     examples_per_class: Optional[int] = option(None, "training rows per class; by default all, or 50 for docstrings")
-    compare: bool = option(False, "compare uniform and layer-wise rates; writes a report, keeps no model")
+    compare: bool = option(False, "compare uniform and layer-wise rates; write a report, keep no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of both arms")
     compare_seeds: int = option(3, "number of seeds, from --seed on")
 

@@ -5,10 +5,10 @@
     python recipes/sweep.py --config recipes/configs/vit/sweep.yaml
     python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # resumes, with two more seeds
 
-Each finished run adds a line to results.jsonl in `output_dir`. The command that it prints first resumes the sweep: it
-skips finished runs and continues the interrupted one. A run whose loss diverged counts as finished. The validation
-score chooses the best rate of each decay. A run's folder keeps its report and its history, not its model. By default
-the recipe is image_classification.py on its own images.
+Each finished run adds a line to results.jsonl in `output_dir`. At its start, the sweep prints the command that resumes
+it. A resume skips finished runs and continues the interrupted one. A run whose loss diverged counts as finished. The
+validation score chooses the best rate of each decay. A run's folder keeps its report and its history, not its model. By
+default the recipe is image_classification.py on its own images.
 """
 
 import dataclasses

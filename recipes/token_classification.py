@@ -7,8 +7,7 @@
     python recipes/token_classification.py --resume_from_checkpoint runs/token_classification-20261121-140000
 
 By default MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
-function, exceptions or constants. A CoNLL file has a word and its tag in each line, an empty line between sentences.
-
+function, exceptions or constants. A CoNLL file has a word and its tag per line, and an empty line between sentences.
 """
 
 import dataclasses
@@ -49,10 +48,10 @@ class Options:
     """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
-    data: str = option("docstrings", "docstrings, a .conll, .txt, .tsv or .bio file or folder, paddlenlp:NAME...")
-    word_column: int = option(0, "number of the column with the word in a file, from 0; below 0 from the end")
-    tag_column: int = option(-1, "number of the column with the tag")
-    max_length: int = option(64, "longest sentence in tokens; the rest of a longer one is not evaluated")
+    data: str = option("docstrings", "docstrings, a CoNLL file or folder, paddlenlp:NAME, datasets:NAME")
+    word_column: int = option(0, "number of the word's column, from 0; negative numbers count from the end")
+    tag_column: int = option(-1, "number of the tag's column")
+    max_length: int = option(64, "longest sentence in tokens; longer sentences are cut")
 
     def __post_init__(self):
         check_least(self, max_length=4)

@@ -14,7 +14,8 @@ __all__ = [
     "add_", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model", "clip", "divide_",
     "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated", "is_float64", "local_shape",
     "matmul", "mean_over", "multiply_", "own_parameters", "run_untranslated", "scale", "scale_", "share_memory",
-    "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "sum_over", "unstack", "version_of", "view_of",
+    "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "subtract_", "sum_over", "unstack", "version_of",
+    "view_of",
 ]
 # fmt: on
 
@@ -38,7 +39,8 @@ matmul = part("paddle._C_ops", "matmul", EVERY)  # (matrices, others, whether to
 clip = part("paddle._C_ops", "clip", EVERY)  # (tensor, least, most)
 mean_over = part("paddle._C_ops", "mean", EVERY)  # (tensor, axes, whether to keep the axes)
 sum_over = part("paddle._C_ops", "sum", EVERY)  # (tensor, axes, dtype, whether to keep the axes)
-add_ = part("paddle._C_ops", "add_", EVERY)  # (tensor that becomes the sum, other), as the next two
+add_ = part("paddle._C_ops", "add_", EVERY)  # (tensor that becomes the sum, other), as the next three
+subtract_ = part("paddle._C_ops", "subtract_", EVERY)
 multiply_ = part("paddle._C_ops", "multiply_", EVERY)
 divide_ = part("paddle._C_ops", "divide_", EVERY)
 scale_ = part("paddle._C_ops", "scale_", EVERY)  # (tensor that becomes x * factor + number, factor, number, True)

@@ -113,7 +113,7 @@ class LayerDecay:
         check=lambda value, name: checked_choice(value, name, CONVENTIONS),
         values=" or ".join(CONVENTIONS),
     )
-    min_ratio: float = _option(0.0, "floor of the ratios", 0.0, 1.0)
+    min_ratio: float = _option(0.0, "smallest ratio", 0.0, 1.0)
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")
     freeze_below: float = _option(0.0, "freeze layers with a ratio below this value", 0.0, 1.0)
     bound: float = _option(1.0, "lowest ratio of the convention 'linear'", 0.0, 1.0, "(]")
@@ -133,7 +133,7 @@ class LayerDecay:
         values="a dict from names to decays",
     )
     multipliers: Optional[dict[str, float]] = _option(
-        None, "factors by name", check=checked_multipliers, values="a dict from regular expressions to factors"
+        None, "factors by name pattern", check=checked_multipliers, values="a dict from regular expressions to factors"
     )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import add, add_, ema_, maximum, multiply_, power
+from ._base.arithmetic import add_, ema_, maximum, multiply_, power, subtract_
 from ._base.factored import (
     FactoredOptimizer,
     clipped_,
@@ -71,8 +71,8 @@ def adafactor_update(
     if beta1 is not None:  # an average of steps, rates included
         u = new_state["exp_avg"] = ema_(state["exp_avg"], u, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = add(param, param, alpha=-weight_decay * alpha)
-    return param - u, new_state
+        param = subtract_(param, param * (weight_decay * alpha))
+    return subtract_(param, u), new_state
 
 
 @register(
@@ -143,9 +143,9 @@ class Adafactor(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            doc="added to squares; smallest RMS",
+            doc="added to squared gradients; smallest RMS of a parameter",
             check=numbers("()", "[)"),
-            values="(0, inf) and [0, inf)",
+            values="two numbers, in (0, inf) and [0, inf)",
             group=True,
             setting="epsilon",
         ),
@@ -156,8 +156,8 @@ class Adafactor(FactoredOptimizer):
         "beta1": Option(doc="decay rate of the momentum", high=1.0, ends="[)", optional=True, group=True),
         "weight_decay": Option(doc="decoupled weight decay", group=True, read=plain_weight_decay),
         "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
-        "relative_step": bool_option("set the rate from the step"),
-        "warmup_init": bool_option("with `relative_step`: start with 1e-6 t", group=True),
+        "relative_step": bool_option("compute the rate from the step number"),
+        "warmup_init": bool_option("with `relative_step`: a warm-up at rate 1e-6 t", group=True),
     }
 
     @staticmethod

@@ -13,7 +13,7 @@ from paddle import Tensor
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import add, add_, divide_, ema_, ema_of_squares_, multiply, one_minus_power, sqrt
+from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, one_minus_power, sqrt, subtract_
 from ._ports.keras_config import KerasOptimizer
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from ._shards import Shard
@@ -57,7 +57,7 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:  # first, and not with the bias-corrected rate
-        param = add(param, param, alpha=-weight_decay * lr)
+        param = subtract_(param, param * (weight_decay * lr))
     m = ema_(state["moment1"], grad, beta_1)
     v = ema_of_squares_(state["moment2"], grad, beta_2)
     new_state = {"moment1": m, "moment2": v}
@@ -65,8 +65,8 @@ def adam_weight_decay_update(
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: alpha_t has both corrections, and epsilon is added to the root of an uncorrected v
     alpha_t = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    step = divide_(multiply(m, -alpha_t), add_(sqrt(v), epsilon))
-    return add_(step, param), new_state
+    step = divide_(m * alpha_t, add_(sqrt(v), epsilon))
+    return subtract_(param, step), new_state
 
 
 @register(

@@ -133,8 +133,8 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         "weight_decay": Option(
             doc="decoupled weight decay, scaled by the layer's rate", group=True, read=plain_weight_decay
         ),
-        "beta1": Option(doc="decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
-        "beta2": Option(doc="decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
+        "beta1": Option(doc="decay rate of the first moment", high=1.0, ends="[)", group=True, tensor=True),
+        "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(doc="added to the root of the second moment", group=True, tensor=True),
         "lazy_mode": bool_option("update only the rows in a sparse gradient", group=True),
     }

@@ -12,7 +12,7 @@ from paddle import Tensor
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import add, add_, ema_, maximum, power, square_
+from ._base.arithmetic import add_, ema_, maximum, power, square_, subtract_
 from ._base.factored import (
     FactoredOptimizer,
     clipped_,
@@ -83,12 +83,12 @@ def came_update(
         else:
             u = m
     if weight_decay:
-        u = add(u, param, alpha=weight_decay)
+        u = add_(param * weight_decay, u)
     if relative_step:
         lr = lr * relative_step_lr(t, warmup_init)
     if scale_parameter:
         lr = lr * maximum(rms_p[0], eps[1])
-    return add(param, u, alpha=-lr), new_state
+    return subtract_(param, u * lr), new_state
 
 
 def _fit_for_float16(m: Any) -> Any:
@@ -179,9 +179,9 @@ class Came(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            doc="added to squared gradients; smallest RMS (with `scale_parameter`); added to the instability",
+            doc="added to squared gradients; smallest RMS of a parameter (`scale_parameter`); added to the instability",
             check=numbers("()", "()", "()"),
-            values="three of (0, inf)",
+            values="three numbers in (0, inf)",
             group=True,
             setting="epsilon",
         ),
@@ -198,8 +198,8 @@ class Came(FactoredOptimizer):
         "beta3": Option(doc="decay rate of the instability", high=1.0, ends="[)", group=True),
         "weight_decay": Option(doc="decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
         "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
-        "relative_step": bool_option("set the rate from the step"),
-        "warmup_init": bool_option("with `relative_step`: start with 1e-6 t"),
+        "relative_step": bool_option("compute the rate from the step number"),
+        "warmup_init": bool_option("with `relative_step`: a warm-up at rate 1e-6 t"),
         "compression": bool_option("store the momentum as float16"),
         "loss_scale": Option(doc="divides the gradients", values="an int from 1", check=_from_one),
     }

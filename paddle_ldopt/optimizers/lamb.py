@@ -21,6 +21,7 @@ from ._base.arithmetic import (
     multiply_,
     one_minus_power,
     sqrt_,
+    subtract_,
 )
 from ._base.step_functions import decay_or_function, lr_or_function
 from ._base.step_schedules import ScheduledOptimizer
@@ -69,14 +70,13 @@ def lamb_update(
     m_hat = m / one_minus_power(beta1, t)
     v_hat = v / one_minus_power(beta2, t)
     r = divide_(m_hat, add_(sqrt_(v_hat), eps))
-    u = add_(r, param, alpha=weight_decay)
+    u = add_(r, param * weight_decay)
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
     one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
     trust_ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    step = multiply_(u, -lr * trust_ratio)
-    return add_(step, param), {"moment1": m, "moment2": v}
+    return subtract_(param, multiply_(u, lr * trust_ratio)), {"moment1": m, "moment2": v}
 
 
 @register(

@@ -35,10 +35,10 @@ class LoopArguments:
     output_dir: Optional[str] = option(None, "folder of the run; runs/<recipe>-<time> by default")
     resume_from_checkpoint: Optional[str] = option(None, "folder of a run, or a checkpoint in it")
     batch_size: int = option(16, "rows per step in each process")
-    epochs: int = option(1, "epochs")
-    max_steps: int = option(-1, "steps, instead of epochs; -1 is off")
+    epochs: int = option(1, "number of epochs")
+    max_steps: int = option(-1, "number of steps, instead of epochs; -1 is off")
     save_steps: int = option(50, "steps between two checkpoints, each with an evaluation")
-    save_total_limit: int = option(1, "newest checkpoints to keep")
+    save_total_limit: int = option(1, "number of newest checkpoints to keep")
     seed: int = option(42, "seed of the head, dropout and the order of the rows")
     verbose: bool = option(False, "print PaddleNLP's log")
 

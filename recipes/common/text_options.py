@@ -13,10 +13,10 @@ class TextOptions:
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    text_column: Optional[str] = option(None, "name of the column, or number from 0")
-    text_pair_column: Optional[str] = option(None, "second text of a pair: name of the column, or number from 0")
-    label_column: Optional[str] = option(None, "name of the column, or number from 0")
-    has_header: Optional[bool] = option(None, "whether .tsv and .csv files begin with names; detected by default")
+    text_column: Optional[str] = option(None, "column of the text: name, or number from 0")
+    text_pair_column: Optional[str] = option(None, "column of the second text of a pair: name, or number from 0")
+    label_column: Optional[str] = option(None, "column of the label: name, or number from 0")
+    has_header: Optional[bool] = option(None, "whether files begin with column names; detected by default")
     encoding: str = option("utf-8", "encoding of the files, such as cp1252, gb18030, utf-16")
     max_length: int = option(64, "longest input in tokens; longer inputs are cut")
 

@@ -159,8 +159,8 @@ def test_where_decay_helps_and_where_it_does_not():
         "encoder at 0.1": curve((1e-4, [0.1] * 3, low), (1e-3, [0.9] * 3, flat)),
     }
     tuned, at_best, at_lowest, against_flat = report.no_help(arms).splitlines()
-    assert tuned.endswith("better (decay 0.65), no difference beyond the spread (decay 0.9, encoder at 0.1);")
-    assert "1e-4: worse (decay 0.65, encoder at 0.1), no difference beyond the spread (decay 0.9);" in at_best
+    assert tuned.endswith("better (decay 0.65), interval includes 0 (decay 0.9, encoder at 0.1);")
+    assert "1e-4: worse (decay 0.65, encoder at 0.1), interval includes 0 (decay 0.9);" in at_best
     assert at_lowest.partition("1e-4")[1:] == at_best.partition("1e-4")[1:]
     assert "decay 0.9 +0.0 [-5.0, +5.0], decay 0.65 **+10.0 [+7.5, +12.5]**." in against_flat
     assert "| 1e-3 | 42.0 ± 2.0 | 61.0 ± 1.0 |" in report.accuracy_table(arms)

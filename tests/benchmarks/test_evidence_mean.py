@@ -100,8 +100,8 @@ def test_the_verdict_and_the_default(tmp_path):
         and "| 0.65 by parameters |" in tuned
     )
     assert tuned.endswith("| 0.8 by blocks: +5.1 [+4.9, +5.3] |")
-    assert "Of 18 differences from uniform training at the same rate" in text
-    assert "the 95 % interval is above 0 in 2, below 0 in 1, and includes 0 in 15." in text
+    assert "The table has 18 differences from uniform training at the same rate" in text
+    assert "The 95 % interval is above 0 for 2 of them, below 0 for 1, and includes 0 for 15." in text
     assert f"not finished** ({NAME}: 3 of 5 seeds; other: not in the tables" in text
     assert text.endswith(
         "0.9 by blocks (+2.1), 0.8 by blocks (+5.1)."

@@ -106,7 +106,7 @@ def test_all_state_arrives_bit_for_bit(runs, layout, name):
     assert sum(key.endswith(".beta1_pow_acc_0") for key in loaded) == 6
 
 
-@pytest.mark.promise("checkpoints move between layouts")
+@pytest.mark.promise("a checkpoint of one layout loads in another")
 @pytest.mark.representatives
 @every_optimizer
 @pytest.mark.parametrize("layout", SOURCES)
@@ -116,7 +116,7 @@ def test_to_one_process(runs, layout, name):
     assert distance(run.values(), whole[name], name) < 1e-5
 
 
-@pytest.mark.promise("checkpoints move between layouts", seen="within 1e-5 of the distance moved")
+@pytest.mark.promise("a checkpoint of one layout loads in another", seen="within 1e-5 of the distance moved")
 @every_optimizer
 @pytest.mark.parametrize("source, target", MOVES, ids=lambda layout: layout.replace(" ", "-"))
 def test_between_layouts(runs, source, target, name):

@@ -26,7 +26,7 @@ def two(request, tmp_path_factory):
 
 
 @pytest.mark.promise("layer-wise rates of every kind are the same in several processes as in one")
-@pytest.mark.promise("checkpoints move between layouts")
+@pytest.mark.promise("a checkpoint of one layout loads in another")
 @pytest.mark.representatives
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -290,9 +290,3 @@ def test_the_lengths_of_steps_without_bias_correction():
     sizes = [(1 - 0.9**t) / math.sqrt(1 - 0.999**t) for t in (1, 10, 100, 1000)]
     assert [round(size, 1) for size in sizes] == [3.2, 6.5, 3.2, 1.3]
     assert "3.2 at step 1, 6.5 at step 10, 3.2 at step 100 and 1.3 at step 1000" in PROSE
-
-
-def test_the_rates_of_twelve_blocks():
-    rates = [ldopt.LayerDecay(0.8).ratio(layer, 12) for layer in (12, 1, 0)]
-    assert [round(rate, 3) for rate in rates] == [0.8, 0.069, 0.055]
-    assert "0.8 for the top block, 0.069 for block 0, and 0.055 for the embeddings" in PROSE

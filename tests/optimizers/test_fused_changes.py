@@ -18,7 +18,6 @@ pytestmark = [
     needs_library,
     pytest.mark.promise(
         "changes between two steps (shapes, freed memory, regularizers, groups) are detected or refused",
-        seen="no crash",
     ),
 ]
 

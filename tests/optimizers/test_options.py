@@ -45,7 +45,7 @@ RANGES = {
     },
     "came": {
         "lr": "groups: [0, inf) or None",
-        "eps": "group: three of (0, inf)",
+        "eps": "group: three numbers in (0, inf)",
         "clip_threshold": "group: (0, inf)",
         "decay_rate": "group: [0, 1]",
         "beta1": "group: [0, 1) or None",
@@ -68,7 +68,7 @@ RANGES = {
     },
     "adafactor": {
         "lr": "groups: [0, inf) or None",
-        "eps": "group: (0, inf) and [0, inf)",
+        "eps": "group: two numbers, in (0, inf) and [0, inf)",
         "clip_threshold": "group: (0, inf)",
         "decay_rate": "group: (-inf, 0]",
         "beta1": "group: [0, 1) or None",

@@ -91,7 +91,7 @@ def moments(name):
 
 @pytest.mark.promise(
     "a recipe that is killed and restarted loses at most one save and ends with the same bits",
-    seen="56 long runs, repeated once; all equal",
+    seen="56 long runs, each done twice",
 )
 @pytest.mark.parametrize("name", [*FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in FIRST)])
 def test_a_killed_recipe_loses_at_most_one_save_and_ends_with_the_same_bits(unkilled, models, tmp_path, name):

@@ -117,9 +117,7 @@ def test_a_list_of_files_that_names_a_device_is_damage(copied):
         assert last_checkpoint(copied) == str(copied / "checkpoint-4")
 
 
-@pytest.mark.promise(
-    "an automatic resume falls back to the last valid checkpoint and ends with the same weights", seen="equal"
-)
+@pytest.mark.promise("an automatic resume falls back to the last valid checkpoint and ends with the same weights")
 def test_an_automatic_resume_falls_back_and_ends_with_the_same_weights(copied, whole):
     flip(copied / "checkpoint-6/model_state.pdparams")
     truncate(copied / "checkpoint-4/optimizer.pdopt")
@@ -318,7 +316,7 @@ class Jumps(common.TrainerCallback):
             os.utime(path, (then, then))
 
 
-@pytest.mark.promise("jumps of the system clock do not change a run", seen="equal")
+@pytest.mark.promise("jumps of the system clock do not change a run")
 def test_a_clock_that_jumps_changes_nothing(tmp_path, whole, monkeypatch):
     trainer = run(tmp_path, callbacks=[Jumps(monkeypatch)], save_total_limit=2)
     assert common.same(common.weights(trainer.model), whole[1])

@@ -13,9 +13,7 @@ from saving_cases import CASES, HALF, SLOW, Run, bits, each_damage, read, refuse
 import paddle_ldopt as ldopt
 
 
-@pytest.mark.promise(
-    "a damaged file is refused and nothing changes", seen="200 flipped bits and 66 lengths, all refused"
-)
+@pytest.mark.promise("a damaged file is refused and nothing changes", seen="200 flipped bits and 66 lengths")
 @pytest.mark.parametrize(
     "case, flips, cuts", [("came", 200, 60), *(pytest.param(case, 1000, 300, marks=SLOW) for case in CASES)]
 )
@@ -59,7 +57,7 @@ def hostile_records():
     yield "state twice", put("with_state", value=["blocks.0.weight"] * 2)
 
 
-@pytest.mark.promise("a hostile record, tensor or header is refused and nothing changes", seen="all refused")
+@pytest.mark.promise("a hostile record, tensor or header is refused and nothing changes")
 def test_a_hostile_record_changes_nothing(saved, victim):
     count = 0
     for what, change in hostile_records():

@@ -19,8 +19,8 @@ from saving_cases import Run, bits, refused
 import paddle_ldopt as ldopt
 
 pytestmark = pytest.mark.promise(
-    "converted PyTorch states continue as in PyTorch",
-    seen="8 states written by real peers, within the tolerances of the recorded trajectories",
+    "training continues from a converted PyTorch state as in PyTorch",
+    seen="8 states saved by the PyTorch optimizers, within the tolerances of their recorded trajectories",
 )
 
 KEPT = 3  # as in golden/make.py

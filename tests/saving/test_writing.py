@@ -44,7 +44,7 @@ def test_a_folder_is_not_written(folder):
         write_whole(folder, "all of it")
 
 
-@pytest.mark.promise("a failed write leaves the old file and no other")
+@pytest.mark.promise("a failed write keeps the old file and leaves no other")
 def test_a_write_that_fails_leaves_what_was_there(saved, monkeypatch, victim):
     before = read(saved)
     for name in ("fsync", "replace"):

@@ -13,25 +13,16 @@ import paddle
 from ... import _paddle
 
 
-def add(x: Any, y: Any, alpha: Any) -> Any:
-    """Return x + alpha * y in a new tensor."""
-    return add_(multiply(y, alpha), x)
-
-
-def add_(x: Any, y: Any, alpha: Any = 1.0) -> Any:
-    """Return x + alpha * y; overwrites x. y is a Tensor or a float."""
-    y = y if isinstance(alpha, float) and alpha == 1.0 else multiply(y, alpha)
+def add_(x: Any, y: Any) -> Any:
+    """Return x + y; overwrites x. y is a Tensor or a float."""
     if not paddle.in_dynamic_mode():
         return x + y
     return _paddle.scale_(x, 1.0, y, True) if isinstance(y, float) else _paddle.add_(x, y)
 
 
-def multiply(x: Any, factor: Any) -> Any:
-    """Return x * factor in a new tensor; the factor is a number, or has one number for each matrix or row.
-
-    A CPU is five times as fast with the larger operand first, unless the factor has shape [].
-    """
-    return x * factor if getattr(factor, "ndim", 0) else factor * x
+def subtract_(x: Any, y: Any) -> Any:
+    """Return x - y; overwrites x."""
+    return _paddle.subtract_(x, y) if paddle.in_dynamic_mode() else x - y
 
 
 def multiply_(x: Any, y: Any) -> Any:
@@ -56,12 +47,13 @@ def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) ->
 
     `one_minus_beta` is a more exact 1 - beta.
     """
-    return add_(multiply_(old, beta), new, alpha=1 - beta if one_minus_beta is None else one_minus_beta)
+    new = new * (1 - beta if one_minus_beta is None else one_minus_beta)
+    return add_(multiply_(old, beta), new)
 
 
 def ema_of_squares_(old: Any, x: Any, beta: float) -> Any:
     """Return beta * old + (1 - beta) * x^2; overwrites old."""
-    return add_(multiply_(old, beta), multiply_(multiply(x, 1 - beta), x))
+    return add_(multiply_(old, beta), multiply_(x * (1 - beta), x))
 
 
 def square_(x: Any) -> Any:

@@ -21,7 +21,7 @@ from ... import _paddle
 from ..._messages import refusal
 from .._step.updates import Values
 from ..states import COLUMN, ROW
-from .arithmetic import divide_, ema_, maximum, multiply, multiply_
+from .arithmetic import divide_, ema_, maximum, multiply_
 from .rule_optimizer import RuleOptimizer, checked_lr
 
 
@@ -63,7 +63,7 @@ def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
         return multiply_(v.rsqrt(), x)
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
-    row = multiply(row.rsqrt(), _paddle.mean_over(row, [-2], True).sqrt())
+    row = row.rsqrt() * _paddle.mean_over(row, [-2], True).sqrt()
     return multiply_(shard.spread_product(row, col.rsqrt()), x)
 
 

@@ -31,8 +31,8 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
     - `OPTIONS`: name -> `Option`, with a default unless the constructor has it;
     - `states(options, shape)`: name -> `State`;
     - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state). It may overwrite
-      the old state and writes nothing else. Its tensors are float32 (float64 for float64 parameters). It yields lists
-      of sums over its part of the tensor and receives the sums over the whole tensor, across all processes (see
+      `param` and `state`, but not `grad`. Its tensors are float32 (float64 for float64 parameters). It yields lists of
+      sums over its part of the tensor and receives the sums over the whole tensor, across all processes (see
       `_shards`)::
 
         def rule(param, grad, state, lr, *, shard, beta1):

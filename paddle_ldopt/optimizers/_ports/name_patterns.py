@@ -26,7 +26,7 @@ def _option(doc: str) -> Option:
 
 
 PATTERNS = {
-    "include_in_weight_decay": _option("patterns of names with weight decay in any case"),
+    "include_in_weight_decay": _option("patterns of names that have weight decay even if excluded"),
     "exclude_from_weight_decay": _option("patterns of names without weight decay"),
 }
 

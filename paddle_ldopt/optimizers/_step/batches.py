@@ -117,11 +117,12 @@ class Batch:
             if not value.is_same_shape(stack):
                 value = value.expand(stack.shape)  # one rate or one count for all
             _paddle.assign_out(cast(value, stack.dtype), stack)
-        if master is not None:
+        if master is not None and new_params is not master:
             _paddle.assign_out(new_params, master)
         new_params = cast(new_params, self.params[0].dtype)
         for row, param in zip([new_params] if single else _paddle.unstack(new_params, 0), self.params):
-            _paddle.assign_out(row, param)
+            if row is not param:
+                _paddle.assign_out(row, param)
 
 
 def cast(tensor: Any, dtype: Any) -> Any:

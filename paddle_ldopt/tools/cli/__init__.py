@@ -1,8 +1,4 @@
-"""Command line: check layers, rates and memory before a training.
-
-``layers`` shows the layers of a model and their rates, ``schedule`` the rates by step, and ``memory`` the bytes that
-each device holds and sends.
-"""
+"""Command line: check layers, learning rates and memory before training."""
 
 import argparse
 import sys
@@ -20,8 +16,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m paddle_ldopt", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module, does in (
-        ("layers", layers, "show the layers of a model and the rate of each"),
-        ("schedule", schedule, "show the learning rate by step"),
+        ("layers", layers, "show the layers of a model and the learning rate of each"),
+        ("schedule", schedule, "show the learning rate of each step"),
         ("memory", memory, "show the bytes that each device holds and sends in a step"),
     ):
         command = commands.add_parser(name, help=does)

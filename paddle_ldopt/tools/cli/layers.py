@@ -22,7 +22,7 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add(
         "--granularity",
         default="block",
-        help="a layer is a block, a stage, or a group of blocks: block, stage or a number",
+        help="size of a layer: block, stage, or a number of groups of blocks",
     )
     add("--rules", metavar="JSON", help='layers of parameters by name: \'{"adapter": "head"}\'')
     add("--plot", metavar="FILE", help="draw the rates into a .png, .svg or .pdf")

@@ -15,18 +15,18 @@ from ..memory.optimizer import sizing_options
 from .models import MODEL, load_model
 
 _HELP = {
-    "hidden": "width of a decoder",
-    "layers": "blocks of the decoder",
-    "vocab": "size of its vocabulary",
-    "intermediate": "width of its feed-forward part",
-    "heads": "attention heads",
-    "kv_heads": "heads of keys and values",
-    "dp": "data-parallel replicas",
-    "sharding": "devices that share the optimizer's state",
+    "hidden": "hidden size of a decoder, with --layers instead of --params",
+    "layers": "number of blocks of the decoder",
+    "vocab": "vocabulary size of the decoder",
+    "intermediate": "width of the feed-forward layers",
+    "heads": "number of attention heads",
+    "kv_heads": "number of key-value heads",
+    "dp": "number of data-parallel replicas",
+    "sharding": "number of devices that share the optimizer's state",
     "stage": "sharding stage: 1, 2 or 3",
-    "split_param": "stage 1 with slices of parameters (sharding version 2)",
-    "mp": "tensor-parallel devices",
-    "pp": "pipeline stages",
+    "split_param": "with stage 1: split parameters over devices (sharding version 2)",
+    "mp": "number of tensor-parallel devices",
+    "pp": "number of pipeline stages",
 }
 
 
@@ -36,17 +36,17 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     for field in dataclasses.fields(Transformer):
         add(_argument(field.name), type=int, help=_HELP[field.name])
     add("--model", help=f"{MODEL}; cannot be combined with --mp or --pp")
-    several = "optimizers, with options after commas: came came,compression adafactor,scale_parameter=false"
+    several = "optimizers, each with its options: came came,compression adafactor,scale_parameter=false"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
     add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters")
     add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")
-    add("--no-masters", action="store_true", help="no float32 masters of low-precision parameters")
+    add("--no-masters", action="store_true", help="train low-precision parameters without float32 masters")
     for field in dataclasses.fields(Layout):
         how = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
         add(_argument(field.name), **how, help=_HELP[field.name])
-    layouts = "several layouts, instead of the arguments above: dp=8 sharding=8 sharding=8,split_param,mp=8"
+    layouts = "layouts to compare, instead of --dp to --pp: dp=8 sharding=8 sharding=8,split_param,mp=8"
     add("--layout", nargs="+", metavar="SETTING[,SETTING...]", help=layouts)
-    add("--tokens", type=int, help="tokens of one pipeline in a step: batch size times length")
+    add("--tokens", type=int, help="tokens per step and pipeline (batch size times length), for the activations sent")
     add("--json", action="store_true", help="print JSON instead of a table")
     add("--markdown", action="store_true", help="print GitHub Markdown instead of a table")
 

@@ -20,12 +20,12 @@ from .decay_arguments import add_decay_arguments, decay_from_arguments, given_de
 def add_arguments(add: Callable[..., argparse.Action]) -> None:
     """Add the arguments of the command."""
     kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
-    add("--type", required=True, metavar="KIND", help=kinds)
-    add("--steps", type=int, dest="num_steps", required=True, help="optimizer steps of the training")
-    add("--warmup", type=int, default=0, help="steps of the warm-up")
-    add("--lr", type=float, required=True, help="learning rate at the peak")
+    add("--type", required=True, metavar="KIND", help=f"schedule: {kinds}")
+    add("--steps", type=int, dest="num_steps", required=True, help="number of optimizer steps")
+    add("--warmup", type=int, default=0, help="number of warm-up steps")
+    add("--lr", type=float, required=True, help="peak learning rate")
     add("--kwargs", metavar="JSON", help="further options of the schedule: '{\"num_cycles\": 3}'")
-    add("--layers", type=int, metavar="N", help="number of blocks of the model; needs a decay")
+    add("--layers", type=int, metavar="N", help="number of blocks, to show each layer's rate; needs a decay")
     # a moving decay takes all steps; towers and multipliers need a model
     add_decay_arguments(add, "steps", "towers", "multipliers")
     add("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
