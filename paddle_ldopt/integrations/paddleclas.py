@@ -3,11 +3,11 @@
 Call `register()` before PaddleClas builds its engine.
 """
 
-import functools
 from typing import Any, Optional
 
 import paddle
 
+from .._checks import checked_bool
 from .._messages import refusal
 from .yaml_settings import NAMES, Component, framework
 
@@ -17,21 +17,22 @@ class ClasComponent(Component):
 
     own = (*Component.own, "scope", "filter_bias_and_bn")
 
-    def __init__(
-        self, name: str, *, weight_decay: Any = None, filter_bias_and_bn: Optional[bool] = None, **kwargs: Any
-    ) -> None:
-        super().__init__(name, weight_decay=weight_decay or 0.0, **kwargs)
-        # PaddleClas's own AdamWDL excludes them by default
-        self._filters = name == "AdamWDL" if filter_bias_and_bn is None else filter_bias_and_bn
+    def __init__(self, *, weight_decay: Any = None, filter_bias_and_bn: Optional[bool] = None, **kwargs: Any) -> None:
+        super().__init__(weight_decay=weight_decay or 0.0, **kwargs)
+        if filter_bias_and_bn is None:
+            filter_bias_and_bn = type(self).__name__ == "AdamWDL"  # as PaddleClas's own
+        self._filters = checked_bool(filter_bias_and_bn, "filter_bias_and_bn")
         self.one_dimensional = self.one_dimensional or self._filters
 
     def __call__(self, model_list: Any) -> Any:
         """Return the optimizer of the parameters of one scope: a model, or parts of it."""
         if not model_list:
-            raise refusal(ValueError, "Layer-wise rates need a model: train in dynamic graph.", model_list=model_list)
+            message = "`scope` must match a part of the model, and the graph must be dynamic."
+            raise refusal(ValueError, message, model_list=model_list)
         model = model_list[0] if len(model_list) == 1 else paddle.nn.LayerList(model_list)
-        if self._filters and hasattr(model, "no_weight_decay"):
-            self.parts = [*self.parts, *model.no_weight_decay()]
+        for part in model_list:  # the model, and a loss with parameters
+            if self._filters and hasattr(part, "no_weight_decay"):
+                self.parts = [*self.parts, *part.no_weight_decay()]
         return super().__call__(model)
 
 
@@ -43,4 +44,4 @@ def register() -> None:
     """
     module = framework("ppcls.optimizer.optimizer", "PaddleClas")
     for name in NAMES:
-        setattr(module, name, functools.partial(ClasComponent, name))
+        setattr(module, name, type(name, (ClasComponent,), {}))

@@ -7,6 +7,7 @@ from typing import Any
 
 import paddle
 
+from .._checks import checked_bool
 from .._messages import refusal
 from ..layers.map import LayerMap
 from .yaml_settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
@@ -46,7 +47,8 @@ def register() -> None:
                 return super().__call__(learning_rate, model)
             common = {"learning_rate": learning_rate, "grad_clip": self._clip()}
             weight_decay = self.regularizer["factor"] if self._regularized(name) else 0.0
-            settings.setdefault("weight_decay", weight_decay)
+            if settings.get("weight_decay") is None:
+                settings["weight_decay"] = weight_decay
             return _build(name, model, settings, common)
 
         def _regularized(self, name: str) -> bool:
@@ -87,10 +89,10 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
         if blocks != n_layers:
             message = f"The model has {n_layers} blocks: leave out `num_layers`, which is counted."
             raise refusal(ValueError, message, num_layers=blocks)
-    filters = settings.pop("filter_bias_and_bn", name == "AdamWDL")
+    filters = checked_bool(settings.pop("filter_bias_and_bn", name == "AdamWDL"), "filter_bias_and_bn")
     skipped = name_parts(settings.pop("skip_decay_names", None) or (), "skip_decay_names")
     undecayed = undecayed_names(model, skipped, one_dimensional=filters)
-    chosen = [(name_parts(group.get("params"), "params"), group) for group in settings.pop("param_groups", ())]
+    chosen = [(name_parts(group.get("params"), "params"), group) for group in settings.pop("param_groups", None) or ()]
     groups = named_groups(model, chosen) if chosen else None
     common = {**common, "weight_decay": settings.pop("weight_decay"), "own": _OWN}
     return from_settings(name, model, settings, undecayed=undecayed, groups=groups, **common)

@@ -17,6 +17,12 @@ class OcrComponent(Component):
 
     own = (*Component.own, "clip_norm_global")
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        if "clip_norm_global" in settings:  # PaddleOCR passes it on unread beside `clip_norm`
+            received = {"clip_norm_global": settings["clip_norm_global"]}
+            raise refusal(ValueError, "`clip_norm` and `clip_norm_global` exclude each other.", **received)
+        super().__init__(*args, **settings)
+
 
 def register() -> None:
     """Add our optimizers to PaddleOCR's configuration files.
@@ -26,7 +32,7 @@ def register() -> None:
     """
     module = framework("ppocr.optimizer.optimizer", "PaddleOCR")
     for name in NAMES:
-        setattr(module, name, functools.partial(OcrComponent, name))
+        setattr(module, name, type(name, (OcrComponent,), {}))
     package = framework("ppocr.optimizer", "PaddleOCR")
     schedule = getattr(package, _OF_THE_WEIGHT_DECAY, None)
     if schedule is not None and not isinstance(schedule, functools.partial):

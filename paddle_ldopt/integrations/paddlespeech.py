@@ -8,6 +8,8 @@ from typing import Any
 
 import paddle
 
+from .._messages import refusal
+from .._paddle import parameters_of
 from .yaml_settings import NAMES, framework, from_settings
 
 _OWN = ("lr", "weight_decay", "grad_clip")  # in `optim_conf`
@@ -47,7 +49,8 @@ def register() -> None:
         set_up(self)
         for prefix in _PREFIXES:
             pending = getattr(self, f"{prefix}optimizer", None)
-            if isinstance(pending, Pending):
+            # the optimizer of a frozen part, which PaddleSpeech never steps, stays pending
+            if isinstance(pending, Pending) and not all(param.stop_gradient for param in parameters_of(pending)):
                 setattr(self, f"{prefix}optimizer", _built(self, prefix, pending))
 
     trainer.setup = setup
@@ -58,7 +61,10 @@ def _built(trainer: Any, prefix: str, pending: Pending) -> Any:
     names = {name.lower(): name for name in NAMES}
     settings = {key: value for key, value in dict(trainer.config[f"{prefix}optim_conf"]).items() if key != _RATE}
     weight_decay = settings.pop("weight_decay", None)
-    settings.pop("grad_clip", None)  # the factory has already built the clipping from it
+    clip = settings.pop("grad_clip", None)
+    if clip is not None and pending.arguments["grad_clip"] is None:  # the trainer gave it to the factory, or not
+        message = "This trainer of PaddleSpeech ignores `grad_clip` in its optimizer settings: set `global_grad_clip`."
+        raise refusal(ValueError, message, grad_clip=clip)
     name = names[trainer.config[f"{prefix}optim"].lower()]
     common = {**pending.arguments, "weight_decay": weight_decay or 0.0, "own": _OWN}
     return from_settings(name, trainer.model, settings, **common)

@@ -77,8 +77,7 @@ def from_settings(
     arguments = {**options, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
     if weight_decay is not None:
         arguments["weight_decay"] = _weight_decay_of(weight_decay)
-    if groups is None or not isinstance(groups[0], dict):
-        arguments["apply_decay_param_fun"] = _Decays(undecayed)
+    arguments["apply_decay_param_fun"] = _Decays(undecayed)
     plain: Any = info.cls
     recorded = dataclasses.replace(info, cls=with_record(plain))
     optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
@@ -128,12 +127,13 @@ def name_parts(parts: Any, setting: str) -> list[str]:
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
     """Return `param.name` of the parameters whose structured name contains one of `parts`, or also of vectors."""
-    wanted = tuple(parts)
-    return {
-        param.name
-        for name, param in model.named_parameters()
-        if any(part in name for part in wanted) or (one_dimensional and (param.ndim == 1 or name.endswith(".bias")))
-    }
+    wanted, named = tuple(parts), list(model.named_parameters())
+    matched = {param.name for name, param in named if any(part in name for part in wanted)}
+    if wanted and not matched:
+        message = "No parameter is excluded from weight decay by name: no name contains one of these parts."
+        warnings.warn(problem(message, parts=wanted), stacklevel=2)
+    vectors = {param.name for name, param in named if param.ndim == 1 or name.endswith(".bias")}
+    return matched | vectors if one_dimensional else matched
 
 
 def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -156,7 +156,10 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
 
 
 class Component:
-    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model."""
+    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model.
+
+    The name of a subclass is that of the optimizer.
+    """
 
     own: tuple[str, ...] = (  # names in the file
         "lr",
@@ -169,7 +172,6 @@ class Component:
 
     def __init__(
         self,
-        name: str,
         learning_rate: Any = 0.001,
         weight_decay: Any = None,
         grad_clip: Any = None,
@@ -177,14 +179,17 @@ class Component:
         one_dim_param_no_weight_decay: bool = False,
         **settings: Any,
     ) -> None:
-        self.optimizer, self.settings = name, settings
+        settings.pop("regularizer", None)  # a null: the frameworks read all other values
+        self.settings = settings
         self.common = {"learning_rate": learning_rate, "weight_decay": weight_decay, "grad_clip": grad_clip}
         if not isinstance(no_weight_decay_name, (str, type(None))):
             message = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
             raise refusal(TypeError, message, no_weight_decay_name=no_weight_decay_name)
-        self.parts, self.one_dimensional = (no_weight_decay_name or "").split(), one_dim_param_no_weight_decay
+        self.parts = (no_weight_decay_name or "").split()
+        self.one_dimensional = checked_bool(one_dim_param_no_weight_decay, "one_dim_param_no_weight_decay")
 
     def __call__(self, model: Any) -> Any:
         """Return the optimizer for a model."""
         undecayed = undecayed_names(model, self.parts, one_dimensional=self.one_dimensional)
-        return from_settings(self.optimizer, model, self.settings, undecayed=undecayed, own=self.own, **self.common)
+        name = type(self).__name__
+        return from_settings(name, model, self.settings, undecayed=undecayed, own=self.own, **self.common)

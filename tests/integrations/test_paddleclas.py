@@ -1,6 +1,7 @@
 """PaddleClas (a clone of its repository on PYTHONPATH): builder and engine, from a YAML file."""
 
 import functools
+import importlib
 import re
 
 import frameworks
@@ -153,6 +154,19 @@ def test_its_own_adamwdl_s_arguments_are_taken(engine):
     assert run.optimizer[0].layerwise_ratio(run.model.head.weight) == 1.0
 
 
+def test_a_loss_with_parameters_keeps_the_names_of_the_model_undecayed(engine, monkeypatch):
+    model_zoo = importlib.import_module("ppcls.arch.backbone.model_zoo.vision_transformer")
+    names = {"pos_embed", "cls_token"}
+    monkeypatch.setattr(model_zoo.VisionTransformer, "no_weight_decay", lambda self: names, raising=False)  # as CAE's
+    loss = {"Train": [{"CELoss": {"weight": 1.0}}, {"CenterLoss": {"weight": 1e-3, "num_classes": 4, "feat_dim": 4}}]}
+    run = engine(Loss=loss, optimizer={"name": "AdamWDL", "lr": LR, "layerwise_decay": DECAY, "weight_decay": 0.1})
+    [opt] = run.optimizer
+    assert len(opt._parameter_list) == len(run.model.parameters()) + 1
+    for name, param in run.model.named_parameters():
+        assert opt.has_nonzero_weight_decay(param) == (param.ndim > 1 and name not in names), name
+    frameworks.assert_ratios(opt, run.model, ratio)
+
+
 def test_scopes_and_wrong_settings(engine):
     run = engine(optimizer=[{"AdamWDL": {"scope": "VisionTransformer", "lr": LR, "layerwise_decay": 0.5}}])
     assert len(run.optimizer) == 1
@@ -160,3 +174,7 @@ def test_scopes_and_wrong_settings(engine):
         engine(optimizer={"name": "Came", "lr": LR, "layerwise_decai": 0.5})
     with pytest.raises(ValueError, match="no L1 decay"):
         engine(optimizer={"name": "Came", "lr": LR, "regularizer": {"name": "L1", "coeff": 0.1}})
+    with pytest.raises(ValueError, match="`scope` must match a part of the model"):
+        engine(optimizer=[{"Came": {"scope": "backbone", "lr": LR}}])
+    with pytest.raises(TypeError, match="Received: filter_bias_and_bn='false'"):
+        engine(optimizer={"name": "AdamWDL", "lr": LR, "filter_bias_and_bn": "false"})

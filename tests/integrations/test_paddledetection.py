@@ -172,11 +172,20 @@ def test_shapes_of_the_decay_are_settings(trainer, shape):
 
 def test_param_groups_multiply_the_rates_of_the_layers(trainer):
     groups = [{"params": ["bbox_head"], "learning_rate": 10.0, "weight_decay": 0.0}]
-    run = trainer(optimizer={"type": "AdamWDL", "layerwise_decay": DECAY, "weight_decay": 0.1, "param_groups": groups})
+    run = trainer(optimizer={**OWN, "param_groups": groups})
     rates = applied_rates(run.optimizer)
     assert rates[run.model.bbox_head.weight.name] == pytest.approx(0.1)
     assert rates[run.model.neck.weight.name] == pytest.approx(0.01)
     assert rates[run.model.backbone.blocks[0].mlp.fc1.weight.name] == pytest.approx(0.01 * DECAY**DEPTH)
+    for name, param in run.model.named_parameters():
+        if not param.stop_gradient:
+            wanted = decayed(name) and not name.startswith("bbox_head")
+            assert run.optimizer.has_nonzero_weight_decay(param) == wanted, name
+
+
+def test_a_null_is_the_default(trainer):
+    run = trainer(optimizer={**OWN, "weight_decay": None, "param_groups": None})
+    assert not any(run.optimizer.has_nonzero_weight_decay(param) for param in run.model.parameters())
 
 
 def test_paddledetections_optimizers_stay(trainer):
@@ -192,6 +201,7 @@ def test_paddledetections_optimizers_stay(trainer):
         ({"optimizer": {"type": "Came"}, "regularizer": {"type": "L1", "factor": 0.1}}, "no L1 decay"),
         ({"optimizer": {**OWN, "layerwise_decay": 0.6}}, "exclude each other. Received: layerwise_decay=0.6"),
         ({"optimizer": {**OWN, "betas": [0.9, 0.9], "beta1": 0.8}}, "exclude each other. Received: beta1=0.8"),
+        ({"optimizer": {**OWN, "filter_bias_and_bn": "false"}}, "Received: filter_bias_and_bn='false'"),
         ({"optimizer": {**OWN, "betas": [0.9]}}, "must be two numbers.*Received: betas=.0.9."),
         ({"optimizer": {**OWN, "skip_decay_names": "pos_embed"}}, "list.*Received: skip_decay_names='pos_embed'"),
         ({"optimizer": {**OWN, "param_groups": [{"params": "neck"}]}}, "list.*Received: params='neck'"),

@@ -225,15 +225,26 @@ class Wav2Vec2Trainer(wav2vec2.Wav2Vec2ASRTrainer):
         self.train_loader, self.use_sb = Wav2Vec2Loader(), False
 
 
-def test_a_trainer_with_two_optimizers(tmp_path, monkeypatch):
-    """Each has the rates of its part; what is behind the last block trains at the full rate of its own optimizer."""
+@pytest.fixture
+def two_optimizers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paddlespeech.register()
     paddle.save({}, str(tmp_path / "none.pdparams"))
-    config = config_node({**WAV2VEC2, "wav2vec2_params_path": str(tmp_path / "none.pdparams")}, new_allowed=True)
-    arguments = {"ngpu": 0, "nxpu": 0, "seed": 3, "output": str(tmp_path / "run"), "checkpoint_path": None}
-    run = Wav2Vec2Trainer(config, argparse.Namespace(**arguments, benchmark_batch_size=0, benchmark_max_step=0))
-    run.setup()
+
+    def build(**changes):
+        settings = {**WAV2VEC2, "wav2vec2_params_path": str(tmp_path / "none.pdparams"), **changes}
+        arguments = {"ngpu": 0, "nxpu": 0, "seed": 3, "output": str(tmp_path / "run"), "checkpoint_path": None}
+        arguments = argparse.Namespace(**arguments, benchmark_batch_size=0, benchmark_max_step=0)
+        run = Wav2Vec2Trainer(config_node(settings, new_allowed=True), arguments)
+        run.setup()
+        return run
+
+    return build
+
+
+def test_a_trainer_with_two_optimizers(two_optimizers):
+    """Each has the rates of its part; what is behind the last block trains at the full rate of its own optimizer."""
+    run = two_optimizers()
     assert all(isinstance(opt, ldopt.AdamWDL) for opt in (run.model_optimizer, run.wav2vec2_optimizer))
     watched = frameworks.Watched(run.wav2vec2_optimizer, run.model.wav2vec2)
     head = frameworks.Watched(run.model_optimizer, run.model)
@@ -253,7 +264,19 @@ def test_a_trainer_with_two_optimizers(tmp_path, monkeypatch):
     assert all((head.start[name] != value).any() for name, value in head.weights().items())
 
 
+def test_the_optimizer_of_a_frozen_part_is_not_needed(two_optimizers):
+    run = two_optimizers(freeze_wav2vec2=True)
+    head = run.model.ctc.parameters()[0]
+    start = head.numpy()
+    run.model.train()
+    run.train_batch(0, run.train_loader.batches[0], {})
+    assert (head.numpy() != start).any()
+    assert run.wav2vec2_optimizer.state_dict() is not None  # for PaddleSpeech's checkpoints
+
+
 def test_other_optimizers_stay_and_wrong_settings_are_refused(trainer):
     assert type(trainer(optim="adam", optim_conf={"lr": 0.01, "weight_decay": 1e-6}).optimizer) is paddle.optimizer.Adam
+    with pytest.raises(ValueError, match="ignores `grad_clip` .*: set `global_grad_clip`. Received: grad_clip=1.0"):
+        trainer(optim_conf={"lr": 0.01, "weight_decay": 0.0, "grad_clip": 1.0})
     with pytest.raises(ValueError, match="Received: layerwise_decai=0.5"):
         trainer(optim_conf={"lr": 0.01, "weight_decay": 0.0, "layerwise_decai": 0.5})

@@ -120,6 +120,22 @@ def test_settings_of_a_file(ocr, encoder):
             ocr.Came(learning_rate=0.01, **options)(encoder)
 
 
+def test_settings_that_paddleocr_passes_on_unread(ocr, encoder):
+    """A null, the second of two kinds of clipping, and the second of two weight decays, which Python refuses."""
+    ocr.AdamWDL(0.1, regularizer=None)(encoder)
+    with pytest.raises(ValueError, match="exclude each other. Received: clip_norm_global=1.0"):
+        ocr.AdamWDL(0.1, grad_clip=paddle.nn.ClipGradByNorm(1.0), clip_norm_global=1.0)
+    with pytest.raises(TypeError, match=r"paddleocr.AdamWDL\(\) got multiple values for .* 'weight_decay'"):
+        ocr.AdamWDL(learning_rate=0.1, weight_decay=0.1, **{"weight_decay": 0.1})
+    with pytest.raises(TypeError, match="Received: one_dim_param_no_weight_decay='false'"):
+        ocr.AdamWDL(0.1, one_dim_param_no_weight_decay="false")
+
+
+def test_a_misspelt_part_of_names_is_warned_of(ocr, encoder):
+    with pytest.warns(UserWarning, match="no name contains one of these parts. Received: parts=.'nrom',."):
+        ocr.AdamWDL(0.1, no_weight_decay_name="nrom")(encoder)
+
+
 @pytest.mark.parametrize("parts", ["pos_embed", None, [1]], ids=repr)
 def test_parts_of_names_are_a_list(parts):
     """The letters of a string would match nearly every name."""
