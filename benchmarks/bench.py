@@ -3,9 +3,9 @@
     make bench                                               # everything, into benchmarks/README.md (25 minutes)
     python benchmarks/bench.py --models bert-base --optimizers lamb --threads 2
 
-Our optimizer and a peer run in two processes, which take steps in turn, with a triad between two steps. A ratio is the
-median of the ratios of neighbouring steps, so that a slow phase of the machine affects both. A peer that is not
-installed is listed as left out.
+Our optimizer and a peer run in two processes, which take steps in turn, with a memory test (the triad) between two
+steps. A ratio is the median of the ratios of neighbouring steps, so that a slow phase of the machine affects both. A
+peer that is not installed is listed as left out.
 """
 
 import argparse
@@ -240,9 +240,9 @@ def arguments(argv):
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
     parser.add_argument("--threads", nargs="+", type=int, help="default: all cores, and 1 for the first model too")
-    parser.add_argument("--rounds", type=int, default=7, help=f"most rounds; {FEWEST} if a pair takes long")
+    parser.add_argument("--rounds", type=int, default=7, help=f"maximum; {FEWEST} if a pair takes long")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--quick", action="store_true", help="one model, most threads, 3 rounds, at most 10 M elements")
+    parser.add_argument("--quick", action="store_true", help="one model, all threads, 3 rounds, at most 10 M elements")
     parser.add_argument("--write", action="store_true", help="write benchmarks/README.md, results.json and the charts")
     parsed = parser.parse_args(argv)
     if parsed.rounds < 1 or min(parsed.threads or [1]) < 1:

@@ -163,7 +163,7 @@ def setup(results, planned, seeds):
         protocol = ", ".join(f"{key} {value}" for key, value in about["protocol"].items())
         best = chosen(results.curve(name, "adamwdl", "uniform"))
         expected = best == about["protocol"]["tuned"]
-        agree = "as the plan assumed" if expected else "**not the rate that the study was planned with**"
+        agree = "as the protocol assumes" if expected else "**unlike the tuned rate of the protocol**"
         lines.append(
             f"- **{name}**: {finished(results, name)} of {seeds} seeds. {about['rows']} Majority class "
             f"{100 * about['majority']:.1f} %. {len(runs)} runs, {infinite} of them with a non-finite loss, "

@@ -8,8 +8,8 @@ trains the tasks whose data it is given: `docstrings` is in every Python; TREC's
 train.tsv and test.tsv (text, tab, label), which we do not distribute.
 
 Dividing all ratios by a constant is the same as dividing the learning rate by it. The runs do the latter: the optimizer
-gets the nominal rate over the mean ratio, which each record holds. When `LayerDecay` can keep the mean itself, the arms
-become such decays. Model, optimizer and schedule are those of llrd_evidence.py.
+gets the nominal rate divided by the mean ratio, which is in the results of each run. `LayerDecay(preserve_mean=True)`
+does the former, for the mean over the blocks. Model, optimizer and schedule are those of llrd_evidence.py.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""Argument checks, which return the value or raise, and `Option`, the declaration of an option.
-
-Imports no Paddle. Checks beyond a type and a range are in the modules that use them.
-"""
+"""Argument checks, which return the value or raise, and `Option`, the declaration of an option. Imports no Paddle."""
 
 import dataclasses
 import inspect
@@ -11,21 +8,6 @@ from collections.abc import Collection, Iterator
 from typing import Any, Callable, Optional
 
 from ._messages import refusal, wrong_type
-
-__all__ = [
-    "REQUIRED",
-    "Option",
-    "as_float",
-    "checked_bool",
-    "checked_choice",
-    "checked_int",
-    "checked_number",
-    "checked_state",
-    "checked_steps",
-    "one_of_two",
-    "plain_number",
-    "refused",
-]
 
 REQUIRED = inspect.Parameter.empty  # the default of a required argument
 _MOST_STEPS = 2**53  # floats count exactly up to here
@@ -57,8 +39,7 @@ def checked_number(
 ) -> float:
     """Return a finite number from `low` to `high` as a float; a square bracket in `ends` includes the limit.
 
-    NumPy numbers and arrays or Tensors of one element are numbers; bools are not. `expected` follows "must be"
-    in the TypeError.
+    NumPy numbers and arrays or Tensors of one element are numbers; bools are not. `expected` ends the TypeError.
     """
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):

@@ -14,21 +14,6 @@ from typing import Any, Union
 
 from ._messages import refusal, shown, wrong_type
 
-__all__ = [
-    "YAML_EXPONENT",
-    "Path",
-    "checked_path",
-    "damages",
-    "digest",
-    "file_errors",
-    "opened",
-    "read_json",
-    "strict_json",
-    "unique_keys",
-    "write_file",
-    "write_whole",
-]
-
 Path = Union[str, os.PathLike[str]]
 YAML_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # 1e-5: a number in YAML 1.2, a string in PyYAML
 

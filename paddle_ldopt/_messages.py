@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, TypeVar
 
-__all__ = ["nearest", "problem", "quoted", "refusal", "shown", "first_few", "tell_all", "unknown", "wrong_type"]
-
 E = TypeVar("E", bound=Exception)
 
 _MOST_SHOWN = 400  # characters of a value in a message
@@ -26,10 +24,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
 
 
 def shown(value: Any) -> str:
-    """Return the `repr` of a value, cut to a bounded length without building the rest.
-
-    A large array or Tensor is shown by its shape, an object whose `repr` fails by its type.
-    """
+    """Return the `repr` of a value, cut to a bounded length without building the rest; of a large array, the shape."""
     text = ""
     try:
         for part in _parts(value, 0):
@@ -111,10 +106,7 @@ def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def unknown(noun: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20) -> str:
-    """Return the message for an unknown `key`, with the nearest known name, and all known names if at most `limit`.
-
-    `received` replaces "key=value".
-    """
+    """Return the message for an unknown `key`, with the nearest known name; `received` replaces "key=value"."""
     names, name = list(known), shown(key)
     valid = f" Valid: {', '.join(names)}." if len(names) <= limit else ""
     plain = key if isinstance(key, str) and len(key) <= len(name) else name

@@ -19,8 +19,6 @@ from .optimizers.groups import parameters_to_train
 from .optimizers.registry import REGISTRY
 from .optimizers.shared_options import bool_option
 
-__all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create", "set_training_steps"]
-
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
 _ADAMW = {name: option for name, option in _OURS.options.items() if name != "fused"}
@@ -51,7 +49,13 @@ def build_optimizer(
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)
     decay = as_decay(layerwise_decay)
-    layers = _layers_of(model, layers, rules, granularity, decay, arguments)  # raises before anything is built
+    needs_layers = decay != OFF and layers is None and not _has_hook(arguments)
+    for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
+        if not needs_layers and not (isinstance(value, type(default)) and value == default):
+            message = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
+            raise refusal(ValueError, message, **{argument: value})
+    if needs_layers and model is not None:
+        layers = LayerMap.from_model(model, rules, granularity)
     if not issubclass(info.cls, LayerwiseMixin):
         if decay == OFF and layers is not None:
             raise refusal(ValueError, "`layers` has no effect without a layer-wise decay.", layers=layers)
@@ -116,23 +120,6 @@ def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[s
             raise refusal(ValueError, f"`{name}` is another name for `{setting}`: give one of them.", **twice)
         info.options[name].checked(arguments[setting], setting)  # an error has the name that was given
     return {settings.get(name, name): value for name, value in arguments.items()}
-
-
-def _layers_of(
-    model: Optional[paddle.nn.Layer],
-    layers: Optional[LayerMap],
-    rules: Optional[Rules],
-    granularity: Granularity,
-    decay: LayerDecay,
-    arguments: dict[str, Any],
-) -> Optional[LayerMap]:
-    """Return `layers`, or the model's if a decay needs them; raise if `rules` or `granularity` has no effect."""
-    needed = decay != OFF and layers is None and not _has_hook(arguments)
-    for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
-        if not needed and not (isinstance(value, type(default)) and value == default):
-            message = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
-            raise refusal(ValueError, message, **{argument: value})
-    return LayerMap.from_model(model, rules, granularity) if needed and model is not None else layers
 
 
 def _has_hook(arguments: dict[str, Any]) -> bool:

@@ -19,8 +19,8 @@ from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
 from .schedules import WarmUp
+from .schedules.basic import Polynomial
 from .schedules.option_types import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
-from .schedules.polynomial import Polynomial
 
 
 def create_optimizer(
@@ -118,11 +118,15 @@ def create_optimizer(
     if hook is not None and name_dict is None and layers is None and model is not None:
         name_dict = name_dict_of(checked_model(model))
     names = structured_names(name_dict, layers) or None
-    excluded = _excluded(options, model, parameters, names)
     arguments: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if model is None:
         arguments.setdefault("parameters", None)  # a static graph has its own parameters
+    if options["weight_decay"] != 0.0 and model is not None:
+        include = options["include_in_weight_decay"] or []
+        arguments["apply_decay_param_fun"] = _decayed(model, include, names).__contains__
+    elif options["weight_decay"] != 0.0:
+        arguments["exclude_from_weight_decay"] = _pattern_of_excluded(parameters, names)
     optimizer = build_optimizer(
         "adamweightdecay",
         model,
@@ -133,7 +137,6 @@ def create_optimizer(
         n_layers=n_layers,
         **arguments,
         **{**options, "include_in_weight_decay": include_in_weight_decay},
-        **excluded,
     )
     return optimizer, schedule
 
@@ -151,21 +154,6 @@ def _checked_options(**given: tuple[str, Any]) -> dict[str, Any]:
         included = given["include_in_weight_decay"][1]
         raise refusal(ValueError, message, include_in_weight_decay=included, weight_decay_rate=0.0)
     return options
-
-
-def _excluded(
-    options: dict[str, Any],
-    model: Optional[paddle.nn.Layer],
-    parameters: Optional[list[Any]],
-    names: Optional[Mapping[str, str]],
-) -> dict[str, Any]:
-    """Return the option that excludes parameters from weight decay; {} without weight decay."""
-    if options["weight_decay"] == 0.0:
-        return {}
-    if model is not None:
-        include = options["include_in_weight_decay"] or []
-        return {"apply_decay_param_fun": _decayed(model, include, names).__contains__}
-    return {"exclude_from_weight_decay": _pattern_of_excluded(parameters, names)}
 
 
 # TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's spellings: norm1, input_layernorm, ln_1. One pattern:

@@ -1,4 +1,4 @@
-"""Train or fine-tune LLaMA or Qwen to answer prompts, as a whole or with adapters (LoRA), by Came with a warm-up.
+"""Train or fine-tune LLaMA or Qwen to answer prompts: all weights or LoRA adapters, with Came and a warm-up.
 
     python recipes/language_model_sft.py
     python recipes/language_model_sft.py --data rows.jsonl --source_field prompt --target_field response

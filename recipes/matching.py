@@ -70,7 +70,7 @@ class Arguments(LoopArguments):
 
     recipe = "matching"
 
-    loss_scale: float = option(1.0, "initial loss scale; above 1 on GPUs, with float16")
+    loss_scale: float = option(1.0, "initial loss scale; a value above 1 trains in float16, on a GPU only")
 
 
 class Loop(PlainLoop):

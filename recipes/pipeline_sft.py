@@ -45,7 +45,7 @@ def arguments():
     )
     parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers())
     for name, default, text in (
-        ("learning_rate", 2e-3, "learning rate of the head at the peak of a cosine"),
+        ("learning_rate", 2e-3, "peak learning rate of the head; the schedule is a cosine"),
         ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
         ("max_grad_norm", 1.0, "clip gradients to this global norm"),
         ("loss_scale", 2.0**12, "initial loss scale; it doubles after 50 steps without an overflow"),

@@ -251,7 +251,7 @@ def test_an_option_may_be_given_by_either_name_of_it(name, own, setting, value):
 @pytest.mark.parametrize("name", list(REGISTRY))
 def test_every_option_says_what_it_may_be_and_has_a_valid_default(name):
     for option, declared in REGISTRY[name].options.items():
-        assert declared.check in (None, checked_bool) or declared.values, option
+        assert declared.doc and (declared.check in (None, checked_bool) or declared.values), option
         declared.checked(declared.default, option)
 
 

@@ -7,23 +7,20 @@ from typing import Any, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._checks import checked_choice
-from .._messages import refusal
-from .._paddle import check_own_gradients, sharding_setting
+from .._checks import checked_choice, checked_number
+from .._messages import refusal, wrong_type
+from .._paddle import check_own_gradients, dtype_name, parameters_of, sharding_setting
 from .._processes import gathered
 from .accumulator_checks import (
     check_addable,
     check_group,
+    check_parts,
     check_sums,
-    check_trains,
-    check_weight,
-    checked_parameters_of,
     checked_target,
     described,
     target_among,
 )
-from .micro_batch_gradients import clear, divided, gradients_of, sum_dtype, write
-from .process_sums import ProcessPart, check_parts, common_slots, slot_of, summed
+from .gradients import ProcessPart, clear, divided, gradients_of, sum_dtype, summed, write
 
 
 class GradientAccumulator:
@@ -182,7 +179,9 @@ class GradientAccumulator:
 
         `target` is as in `write_gradients`; for lists of gradients, by default the optimizer's trainable parameters.
         """
-        trained = checked_parameters_of(optimizer)
+        if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
+            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
+        trained = parameters_of(optimizer)
         self._write(self._checked_target(target, trained))
         optimizer.step()
         if sharding_setting("split_param"):
@@ -203,13 +202,13 @@ class GradientAccumulator:
             why = "a second call would add the sums of all processes again."
             raise refusal(ValueError, f"`synchronize` must be called once between two resets: {why}", step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
-        slots = [slot_of(total) for total in self._sums]
+        slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
         part = ProcessPart(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
         parts = gathered(part, group)
         check_parts(parts)
         self._names = next(part.names for part in parts if part.was_called)
         self._own_names = next((part.own_names for part in parts if part.own_names), None)
-        self._sums = summed(self._sums, common_slots(parts), group)
+        self._sums = summed(self._sums, parts, group)
         self._received = [any(flags) for flags in zip(*(part.received for part in parts if part.slots))]
         self._count = sum(part.count for part in parts)
         self._weight = math.fsum(part.weight for part in parts)
@@ -247,7 +246,11 @@ class GradientAccumulator:
 
     def _check_call(self, names: Optional[list[str]], gradients: list[Any], weight: Any) -> None:
         """Raise unless these gradients can be added now."""
-        check_weight(weight, self.reduction)
+        if (weight is None) == (self.reduction == "token"):
+            message = '`weight` must be given with reduction="token", and has no effect with another reduction.'
+            raise refusal(ValueError, message, weight=weight, reduction=self.reduction)
+        if weight is not None:
+            checked_number(weight, "weight")
         check_own_gradients("`apply`")
         if self._synchronized:
             message = "The sums are already synchronized: call `reset` or `apply` before the next micro-batch."
@@ -267,7 +270,11 @@ class GradientAccumulator:
         if target is None and self._parameters is None and trained is not None:
             target = target_among(trained, self._names, self._own_names)
         target = checked_target(self._parameters if target is None else target, self._names, self._sums)
-        check_trains(trained, target)
+        names = [param.name for param in target]
+        if trained and {param.name for param in trained}.isdisjoint(names):
+            message = "`optimizer` must train the model that produced the gradients, or its step has no effect"
+            received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
+            raise ValueError(f"{message}. Received: {received}")
         return target
 
 

@@ -4,26 +4,16 @@ from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
-from paddle.optimizer import Optimizer
 
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown, wrong_type
-from .._paddle import dtype_name, parameters_of
-from .micro_batch_gradients import trainable
+from .._paddle import dtype_name
+from .gradients import ProcessPart, trainable
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
 
 
 # ---- gradients
-
-
-def check_weight(weight: Any, reduction: str) -> None:
-    """Raise unless the weight of a micro-batch is given with "token", and only then."""
-    if (weight is None) == (reduction == "token"):
-        message = '`weight` must be given with reduction="token", and has no effect with another reduction.'
-        raise refusal(ValueError, message, weight=weight, reduction=reduction)
-    if weight is not None:
-        checked_number(weight, "weight")
 
 
 def check_addable(gradient: paddle.Tensor, total: Any, place: Any) -> None:
@@ -76,13 +66,6 @@ def checked_target(target: Any, names: Optional[list[str]], sums: list[Any]) -> 
     return parameters
 
 
-def checked_parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters of an optimizer; raise TypeError for anything else."""
-    if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
-        raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
-    return parameters_of(optimizer)
-
-
 def target_among(
     trained: list[paddle.Tensor], names: Optional[list[str]], own_names: Optional[list[str]]
 ) -> Optional[list[Any]]:
@@ -94,15 +77,6 @@ def target_among(
         return [param for param in trained if not param.stop_gradient]
     by_name = {param.name: param for param in trained}
     return [by_name[name] for name in own_names] if own_names and by_name.keys() >= set(own_names) else None
-
-
-def check_trains(trained: Optional[list[paddle.Tensor]], target: list[paddle.Tensor]) -> None:
-    """Raise ValueError if an optimizer has parameters, but no parameter of the target."""
-    names = [param.name for param in target]
-    if trained and {param.name for param in trained}.isdisjoint(names):
-        message = "`optimizer` must train the model that produced the gradients, or its step has no effect"
-        received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
-        raise ValueError(f"{message}. Received: {received}")
 
 
 # ---- several processes
@@ -123,6 +97,39 @@ def check_group(group: Any, sums: list[Any]) -> None:
         message = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
         received = f"{len(sums)} gradients, DistTensors among them"
         raise ValueError(f"{message}: call `apply` without `synchronize`. Received: {received}")
+
+
+def check_parts(parts: list[ProcessPart]) -> None:
+    """Raise if no process has a gradient, or if the slots, names or reductions of processes differ."""
+    if not any(part.count for part in parts):
+        raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
+    first_rank, first = next((rank, part) for rank, part in enumerate(parts) if part.was_called)
+    for rank, part in enumerate(parts):
+        if part.was_called and part.names != first.names:
+            message = "All processes must accumulate the same parameters: freeze a parameter in all of them or in none."
+            difference = _difference(part.names, rank, first.names, first_rank)
+            raise ValueError(f"{message} Received: {difference} of the group")
+        needs = [("the same reduction", repr(part.reduction), repr(first.reduction))]
+        needs += [("as many gradients", str(len(part.slots)), str(len(first.slots)))] if part.was_called else []
+        for need, value, other in needs:
+            if value != other:
+                received = f"{value} of process {rank} of the group, {other} of process {first_rank}"
+                raise ValueError(f"All processes must have {need}. Received: {received}")
+    for place, column in enumerate(zip(*(part.slots for part in parts if part.was_called))):
+        filled = [slot for slot in column if slot is not None]
+        incomplete = first.names is None and 0 < len(filled) < len(column)  # in a list: in all processes or in none
+        if incomplete or any(slot != filled[0] for slot in filled):
+            message = "All processes must have gradients of the same shape and type."
+            raise ValueError(f"{message} Received: {list(column)} at {place}")
+
+
+def _difference(names: Optional[list[str]], rank: int, others: Optional[list[str]], other: int) -> str:
+    """Describe how the names of two processes differ; None means a list of gradients."""
+    for mine, theirs, has, lacks in ((names, others, rank, other), (others, names, other, rank)):
+        only = set(mine or ()) - set(theirs or ())
+        if only:
+            return f"'{min(only)}' in process {has} and not in process {lacks}"
+    return f"another order in process {rank} than in process {other}"
 
 
 # ---- a state

@@ -42,15 +42,11 @@ def load(path: str) -> ctypes.CDLL:
         call.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.ldopt_outside.restype = ctypes.c_int64
     library.ldopt_square_sum.restype = library.ldopt_largest_step.restype = ctypes.c_double
-    if library.ldopt_layout() != TENSOR.itemsize or not _fits(library.ldopt_sources()):
+    sources = b"".join(source.read_bytes() for source in sorted(_FOLDER.glob("csrc/*.[ch]")))  # none in a wheel
+    other_sources = sources and library.ldopt_sources() not in (0, zlib.crc32(sources))
+    if library.ldopt_layout() != TENSOR.itemsize or other_sources:
         raise OSError(f"'{path}' belongs to another version of the package: install it again")
     return library
-
-
-def _fits(checksum: int) -> bool:
-    """Return whether a library was built from the sources in `csrc`; an installed wheel has none."""
-    sources = b"".join(path.read_bytes() for path in sorted(_FOLDER.glob("csrc/*.[ch]")))
-    return not sources or checksum in (0, zlib.crc32(sources))
 
 
 @functools.cache

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-__all__ = ["PLACES", "RULES", "RULE_FLAGS", "TENSOR", "TYPES"]
-
 _RULE_FLAGS = ["factored", "momentum", "scale_parameter", "relative_step", "warmup_init", "constant_beta2", "amsgrad"]
 _RULE_FLAGS += ["clip_norm", "clip_value", "centralize"]
 

@@ -12,21 +12,11 @@
 from .decay import CONVENTIONS, LayerDecay, as_decay
 from .decay_ratios import LayerRatios
 from .hook_ratios import adapt_hook
-from .map import Layer, LayerMap
+from .layer import Layer
+from .map import LayerMap
 from .paddlenlp_hook import layerwise_lr_decay
 from .table import LayerRow, LayerTable
 from .weight_decay import decayed_parameter_names
 
-__all__ = [
-    "CONVENTIONS",
-    "Layer",
-    "LayerDecay",
-    "LayerMap",
-    "LayerRatios",
-    "LayerRow",
-    "LayerTable",
-    "adapt_hook",
-    "as_decay",
-    "decayed_parameter_names",
-    "layerwise_lr_decay",
-]
+__all__ = ["CONVENTIONS", "Layer", "LayerDecay", "LayerMap", "LayerRatios", "LayerRow", "LayerTable", "adapt_hook"]
+__all__ += ["as_decay", "decayed_parameter_names", "layerwise_lr_decay"]

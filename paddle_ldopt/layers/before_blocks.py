@@ -28,26 +28,19 @@ class PartBeforeBlocks:
 
 
 def is_head(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> tuple[bool, bool]:
-    """Return whether a part declared before the blocks is a head, and whether the answer is a guess.
-
-    Sizes decide if there are any, then the name.
-    """
+    """Return whether a part is a head, by its sizes if there are any, then by its name, and whether this is a guess."""
     part = parts[branch]
     sublayers = {infos[name].sublayer for name in part.names} if infos else set()
     if infos and part.ends(infos)[1] and "Embedding" not in sublayers:
         return _is_head_by_ends(branch, parts, infos)
-    if sublayers == {"Norm"} and _is_norm_of_last_blocks(part, infos):
-        return True, False
+    if sublayers == {"Norm"}:  # with the width of the last blocks only: 768 in Swin-T, whose first blocks have 96
+        sizes = {size for name in part.names for size in infos[name].shape}
+        if sizes and sizes <= _widths(part.stacks, infos, max) - _widths(part.stacks, infos, min):
+            return True, False
     is_embeddings = bool(sublayers & {"Embedding", "Norm"})
     called_head = bool(MAYBE_HEAD.search(branch)) and not is_embeddings
     called_embeddings = is_embeddings or MAYBE_EMBEDDINGS.search(branch.rpartition(".")[2])
     return called_head, called_head or not called_embeddings
-
-
-def _is_norm_of_last_blocks(part: PartBeforeBlocks, infos: _Infos) -> bool:
-    """Return whether norms have the width of the last blocks only: 768 in Swin-T, whose first blocks have 96."""
-    sizes = {size for name in part.names for size in infos[name].shape}
-    return bool(sizes) and sizes <= _widths(part.stacks, infos, max) - _widths(part.stacks, infos, min)
 
 
 def _is_head_by_ends(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> tuple[bool, bool]:

@@ -6,15 +6,9 @@ from typing import Any, Callable, Optional, Union
 
 from paddle import Tensor
 
-from .._checks import Option, checked_bool, checked_choice, checked_int
-from .decay_checks import (
-    check_built_towers,
-    check_decay,
-    check_position,
-    check_towers,
-    checked_multipliers,
-    idle_options,
-)
+from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number
+from .._messages import refusal, unknown
+from .decay_checks import OF_THE_WHOLE_MODEL, check_decay, checked_multipliers, idle_options
 
 Ratio = Union[float, Tensor]  # a Tensor in a static graph
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
@@ -39,15 +33,22 @@ def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
 
 
 def _built_towers(value: Any, name: str) -> dict[str, "LayerDecay"]:
-    """Return tower -> `LayerDecay`, built from a number or a dict of options."""
-    check_towers(value, name, OPTIONS)
+    """Return tower -> `LayerDecay`, built from a number or a dict of options; raise for other values."""
+    if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
+        problem = f"`{name}` must be a dict from the names of towers to decays, not empty."
+        raise refusal(TypeError, problem, **{name: value})
     towers = {}
     for tower, decay in value.items():
+        for option in decay.keys() - OPTIONS.keys() if isinstance(decay, dict) else ():
+            raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, decay[option], OPTIONS)}")
         try:
             towers[tower] = LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)
         except (TypeError, ValueError) as error:
             raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
-    check_built_towers(towers, name, OPTIONS)
+        for option in OF_THE_WHOLE_MODEL:
+            if getattr(towers[tower], option) != OPTIONS[option].default:
+                problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
+                raise refusal(ValueError, problem, **{tower: towers[tower]})
     return towers
 
 
@@ -109,7 +110,7 @@ class LayerDecay:
     )
     convention: str = _option(
         "paddlenlp",
-        "power of the decay in each layer",
+        "formula of the ratios",
         check=lambda value, name: checked_choice(value, name, CONVENTIONS),
         values=" or ".join(CONVENTIONS),
     )
@@ -151,7 +152,13 @@ class LayerDecay:
         `progress` is the fraction of the training steps taken, in [0, 1]. Towers and multipliers are not applied: they
         depend on the parameter (`LayerMap.ratio_fn`).
         """
-        check_position(self, layer_id, n_layers, progress)
+        checked_number(progress, "progress", 0.0, 1.0)
+        if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
+            beyond = "`layer_id` must be at most `n_layers` + 1, the head."
+            raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
+        if self.preserve_mean and self.towers:
+            problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
+            raise refusal(ValueError, problem, towers=self.towers)
         blocks = (self.unscaled_ratio(i, n_layers, progress) for i in range(1, n_layers + 1))
         mean = mean_of(blocks) if self.preserve_mean else 1.0
         return self.unscaled_ratio(layer_id, n_layers, progress) * self.scale / mean

@@ -1,16 +1,13 @@
 """Checks of the options of a `LayerDecay`: values of the wrong kind, and options without effect beside the others."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
-from .._checks import Option, checked_int, checked_number
-from .._messages import refusal, unknown
+from .._checks import Option, checked_number
+from .._messages import refusal
 from .patterns import checked_patterns
 
-if TYPE_CHECKING:
-    from .decay import LayerDecay
-
-_OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
+OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
 
 
 def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
@@ -18,36 +15,6 @@ def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
     return checked_number(
         value, argument, 0.0, 1.0, "(]", expected="a number in (0, 1]; 1 is the same rate for all layers"
     )
-
-
-def check_position(decay: "LayerDecay", layer_id: int, n_layers: int, progress: float) -> None:
-    """Raise unless a layer id is of a tower of `n_layers` blocks, and its ratio follows from these arguments alone."""
-    checked_number(progress, "progress", 0.0, 1.0)
-    if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
-        beyond = "`layer_id` must be at most `n_layers` + 1, the head."
-        raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
-    if decay.preserve_mean and decay.towers:
-        problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
-        raise refusal(ValueError, problem, towers=decay.towers)
-
-
-def check_towers(value: Any, name: str, options: Mapping[str, Option]) -> None:
-    """Raise unless `value` maps towers to decays; a dict as a decay has `options` only."""
-    if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
-        problem = f"`{name}` must be a dict from the names of towers to decays, not empty."
-        raise refusal(TypeError, problem, **{name: value})
-    for decay in value.values():
-        for option in decay.keys() - options.keys() if isinstance(decay, dict) else ():
-            raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, decay[option], options)}")
-
-
-def check_built_towers(towers: Mapping[str, "LayerDecay"], name: str, options: Mapping[str, Option]) -> None:
-    """Raise if a tower sets an option of the whole model."""
-    for tower, decay in towers.items():
-        for option in _OF_THE_WHOLE_MODEL:
-            if getattr(decay, option) != options[option].default:
-                problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
-                raise refusal(ValueError, problem, **{tower: decay})
 
 
 def checked_multipliers(value: Any, name: str) -> dict[str, float]:
@@ -63,12 +30,9 @@ def checked_multipliers(value: Any, name: str) -> dict[str, float]:
 def idle_options(
     values: Mapping[str, Any], options: Mapping[str, Option], names: Optional[Mapping[str, str]] = None
 ) -> Iterator[str]:
-    """Yield a sentence for each option without effect beside the others.
+    """Yield a sentence for each option without effect beside the others; `values` maps each option to its value.
 
-    Args:
-        values: option -> its value.
-        options: the declarations of `LayerDecay`.
-        names: option -> how the caller spells it, if not by its name.
+    `names` maps an option to the caller's name for it.
     """
     names = names or dict(zip(options, options))
 
@@ -104,7 +68,7 @@ def idle_options(
     yield from exclude("end", "freeze_below", "frozen layers stay frozen")
     if end is None and all(tower.end is None for tower in towers.values()):
         yield from idle(f"without `{names['end']}`", "steps")
-    options_outside = {name: value for name, value in values.items() if name not in _OF_THE_WHOLE_MODEL}
+    options_outside = {name: value for name, value in values.items() if name not in OF_THE_WHOLE_MODEL}
     for name, tower in towers.items():
         if options_outside == {option: getattr(tower, option) for option in options_outside}:
             same = f"A tower of `{names['towers']}` has no effect if its decay is the decay of the rest."

@@ -74,7 +74,6 @@ class LayerRatios(Ratios):
         return greatest
 
     def _ratios(self, progress: Ratio) -> dict[str, float]:
-        """Return structured name -> ratio."""
         without = self.without_multipliers(progress)
         return {name: ratio * self.multipliers.get(name, 1.0) for name, ratio in without.items()}
 
@@ -90,10 +89,7 @@ class LayerRatios(Ratios):
 
 
 def _tower_by_name(names: Iterable[str], towers: Iterable[str]) -> dict[str, Optional[str]]:
-    """Return structured name -> tower of the decay, None outside of all towers.
-
-    Of several towers in a name the outermost counts, then the longest.
-    """
+    """Return structured name -> outermost, then longest, tower of the decay in the name; None outside of all towers."""
     patterns = {tower: re.compile(rf"(^|\.){re.escape(tower)}\.") for tower in towers}
     tower_of: dict[str, Optional[str]] = {}
     for name in names:

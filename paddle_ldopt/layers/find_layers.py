@@ -1,7 +1,6 @@
 """Structured parameter name -> layer, for any model, from names and shapes.
 
-Layer 0 has the embeddings, 1..n the blocks, n + 1 the head. Each tower (encoder and decoder, text and vision) counts by
-its own depth.
+Layer 0 has the embeddings, 1..n the blocks, n + 1 the head. Each tower (encoder and decoder) counts by its own depth.
 """
 
 import dataclasses
@@ -22,8 +21,6 @@ from .user_rules import Rules, apply_rules, check_no_gap, close_gaps
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a model."""
-
     by_rules: dict[str, int]  # name -> layer id, of all parameters that the user's rules place
     lists: FoundLists
     deepest: int  # number of blocks of the deepest tower

@@ -23,8 +23,6 @@ from .ratio_checks import check_effects
 from .table import LayerTable
 from .user_rules import Rules
 
-__all__ = ["Layer", "LayerMap"]
-
 
 class LayerMap:
     """The layer of each parameter of a model. Build it with `LayerMap.from_model` or `LayerMap.from_names`.
@@ -128,11 +126,8 @@ class LayerMap:
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
         """Return a decay's function parameter -> ratio of its learning rate, as optimizers take it.
 
-        Raises:
-            ValueError: a tower without blocks in this map; an option or a multiplier that changes no ratio.
-
-        Warns:
-            UserWarning: a multiplier whose parameters are all frozen.
+        Raises ValueError for a tower without blocks in this map, and for an option or a multiplier that changes no
+        ratio. Warns of a multiplier whose parameters are all frozen.
         """
         ratios = LayerRatios(self, as_decay(layerwise_decay))
         check_effects(ratios)

@@ -96,10 +96,7 @@ def _join_second_names(lists: dict[ListName, list[Row]]) -> None:
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:
-    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, and `encoders.*`.
-
-    A single `stage1` is left out.
-    """
+    """Return the paths right above lists of blocks, such as `encoders.0`, and `encoders.*`; no single `stage1`."""
     paths = set()
     for name in names:
         parts = name.split(".")

@@ -11,17 +11,9 @@ from paddle import Tensor
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from .. import _paddle
 from .._checks import checked_number
 from .._messages import refusal
-from .._paddle import (
-    groups_by_name,
-    has_nonzero_weight_decay,
-    lr_factors_and_own,
-    lr_or_scheduler,
-    parameters_of,
-    stand_in,
-    unwrap,
-)
 from ..schedules.ahead import peak_learning_rate
 from .decay_ratios import LayerRatios
 from .layer import Layer
@@ -53,11 +45,12 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     The rate includes groups, `ParamAttr` and layer-wise ratios. If `Adafactor` sets its own rate, it is the rate of the
     last step. `learning_rate` replaces the optimizer's current rate.
     """
-    params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
+    params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
     rates = used_rates(optimizer)
     if rates is None:
-        rates = {name: factor * now + fixed for name, (factor, fixed) in lr_factors_and_own(optimizer, params).items()}
+        parts = _paddle.lr_factors_and_own(optimizer, params)
+        rates = {name: factor * now + fixed for name, (factor, fixed) in parts.items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
@@ -68,7 +61,7 @@ def used_rates(optimizer: Optimizer) -> Optional[dict[str, float]]:
 
 def next_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
-    return float(unwrap(optimizer).get_lr()) / layerwise_interface(optimizer).lr_divisor()
+    return float(_paddle.unwrap(optimizer).get_lr()) / layerwise_interface(optimizer).lr_divisor()
 
 
 def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
@@ -76,21 +69,21 @@ def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
     for argument, value in others.items():
         if value is not None:
             raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
-    if not isinstance(unwrap(optimizer), Optimizer):
+    if not isinstance(_paddle.unwrap(optimizer), Optimizer):
         raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
-    if not parameters_of(optimizer):
+    if not _paddle.parameters_of(optimizer):
         advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
         raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=[])
-    for param in parameters_of(optimizer):
+    for param in _paddle.parameters_of(optimizer):
         layers.layer_of(param.name)  # raises for another model's
 
 
 def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer; `num_steps` as in `peak_learning_rate`."""
-    params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
-    interface, now, groups, rates = layerwise_interface(optimizer), next_rate(optimizer), groups_by_name(optimizer), {}
-    peak = peak_learning_rate(lr_or_scheduler(optimizer), num_steps, interface.lr_divisor)
-    parts, ratios = lr_factors_and_own(optimizer, params), interface.ratio_of
+    params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
+    interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _paddle.groups_by_name(optimizer)
+    peak = peak_learning_rate(_paddle.lr_or_scheduler(optimizer), num_steps, interface.lr_divisor)
+    parts, ratios, rates = _paddle.lr_factors_and_own(optimizer, params), interface.ratio_of, {}
     for param in params:
         factor, fixed = parts[param.name]
         scheduled_rate = factor * now + fixed
@@ -99,7 +92,7 @@ def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) ->
         rate, at_peak = interface.lr_now_and_peak(param, factor) or (scheduled_rate, at_peak)
         has_weight_decay = interface.has_nonzero_weight_decay(param)
         if has_weight_decay is None:
-            has_weight_decay = has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
+            has_weight_decay = _paddle.has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
         multiplier, end = 1.0, None
         if isinstance(ratios, LayerRatios):

@@ -56,10 +56,7 @@ def check_effects(ratios: "LayerRatios") -> None:
 
 
 def check_trained(ratios: "LayerRatios", params: list[Tensor]) -> None:
-    """Raise if a tower, a multiplier or `head_ratio` is for trainable parameters that an optimizer of `params` lacks.
-
-    Parameters of other stages of a pipeline do not count.
-    """
+    """Raise if an option is for trainable parameters of this pipeline stage that an optimizer of `params` lacks."""
     layers, decay = ratios.layers, ratios.decay
     options: list[tuple[str, Any, list[str]]] = [("multipliers", *pattern) for pattern in _scaled(ratios)]
     for tower in decay.towers or ():

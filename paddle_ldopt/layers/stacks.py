@@ -134,8 +134,8 @@ def _is_doubtful(name: str) -> bool:
 def _note_other(tower: str, rows: list[Row], found_lists: FoundLists) -> None:
     """Add a list that is not a stack to the lists of possible blocks, or to the lists of single layers."""
     length, parameters, doubtful = len({row.token for row in rows}), _parameters_of(rows), _is_doubtful(tower)
-    if "<i>" in tower:  # SENet's stem, conv1_1 to conv1_3, is too short for blocks
-        are_large, may_be_blocks = _are_large_parts(parameters), length >= 4 and not doubtful
+    if "<i>" in tower:  # SENet's stem, conv1_1 to conv1_3, is too short; MobileNetV1's blocks: two convolutions, norms
+        are_large, may_be_blocks = _are_large(parameters, 6), length >= 4 and not doubtful
     else:
         are_large, may_be_blocks = _are_large(parameters), length >= 2
     if are_large and may_be_blocks:
@@ -160,14 +160,9 @@ def _parameters_of(rows: list[Row]) -> Parameters:
     return {row.rest for row in rows if row.rest[-1] not in STATISTICS}
 
 
-def _are_large(parameters: Parameters) -> bool:
+def _are_large(parameters: Parameters, least: int = 3) -> bool:
     """Return whether items are large enough for blocks; the convolutions of VGG's `features` have two parameters."""
-    return len(parameters) >= 3
-
-
-def _are_large_parts(parameters: Parameters) -> bool:
-    """Return the same for parts such as `conv<i>`: MobileNetV1's blocks are two convolutions with a norm each."""
-    return len(parameters) >= 6
+    return len(parameters) >= least
 
 
 def _have_equal_shapes(rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -195,7 +190,6 @@ def _ranks(indexes: Iterable[int], whole: bool, in_names: bool = False) -> dict[
 
 
 def _stages(rows: list[Row], sure: bool) -> Optional[Stages]:
-    """Return the stages of a list if it consists of stages, None otherwise."""
     stages: Stages = {row.index: {} for row in rows}
     for row in rows:
         if row.inner is not None:

@@ -7,8 +7,6 @@ import paddle
 from .._paddle import checked_model, own_parameters
 from .model_parameters import name_before_copy
 
-__all__ = ["decayed_parameter_names"]
-
 _NORM = re.compile(r"Norm(\dD)?$")
 
 

@@ -25,13 +25,11 @@ from ._base.factored import (
 )
 from ._base.rule_state import state_of_all
 from ._shards import Shard
-from ._step.interfaces import FusedRule
+from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
-
-__all__ = ["Adafactor", "adafactor_update"]
 
 _USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule`
 
@@ -52,10 +50,7 @@ def adafactor_update(
     relative_step: bool,
     warmup_init: bool,
 ) -> Update:
-    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options.
-
-    Yields the sums for V of a matrix, then for RMS(u) and, with `scale_parameter`, RMS(p).
-    """
+    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options."""
     t = state[STEP]
     one_minus_beta2 = power(t, decay_rate)  # (7.2)
     g_square = add_(grad * grad, eps[0])
@@ -220,11 +215,12 @@ class Adafactor(FactoredOptimizer):
 
     rule = staticmethod(adafactor_update)
 
-    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         fields = {"beta1": options["beta1"] or 0.0, "eps": (*options["eps"], 0), "clip": options["clip_threshold"]}
         fields["decay_rate"] = -options["decay_rate"]
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
+        flags["factored"] = is_factored(shape)
         flags["momentum"] = options["beta1"] is not None
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
         return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)

@@ -9,8 +9,6 @@ from .._messages import wrong_type
 from .._paddle import param_groups, unwrap
 from .adafactor import Adafactor
 
-__all__ = ["AdafactorSchedule"]
-
 
 class AdafactorSchedule(LRScheduler):
     """A scheduler that reports the rates `Adafactor` used and sets none, for logs and for a Trainer.

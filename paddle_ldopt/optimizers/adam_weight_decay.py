@@ -14,17 +14,14 @@ from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, one_minus_power, sqrt, subtract_
-from ._ports.keras_config import KerasOptimizer
-from ._ports.name_patterns import PATTERNS, NamePatterns
+from ._ports.keras import PATTERNS, KerasOptimizer
 from ._shards import Shard
-from ._step.interfaces import FusedRule
+from ._step.plan import FusedRule
 from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
 from .shared_options import bool_option, plain_weight_decay
 from .states import ELEMENT, SCALAR, STEP, State
-
-__all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 
 
 def adam_weight_decay_update(
@@ -43,10 +40,7 @@ def adam_weight_decay_update(
     clipvalue: Optional[float] = None,
     clipnorm: Optional[float] = None,
 ) -> Update:
-    """Return (new parameter, new state). See `AdamWeightDecay` for the options.
-
-    Yields the square of the gradient's norm, with `clipnorm`.
-    """
+    """Return (new parameter, new state). See `AdamWeightDecay` for the options."""
     t = state[STEP]
     if decay:
         lr = lr / (1.0 + decay * (t - 1.0))  # Keras counts the iterations before this one
@@ -88,12 +82,11 @@ class AdamWeightDecay(KerasOptimizer):
     State: 8 bytes per element (12 with `amsgrad`), and 4 per tensor.
 
     **Exclusion from weight decay.** Patterns are searched (`re.search`) in the structured name of a parameter with
-    TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". So "bias" and "bias:0$" match a bias, but "bias$"
-    matches nothing. Structured names come from `name_dict` or `layers`; without them ``param.name`` is searched. Weight
-    decay applies to all names, except names that match `exclude_from_weight_decay` but not `include_in_weight_decay`.
-    TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``,
-    ``input_layernorm`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class
-    of the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
+    TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". Structured names come from `name_dict` or
+    `layers`; without them ``param.name`` is searched. Weight decay applies to all names, except names that match
+    `exclude_from_weight_decay` but not `include_in_weight_decay`. TensorFlow's usual patterns miss Paddle's
+    ``norm1.weight`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class of
+    the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
 
     Args:
         learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0; also `lr`.
@@ -221,7 +214,6 @@ class AdamWeightDecay(KerasOptimizer):
             fused=fused,
             **common,
         )
-        self.patterns = NamePatterns(self._fixed)
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
@@ -238,7 +230,7 @@ class AdamWeightDecay(KerasOptimizer):
         """Return the rule's options that no parameter group overrides."""
         return {name: self._fixed[name] for name in ("amsgrad", "decay")}
 
-    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         norm, most = options["clipnorm"], options["clipvalue"]
         fields = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}
@@ -250,20 +242,6 @@ class AdamWeightDecay(KerasOptimizer):
     def rule_clips(self) -> bool:
         """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
-
-    def has_weight_decay(self, param: Tensor) -> bool:
-        """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
-        return super().has_weight_decay(param) and self.patterns.find(self.structured_name(param))
-
-    def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
-        remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
-        self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
-
-    def check_in_step(self, params: list[Tensor]) -> None:
-        """Warn of patterns without effect in a static graph, whose parameters are known only now."""
-        super().check_in_step(params)
-        if parameter_list(self) is None:
-            self._warn_of_idle_patterns(params)
 
     def lr_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""

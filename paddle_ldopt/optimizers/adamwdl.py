@@ -9,22 +9,23 @@ from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
 from paddle import Tensor
+from paddle.optimizer import AdamW
 
 from .._checks import Option
-from .._paddle import content_of, set_attributes, state_getter
+from .._paddle import content_of, param_lr, ratio_in_kernel, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import sqrt
+from ._base.layerwise_mixin import LayerwiseMixin
 from ._base.layerwise_optimizer import LayerwiseOptimizer
 from ._base.rule_optimizer import checked_lr
-from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
-from ._step.interfaces import FusedRule
-from ._step.task import Task
+from ._step.plan import FusedRule
+from ._step.updates import Task, update
 from ._step.whole_step import all_parameters
 from .registry import register
 from .shared_options import bool_option, plain_weight_decay
 from .states import ELEMENT, SCALAR, State
 
-__all__ = ["AdamWDL", "adamw_update"]
+_LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
 
 
 def adamw_update(
@@ -33,6 +34,7 @@ def adamw_update(
     state: dict[str, Any],
     lr: Any,
     *,
+    shard: Any = None,
     beta1: float,
     beta2: float,
     epsilon: float,
@@ -40,7 +42,7 @@ def adamw_update(
 ) -> tuple[Any, dict[str, Any]]:
     """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel.
 
-    The C library and Paddle's kernel compute the same; the step calls this function where Paddle has no kernel.
+    The step calls it where Paddle has no kernel. There are no sums, so `shard` has no effect.
     """
     beta1_t, beta2_t = state["beta1_pow_acc"], state["beta2_pow_acc"]  # the powers of this step
     param = param * (1.0 - lr * weight_decay)
@@ -58,7 +60,7 @@ def adamw_update(
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
     torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
-class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
+class AdamWDL(LayerwiseOptimizer, AdamW):
     r"""AdamW with one learning rate per layer: the choice for fine-tuning a pretrained transformer.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate`:
@@ -142,7 +144,8 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
         """Return the moments and the powers of the betas."""
-        return {**dict.fromkeys(("moment1", "moment2"), State(ELEMENT)), **dict.fromkeys(BETA_OF, State(SCALAR))}
+        powers = dict.fromkeys(("beta1_pow_acc", "beta2_pow_acc"), State(SCALAR))
+        return {**dict.fromkeys(("moment1", "moment2"), State(ELEMENT)), **powers}
 
     def __init__(
         self,
@@ -196,17 +199,16 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         if self.ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
-    update = staticmethod(adamw_update)
+    rule = staticmethod(adamw_update)
     counts_steps = False
+    fused_bumps_version = False  # like Paddle's kernel
 
     # ---- the fused step
 
     def _collects(self) -> bool:
         return super()._collects() and not self.fused_step.leaves_all_to_paddle(self, all_parameters(self))
 
-    fused_bumps_version = False  # like Paddle's kernel
-
-    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> Union[FusedRule, str]:
         """Return the rule for the C library, or the reason why it cannot do it."""
         tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], Tensor)]
         if tensors:
@@ -247,3 +249,46 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         if not self._is_frozen(param) and math.prod(param.shape) != 0:
             self._tasks.append(Task(param, grad, self.step_options(param), self._param_lr(param, grad)))
         return None
+
+    # ---- the step by Paddle's operations
+
+    def _ratio_for_kernel(self, param: Tensor) -> float:  # used on a GPU only, where it saves an operation
+        return self.layerwise_ratio(param) if paddle.in_dynamic_mode() and param.place.is_gpu_place() else 1.0
+
+    def _create_param_lr(self, param_and_grad: Any) -> Any:
+        param, dygraph = param_and_grad[0], paddle.in_dynamic_mode()
+        if ratio_in_kernel(self) is not None and dygraph and param.place.is_gpu_place():
+            return super(LayerwiseMixin, self)._create_param_lr(param_and_grad)  # Paddle's
+        lr = super()._create_param_lr(param_and_grad)
+        if not dygraph or lr.dtype == param.dtype:
+            return lr
+        # Paddle gives the rate the type of the first parameter; the kernel needs the type of this one
+        double = paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION
+        return lr.astype(param.dtype) if double else lr
+
+    def _update_by_paddle(self, block: Any, param: Tensor, grad: Tensor) -> Any:
+        """Update a parameter by Paddle's code, which reads the options of a group and the decay function itself."""
+        if self._is_frozen(param):
+            return None
+        if paddle.in_dynamic_mode():
+            low_precision = param.dtype in _LOW_PRECISION
+            if low_precision and param.place.is_cpu_place():  # where Paddle has no kernel
+                options = self.step_options(param)
+                options = {name: float(options[name]) for name in options.keys() - {"lazy_mode"}}
+                return update(self, Task(param, grad, options, param_lr(self)((param, grad)).reshape([])))
+            if not low_precision and grad.dtype != param.dtype:
+                grad = grad.astype(param.dtype)  # the only type that Paddle's kernel takes
+        group = self._group_of(param)
+        given = {**group, "params": (param, grad)} if group else (param, grad)
+        decay = 0.0
+        if self.ratio_of is not None and param.dtype == paddle.float64:
+            decay = self.step_options(param)["weight_decay"]
+        if not decay:
+            return super()._append_optimize_op(block, given)
+        # Paddle's kernel rounds the decay to float32, too coarse for float64 parameters: decay them here
+        paddle.assign(param * (1.0 - param_lr(self)((param, grad)) * decay), param)
+        try:
+            undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}
+            return super()._append_optimize_op(block, undecayed)
+        finally:
+            set_attributes(self, weight_decay=self._defaults["weight_decay"])  # for parameters without a group

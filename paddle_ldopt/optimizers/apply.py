@@ -7,25 +7,11 @@ from typing import Any, Optional, Union
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._paddle import (
-    content_of,
-    found_inf,
-    grad_of,
-    group_options,
-    has_single_lr,
-    may_have_cut,
-    other_options,
-    parameters_of,
-    run_untranslated,
-    unwrap,
-    weight_decay_fun,
-)
+from .. import _paddle
 from ..layers.decay import LayerDecay
 from ..layers.ratio_checks import check_trained
 from ._base.layerwise_arguments import ratio_fn
 from ._base.layerwise_mixin import LayerwiseMixin
-
-__all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
 
 _ATTRIBUTES = ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")  # set by the first function
 
@@ -57,20 +43,20 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
         0.125
     """
-    run_untranslated()
+    _paddle.run_untranslated()
     inner = _inside(optimizer)
     plain = plain_class(inner) or type(inner)
     name = plain.__name__
     if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
         advice = "give it `layers` and `layerwise_decay` when built."
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
-    if has_single_lr(plain):
+    if _paddle.has_single_lr(plain):
         raise TypeError(
             f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay: "
             f"use another optimizer. Received: optimizer={name}"
         )
     ratio_of = ratio_fn(layers, layerwise_decay)
-    check_trained(ratio_of, parameters_of(inner))
+    check_trained(ratio_of, _paddle.parameters_of(inner))
     # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
     # object, because these could not call the methods that they replace by `super()`.
     inner.__class__ = _layerwise_class(plain)
@@ -114,8 +100,8 @@ def plain_class(optimizer: Optimizer) -> Optional[type]:
 
 def _inside(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer, taken out of LookAhead; raise TypeError for wrappers of `fleet`."""
-    inner = unwrap(optimizer)
-    if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
+    inner = _paddle.unwrap(optimizer)
+    if _paddle.may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
         raise TypeError(f"{wrong} Received: optimizer={type(optimizer).__name__}")
     return inner
@@ -131,30 +117,30 @@ class _Applied(LayerwiseMixin):
 
     def fixed_options(self) -> dict[str, Any]:
         """Return the options that no parameter group can override."""
-        return other_options(self)
+        return _paddle.other_options(self)
 
     def options_of(self, param: paddle.Tensor) -> dict[str, Any]:
         """Return the options of a parameter's group."""
-        return group_options(self, param, self._group_of(param))
+        return _paddle.group_options(self, param, self._group_of(param))
 
     def has_weight_decay(self, param: paddle.Tensor) -> bool:
         """Return whether the user's functions let weight decay apply to a parameter."""
-        chosen, excluded = weight_decay_fun(self), self.options_of(param).get("exclude_from_weight_decay_fn")
+        chosen, excluded = _paddle.weight_decay_fun(self), self.options_of(param).get("exclude_from_weight_decay_fn")
         return not (chosen and not chosen(param.name)) and not (excluded and excluded(param))
 
     def step(self) -> Any:
         if not paddle.in_dynamic_mode():
             return super().step()
-        with self._with_ratios(parameters_of(self)):
+        with self._with_ratios(_paddle.parameters_of(self)):
             return super().step() if self._lr_asked is None else self._first_step()
 
     def _first_step(self) -> Any:
-        params = [p for p in parameters_of(self) if not p.stop_gradient and grad_of(p) is not None]
+        params = [p for p in _paddle.parameters_of(self) if not p.stop_gradient and _paddle.grad_of(p) is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
         self._lr_asked = set()
         done = super().step()
         not_asked = scaled - self._lr_asked
-        if not_asked and not found_inf(self):  # an overflow skips the step
+        if not_asked and not _paddle.found_inf(self):  # an overflow skips the step
             name = type(self).__name__
             raise RuntimeError(
                 f"The step of {name} did not ask `_create_param_lr` for all rates and updated some parameters without "
@@ -166,7 +152,7 @@ class _Applied(LayerwiseMixin):
         return done
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        params = [param for param, _ in content_of(params_grads)]
+        params = [param for param, _ in _paddle.content_of(params_grads)]
         self.check_in_step(params)
         if self._step_ratios is not None:
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
@@ -174,7 +160,7 @@ class _Applied(LayerwiseMixin):
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        param, _ = content_of(param_and_grad)
+        param, _ = _paddle.content_of(param_and_grad)
         return None if self._is_frozen(param) else super()._append_optimize_op(block, param_and_grad)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:

@@ -26,13 +26,11 @@ from ._base.factored import (
 from ._base.rule_state import largest_of
 from ._ports.mindspore import without_order
 from ._shards import Shard
-from ._step.interfaces import FusedRule
+from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
-
-__all__ = ["Came", "came_update"]
 
 _DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
@@ -59,10 +57,7 @@ def came_update(
     compression: bool = False,
     loss_scale: int = 1,
 ) -> Update:
-    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options.
-
-    Yields the sums for V of a matrix, for RMS(u) and, with `scale_parameter`, RMS(p), then for S of a matrix.
-    """
+    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options."""
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale
@@ -92,12 +87,7 @@ def came_update(
 
 
 def _fit_for_float16(m: Any) -> Any:
-    """Return m in the range of float16, rounded so that it can decay to 0.
-
-    |m| may reach clip_threshold * sqrt(size), so the largest values saturate. Denormal numbers are rounded towards 0:
-    otherwise beta1 * m would be rounded back to m and m would never decay to zero, and Paddle rounds some numbers far
-    below the smallest float16 to 2e-7.
-    """
+    """Return m in the range of float16; denormal numbers are rounded towards 0, or m would never decay to zero."""
     m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
@@ -124,8 +114,7 @@ class Came(FactoredOptimizer):
     `compression`) and 8 for each row and column.
 
     **Use a warm-up.** S starts at 0 without bias correction: the first step of a matrix has an RMS of about
-    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate (1.1 with the default, 11 with the authors' `beta3` of 0.9999). It
-    falls below 1 as S fills.
+    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate (1.1 with the default, 11 with the authors' `beta3` of 0.9999).
 
     Args:
         learning_rate (float|LRScheduler, optional): at least 0. Must be None with `relative_step`, and only then.
@@ -142,8 +131,7 @@ class Came(FactoredOptimizer):
         relative_step: the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
             multiplier, as in `Adafactor`. `get_lr` then returns the rate of the next step.
         warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        compression: store m, but no average of squares, as float16. The error of m is at most
-            :math:`(2^{-11} \max |m| + 2^{-24}) / (1 - \beta_1)`: 0.5 % of its largest value with the default.
+        compression: store m as float16; with the default `beta1`, its error is at most 0.5 % of its largest value.
         loss_scale: an int of at least 1; gradients are divided by it (after `grad_clip`).
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
@@ -157,10 +145,8 @@ class Came(FactoredOptimizer):
         TypeError, ValueError: as `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither;
             `warmup_init` without `relative_step`; both `beta2` and `decay_rate`; an incomplete "order_params".
 
-    Differs from MindFormers: `relative_step`, `warmup_init`, `compression`, `loss_scale`, the groups' own rate and
-    weight decay, and `beta1=0` work; updates are counted per parameter; a `beta1` of 1 (no parameter would move), a
-    `beta3` of 1 (S would be 0) and a `clip_threshold` of 0 are refused. Differs from the paper: V's decay rate, unless
-    `beta2` is given.
+    Differs from the paper by V's decay rate, unless `beta2` is given; docs/numerics.md lists differences from
+    MindFormers.
 
     Examples:
         >>> import paddle
@@ -280,11 +266,12 @@ class Came(FactoredOptimizer):
 
     rule = staticmethod(came_update)
 
-    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
+        flags["factored"] = is_factored(shape)
         flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
         return FusedRule("came", states, fields, flags)

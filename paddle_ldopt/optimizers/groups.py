@@ -8,19 +8,14 @@ import paddle
 
 from .._checks import checked_number
 from .._messages import refusal, shown, wrong_type
-from .._paddle import flatten_groups, is_sharded
-
-__all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
+from .._paddle import flatten_groups, is_sharded, topology
 
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
 _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
 
 
 def parameters_to_train(model: Any) -> list[Any]:
-    """Return a model's parameters, frozen ones included because they may be unfrozen later.
-
-    Under sharding frozen parameters are left out: Paddle's sharding version 2 refuses them.
-    """
+    """Return a model's parameters, also frozen ones except under sharding, which refuses them in its version 2."""
     sharded = is_sharded()
     return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
@@ -31,10 +26,7 @@ def is_listed(parameters: Any) -> bool:
 
 
 def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
-    """Return an optimizer's `parameters` as a list, "params" of groups included, so that iterators are read once.
-
-    `parameters` may be None in a static graph. A group may have Paddle's own keys, labels and `options`.
-    """
+    """Return an optimizer's parameters or groups as lists, or None in a static graph; groups may have `options`."""
     if parameters is None and not paddle.in_dynamic_mode():
         return None
     if not is_listed(parameters):
@@ -56,6 +48,12 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
                 f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
             )
         params_by_name[param.name] = param
+    if groups and is_sharded():
+        raise ValueError(
+            "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
+            "`apply_decay_param_fun` for the decay, or sharding_degree=1. "
+            f"Received: {len(groups)} groups, sharding_degree={topology().get_sharding_parallel_world_size()}"
+        )
     return groups or items
 
 

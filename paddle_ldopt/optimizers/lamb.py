@@ -13,27 +13,14 @@ from paddle import Tensor
 
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
-from ._base.arithmetic import (
-    add_,
-    divide_,
-    ema_,
-    ema_of_squares_,
-    multiply_,
-    one_minus_power,
-    sqrt_,
-    subtract_,
-)
-from ._base.step_functions import decay_or_function, lr_or_function
-from ._base.step_schedules import ScheduledOptimizer
-from ._ports.mindspore import without_order
+from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
+from ._ports.mindspore import ScheduledOptimizer, decay_or_function, lr_or_function, without_order
 from ._shards import Shard
-from ._step.interfaces import FusedRule
+from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
-
-__all__ = ["Lamb", "lamb_update"]
 
 _LR = "[0, inf) or a schedule"
 _DECAY = "[0, inf) or a function of the step"
@@ -57,10 +44,7 @@ def lamb_update(
     weight_decay: float,
     grad_centralization: bool = False,
 ) -> Update:
-    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options.
-
-    Yields the sums of the gradient's means (with `grad_centralization`), then the squares of both norms of the ratio.
-    """
+    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
     t = state[STEP]
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
@@ -127,10 +111,8 @@ class Lamb(ScheduledOptimizer):
             number; a schedule of the optimizer's own steps in a static graph; a group with both "lr" and
             "learning_rate"; an incomplete "order_params".
 
-    Differs from the paper: the norm of the weights is not bounded, as in all implementations. Differs from
-    `mindspore.nn.Lamb`: t counts the parameter's updates, not the optimizer's, and gradients of all convolutions, and
-    no others, are centralized (in MindSpore, gradients of weights with a multiple of 16 input channels). Differs from
-    `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only with `always_adapt`).
+    Differs from the paper: the norm of the weights is not bounded, as in all implementations. docs/numerics.md lists
+    differences from MindSpore and Paddle.
 
     Examples:
         >>> import paddle
@@ -204,28 +186,25 @@ class Lamb(ScheduledOptimizer):
             **layerwise,
         )
 
-    def _prepare(self, rate: Any, parameters: Any) -> None:
-        super()._prepare(rate, parameters)
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self._grouped = bool(groups)
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
                 warnings.warn(idle, stacklevel=4)
+        return super()._initial_lr(rate, parameters)
 
     # ---- the rule
 
     rule = staticmethod(lamb_update)
 
-    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
+    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0)}
         fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
-        return FusedRule("lamb", ("moment1", "moment2"), fields, aux=GLOBAL_STEP)
-
-    def fused_flags(self, shape: Any, options: dict[str, Any]) -> dict[str, bool]:
-        """Return the flag that depends on a parameter's shape."""
-        return {"centralize": options["grad_centralization"] and is_convolution(shape)}
+        flags = {"centralize": options["grad_centralization"] and is_convolution(shape)}
+        return FusedRule("lamb", ("moment1", "moment2"), fields, flags, aux=GLOBAL_STEP)
 
     def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""

@@ -13,8 +13,6 @@ from ._base.layerwise_arguments import LAYERWISE
 from .shared_options import COMMON
 from .states import SCALAR, STEP, State
 
-__all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class", "register"]
-
 _Class = TypeVar("_Class", bound=type)
 
 

@@ -7,8 +7,6 @@ from paddle.regularizer import WeightDecayRegularizer
 from .._checks import Option, checked_bool, checked_int, checked_number
 from .._messages import refusal
 
-__all__ = ["COMMON", "bool_option", "numbers", "plain_weight_decay"]
-
 
 def bool_option(doc: str, **more: Any) -> Option:
     """Return an option that is True or False."""

@@ -9,8 +9,6 @@ from paddle import Tensor
 from .._messages import refusal
 from .._paddle import dtype_name, is_float64
 
-__all__ = ["COLUMN", "COUNTERS", "ELEMENT", "GLOBAL_STEP", "ROW", "SCALAR", "STEP", "State", "check_value"]
-
 # The kinds of state: of the parameter's shape, one number a row, one a column (of the last two axes), one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 

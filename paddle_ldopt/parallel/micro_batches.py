@@ -6,12 +6,12 @@ from typing import Any, Callable, Optional
 
 import paddle
 import paddle.distributed as dist
+from paddle.utils import map_structure
 
 from .. import _paddle
 from .._messages import refusal
 from .process_groups import ProcessGroups, sum_of_processes
 from .scalers import LossScaler
-from .step_checks import check_loss, check_pipeline, check_tokens, checked_shapes
 
 
 class MicroBatches:
@@ -24,7 +24,7 @@ class MicroBatches:
         network = groups.network
         layers = _paddle.engine_layers(network) if _paddle.is_pipeline_engine(network) else network
         self._pipeline_layer: Any = layers if isinstance(layers, _paddle.pipeline_layer()) else None
-        check_pipeline(network, self._pipeline_layer, count)
+        _check_pipeline(network, self._pipeline_layer, count)
         self._groups, self._count, self._per_token = groups, count, per_token
         self._has_stages = isinstance(network, _paddle.pipeline_engine())
         # losses are divided by the number of micro-batches before backward, unless the strategy delays this
@@ -41,7 +41,7 @@ class MicroBatches:
         """Raise unless a step can run on these inputs."""
         if self._pipeline_layer is not None and len(inputs) < 2:
             raise refusal(TypeError, "A PipelineLayer's step takes inputs and labels.", inputs=len(inputs))
-        shapes = self._next_shapes = checked_shapes(inputs, self._count)
+        shapes = self._next_shapes = _checked_shapes(inputs, self._count)
         fixed = self._has_stages and not _paddle.has_dynamic_shape(self._groups.network)
         if fixed and self._shapes not in (None, shapes):
             message = "Stages learn their shapes in the first step: give inputs of the same shapes,"
@@ -72,7 +72,8 @@ class MicroBatches:
             dist.broadcast(tokens, src=stages.ranks[-1], group=stages)
         loss_and_tokens = sum_of_processes(groups.data_groups, paddle.concat([self._loss * self._count, tokens]))
         total = loss_and_tokens[1].item()
-        check_tokens(total)
+        if not total > 0:
+            raise ValueError(f"A step must have at least one token. Received: {total:g} tokens in all micro-batches")
         return loss_and_tokens[0] / total, groups.data_ranks / (total * self._share)
 
     # ---- in one stage, or without a pipeline
@@ -102,7 +103,7 @@ class MicroBatches:
 
     def _as_loss(self, result: Any) -> paddle.Tensor:
         """Return the loss in float32; the engine sends only float32 and float16, in which sums overflow."""
-        check_loss(result, self._per_token)
+        _check_loss(result, self._per_token)
         if self._per_token:
             result, tokens = result
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
@@ -145,22 +146,18 @@ class MicroBatches:
     def _noted(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of this stage, and record their shapes."""
         output = forward(*args, **kwargs)
-        self._outputs = _mapped(output, lambda x: partial(_zeros, x.shape, x.dtype, x.stop_gradient))
+        self._outputs = map_structure(_zeros_later, output)
         return output
 
     def _zero_outputs(self, _: Any) -> Any:
         if self._error and self._outputs is None and not self._groups.network.is_pipeline_last_stage():
             raise self._error  # the shapes for the next stage are unknown: it times out
-        return _mapped(self._outputs, lambda zeros: zeros())
+        return map_structure(lambda zeros: None if zeros is None else zeros(), self._outputs)
 
 
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the outputs of a stage (a Tensor, a tuple or dict of them) with `function` of each item."""
-    if isinstance(value, dict):
-        return {name: _mapped(item, function) for name, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_mapped(item, function) for item in value)
-    return None if value is None else function(value)
+def _zeros_later(output: Optional[paddle.Tensor]) -> Any:
+    """Return a function that returns zeros like `output`, without keeping it in memory; None for None."""
+    return None if output is None else partial(_zeros, output.shape, output.dtype, output.stop_gradient)
 
 
 def _zeros(shape: list[int], dtype: Any, stop_gradient: bool) -> paddle.Tensor:
@@ -186,3 +183,47 @@ def _pick(value: Any, i: int) -> Any:
     if isinstance(value, tuple):
         return tuple(_pick(item, i) for item in value)
     return None if value is None else value[i]
+
+
+def _check_pipeline(network: paddle.nn.Layer, pipeline_layer: Any, micro_batch_num: int) -> None:
+    """Raise if the engine has another number of micro-batches, or the PipelineLayer not exactly one loss function."""
+    if _paddle.is_pipeline_engine(network) and network.accumulate_steps != micro_batch_num:
+        message = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
+        raise refusal(ValueError, message, micro_batch_num=micro_batch_num, accumulate_steps=network.accumulate_steps)
+    if pipeline_layer is not None:
+        losses = _paddle.loss_functions(pipeline_layer)
+        if len(losses) != 1 or not callable(losses[0]):
+            raise refusal(ValueError, "The PipelineLayer must have one loss function.", loss_fn=losses)
+
+
+def _checked_shapes(inputs: tuple[Any, ...], micro_batch_num: int) -> list[list[int]]:
+    """Return the shapes of all input Tensors; raise unless each can be split into the micro-batches."""
+    shapes = [list(tensor.shape) for tensor in _tensors(inputs)]
+    for shape in shapes:
+        if not shape or shape[0] == 0 or shape[0] % micro_batch_num:
+            message = "The first dimension of an input must be a multiple of `micro_batch_num`."
+            raise refusal(ValueError, message, shape=shape, micro_batch_num=micro_batch_num)
+    return shapes
+
+
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    if value is not None and not isinstance(value, paddle.Tensor):
+        raise TypeError(f"An input must be a Tensor, a tuple of them or None. Received: {_described(value)}")
+    return [] if value is None else [value]
+
+
+def _check_loss(result: Any, per_token: bool) -> None:
+    """Raise TypeError unless a loss is a Tensor of one element, or with `per_token` a pair of it and the tokens."""
+    if per_token and not (isinstance(result, (tuple, list)) and len(result) == 2):
+        message = "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and their number."
+        raise TypeError(f"{message} Received: {type(result).__name__}")
+    loss = result[0] if per_token else result
+    if not isinstance(loss, paddle.Tensor) or loss.size != 1:
+        raise TypeError(f"A loss must be a Tensor of one element. Received: {_described(loss)}")
+
+
+def _described(value: Any) -> str:
+    shape = f" of shape {list(value.shape)}" if isinstance(value, paddle.Tensor) else ""
+    return type(value).__name__ + shape

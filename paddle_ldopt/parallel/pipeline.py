@@ -7,17 +7,14 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_bool, checked_steps
+from .._checks import checked_bool, checked_number, checked_steps
 from .._messages import refusal
 from .._paddle import lr_or_scheduler, unwrap
 from ..schedules import MetricSchedule
 from .micro_batches import MicroBatches
 from .process_groups import ProcessGroups
 from .scalers import LossScaler, as_scaler
-from .step_checks import check_schedule, checked_norms
 from .step_gradients import Gradients
-
-__all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
 
 
 class StepOutput(NamedTuple):
@@ -143,7 +140,7 @@ class PipelineWithLossScale:
     ) -> None:
         self.scaler: LossScaler = as_scaler(scale_sense)
         # the norm to clip to, None without clipping; the norm from which an update is skipped, inf for never
-        self._max_norm, self._spike = checked_norms(
+        self._max_norm, self._spike = _checked_norms(
             use_clip_grad, max_grad_norm, use_skip_data_by_global_norm, global_norm_spike_threshold
         )
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
@@ -169,7 +166,9 @@ class PipelineWithLossScale:
         return output
 
     def _check(self, inputs: tuple[Any, ...], schedule: Optional[LRScheduler]) -> None:
-        check_schedule(schedule, self._epoch)
+        if schedule is not None and self._epoch not in (None, schedule.last_epoch):
+            message = "This step advances the schedule: do not call its `step`; load its state before this one's."
+            raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epoch)
         self._micro_batches.check(inputs)
 
     def _train(
@@ -217,3 +216,22 @@ class PipelineWithLossScale:
         self._epoch = None
 
     load_state_dict = set_state_dict
+
+
+def _checked_norms(clips: Any, max_norm: Any, skips: Any, spike: Any) -> tuple[Optional[float], float]:
+    """Return the norm to clip to, None for no clipping, and the norm from which updates are skipped, inf for never."""
+    clips = checked_bool(clips, "use_clip_grad")
+    max_norm = checked_number(max_norm, "max_grad_norm", ends="(]")
+    skips = checked_bool(skips, "use_skip_data_by_global_norm")
+    spike = checked_number(spike, "global_norm_spike_threshold", ends="(]")
+    _check_effect("max_grad_norm", max_norm, 1.0, "use_clip_grad", clips)
+    _check_effect("use_skip_data_by_global_norm", skips, False, "use_clip_grad", clips)
+    _check_effect("global_norm_spike_threshold", spike, 1.0, "use_skip_data_by_global_norm", skips)
+    return max_norm if clips else None, spike if skips else math.inf
+
+
+def _check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
+    """Raise ValueError for an argument without effect unless another one is set."""
+    if value != default and not is_on:
+        message = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
+        raise refusal(ValueError, message, **{name: value, needed: False})

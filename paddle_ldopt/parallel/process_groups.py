@@ -8,15 +8,15 @@ import paddle.distributed as dist
 from paddle.optimizer import Optimizer
 
 from .. import _paddle
+from .._messages import refusal, wrong_type
 from .._processes import Outcome, together
-from .step_checks import check_parallel_mode
 
 
 class ProcessGroups:
     """The groups of processes to sum over in a step."""
 
     def __init__(self, network: paddle.nn.Layer, optimizer: Optimizer) -> None:
-        check_parallel_mode(network, optimizer)
+        _check_parallel_mode(network, optimizer)
         self.processes = dist.get_world_size()
         self.network, self.optimizer = network, optimizer
         self.topology = _paddle.topology_of(network)
@@ -77,11 +77,6 @@ class ProcessGroups:
             error = RuntimeError(f"{message} Received: an error in process {failed - 1}")
         return [(error, result)]
 
-    def sum_of_squares(self, split: paddle.Tensor, whole: paddle.Tensor) -> paddle.Tensor:
-        """Return the sum over all parameters, from this process's sums over split and over whole parameters."""
-        both = sum_of_processes([self.group("sharding"), self.group("pipe")], paddle.concat([split, whole]))
-        return sum_of_processes([self.group("model")], both[:1]) + both[1:]
-
     def repeated(self) -> set[int]:
         """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
         # Paddle tries to mark them, but compares names of attributes with names of parameters (pp_layers.py:759)
@@ -102,3 +97,35 @@ def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
         if group is not None:
             dist.all_reduce(value, group=group)
     return value
+
+
+def _check_parallel_mode(network: paddle.nn.Layer, optimizer: Optimizer) -> None:
+    """Raise unless the step can train this network with this optimizer in the present processes."""
+    _paddle.checked_model(network, "network")
+    if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
+        raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
+    processes = dist.get_world_size()
+    received = f"Received: network of type {type(network).__name__} in {processes} process(es)"
+    overlaps = _paddle.overlaps(network)
+    if overlaps:
+        message = "Gradients must be reduced after the overflow check: disable this in the strategy's pp_configs."
+        raise refusal(ValueError, message, **dict.fromkeys(overlaps, True))
+    layers, engine = _paddle.unwrap_model(network), _paddle.pipeline_engine()
+    chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
+    if chunks > 1 or isinstance(network, engine) and type(network) is not engine:
+        message = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
+        raise ValueError(f"{message} {received}")
+    topology = _paddle.topology_of(network)
+    if topology is None and processes > 1 and not isinstance(network, paddle.DataParallel):
+        modes = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
+        raise ValueError(f"With several processes `network` must be wrapped by {modes}. {received}")
+    if topology is not None:
+        axes = ("data", "sharding", "pipe", "model")
+        degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in axes}
+        if math.prod(degrees.values()) != processes:
+            message = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
+            raise refusal(ValueError, message, **degrees, processes=processes)
+        if not isinstance(optimizer, _paddle.hybrid_optimizer()):
+            message = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
+            raise ValueError(f"{message} Received: optimizer of type {type(optimizer).__name__}")
+        _paddle.check_own_gradients("the overflow check")

@@ -14,8 +14,6 @@ from .._checks import checked_number, checked_state, checked_steps
 from .._messages import refusal
 from .._paddle import report_overflow
 
-__all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]
-
 _GREATEST = float(np.finfo(np.float32).max)  # a greater scale would make the loss inf
 _COUNT_TO_CHANGE = 3  # increases or decreases of the scale that change an adaptive window
 
@@ -155,9 +153,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         max_scale_window (int, optional): the largest window.
         min_scale_window (int, optional): the smallest window, at least 1.
 
-    Differs from MindFormers: a `scale_window` outside the list is an error, not a warning; no window is below
-    `min_scale_window`, as documented there (its code has 0 in the list of 20 to 150); defaults and precision are as in
-    `DynamicLossScaler`.
+    Differs from MindFormers: see docs/numerics.md.
 
     Examples:
         >>> from paddle_ldopt import AdaptiveLossScaler

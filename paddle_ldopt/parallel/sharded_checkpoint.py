@@ -7,27 +7,24 @@ changes.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
 import paddle
 import paddle.distributed as dist
 from paddle.optimizer import Optimizer
-from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
-from .._files import digest, write_file
-from .._messages import refusal, shown
-from .._paddle import lr_or_scheduler, unwrap, wrappers
+from .._files import checked_path, digest, file_errors, write_file
+from .._messages import quoted, refusal, shown
+from .._paddle import unwrap, wrappers
 from .._processes import together
-from ..saving.json_state import set_parts
-from ..saving.optimizer_record import describe, merged
+from ..saving.json_state import check_part, set_parts
+from ..saving.optimizer_record import check_model, check_options, class_in_files, describe, merged, schedule_of
 from ..saving.state import checked_name_list, one_of_ours
 from . import checkpoint_folder as files
-from .checkpoint_checks import check_all_loaded, check_same_record, check_tensors, checked_arguments, saved_schedule
 from .checkpoint_folder import RECORD, SCHEDULE
-
-__all__ = ["load_checkpoint", "save_checkpoint"]
 
 
 def save_checkpoint(
@@ -61,7 +58,7 @@ def save_checkpoint(
     """
 
     def prepare() -> tuple[Any, Any]:
-        path, weights, names = checked_arguments(folder, network, rename)
+        path, weights, names = _checked_arguments(folder, network, rename)
         state = _sharded(weights, optimizer, _shards(optimizer), names)
         record = _described(weights, optimizer, names)
         content = files.content(path)
@@ -74,8 +71,8 @@ def save_checkpoint(
 
     def write() -> None:
         dist.save_state_dict(state, folder)
-        schedule = lr_or_scheduler(unwrap(optimizer))
-        if rank == 0 and isinstance(schedule, LRScheduler):
+        schedule = schedule_of(unwrap(optimizer))
+        if rank == 0 and schedule is not None:
             paddle.save(schedule.state_dict(), os.path.join(folder, SCHEDULE))
 
     together(lambda: os.makedirs(folder, exist_ok=True))
@@ -121,7 +118,7 @@ def load_checkpoint(
     """
 
     def prepare() -> tuple[Any, Any]:
-        path, weights, names = checked_arguments(folder, network, rename)
+        path, weights, names = _checked_arguments(folder, network, rename)
         may_differ = set(checked_name_list(changed, "changed"))
         content = files.content(path) or "is missing or empty"
         if content != files.COMPLETE:
@@ -129,22 +126,22 @@ def load_checkpoint(
             raise refusal(ValueError, message, folder=path)
         record, shards = files.record_in(path), _shards(optimizer)
         present = _described(weights, optimizer, names)
-        check_same_record(path, record, present, may_differ)
+        _check_same_record(path, record, present, may_differ)
         files.check_files(path, record)
         saved = files.read_metadata(path, record)
-        schedule = saved_schedule(path, record, lr_or_scheduler(unwrap(optimizer)), may_differ)
+        schedule = _saved_schedule(path, record, schedule_of(unwrap(optimizer)), may_differ)
         state = _sharded(weights, optimizer, shards, names)
-        check_tensors(saved, state)
+        _check_tensors(saved, state)
         frozen = {name for name, param in present["parameters"].items() if param["ratio"] == 0.0}
         unused = {key for key in saved if "layerwise_decay" in may_differ and key.rpartition(".")[0] in frozen}
         return (state, schedule, saved), ({*state, *unused}, digest(os.path.join(path, RECORD)))
 
     (state, schedule, saved), shared = together(prepare)
-    check_all_loaded(saved, *zip(*shared))
+    _check_all_loaded(saved, *zip(*shared))
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
-        set_parts([(lr_or_scheduler(unwrap(optimizer)), schedule)])
+        set_parts([(schedule_of(unwrap(optimizer)), schedule)])
 
 
 def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
@@ -187,3 +184,89 @@ def _shards(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
                 message = f"Fused state belongs to no parameter: set {name}=False in the strategy's sharding_configs."
                 raise refusal(ValueError, message, **{name: True})
     return None
+
+
+# ---- checks, before anything changes
+
+
+def _checked_arguments(folder: Any, network: paddle.nn.Layer, rename: Any) -> tuple[str, Any, dict[str, str]]:
+    """Return the folder, the network's weights, and structured name -> name in the checkpoint."""
+    folder = checked_path(folder, "folder")
+    _paddle.checked_model(network, "network")
+    if not hasattr(network, "sharded_state_dict"):
+        raise refusal(RuntimeError, "Checkpoints for any layout need Paddle 3.2 or later.", paddle=paddle.__version__)
+    for param in _paddle.unwrap_model(network).parameters():
+        local_shape = list(_paddle.local_shape(param)) if param.is_dist() else param.shape
+        if local_shape != list(param.shape):
+            message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
+            shapes = f"{list(param.shape)}, {local_shape} here"
+            raise ValueError(f"{message} Received: DistTensor '{param.name}' of shape {shapes}")
+    if rename is not None and not callable(rename):
+        raise refusal(TypeError, "`rename` must be callable.", rename=rename)
+    weights = _paddle.unwrap_model(network).sharded_state_dict()
+    names: dict[str, str] = {}
+    for name in weights:
+        new = name if rename is None else rename(name)
+        if not isinstance(new, str):
+            raise refusal(TypeError, "`rename` must return a string.", name=name, returned=new)
+        names[name] = new
+    repeated = [name for name, times in Counter(names.values()).items() if times > 1]
+    if repeated:
+        raise refusal(ValueError, "`rename` must give each parameter its own name.", returned=repeated)
+    return folder, weights, names
+
+
+def _check_same_record(folder: str, saved: Any, present: Any, changed: set[str]) -> None:
+    """Raise unless the records are of the same optimizer, with the same options except those in `changed`."""
+    with file_errors(os.path.join(folder, RECORD), "The record of the checkpoint", checks=True):
+        if "parameters" not in saved:  # a record of version 0.1 names the optimizer only
+            saved = {**present, "optimizer": saved["optimizer"]}
+        common = sorted(set(saved["parameters"]) & set(present["parameters"]))  # `_check_tensors` finds the others
+        saved, present = (
+            {**record, "parameters": {name: record["parameters"][name] for name in common}}
+            for record in (saved, present)
+        )
+        check_model(saved, present)
+        check_options(saved, present, changed)
+
+
+def _saved_schedule(folder: str, record: Any, schedule: Any, changed: set[str]) -> Any:
+    """Return the state to load into the schedule, None to leave it as it is."""
+    if schedule is None:
+        return None
+    saved_class = (record.get("schedule") or {}).get("class")
+    if ("schedule" in changed) if "schedule" not in record else saved_class != class_in_files(schedule):
+        return None
+    if not os.path.exists(os.path.join(folder, SCHEDULE)):
+        message = "The checkpoint has no schedule. If this is intended, give changed=['schedule']."
+        raise ValueError(f"{message} Received: {type(schedule).__name__} as the rate, no {SCHEDULE} in {shown(folder)}")
+    state = files.read_pickle(folder, SCHEDULE)
+    check_part(schedule, state, "The schedule's state")
+    set_parts(set_parts([(schedule, state)]))  # try the state, then restore: another process may refuse
+    return state
+
+
+def _check_tensors(saved: dict[str, str], state: dict[str, Any]) -> None:
+    """Raise unless the checkpoint has all tensors to load, with the same types and shapes."""
+    differences = []
+    for key, weight in state.items():
+        needed = f"{_paddle.dtype_name(weight.local_tensor.dtype)} {list(weight.global_shape)}"
+        if saved.get(key) != needed:
+            differences.append(f"{key} {needed} (there: {saved.get(key)})")
+    if differences:
+        message = "The checkpoint lacks tensors, or types or shapes differ: build the same network and optimizer."
+        raise ValueError(f"{message} Received: {', '.join(differences[:3])}{' ...' * (len(differences) > 3)}")
+
+
+def _check_all_loaded(saved: Iterable[str], loaded: tuple[set[str], ...], digests: tuple[Any, ...]) -> None:
+    """Raise unless all processes load the checkpoint with the same digest, and each saved tensor in one of them."""
+    if any(digest != digests[0] for digest in digests):
+        received = f"{RECORD} with [bytes, CRC-32] {shown(list(digests))} in the processes"
+        raise ValueError(f"All processes must load the same checkpoint: give the same `folder`. Received: {received}")
+    missing = sorted(set(saved).difference(*loaded))
+    if missing:
+        raise ValueError(
+            "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that are "
+            "frozen here: build the same network and optimizer, and freeze parameters after loading. "
+            f"Received: nothing for {quoted(missing)}"
+        )

@@ -4,11 +4,11 @@ from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
+from paddle.optimizer import Optimizer
 
 from .. import _paddle
 from .._processes import gathered
-from .process_groups import ProcessGroups
-from .step_checks import check_optimizer, check_same_trained
+from .process_groups import ProcessGroups, sum_of_processes
 
 
 class Gradients:
@@ -17,7 +17,7 @@ class Gradients:
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
         self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, the same in all processes
-        check_optimizer(groups.network, groups.optimizer, self._listed())
+        _check_optimizer(groups.network, groups.optimizer, self._listed())
         self.check_trained()
 
     def check_trained(self) -> None:
@@ -26,7 +26,7 @@ class Gradients:
         named = _paddle.unwrap_model(self._groups.network).named_parameters()
         trained = {name: id(param) in trained_ids for name, param in named}
         if self._groups.greatest(trained != self._trained):
-            check_same_trained(gathered(trained))
+            _check_same_trained(gathered(trained))
             self._trained = trained
 
     def _listed(self) -> list[paddle.Tensor]:
@@ -75,14 +75,15 @@ class Gradients:
 
     def global_norm(self) -> float:
         """Return the norm of the reduced gradients of all processes, each parameter counted once."""
-        repeated = self._groups.repeated()
+        groups, repeated = self._groups, self._groups.repeated()
         split: list[Any] = []  # squares of parameters split by tensor parallelism
         whole: list[Any] = []
         for param in self._counted():
             if id(param) not in repeated:
                 (split if param.is_distributed else whole).append(_square_sum(_gradient_of(param)))
         sums = [paddle.add_n(squares) if squares else paddle.zeros([1]) for squares in (split, whole)]
-        return self._groups.sum_of_squares(*sums).sqrt().item()
+        both = sum_of_processes([groups.group("sharding"), groups.group("pipe")], paddle.concat(sums))
+        return (sum_of_processes([groups.group("model")], both[:1]) + both[1:]).sqrt().item()
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Clip the reduced gradients, of norm `norm`, to `max_norm`."""
@@ -125,3 +126,34 @@ def _fill_missing(params: list[paddle.Tensor], groups: list[Any]) -> list[paddle
             else:
                 param.grad = paddle.zeros_like(param)
     return filled
+
+
+def _check_optimizer(network: paddle.nn.Layer, optimizer: Optimizer, parameters: list[paddle.Tensor]) -> None:
+    """Raise if the optimizer clips gradients itself, or trains `parameters` of another network."""
+    inner = _paddle.unwrap(optimizer)
+    groups = [group for group in _paddle.param_groups(inner) or [] if isinstance(group, dict)]
+    clips = [_paddle.grad_clip(inner), *(group.get("grad_clip") for group in groups)]
+    for clip in clips:
+        if clip is not None:
+            message = (
+                "The step clips over all processes: leave out the optimizer's `grad_clip`, set `max_grad_norm` here."
+            )
+            raise ValueError(f"{message} Received: grad_clip={type(clip).__name__}")
+    network_ids = {id(param) for param in network.parameters()}
+    others = [param.name for param in parameters if id(param) not in network_ids]
+    if others:
+        message = "`optimizer` must train parameters of the network."
+        raise ValueError(f"{message} Received: {len(others)} others, such as {others[:3]}")
+
+
+def _check_same_trained(trained: list[dict[str, bool]]) -> None:
+    """Raise if a name, in the dicts of all processes, is trained in one process and not in another."""
+    first: dict[str, tuple[int, bool]] = {}  # only tied weights are in several stages, under one name
+    for rank, mine in enumerate(trained):
+        for name, is_trained in mine.items():
+            other, expected = first.setdefault(name, (rank, is_trained))
+            if is_trained != expected:
+                trains, lacks = (rank, other) if is_trained else (other, rank)
+                advice = f"freeze '{name}' in all or in none, and give every optimizer the same list."
+                received = f"'{name}' trained in process {trains} and not in process {lacks}"
+                raise ValueError(f"All processes must train the same parameters: {advice} Received: {received}")

@@ -91,18 +91,13 @@ def set_parts(parts: list[PartAndState]) -> list[PartAndState]:
 def _set(part: Any, state: Any) -> None:
     if state:  # Paddle's GradScaler refuses the empty state of a disabled scaler
         (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)
-    if isinstance(part, CosineAnnealingWarmRestarts):
-        _restore_cycle(part)
-
-
-def _restore_cycle(schedule: CosineAnnealingWarmRestarts) -> None:
-    """Set the cycle and the step in it, which Paddle's state lacks, from the step in the training."""
-    step, length = int(schedule.last_epoch), schedule.T_0
-    if schedule.T_mult == 1:
-        step %= length
-    while step >= length:
-        step, length = step - length, length * schedule.T_mult
-    schedule.T_cur, schedule.T_i = step, length
+    if isinstance(part, CosineAnnealingWarmRestarts):  # Paddle's state lacks the cycle and the step in it
+        step, length = int(part.last_epoch), part.T_0
+        if part.T_mult == 1:
+            step %= length
+        while step >= length:
+            step, length = step - length, length * part.T_mult
+        part.T_cur, part.T_i = step, length
 
 
 def _kind(value: object) -> str:

@@ -164,7 +164,17 @@ def check_model(saved: Record, present: Record) -> None:
     if saved["optimizer"] != present["optimizer"]:
         problem = f"The saved state is of {saved['optimizer']}: resume with the same class."
         raise ValueError(f"{problem} Received: optimizer of type {present['optimizer']}")
-    _check_parameters(saved["parameters"], present["parameters"])
+    saved, present = saved["parameters"], present["parameters"]
+    missing, unexpected = sorted(set(present) - set(saved)), sorted(set(saved) - set(present))
+    if missing or unexpected:
+        gaps = [f"{verb} {quoted(names)}" for verb, names in (("lacks", missing), ("also has", unexpected)) if names]
+        problem = f"The saved state is of another model: it {' and '.join(gaps)}."
+        raise ValueError(f"{problem} Received: {len(present)} parameters, not {len(saved)}")
+    for name, now in present.items():
+        was = saved[name]
+        if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
+            problem = f"The saved '{name}' has another type or shape: build the same model."
+            raise ValueError(f"{problem} Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}")
 
 
 def check_options(saved: Record, present: Record, changed: Collection[str]) -> None:
@@ -181,19 +191,6 @@ def check_options(saved: Record, present: Record, changed: Collection[str]) -> N
         changes = [_change(value, where, was, now) for (value, where), (was, now) in first.values()]
         problem = f"The saved optimizer has other options. If this is intended, give changed={sorted(first)}."
         raise ValueError(f"{problem} Received: {', '.join(changes)}")
-
-
-def _check_parameters(saved: Record, present: Record) -> None:
-    missing, unexpected = sorted(set(present) - set(saved)), sorted(set(saved) - set(present))
-    if missing or unexpected:
-        gaps = [f"{verb} {quoted(names)}" for verb, names in (("lacks", missing), ("also has", unexpected)) if names]
-        problem = f"The saved state is of another model: it {' and '.join(gaps)}."
-        raise ValueError(f"{problem} Received: {len(present)} parameters, not {len(saved)}")
-    for name, now in present.items():
-        was = saved[name]
-        if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
-            problem = f"The saved '{name}' has another type or shape: build the same model."
-            raise ValueError(f"{problem} Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}")
 
 
 def _settings(record: Record, constant: bool) -> Record:

@@ -1,5 +1,6 @@
-"""`save_optimizer` and `load_optimizer`."""
+"""`save_optimizer`, `load_optimizer` and its `LoadReport`."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
@@ -12,10 +13,8 @@ from .._files import Path, checked_path, file_errors
 from .._messages import refusal
 from .._paddle import lr_or_scheduler, parameters_of
 from ..optimizers.states import GLOBAL_STEP, STEP
-from .json_state import from_json, set_parts, to_json
-from .load_checks import PDOPT, check_contents, check_scaler, checked_parts, checked_target_path
-from .load_report import LoadReport
-from .optimizer_record import check_options, describe, schedule_of
+from .json_state import PartAndState, check_part, from_json, set_parts, to_json
+from .optimizer_record import Record, check_model, check_options, describe, schedule_of
 from .pdopt import read_pdopt
 from .safetensors_file import Arrays, read_record, write_record
 from .state import (
@@ -30,7 +29,7 @@ from .state import (
     structured_names,
 )
 
-__all__ = ["load_optimizer", "save_optimizer"]
+_PDOPT = ".pdopt"  # extension of Paddle's own files
 
 
 def save_optimizer(
@@ -72,9 +71,12 @@ def save_optimizer(
         ...     print(ldopt.load_optimizer(path, optimizer, model).step)
         0
     """
-    inner, path = checked_optimizer(optimizer), checked_target_path(path)
+    inner, path = checked_optimizer(optimizer), checked_path(path)
+    if path.endswith(_PDOPT):
+        problem = "`load_optimizer` would take it for one of Paddle's own files: use the extension .safetensors."
+        raise refusal(ValueError, problem, path=path)
     step = None if step is None else checked_int(step, "step")
-    check_scaler(scaler)
+    _check_scaler(scaler)
     names, structured = structured_names(inner, model)
     states, schedule = state_of(inner), schedule_of(inner)
     record = {
@@ -87,6 +89,45 @@ def save_optimizer(
     }
     arrays = {f"{names[tensor]}.{name}": value for tensor, state in states.items() for name, value in state.items()}
     write_record(path, arrays, record)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """The parameters that received state from a file. `print` shows the report as a table.
+
+    Args:
+        source (str): the file, or another source.
+        step (int|None): the steps taken, if known.
+        matched (tuple[tuple[str, str], ...]): (name in the file, name in the model) of the parameters with state.
+        missing (tuple[str, ...]): parameters of the model without state in the file; they start with a new state.
+        unexpected (tuple[str, ...]): unused names in the file.
+        transposed (tuple[str, ...]): parameters of the model whose state was transposed.
+
+    Examples:
+        >>> from paddle_ldopt import LoadReport
+        >>> print(LoadReport("adamw.pt", 10, (("fc.weight", "linear.weight"),), transposed=("linear.weight",)))
+        adamw.pt: step 10, 1 matched, 0 missing, 0 unexpected
+        parameter      in the file
+        linear.weight  fc.weight    transposed
+    """
+
+    source: str
+    step: Optional[int]
+    matched: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [("parameter", "in the file", "")]
+        rows += [(name, source_name, "transposed" * (name in self.transposed)) for source_name, name in self.matched]
+        rows += [(name, "-", "missing") for name in self.missing]
+        rows += [("-", name, "unexpected") for name in self.unexpected]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        step = "step unknown" if self.step is None else f"step {self.step}"
+        counts = f"{len(self.matched)} matched, {len(self.missing)} missing, {len(self.unexpected)} unexpected"
+        return "\n".join([f"{self.source}: {step}, {counts}", *lines])
 
 
 def load_optimizer(
@@ -133,16 +174,33 @@ def load_optimizer(
         1 2
     """
     inner, path = checked_optimizer(optimizer), checked_path(path)
-    check_scaler(scaler)
+    _check_scaler(scaler)
     changed = set(checked_name_list(changed, "changed"))
-    read = _from_pdopt if path.endswith(PDOPT) else _from_record
+    read = _from_pdopt if path.endswith(_PDOPT) else _from_record
     saved = read(path, inner, model, scaler, changed)
-    set_parts(checked_parts((schedule_of(inner), saved.schedule), (scaler, saved.scaler)))
+    set_parts(_checked_parts((schedule_of(inner), saved.schedule), (scaler, saved.scaler)))
     set_state(inner, saved.states)
     step = steps_of(inner, saved.states) if saved.step is None else saved.step
     matched = tuple((name, name) for tensor, name in saved.names.items() if tensor in saved.states)
     missing = tuple(name for tensor, name in saved.names.items() if tensor not in saved.states)
     return LoadReport(path, step, matched, missing)
+
+
+def _check_scaler(scaler: object) -> None:
+    """Raise TypeError for an object without the `state_dict` of a loss scaler."""
+    if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
+        raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
+
+
+def _checked_parts(schedule: PartAndState, scaler: PartAndState) -> list[PartAndState]:
+    """Return the pairs with a state to load, from (schedule, its state or None) and (scaler, its state or None)."""
+    if (scaler[0] is None) != (scaler[1] is None):
+        found = f"scaler of type {type(scaler[0]).__name__}, {'one' if scaler[0] is None else 'none'} in the file"
+        raise ValueError(f"`scaler` must be given if and only if one was saved. Received: {found}")
+    for name, (part, state) in (("schedule", schedule), ("scaler", scaler)):
+        if state is not None:
+            check_part(part, state, f"The {name}'s state")
+    return [(part, state) for part, state in (schedule, scaler) if state is not None]
 
 
 class _Saved(NamedTuple):
@@ -174,7 +232,7 @@ def _from_record(path: str, optimizer: Optimizer, model: Optional[Layer], scaler
     names, structured = structured_names(optimizer, model)
     present = describe(optimizer, names)
     with file_errors(path, "The file's record", checks=True):
-        check_contents(record, present, structured)
+        _check_contents(record, present, structured)
         by_name = _by_parameter(record["with_state"], arrays)
         states = {tensor: by_name[name] for tensor, name in names.items() if name in by_name}
         states = _fitted(optimizer, states, names)  # before the options: `changed` cannot permit other states
@@ -186,6 +244,19 @@ def _from_record(path: str, optimizer: Optimizer, model: Optional[Layer], scaler
             if schedule is None:
                 raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)
         return _Saved(names, states, record["step"], schedule, from_json(record["scaler_state"]))
+
+
+def _check_contents(record: Record, present: Record, structured: bool) -> None:
+    """Raise ValueError unless a record is of this class and model, and has the model's names if `structured`."""
+    if (record["naming"] == "structured") != structured:
+        has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
+        raise refusal(ValueError, f"Parameters are matched by name, and the file has {has}.", naming=record["naming"])
+    check_model(record, present)
+    step, with_state = record["step"], record["with_state"]
+    if step is not None and (type(step) is not int or step < 0):
+        raise refusal(ValueError, "The file's step must be at least 0.", step=step)
+    if set(with_state) - set(present["parameters"]) or len(set(with_state)) < len(with_state):
+        raise refusal(ValueError, "The file's record lacks the parameters with state.", with_state=with_state[:8])
 
 
 def _by_parameter(with_state: list[str], arrays: Arrays) -> States:

@@ -24,7 +24,22 @@ _LEAST_TORCH = (2, 6)  # earlier, `weights_only` could run code (CVE-2025-32434)
 
 def read_checkpoint(source: Source, names: Optional[Iterable[str]], rename: Rename, strict: bool) -> Matched:
     """Return the model's name -> (PyTorch's name, {state: array}); the arguments of `convert_torch_optimizer`."""
-    return _renamed(_named(*_read(source), names), rename, strict)
+    states = _named(*_read(source), names)
+    if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
+        raise refusal(TypeError, "`rename` must be a dict or callable.", rename=rename)
+    unknown = sorted(set(rename) - set(states), key=str) if isinstance(rename, Mapping) else []
+    if strict and unknown:
+        problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
+        raise ValueError(f"{problem} Received: {quoted(unknown)}, not in the checkpoint")
+    out: Matched = {}
+    for torch_name, state in states.items():
+        name = rename(torch_name) if callable(rename) else (rename or {}).get(torch_name, torch_name)
+        if name in out:
+            problem = f"`rename` must give each parameter its own name; {shown(name)} is taken."
+            raise refusal(ValueError, problem, parameter=torch_name)
+        if name is not None:
+            out[name] = torch_name, state
+    return out
 
 
 def _read(source: Source) -> tuple[_Found, Optional[_Names]]:
@@ -117,22 +132,3 @@ def _named(states: _Found, names_by_number: Optional[_Names], names: Optional[It
         problem = "PyTorch numbers its parameters: give `names`, all names in the order of the numbers."
         raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}, {len(names_by_number)} names")
     return {names_by_number[key] if isinstance(key, int) else key: state for key, state in states.items()}
-
-
-def _renamed(states: dict[str, TorchState], rename: Rename, strict: bool) -> Matched:
-    """Return the model's name -> (PyTorch's name, {state: array})."""
-    if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
-        raise refusal(TypeError, "`rename` must be a dict or callable.", rename=rename)
-    unknown = sorted(set(rename) - set(states), key=str) if isinstance(rename, Mapping) else []
-    if strict and unknown:
-        problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
-        raise ValueError(f"{problem} Received: {quoted(unknown)}, not in the checkpoint")
-    out: Matched = {}
-    for torch_name, state in states.items():
-        name = rename(torch_name) if callable(rename) else (rename or {}).get(torch_name, torch_name)
-        if name in out:
-            problem = f"`rename` must give each parameter its own name; {shown(name)} is taken."
-            raise refusal(ValueError, problem, parameter=torch_name)
-        if name is not None:
-            out[name] = torch_name, state
-    return out

@@ -1,8 +1,8 @@
 """Learning-rate schedules, all of transformers' and more, as Paddle `LRScheduler`s.
 
-- `constant`, `linear`, `cosine`, `polynomial`, `inverse_sqrt`, `stable_decay`, `cool_down`: functions of the step. Each
-  file has a curve, and a function that builds the `CurveSchedule` with this curve.
-- `plateau`, `greedy`: schedules that follow a metric.
+- `basic`, `cosine`, `stable_decay`: functions of the step. Each file has curves, and functions that build a
+  `CurveSchedule` with them.
+- `metric`, `greedy`: schedules that follow a metric.
 - `factory`: builds a schedule by name, from the table in `kinds`.
 - `warmup`: a warm-up before any other schedule.
 - `ahead`: reads the future rates of a schedule.
@@ -21,27 +21,28 @@ A new schedule is a curve and a function, whose signature declares the options::
         return scheduled(optimizer, Triangle(num_warmup_steps, floor), last_epoch)
 """
 
-from .constant import get_constant_schedule, get_constant_schedule_with_warmup
-from .cool_down import get_constant_schedule_with_cool_down
+from ._base import Curve, CurveSchedule, scheduled
+from ._base import RuleSchedule as RuleSchedule
+from .basic import (
+    get_constant_schedule,
+    get_constant_schedule_with_warmup,
+    get_inverse_sqrt_schedule,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+)
 from .cosine import (
     get_cosine_schedule_with_warmup,
     get_cosine_with_hard_restarts_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
 )
-from .curve_schedule import Curve, CurveSchedule, scheduled
-from .curve_schedule import RuleSchedule as RuleSchedule
 from .factory import ON_METRIC as ON_METRIC
 from .factory import SchedulerType, get_scheduler
 from .greedy import GreedyLR, get_greedy_schedule
-from .inverse_sqrt import get_inverse_sqrt_schedule
 from .kinds import schedule
-from .linear import get_linear_schedule_with_warmup
-from .metric import MetricSchedule
+from .metric import MetricSchedule, ReduceLROnPlateau, get_reduce_on_plateau_schedule
 from .option_types import Fraction, LastStep, NonNegative, Positive, Steps
-from .plateau import ReduceLROnPlateau, get_reduce_on_plateau_schedule
-from .polynomial import get_polynomial_decay_schedule_with_warmup
-from .stable_decay import get_wsd_schedule
+from .stable_decay import get_constant_schedule_with_cool_down, get_wsd_schedule
 from .warmup import WarmUp
 
 # fmt: off

@@ -1,7 +1,14 @@
-"""The base class of all schedules, their peak, and attaching them to an optimizer."""
+"""The base of all schedules, and those whose rate depends on the step alone: a curve, step -> factor of the peak.
 
+Curves are frozen dataclasses: they can be pickled, compared and printed. With w the steps of the warm-up and k = step -
+w, all start with step / w unless their docstring says otherwise. Operations are in the order of transformers', so the
+numbers agree except for the last bit.
+"""
+
+import dataclasses
+import math
 import numbers
-from typing import Any, TypeVar, Union
+from typing import Any, Callable, Optional, TypeVar, Union
 
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
@@ -9,6 +16,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import checked_number, checked_state, plain_number
 from .._messages import refusal
 from .._paddle import lr_or_scheduler, unwrap
+from .option_types import Bool, LastStep, Positive, checks_arguments
 
 
 class Schedule(LRScheduler):
@@ -62,3 +70,92 @@ def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:
     if isinstance(optimizer, Optimizer):
         optimizer.set_lr_scheduler(schedule)
     return schedule
+
+
+def cosine(progress: float, cycles: float) -> float:
+    """Return the factor of a wave from 1 to 0 and back, after a fraction of `cycles` waves."""
+    return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Base of all curves: a linear rise to 1 at step `warmup`; subclasses give the factor from there on."""
+
+    warmup: int = 0
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of a step, counted from 0."""
+        return self._before(step) if step < self.warmup else self._after(step - self.warmup)
+
+    def _before(self, step: int) -> float:
+        """Return the factor of a step of the warm-up."""
+        return step / self.warmup
+
+    def _after(self, k: int) -> float:
+        """Return the factor `k` steps after the warm-up."""
+        raise NotImplementedError
+
+    @property
+    def length(self) -> Optional[int]:
+        """The number of steps that the curve covers, counted from its first; None if it has no end."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class DecayingCurve(Curve):
+    """Base of the curves that decay for `decay` steps after the warm-up."""
+
+    decay: int = 1
+
+    @property
+    def length(self) -> int:
+        """The steps of both phases."""
+        return self.warmup + self.decay
+
+
+class CurveSchedule(Schedule):
+    r"""A schedule whose rate is its peak times a curve (step -> factor).
+
+    .. math::
+        \eta_t = \eta \, c(t), \qquad t = \text{last\_epoch}
+
+    All steps cost the same. A run resumed from `last_epoch` or `state_dict` has the rates of an uninterrupted run, bit
+    for bit.
+
+    Args:
+        learning_rate: the peak, above 0.
+        curve: c, step from 0 -> factor in [0, 1]. A schedule with a lambda cannot be pickled.
+        last_epoch: the last step taken, -1 for none.
+        verbose: print every change.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import CurveSchedule
+        >>> from paddle_ldopt.schedules.basic import Linear
+        >>> schedule = CurveSchedule(0.1, Linear(warmup=1, decay=2))
+        >>> [(schedule(), schedule.step())[0] for _ in range(4)]
+        [0.0, 0.1, 0.05, 0.0]
+    """
+
+    @checks_arguments
+    def __init__(
+        self, learning_rate: Positive, curve: Callable[[int], float], last_epoch: LastStep = -1, verbose: Bool = False
+    ) -> None:
+        if not callable(curve):
+            raise refusal(TypeError, "`curve` must be callable.", curve=curve)
+        self.curve = curve
+        super().__init__(learning_rate, last_epoch, verbose)
+
+    def get_lr(self) -> float:
+        """Return the rate of step `last_epoch`."""
+        return self.base_lr * self.curve(self.last_epoch)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_lr!r}, {self.curve!r}, last_epoch={self.last_epoch})"
+
+
+RuleSchedule = CurveSchedule  # its name in 0.1
+
+
+def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
+    """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
+    return attach(CurveSchedule(peak_of(optimizer), curve, last_epoch), optimizer)

@@ -3,7 +3,7 @@
 import copy
 import functools
 import types
-from typing import Any
+from typing import Any, Optional
 
 import paddle
 from paddle.optimizer import Optimizer
@@ -12,26 +12,22 @@ from paddle.optimizer.lr import LRScheduler
 from .._paddle import lr_or_scheduler, replace_scheduler, stand_in
 
 
-def copy_schedule(schedule: Any) -> Any:
+def copy_schedule(schedule: Any, memo: Optional[dict[int, Any]] = None) -> Any:
     """Return a copy of a schedule; stepping it changes nothing else and prints nothing.
 
     Schedules and containers inside are copied, optimizers replaced by a `stand_in`, and networks shared. Copies of
     other objects are shallow, except for the schedules and optimizers they hold. An object that cannot be copied, such
-    as a generator or an open file, raises its own exception.
+    as a generator or an open file, raises its own exception. `memo` maps ids to the copies that exist.
     """
-    return _copied(schedule, {})
-
-
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of a value, the same copy on each call; `memo` maps ids to copies."""
-    if id(value) not in memo:
-        memo[id(value)] = _new_copy(value, memo)
-    return memo[id(value)]
+    memo = {} if memo is None else memo
+    if id(schedule) not in memo:
+        memo[id(schedule)] = _new_copy(schedule, memo)
+    return memo[id(schedule)]
 
 
 def _new_copy(value: Any, memo: dict[int, Any]) -> Any:
     """Return a new copy; an object that may contain itself enters `memo` before its parts are copied."""
-    copied = functools.partial(_copied, memo=memo)
+    copied = functools.partial(copy_schedule, memo=memo)
     if isinstance(value, LRScheduler):
         schedule = memo[id(value)] = object.__new__(type(value))
         vars(schedule).update({name: copied(held) for name, held in dict(vars(value)).items()}, verbose=False)

@@ -10,8 +10,8 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float
+from ._base import Curve, CurveSchedule
 from ._copies import copy_schedule
-from .curve_schedule import Curve, CurveSchedule
 from .metric import follows_metric
 from .warmup import WarmUp
 

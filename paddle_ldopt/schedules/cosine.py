@@ -4,8 +4,7 @@ import dataclasses
 from typing import Optional
 
 from .._messages import refusal
-from ._base import OptimizerOrRate, peak_of
-from .curve_schedule import CurveSchedule, DecayingCurve, cosine, scheduled
+from ._base import CurveSchedule, DecayingCurve, OptimizerOrRate, cosine, peak_of, scheduled
 from .kinds import schedule
 from .option_types import Fraction, LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
 

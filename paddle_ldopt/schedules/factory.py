@@ -9,14 +9,10 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import refused
 from .._messages import refusal
 from . import (  # noqa: F401 - each adds its kinds to the table
-    constant,
-    cool_down,
+    basic,
     cosine,
     greedy,
-    inverse_sqrt,
-    linear,
-    plateau,
-    polynomial,
+    metric,
     stable_decay,
 )
 from ._base import OptimizerOrRate

@@ -14,7 +14,8 @@ from ..config.decay_settings import decay_from, settings_of
 from ..config.trainer_arguments import name_of
 from ..layers.decay_ratios import LayerRatios
 from ..layers.hook_ratios import HookRatios
-from ..layers.map import Layer, LayerMap
+from ..layers.layer import Layer
+from ..layers.map import LayerMap
 from ..layers.optimizer_interface import ratios_of
 from ..optimizers.registry import REGISTRY
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes

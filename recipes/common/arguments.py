@@ -36,6 +36,7 @@ HELP = {  # help of the Trainer's own arguments and of arguments with another de
     "weight_decay": "weight decay of all parameters except biases and norms",
     "max_grad_norm": "norm above which gradients are clipped; 0 is off",
     "layerwise_lr_decay": "ratio of the rates of neighbouring layers; 1 is uniform",
+    "layerwise_head_ratio": "ratio of the head, above 0",
     "layerwise_rules": 'layers of parameters by name, as JSON: \'{"adapter": "head"}\'',
     "layerwise_granularity": "size of a layer: block, stage, or a number of groups of blocks",
     "num_train_epochs": "number of epochs",
@@ -43,9 +44,10 @@ HELP = {  # help of the Trainer's own arguments and of arguments with another de
     "per_device_train_batch_size": "training rows per batch",
     "per_device_eval_batch_size": "evaluation rows per batch",
     "metric_for_best_model": "validation metric that chooses the checkpoint to keep",
-    "save_total_limit": "number of checkpoints to keep beside the best",
+    "save_total_limit": "number of checkpoints to keep in addition to the best",
     "seed": "seed of new weights, dropout and the order of the rows",
     "device": "cpu or gpu",
+    "early_stopping_patience": "evaluations without improvement before the training stops",
     "fp16": "train in float16; on a GPU only",
 }
 SHOWN = (*HELP, "verbose", "allow_layerwise_change", "null", "config")  # by --help, of the Trainer's arguments
@@ -77,9 +79,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     save_total_limit: Optional[int] = 1  # the last checkpoint; the best is kept too
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
-    early_stopping_patience: int = dataclasses.field(
-        default=3, metadata={"help": "evaluations without improvement before the training stops"}
-    )
+    early_stopping_patience: int = 3
     device: str = "gpu" if paddle.is_compiled_with_cuda() else "cpu"
     verbose: bool = dataclasses.field(default=False, metadata={"help": "print the Trainer's log and the schedule"})
 

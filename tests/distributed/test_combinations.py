@@ -12,7 +12,7 @@ SEED = 22
 
 
 @pytest.mark.promise(
-    "every combination of layout, way to step, optimizer and feature matches training in one process, or is refused",
+    "all combinations of layout, way to take a step, optimizer and feature train as in one process, or are refused",
     seen="1,750 of 1,750 match ([table](scaling.md#combinations-compared-with-one-process))",
 )
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_some(ranks, count, tmp_path):
 
 
 @pytest.mark.promise(
-    "every combination of layout, way to step, optimizer and feature matches training in one process, or is refused"
+    "all combinations of layout, way to take a step, optimizer and feature train as in one process, or are refused"
 )
 @pytest.mark.fault
 @pytest.mark.timeout(5400)

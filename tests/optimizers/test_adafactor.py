@@ -143,6 +143,13 @@ def test_relative_step(warmup_init, rate):
     np.testing.assert_allclose(opt.get_lr(), 1 / 200, rtol=1e-14)
 
 
+def test_a_parameter_that_was_never_updated_has_no_used_rate():
+    params, _ = make_params({"frozen": np.zeros(3), "b": np.zeros(3)}, "float64")
+    opt = Adafactor(list(params.values()), set_param_lr_fun=lambda param: float(param is params["b"]))
+    take_steps(opt, params, [{"frozen": np.ones(3), "b": np.ones(3)}])
+    assert opt.used_lr() == {params["b"].name: pytest.approx(1e-5)} and opt.get_lr() == pytest.approx(1e-5)
+
+
 def test_external_rates():
     arrays, grads = problem(steps=6)
     schedule = paddle.optimizer.lr.StepDecay(0.01, step_size=2, gamma=0.3)

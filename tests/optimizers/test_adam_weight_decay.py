@@ -469,3 +469,16 @@ def test_the_divisor_of_steps_to_come():
         opt.step()
     assert [opt.lr_divisor(ahead) for ahead in (0, 1, 5)] == pytest.approx([1.3, 1.4, 1.8])
     assert AdamWeightDecay(0.1, parameters=[param]).lr_divisor(7) == 1.0
+
+
+def test_steps_of_other_processes_count(monkeypatch):
+    param = paddle.create_parameter([2], "float32")
+    opt, divisors = AdamWeightDecay(0.1, decay=0.1, parameters=[param]), []
+    monkeypatch.setattr(opt.missing, "others_may_have_updates", lambda: True)
+    for has_gradient in (True, False, False, True, False):
+        param.clear_gradient(False)
+        if has_gradient:
+            param.grad = paddle.ones([2])
+        opt.step()
+        divisors.append(opt.lr_divisor())
+    assert divisors == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])

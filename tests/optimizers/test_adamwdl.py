@@ -333,6 +333,19 @@ def test_a_decay_that_would_do_nothing_is_refused():
         AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, name_dict=name_dict)
 
 
+def test_a_static_program_refuses_a_decay_that_would_do_nothing():
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            linear = paddle.nn.Linear(3, 2)
+            names = {p.name: n for n, p in linear.named_parameters()}
+            loss = linear(paddle.static.data("x", [4, 3])).mean()
+            with pytest.raises(ValueError, match="finds none"):
+                AdamWDL(0.01, layerwise_decay=0.8, name_dict=names).minimize(loss)
+    finally:
+        paddle.disable_static()
+
+
 def test_blocks_that_the_default_hook_passes_over_are_named():
     bart = {f"bart.{part}.layers.{i}.fc1.weight": np.ones((2, 2)) for part in ("encoder", "decoder") for i in range(2)}
     params, name_dict = make_params(bart)

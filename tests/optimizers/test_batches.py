@@ -332,6 +332,25 @@ def test_a_step_that_differs_is_planned_anew(change, plans, by_paddles_loop):
     np.testing.assert_equal(got, some_steps("came", "groups", changed))
 
 
+def test_weight_decay_follows_a_function_that_changes_its_answers(plans, by_paddles_loop):
+    def steps():
+        with paddle.utils.unique_name.guard():
+            params, draw, decayed, seen = parameters([[3, 4]] * 3), np.random.default_rng(0), [], []
+            how = {"weight_decay": 0.5, "apply_decay_param_fun": lambda name: name in decayed}
+            opt = make("lamb", params, fused=False, **how)
+            for param in params:
+                decayed.append(param.name)
+                give_gradients(params, draw)
+                opt.step()
+                seen.append([param.numpy() for param in params])
+        return seen
+
+    got = steps()
+    assert len(plans) == len(set(plans)) == 3
+    by_paddles_loop()
+    np.testing.assert_equal(got, steps())
+
+
 # ---- nothing is read on the host
 
 

@@ -11,7 +11,7 @@ from reference import make_params, take_steps
 from reference_came import came
 
 from paddle_ldopt.optimizers._shards import Shard, run_locally
-from paddle_ldopt.optimizers.came import Came, came_update
+from paddle_ldopt.optimizers.came import Came, _fit_for_float16, came_update
 from paddle_ldopt.optimizers.states import STEP
 
 SHAPES = {"0-D": (), "1": (1,), "n": (7,), "1,n": (1, 9), "n,1": (6, 1), "matrix": (5, 4), "3-D": (2, 3, 4)}
@@ -266,6 +266,12 @@ def test_compressed_m_saturates():
     take_steps(opt, params, [{"w": grad + 1e-20}])
     m = states(opt, params)["w"]
     assert m.max() == 65504.0 and np.isfinite(params["w"].numpy()).all()
+
+
+def test_compressed_m_is_a_multiple_of_the_least_float16_and_can_reach_0():
+    m = np.array([1.0, 2.0**-13, 5.9 * 2.0**-24, -5.9 * 2.0**-24, 0.9 * 2.0**-24])
+    want = [1.0, 2.0**-13, 5.0 * 2.0**-24, -5.0 * 2.0**-24, 0.0]
+    np.testing.assert_array_equal(_fit_for_float16(paddle.to_tensor(m)).numpy(), want)
 
 
 # ---- groups

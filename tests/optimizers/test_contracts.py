@@ -612,6 +612,13 @@ def test_work_grows_no_faster_than_the_parameters(name, fused, grouped):
     assert calls[100] < 5 * calls[25]
 
 
+@every_optimizer
+def test_its_type_is_the_kind_of_optimizer(name):
+    """As in Paddle, whose strategies name it in their messages."""
+    opt = make(name, [paddle.create_parameter([2], "float32")])
+    assert opt.type == ("adamw" if name == "adamwdl" else name)
+
+
 @every_variant
 def test_minimize_and_apply_gradients_are_steps(name):
     arrays, ends = {"w": np.ones([3, 2]), "b": np.ones([2])}, []

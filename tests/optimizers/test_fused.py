@@ -297,9 +297,10 @@ def test_fused_true_says_why_not(name):
     assert (wide.numpy() != before[0]).all() and (narrow.numpy() != before[1]).all()
 
 
-def test_tensors_as_betas():
-    param = paddle.create_parameter([3], "float32")
-    refused("`beta1` is a Tensor", make("adamwdl", {"w": param}, beta1=paddle.to_tensor(0.9), fused=True), param)
+@pytest.mark.parametrize("option", ["beta1", "beta2", "epsilon"])
+def test_an_option_that_is_a_tensor(option):
+    param, given = paddle.create_parameter([3], "float32"), {option: paddle.to_tensor(0.9)}
+    refused(f"`{option}` is a Tensor", make("adamwdl", {"w": param}, **given, fused=True), param)
 
 
 @pytest.mark.parametrize("fused", [1, "yes", 0.0])
@@ -327,7 +328,7 @@ def test_without_the_library(monkeypatch):
     with pytest.warns(UserWarning, match="it was not built") as warned:
         got, _ = run("came", arrays, grads)
         run("lamb", arrays, grads)
-    assert len(warned) == 1
+    assert len(warned) == 1 and warned[0].filename == take_steps.__code__.co_filename, "shown where `step` is called"
     for n in want:
         np.testing.assert_array_equal(got[n], want[n])
 

@@ -91,6 +91,13 @@ RANGES = {
         "exclude_from_weight_decay": "regular expressions or None",
     },
 }
+# option -> its name in `create` and `LdoptConfig`, if it is another
+SETTINGS = {
+    "came": {"eps": "epsilon"},
+    "lamb": {"eps": "epsilon"},
+    "adafactor": {"eps": "epsilon"},
+    "adamweightdecay": {"beta_1": "beta1", "beta_2": "beta2"},
+}
 NAN, INF = float("nan"), float("inf")
 EVERY_OPTION = [(name, option) for name in RANGES for option in RANGES[name]]
 
@@ -128,12 +135,14 @@ def test_the_layerwise_arguments_are_those_of_adamwdl():
 
 
 @every_optimizer
-def test_the_ranges_are_the_documented_ones(name):
+def test_ranges_and_settings_are_the_documented_ones(name):
     declared = {}
     for option, how in REGISTRY[name].cls.OPTIONS.items():
         where = "group: " if how.group and how.argument else "groups: " if how.group else ""
         declared[how.called or option] = f"{where}{how.span}"
     assert declared == RANGES[name]
+    settings = {option: how.setting for option, how in REGISTRY[name].cls.OPTIONS.items() if how.setting}
+    assert settings == SETTINGS.get(name, {})
 
 
 def bad_values(span):

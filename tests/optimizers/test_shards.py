@@ -248,6 +248,55 @@ def test_fused_true_is_refused_in_shards(shard):
     np.testing.assert_array_equal(param.numpy(), before)
 
 
+@pytest.mark.parametrize("cut", ["tensor parallel", "in a slice", "alone in a slice"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_shard_with_all_elements_is_updated_as_a_whole_parameter(rule, cut, monkeypatch):
+    monkeypatch.setattr(geometry.dist, "all_reduce", lambda tensor, group: None)  # of one process
+    shape, size, group = SHAPES["conv"], math.prod(SHAPES["conv"]), (SimpleNamespace(id=0),)
+    shard = {
+        "tensor parallel": Shard(shape, (0, 0, 1), groups=group),
+        "in a slice": Shard(shape, span=(0, size), groups=group, slice_size=size),
+        "alone in a slice": Shard(shape, slice_size=size),
+    }[cut]
+    start, seen = np.random.default_rng(0).standard_normal(shape), []
+    for sharded in (False, True):
+        opt, param = optimizer(rule, shape)
+        param.set_value(start)
+        part = param
+        if sharded and "slice" in cut:
+            part = paddle.create_parameter([size + 3], "float64")  # padded
+            part.set_value(np.append(start, np.zeros(3)))
+            part.name, opt._parameter_list = param.name, [part]
+            if isinstance(opt._param_groups[0], dict):
+                opt._param_groups[0]["params"] = [part]
+            else:
+                opt._param_groups = [part]
+        if sharded:
+            monkeypatch.setattr(opt.finder, "find", lambda every, name=param.name: {name: shard})
+            monkeypatch.setattr(opt.finder, "is_whole", lambda every: False)
+        for scale in (1.0, -0.5):
+            part.grad = paddle.to_tensor(scale * part.numpy() ** 2)
+            opt.step()
+        state = {name: values[param.name].numpy().flatten() for name, values in opt._accumulators.items()}
+        assert not part.numpy().flatten()[size:].any()
+        seen.append({"parameter": part.numpy().flatten()[:size], **state})
+    whole, got = seen
+    assert not np.allclose(whole["parameter"], start.flatten()) and got.keys() == whole.keys()
+    for name, value in whole.items():
+        np.testing.assert_allclose(got[name][: value.size], value, rtol=1e-12, err_msg=name)
+
+
+def test_slices_of_several_parameters_are_all_updated(monkeypatch):
+    params = [paddle.create_parameter([6], "float32") for _ in range(2)]
+    opt, before = Lamb(0.1, parameters=params, fused=False), [param.numpy() for param in params]
+    shards = {param.name: Shard([6], slice_size=6) for param in params}
+    monkeypatch.setattr(opt.finder, "find", lambda every: shards)
+    for param in params:
+        param.grad = paddle.ones([6])
+    opt.step()
+    assert all((param.numpy() != old).all() for param, old in zip(params, before))
+
+
 class SplitParam:
     """What of Paddle's DygraphShardingOptimizerV2 a checkpoint meets."""
 

@@ -34,7 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE, TESTS = ROOT / "paddle_ldopt", ROOT / "tests"
 MOST_MEMORY = 16 << 30  # addresses of a mutant: an endless list must not take the machine's memory
 # what is mutated by default: all modules of these
-ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving")
+ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving", "parallel/sharded_checkpoint.py")
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 STEPS = [f"optimizers/test_{name}.py" for name in ("batches", "fused", "fused_changes", "step_schedules")]
 RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio", "moving_decay", "shards")]
@@ -48,20 +48,25 @@ MORE = {
     "optimizers/_step/batches.py": STEPS,
     "optimizers/_base/layerwise_mixin.py": [*STEPS, *RATIOS],
     "optimizers/_base/layerwise_optimizer.py": [*STEPS, "optimizers/test_adamwdl.py"],
-    "optimizers/_step/operations.py": STEPS,
+    "optimizers/_step/operations.py": [*STEPS, "optimizers/test_shards.py"],
     "optimizers/_base/rule_optimizer.py": [*STEPS, *RULES, "optimizers/test_shards.py"],
     "optimizers/_step/updates.py": [*STEPS, "optimizers/test_shards.py"],
     "optimizers/_step/whole_step.py": [*STEPS, *RATIOS],
     "optimizers/_step/fused_step.py": STEPS,
     "optimizers/_step/plan.py": STEPS,
-    "optimizers/_step/state_snapshot.py": STEPS,
+    "optimizers/_step/memory.py": STEPS,
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py", *RULES],
     "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
     "optimizers/_shards/shard.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
+    "optimizers/adafactor.py": ["optimizers/test_fused.py"],
+    "optimizers/adam_weight_decay.py": ["optimizers/test_fused.py"],
     "optimizers/adamwdl.py": ["optimizers/test_fused.py", "saving/test_saving.py"],
     "optimizers/apply.py": ["layers/test_decay.py"],
-    "schedules/curve_schedule.py": ["schedules/test_*.py"],
+    "optimizers/came.py": ["optimizers/test_fused.py"],
+    "optimizers/lamb.py": ["optimizers/test_fused.py"],
+    "parallel/sharded_checkpoint.py": [],  # all in APART
+    "schedules/_base.py": ["schedules/test_*.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
 APART = {
@@ -73,7 +78,7 @@ APART = {
         "optimizers/_base/rule_optimizer.py",
         "optimizers/_step/updates.py",
     ],
-    "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py"],
+    "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py", "parallel/sharded_checkpoint.py"],
 }
 # what such a process does first, where this is `sitecustomize`: it imports the mutant in the module's place
 IN_PROCESSES = """
@@ -327,7 +332,7 @@ class Runner:
         chosen = sorted(random.Random(self.seed).sample(range(len(everything)), min(self.sample, len(everything))))
         self.totals[file] = len(everything)
         module = importlib.import_module("paddle_ldopt." + file[:-3].replace("/", "."))
-        touching = [(s, i) for i, (s, lines) in reached.items() if any(f == file for f, _ in lines)]
+        paths = tests_of(file)
         apart = [item for item in session.items if file in APART.get(item.path.name, [])]
         items = {item.nodeid: item for item in session.items}
         sound = set()  # names of tests that pass with the unchanged file, put in like a mutant
@@ -335,8 +340,8 @@ class Runner:
             mutant = Mutant(tree, everything[number])
             within = {(file, line) for line in range(mutant.line, mutant.end + 1)}
             tests = sorted((s, i) for i, (s, lines) in reached.items() if lines & within)
-            if not tests:  # a constant, which only importing reaches
-                tests = sorted(touching)
+            if not tests:  # a constant, which only importing reaches: a test may read it without running any line here
+                tests = sorted((s, i) for i, (s, _) in reached.items() if session.items[i].path in paths)
             needed = sum(s for s, _ in tests)
             limit = 30 + min(10 * needed, max(self.budget, 3 * needed)) + (900 if apart else 0)
             verdict = _in_child(lambda m=mutant, t=tests: self._verdict(session, module, m.tree, t, apart), limit)

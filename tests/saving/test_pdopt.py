@@ -88,6 +88,7 @@ def hostile_pickles(mark):
     yield "a call of a class that is only named", b"\x80\x04cnumpy\nndarray\n)R."
     yield "a call of a dict", b"})R."
     yield "arguments in a dict", b"cbuiltins\ntuple\n}R."
+    yield "a deep tuple as a type", b"cnumpy\ndtype\n)" + b"\x85" * 200_000 + b"R."
     yield "bytes in another encoding", b"c_codecs\nencode\n(Vx\nVutf-7\ntR."
     yield "a persistent object", b"Vx\nQ."
     yield "an extension", b"\x82\x01."

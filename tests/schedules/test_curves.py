@@ -8,11 +8,10 @@ import pytest
 from hypothesis import strategies as st
 from schedule_cases import KINDS, make, rates
 
-from paddle_ldopt.schedules import ON_METRIC, get_scheduler
+from paddle_ldopt.schedules import ON_METRIC, Curve, get_scheduler
+from paddle_ldopt.schedules.basic import Polynomial
 from paddle_ldopt.schedules.cosine import Cosine, CosineRestarts
-from paddle_ldopt.schedules.curve_schedule import Curve
 from paddle_ldopt.schedules.kinds import SCHEDULES
-from paddle_ldopt.schedules.polynomial import Polynomial
 from paddle_ldopt.schedules.stable_decay import StableDecay
 
 EDGE = {  # kind -> arguments with warm-up 0 and n = 4, its rates; the same with warm-up 4, its rates: by hand

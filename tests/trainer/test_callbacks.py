@@ -329,7 +329,7 @@ def watch(thing, written):
     """Have an object write down each attribute that is set or deleted on it, except for caches of derived values."""
 
     def set_attribute(self, name, value):
-        if self is thing and name not in ("_groups", "_by_name"):
+        if self is thing and name != "_groups":
             written.append(name)
         object.__setattr__(self, name, value)
 
@@ -402,4 +402,4 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written
     assert {key: dict(value) for key, value in optimizer._accumulators.items()} == accumulators
-    assert {**vars(optimizer), "_groups": 0, "_by_name": 0} == {**optimizer_dict, "_groups": 0, "_by_name": 0}
+    assert {**vars(optimizer), "_groups": 0} == {**optimizer_dict, "_groups": 0}

@@ -2,19 +2,12 @@
 
 Each base inherits from the next one:
 
-- `RuleOptimizer` (rule_optimizer.py) updates by a pure function, and has states, counts and groups. `AdamWDL` is not a
-  `RuleOptimizer`: it has Paddle's own update (`LayerwiseAdamW`).
-- `LayerwiseOptimizer` (layerwise_optimizer.py) checks the arguments and takes the steps.
-- `StatesBase` (states_base.py) describes the states of each parameter and loads them.
-- `OptionsBase` (options_base.py) has the options of each parameter.
-- `LayerwiseMixin` (layerwise_mixin.py) multiplies each parameter's rate by its layer's ratio. It also serves Paddle's
-  optimizers (`apply_layerwise_decay`).
+- `RuleOptimizer` updates by a function of tensors. `AdamWDL` is not a `RuleOptimizer`: it has Paddle's own update.
+- `LayerwiseOptimizer` has the options and states of each parameter, and takes the steps.
+- `LayerwiseMixin` multiplies each parameter's rate by its layer's ratio. It also serves Paddle's optimizers
+  (`apply_layerwise_decay`).
 
-`LayerwiseInterface` (`layers`), `StepInterface` and `RuleInterface` (`_step`) declare all attributes that `layers` and
-`_step` read from an optimizer.
-
-Three more bases are `RuleOptimizer`s: `FactoredOptimizer` (a factored second moment), `ScheduledOptimizer` (rates and
-decays that follow the steps), `SharedCountOptimizer` (one count of steps for all parameters).
+`FactoredOptimizer` is the `RuleOptimizer` with a factored second moment, the base of `Adafactor` and `Came`.
 
 The way of a step in dygraph, [in brackets the caller or condition]::
 

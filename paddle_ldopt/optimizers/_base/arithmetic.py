@@ -1,8 +1,7 @@
-"""Arithmetic of the rules, named as in the papers.
+"""Arithmetic of the rules, named as in the papers; a trailing underscore means that the first argument is overwritten.
 
 On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. So a function uses the memory of
-its intermediate results again. A function whose name ends in an underscore overwrites its first argument, as Paddle's
-do. A static graph has no memory to use again.
+its intermediate results again, except in a static graph, which has none.
 """
 
 import math
@@ -43,10 +42,7 @@ def maximum(x: Any, least: float) -> Any:
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
-    """Return the exponential moving average beta * old + (1 - beta) * new; overwrites old.
-
-    `one_minus_beta` is a more exact 1 - beta.
-    """
+    """Return beta * old + (1 - beta) * new; overwrites old. `one_minus_beta` is a more exact 1 - beta."""
     new = new * (1 - beta if one_minus_beta is None else one_minus_beta)
     return add_(multiply_(old, beta), new)
 

@@ -79,10 +79,7 @@ def clipped_(u: Any, rms_u: Any, clip_threshold: float) -> Any:
 
 
 def relative_step_lr(t: Any, warmup_init: bool) -> Any:
-    r"""Return the rate :math:`\min(10^{-2}, 1 / \sqrt t)` of step t, from 1 (Adafactor's section 8).
-
-    With `warmup_init`, :math:`10^{-6} t` replaces :math:`10^{-2}`.
-    """
+    """Return the rate of step t, from 1 (Adafactor's section 8)."""
     return paddle.minimum(1e-6 * t if warmup_init else paddle.full_like(t, 1e-2), t.rsqrt())
 
 
@@ -136,7 +133,3 @@ class FactoredOptimizer(RuleOptimizer):
     def _refuse_new_lr(self, **received: Any) -> None:
         if self.sets_own_lr:  # as Paddle does where a scheduler sets the rate
             raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", **received)
-
-    def fused_flags(self, shape: Any, options: dict[str, Any]) -> dict[str, bool]:
-        """Return the flag that depends on a parameter's shape."""
-        return {"factored": is_factored(shape)}

@@ -2,8 +2,6 @@
 
 from typing import Any, Optional
 
-from paddle import Tensor
-
 from ..._messages import refusal
 from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
@@ -56,11 +54,6 @@ def check_parameters(params: Optional[list[Any]], names: Any, apply_decay_param_
     if params is not None and all(param.stop_gradient for param in params):
         received = f"{len(params)} parameters, all frozen" if params else "parameters=[]"
         raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
-    _refuse_names_before_sharding(params or [], names, apply_decay_param_fun)
-
-
-def _refuse_names_before_sharding(params: list[Tensor], names: Any, apply_decay_param_fun: Any) -> None:
-    """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: no look-up would match."""
 
     def answer(name: str) -> Optional[bool]:
         try:
@@ -68,7 +61,8 @@ def _refuse_names_before_sharding(params: list[Tensor], names: Any, apply_decay_
         except LookupError:
             return None
 
-    for param in [param for param in params if param.name.endswith(".dist")]:
+    # after `dist.shard_tensor`, which adds ".dist" to names, no look-up of earlier names would match
+    for param in [param for param in params or [] if param.name.endswith(".dist")]:
         before = param.name.removesuffix(".dist")
         stale = ["`name_dict` or `layers`"] if before in names and param.name not in names else []
         if apply_decay_param_fun is not None and answer(param.name) == answer("no parameter's name") != answer(before):

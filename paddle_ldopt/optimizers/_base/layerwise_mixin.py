@@ -1,8 +1,7 @@
 """The ratio of each parameter's rate in a Paddle optimizer.
 
-Paddle calls `Optimizer._create_param_lr` for the rate of each parameter, in dygraph and in static graphs.
-`LayerwiseMixin` multiplies the result by the ratio. Paddle's kernel scales decoupled weight decay by the same rate, and
-nothing is written into the parameters.
+Paddle asks `_create_param_lr` for the rate of each parameter; `LayerwiseMixin` multiplies the result by the ratio.
+Paddle's kernel scales decoupled weight decay by the same rate, and nothing is written into the parameters.
 """
 
 import contextlib
@@ -16,9 +15,9 @@ from paddle import Tensor
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from ... import _paddle
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal
-from ..._paddle import flatten_groups, groups_by_name, lr_or_scheduler, run_untranslated, stand_in
 from ...layers.decay_ratios import LayerRatios
 from ...layers.hook_ratios import HookRatios
 from ...layers.model_parameters import structured_names
@@ -27,7 +26,7 @@ from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratio_checks import check_trained
 from ...schedules.ahead import length_of
 from ...schedules.metric import follows_metric
-from .._shards import refuse_replaced_weight_decay, unknown_parameter
+from .._shards import ShardFinder
 from .._step.whole_step import scaled_lr
 from .layerwise_arguments import check_parameters, ratios_of_hook, ratios_of_layers
 
@@ -40,8 +39,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
     """
 
     _documented = False  # whether the ratios come from PaddleNLP's documented hook
-    _built_with: Optional[list[Any]] = None  # the parameters before any wrapper; None without `ratio_of`
-    _by_name: dict[str, Any] = {}  # of `_built_with`
+    finder = ShardFinder([])  # has the parameters before any wrapper, if known
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
     _last_ratios: Any = (None, [], [], [])  # of `ratio_list`: function, parameters, which of them were frozen, ratios
     structured_names: Mapping[str, str] = {}  # param.name -> structured name, if given
@@ -60,12 +58,13 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         apply_decay_param_fun: Optional[Callable[[str], Any]] = None,
     ) -> None:
         """Check a constructor's layer-wise arguments and set the ratios; `parameters` is None in a static graph."""
-        run_untranslated()
+        _paddle.run_untranslated()
         set_param_lr_fun = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
-        params = None if parameters is None else flatten_groups(parameters)
+        params = None if parameters is None else _paddle.flatten_groups(parameters)
         self.structured_names = structured_names(name_dict, layers)
         check_parameters(params, self.structured_names, apply_decay_param_fun)
+        self.finder = ShardFinder(params or [])
         self.n_layers = checked_int(n_layers, "n_layers")
         choose = ratios_of_hook if layers is None else functools.partial(ratios_of_layers, layers)
         self.ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
@@ -74,11 +73,10 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
             self._check_ratios(self.ratio_of, [param for param in params if not param.stop_gradient])
             if isinstance(self.ratio_of, LayerRatios):
                 check_trained(self.ratio_of, params)
-            self._built_with = params
 
     def _check_ratios(self, ratio_of: Any, params: list[Tensor]) -> None:
         for param in params:
-            ratio_of(self._original(param))
+            ratio_of(self.finder.original(param))
         if self._documented:
             check_documented_hook([self.structured_names[param.name] for param in params])
 
@@ -89,7 +87,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         for known in (self._step_ratios, self.ratio_of.last if isinstance(self.ratio_of, HookRatios) else None):
             if known and param.name in known:
                 return known[param.name]
-        return self.current_ratio_of()(self._original(param))
+        return self.current_ratio_of()(self.finder.original(param))
 
     def ratio_list(self, params: list[Tensor], frozen: list[bool]) -> list[Any]:
         """Return the current ratios of parameters, computed and checked; 0 for frozen ones."""
@@ -97,7 +95,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
             return [1.0] * len(params)
         ratio_of, (known, of, were_frozen, ratios) = self.current_ratio_of(), self._last_ratios
         if known is not ratio_of or frozen != were_frozen or not (of is params or all(map(operator.is_, params, of))):
-            ratios = [0.0 if idle else ratio_of(self._original(param)) for param, idle in zip(params, frozen)]
+            ratios = [0.0 if idle else ratio_of(self.finder.original(param)) for param, idle in zip(params, frozen)]
             if ratio_of.is_constant:  # a LayerMap's
                 self._last_ratios = ratio_of, params, frozen, ratios
         return ratios
@@ -115,12 +113,12 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
     def progress_at(self, step: Optional[int] = None) -> Any:
         """Return the progress of a moving decay at a step of the schedule or now, from 0 to 1."""
         steps = self.steps_of_decay()
-        now = max(lr_or_scheduler(self).last_epoch if step is None else step, 0)
+        now = max(_paddle.lr_or_scheduler(self).last_epoch if step is None else step, 0)
         return min(now / steps, 1.0) if paddle.in_dynamic_mode() else _progress_in_graph(now, steps)
 
     def steps_of_decay(self) -> int:
         """Return the number of steps in which a moving decay reaches its end; raise if it or the step is unknown."""
-        schedule, decay = lr_or_scheduler(self), ratios_of(self).decay
+        schedule, decay = _paddle.lr_or_scheduler(self), ratios_of(self).decay
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
@@ -133,30 +131,20 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
 
     def reading_copy(self, ratios: Ratios, params: list[Tensor]) -> "LayerwiseMixin":
         """Return a copy that shares the state, to read the rates of `params` with other ratios from it."""
-        return stand_in(self, params, ratio_of=ratios, _step_ratios=None)
+        return _paddle.stand_in(self, params, ratio_of=ratios, _step_ratios=None)
 
     def _group_of(self, param: Tensor) -> dict[str, Any]:
         """Return the parameter group of `param`, {} without one."""
         if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
-            self._groups = groups_by_name(self)
+            self._groups = _paddle.groups_by_name(self)
         return self._groups.get(param.name, {})
 
-    def _original(self, param: Tensor) -> Any:
-        """Return the parameter of the same name as `param`, which may be a slice of it; raise if there is none."""
-        if self._built_with is None:
-            return param
-        if param.name not in self._by_name:
-            self._by_name = {p.name: p for p in self._built_with}  # a deep copy has other names
-            if param.name not in self._by_name:
-                raise unknown_parameter(param)
-        return self._by_name[param.name]
-
     def _known_names(self) -> Iterable[str]:  # of all parameters; empty if any can be added
-        return {param.name for param in self._built_with or ()}
+        return () if self.ratio_of is None else self.finder.params
 
     def _add_param_group(self, param_group: dict[str, Any]) -> None:
         known = self._known_names()
-        new = [param.name for param in flatten_groups([param_group]) if known and param.name not in known]
+        new = [param.name for param in _paddle.flatten_groups([param_group]) if known and param.name not in known]
         if new:
             problem = "An optimizer takes no parameters after it was built: build another optimizer for them."
             raise ValueError(f"{problem} Received: {len(new)} more parameters, such as '{new[0]}'")
@@ -174,9 +162,15 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
 
     def check_in_step(self, params: list[Tensor]) -> None:
         """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay."""
-        if self.ratio_of is not None and self._built_with is None and self._documented:
+        if self.ratio_of is not None and self._documented and not self.finder.params:
             self._check_ratios(self.ratio_of, params)
-        refuse_replaced_weight_decay(self)
+        known = _paddle.sharding_setting("tensor_fusion") and _paddle.sharding_setting("fuse_optimizer")
+        if _paddle.weight_decay_fun_is_replaced(self) and not known:  # by a function of buffers
+            setting = _paddle.sharding_setting("comm_overlap", "tensor_fusion")
+            raise ValueError(
+                f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed: set "
+                f"{setting}=False in the strategy's sharding_configs. Received: {setting}=True"
+            )
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr = super()._create_param_lr(param_and_grad)

@@ -43,7 +43,6 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
 
 
 def _check_schedule(schedule: Any, schedule_state: Any) -> None:
-    """Raise ValueError if the state lacks a part of the schedule's."""
     if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
         schedule.state_keys()
         missing = [key for key in schedule.keys if key not in (schedule_state or {})]

@@ -1,7 +1,7 @@
 """The base of the optimizers whose update is a function of tensors."""
 
 import math
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, Callable, Optional
 
 import paddle
 from paddle import Tensor
@@ -10,20 +10,17 @@ from paddle.optimizer.lr import LRScheduler
 from ... import _paddle
 from ..._checks import checked_number, checked_state
 from ..._messages import refusal
-from .._shards import ShardFinder, refuse_fused_shards
-from .._step.interfaces import RuleInterface
 from .._step.operations import Operations
-from .._step.task import Task, in_shape
-from .._step.updates import Update, Values, update_shards
+from .._step.updates import Task, Values, in_shape, update_shards
 from .._step.whole_step import scaled_lr
 from ..shared_options import COMMON
-from ..states import STEP, compute_dtype
+from ..states import COLUMN, ROW, STEP, compute_dtype
 from .arithmetic import add_
 from .layerwise_optimizer import LayerwiseOptimizer
-from .rule_state import largest_of, plain, refuse_rows_in_graph, refuse_rows_in_slices, unified_name
+from .rule_state import largest_of, plain, refuse_rows_in_graph, unified_name
 
 
-class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
+class RuleOptimizer(LayerwiseOptimizer):
     """Base of the optimizers whose update is a function of tensors.
 
     A subclass declares
@@ -42,9 +39,8 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
 
     - `sums(options, shape)`: the kinds of these sums, if the rule yields any.
 
-    It may override `fused_rule` and `fused_flags` (the rule in the C library), `check_together` (options that exclude
-    each other), `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`,
-    `_prepare`, `_initial_lr`.
+    It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other),
+    `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`, `_initial_lr`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
@@ -74,28 +70,20 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
         if fused and batch_bytes is not None:
             wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
             raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)
-        self.finder = ShardFinder(_paddle.flatten_groups(parameters or []))
-        self._operations = Operations(self.fused_step)
+        self._operations = Operations()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
-        self._prepare(rate, parameters)
         # no `weight_decay`: Paddle would add an L2 penalty to the gradient
         super().__init__(self._initial_lr(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
 
     # ---- for subclasses to define or override
 
-    rule: ClassVar[Callable[..., Update]]
-
     def _checked_lr(self, learning_rate: Any) -> Any:
-        """Return the constructor's rate after checking it."""
         return checked_lr(learning_rate, "learning_rate")
 
-    def _prepare(self, rate: Any, parameters: Any) -> None:
-        """Set attributes of the subclass; called when the options are known, before Paddle's constructor."""
-
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        """Return the initial rate as Paddle takes it, a float or a scheduler; called after `_prepare`."""
+        """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""
         return rate
 
     # ---- groups
@@ -106,9 +94,6 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
         super()._add_param_group(param_group)
         param_group.pop("weight_decay", None)
         param_group.update(hidden)
-
-    def _update_param_group(self, parameters: dict[str, Any]) -> Any:
-        return parameters["params"]
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr, own = super()._create_param_lr(param_and_grad), self.group_lr(param_and_grad[0])
@@ -143,8 +128,9 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
         """Update the parameters without shards in other processes, then the parameters with such shards."""
         shards = self.finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(shard=shards[task.param.name]) for task in tasks if task.param.name in shards]
-        if self.fused:
-            refuse_fused_shards(task.shard for task in tasks)
+        if self.fused and any(task.shard.groups or task.shard.slice_size is not None for task in tasks):
+            where = "parameters in shards (tensor parallel, sharding version 2)"
+            raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
         alone = [task for task in tasks if not task.shard.groups]
         rest = self.fused_step.update(self, [task for task in alone if task.shard.slice_size is None])
         self._operations.update(self, [*rest, *(task for task in alone if task.shard.slice_size is not None)])
@@ -197,14 +183,15 @@ class RuleOptimizer(LayerwiseOptimizer, RuleInterface):
             _paddle.with_state(self).add(param.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with names that PaddleNLP's unified checkpoints can hold.
-
-        Raises:
-            ValueError: sharding with `split_param` calls it and would read rows and columns as elements.
-        """
+        """Return the state under names for PaddleNLP's unified checkpoints; raise if sharding would misread it."""
         kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
-        if _paddle.is_called_by("sharded_state_dict") and self.finder.is_sliced(_paddle.parameter_list(self)):
-            refuse_rows_in_slices(self, kinds)
+        is_split = _paddle.is_called_by("sharded_state_dict") and self.finder.is_sliced(_paddle.parameter_list(self))
+        if is_split and {ROW, COLUMN} & set(kinds.values()):
+            raise ValueError(
+                "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
+                "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
+                f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
+            )
         # Paddle omits the loaded state of parameters that had no gradient yet
         state = {**_paddle.waiting_state(self), **super().state_dict()}
         names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in (STEP, *kinds))}

@@ -8,8 +8,7 @@ from paddle import Tensor
 from paddle.optimizer import Optimizer
 
 from ... import _paddle
-from .._step.interfaces import StepInterface
-from ..states import COLUMN, ELEMENT, ROW, STEP
+from ..states import ELEMENT
 
 _INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
 
@@ -68,7 +67,7 @@ def largest(counts: list[Any]) -> Any:
     return paddle.stack(most).max() if most else paddle.zeros([])
 
 
-def refuse_rows_in_graph(optimizer: StepInterface, param: Tensor) -> None:
+def refuse_rows_in_graph(optimizer: Any, param: Tensor) -> None:
     """Raise for a DistTensor in a static graph if it has state of another shape."""
     other = [name for name, kind in optimizer.state_kinds(param).items() if kind != ELEMENT]
     if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
@@ -76,14 +75,4 @@ def refuse_rows_in_graph(optimizer: StepInterface, param: Tensor) -> None:
             "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
             "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
             f"Received: {type(optimizer).__name__} with state {', '.join(other)} of '{param.name}'"
-        )
-
-
-def refuse_rows_in_slices(optimizer: Optimizer, kinds: dict[str, str]) -> None:
-    """Raise if a state of slices is rows or columns; `kinds` are those of all states."""
-    if {ROW, COLUMN} & set(kinds.values()):
-        raise ValueError(
-            "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
-            "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
-            f"Received: {type(optimizer).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
         )

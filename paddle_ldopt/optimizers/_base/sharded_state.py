@@ -11,12 +11,11 @@ from paddle import Tensor
 
 from ... import _paddle
 from ..._paddle import create_state, prefixed
-from .._step.interfaces import StepInterface
 from ..states import ELEMENT, ROW, SCALAR, STEP
 
 
-def sharded_state(optimizer: StepInterface, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
-    """Return key -> ShardedWeight of an optimizer's state; see `StatesBase.sharded_state_dict`."""
+def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
+    """Return key -> ShardedWeight of an optimizer's state; see `LayerwiseOptimizer.sharded_state_dict`."""
     keys: dict[str, str] = {}
     for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
         keys.setdefault(model_sharded_state_dict[key].local_tensor.name, key)
@@ -38,7 +37,7 @@ def sharded_state(optimizer: StepInterface, model_sharded_state_dict: dict[str, 
     return sharded
 
 
-def _state_of(optimizer: StepInterface, param: Tensor) -> dict[str, tuple[Any, str]]:
+def _state_of(optimizer: Any, param: Tensor) -> dict[str, tuple[Any, str]]:
     """Return state name -> (Tensor, kind) of a parameter, with its master as "w"."""
     kinds, prefix = {**optimizer.state_kinds(param), STEP: SCALAR}, prefixed(optimizer)
     owner = _paddle.masters(optimizer).get(param.name, param)

@@ -1,1 +1,1 @@
-"""Features that one optimizer takes from the library it is ported from, and Paddle's AdamW for `AdamWDL`."""
+"""Features that our optimizers take from the library they are ported from."""

@@ -1,9 +1,7 @@
 """The shards of parameters under tensor parallelism and sharding version 2: geometry, sums over shards, search."""
 
-from .checks import refuse_fused_shards, refuse_replaced_weight_decay, refuse_sharded_groups, unknown_parameter
 from .finder import ShardFinder
 from .missing import MissingGradients
 from .shard import Shard, run_locally, run_together
 
-__all__ = ["MissingGradients", "Shard", "ShardFinder", "refuse_fused_shards", "refuse_replaced_weight_decay"]
-__all__ += ["refuse_sharded_groups", "run_locally", "run_together", "unknown_parameter"]
+__all__ = ["MissingGradients", "Shard", "ShardFinder", "run_locally", "run_together"]

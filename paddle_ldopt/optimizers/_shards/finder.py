@@ -10,8 +10,9 @@ import paddle.distributed as dist
 from paddle import Tensor
 
 from ..._paddle import is_allocated, topology
-from .checks import INSTEAD, unknown_parameter
 from .shard import Shard
+
+_INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
 
 
 class ShardFinder:
@@ -34,17 +35,25 @@ class ShardFinder:
         split = self._split(self.params[param.name])
         return shape if split is None else [n * split[2] if i == split[0] else n for i, n in enumerate(shape)]
 
+    def original(self, param: Tensor) -> Any:
+        """Return the parameter of the same name, of which `param` may be a slice; raise if it is unknown."""
+        if self.params and param.name not in self.params:
+            raise ValueError(
+                f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut "
+                f"them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}. "
+                f"Received: '{param.name}' of shape {list(param.shape)}"
+            )
+        return self.params.get(param.name, param)
+
     def check(self, param: Tensor) -> None:
         """Raise unless the optimizer was built with a parameter, or it is a flat slice of such a parameter."""
-        original = self.params.get(param.name)
-        if original is None:
-            raise unknown_parameter(param)
+        original = self.original(param)
         shape, built_with = list(param.shape), self._shapes[param.name]
         if shape != built_with if param is original else len(shape) != 1:
             raise ValueError(
                 f"'{param.name}' had another shape when the optimizer was built, and is not a slice of sharding stage "
                 "1. Build the optimizer after the model is complete; "
-                f"{INSTEAD}. Received: shape={shape}, built with {built_with}"
+                f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
             )
 
     def find(self, parameter_list: Any) -> dict[str, Shard]:

@@ -57,7 +57,7 @@ class Shard:
         if math.prod(self.part_shape) > 512 and x.place.is_cpu_place():  # where `sum` is inexact and slow
             flat = x.reshape([x.shape[0], 1, -1])
             return paddle.matmul(flat, flat, transpose_y=True).reshape([-1, *[1] * rank])
-        return _sum(x * x, list(range(-rank, 0))) if rank else x * x
+        return sum_over(x * x, list(range(-rank, 0)), None, True) if rank else x * x
 
     def row_sums(self, x: Any) -> Any:
         """Return the sums of the rows of the last two dimensions, [..., R, 1] of a tensor [..., R, C]."""
@@ -83,7 +83,7 @@ class Shard:
     def _leading_sums(self, x: Any, dims: int) -> Any:
         """Return the sums over all dimensions but the first `dims`."""
         if self.span is None:
-            sums = _sum(x, list(range(dims - len(self.shape), 0)))
+            sums = sum_over(x, list(range(dims - len(self.shape), 0)), None, True)
         else:
             kept = self.part_shape[:dims]
             first, block = self._padded(x, math.prod(self.part_shape[dims:]))
@@ -135,7 +135,6 @@ class Shard:
         return first, _placed(x, self._begin - first * width, (last - first) * width).reshape([last - first, width])
 
     def _cut(self, block: Any, width: int) -> Any:
-        """Return the elements of the span from whole rows."""
         offset = self._covered(width)[0] * width
         return block.flatten()[self._begin - offset : self._end - offset]
 
@@ -169,12 +168,7 @@ def _has_products(x: Any) -> bool:
 def _col_sums(x: Any) -> Any:
     if math.prod(x.shape) > 4096 and _has_products(x):
         return matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)
-    return _sum(x, [-2])
-
-
-def _sum(x: Any, axes: list[int]) -> Any:
-    """Return the sums of x over axes, which keep size 1."""
-    return sum_over(x, axes, None, True)
+    return sum_over(x, [-2], None, True)
 
 
 def run_locally(rule: Rule) -> Any:

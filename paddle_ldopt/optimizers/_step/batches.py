@@ -1,15 +1,12 @@
 """Batches of parameters with one shape, type and set of options: the rule updates a stack [k, ...] of them.
 
-On an accelerator the launches of operations from Python limit a step. A `Batch` launches them once for all of its
-parameters.
-
-Paddle's dicts still hold the state of each parameter, which shares the memory of a row of the stack. If a state has
-other memory (after loading, casting or copying), the batch is built again. Parameters and gradients are copied into a
-stack in each step, which is freed after it.
+On an accelerator the launches of operations from Python limit a step; a `Batch` launches them once for all parameters.
+The state in Paddle's dicts shares the memory of a row of the stack. If a state has other memory (after loading, casting
+or copying), the batch is built again. Parameters and gradients are copied into a stack for each step.
 """
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import Tensor
@@ -17,8 +14,10 @@ from paddle import Tensor
 from ... import _paddle
 from .._shards import Shard, run_locally
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
-from .interfaces import RuleInterface
-from .task import Task
+from .updates import Task
+
+if TYPE_CHECKING:
+    from .._base.rule_optimizer import RuleOptimizer
 
 _MASTER = "master"
 
@@ -26,7 +25,7 @@ _MASTER = "master"
 class Batch:
     """Parameters that are updated together, and the stacks of their state."""
 
-    def __init__(self, optimizer: RuleInterface, params: list[Tensor]) -> None:
+    def __init__(self, optimizer: "RuleOptimizer", params: list[Tensor]) -> None:
         first = params[0]
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}

@@ -1,13 +1,13 @@
-"""The steps, and the collected updates, that the C library of `kernels` does for a Paddle optimizer.
+"""The steps and collected updates that the C library of `kernels` does: on a CPU, one call updates all parameters.
 
-In dygraph on a CPU one call updates all parameters in place, in Paddle's own tensors. Checkpoints do not depend on it.
+It works in place, in Paddle's own tensors. Checkpoints do not depend on it.
 """
 
 import collections
 import functools
 import math
 import warnings
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import paddle
@@ -16,10 +16,12 @@ from paddle import Tensor
 
 from ... import _paddle, kernels
 from ..._messages import refusal
-from .interfaces import StepInterface
+from .memory import TYPES, allocated_bytes, unsupported_tensor
 from .plan import Plan
-from .tensor_memory import TYPES, allocated_bytes, unsupported_tensor
 from .whole_step import StepInputs, create_missing_state, current_lr, scaled_lr
+
+if TYPE_CHECKING:
+    from .._base.layerwise_optimizer import LayerwiseOptimizer
 
 
 def check_fused(fused: Optional[bool]) -> Optional[bool]:
@@ -46,17 +48,12 @@ class FusedStep:
     def __deepcopy__(self, memo: Any) -> "FusedStep":
         return FusedStep()  # the copied optimizer has other tensors
 
-    def forget(self) -> None:
-        """Drop the plan, as after state was loaded."""
-        self._plan = None
-
     # ---- a whole step
 
-    def supports_step(self, optimizer: StepInterface) -> bool:
-        """Return whether the library may take whole steps, as far as the optimizer's settings show.
+    def supports_step(self, optimizer: "LayerwiseOptimizer") -> bool:
+        """Return whether the library may take whole steps, by settings alone: a resumed run must have the same bits.
 
-        The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle,
-        and an interrupted run must have the same bits.
+        The library rounds the norm for clipping in another way than Paddle.
         """
         clip, params = _paddle.grad_clip(optimizer), _paddle.parameter_list(optimizer)
         by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm
@@ -69,7 +66,7 @@ class FusedStep:
             and (clip is None or (by_norm and not (clip.auto_skip_clip or optimizer.rule_clips())))
         )
 
-    def take(self, optimizer: StepInterface, inputs: StepInputs) -> bool:
+    def take(self, optimizer: "LayerwiseOptimizer", inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if the library does not support all parameters."""
         plan = self._plan
         if plan is None or not plan.is_valid_for(inputs):
@@ -99,7 +96,7 @@ class FusedStep:
         _call(optimizer, structs, params)
         return True
 
-    def leaves_all_to_paddle(self, optimizer: StepInterface, params: list[Tensor]) -> bool:
+    def leaves_all_to_paddle(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> bool:
         """Return whether the library is known to leave all updates of these parameters to Paddle's operations."""
         if optimizer.fused:  # it may raise
             return False
@@ -112,7 +109,7 @@ class FusedStep:
 
     # ---- collected tasks
 
-    def update(self, optimizer: StepInterface, tasks: list[Any]) -> list[Any]:
+    def update(self, optimizer: "LayerwiseOptimizer", tasks: list[Any]) -> list[Any]:
         """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
         params = [task.param for task in tasks]
         if not params or self.leaves_all_to_paddle(optimizer, params):
@@ -162,8 +159,7 @@ def _structs_of(plan: Plan, tasks: list[Any]) -> NDArray[Any]:
     return structs
 
 
-def _call(optimizer: StepInterface, structs: NDArray[Any], params: list[Tensor]) -> None:
-    """Update all parameters in the C library."""
+def _call(optimizer: "LayerwiseOptimizer", structs: NDArray[Any], params: list[Tensor]) -> None:
     kernels.step(structs)
     if optimizer.fused_bumps_version:
         collections.deque(map(_paddle.bump_version, params), maxlen=0)

@@ -1,9 +1,8 @@
 """Updates by Paddle's operations, in batches of parameters of one shape, type and set of options."""
 
-import copy
 import math
 import operator
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
@@ -11,34 +10,32 @@ from paddle import Tensor
 
 from ... import _paddle
 from .batches import Batch, cast
-from .fused_step import FusedStep
-from .interfaces import RuleInterface
-from .state_snapshot import StateSnapshot
-from .task import Task, check_gradient_fits, in_shape
-from .tensor_memory import addresses, same_shapes, view
-from .updates import update
+from .memory import StateSnapshot, addresses, same_shapes, view
+from .updates import Task, check_gradient_fits, in_shape, update
 from .whole_step import StepInputs, all_parameters, create_missing_state, current_lr, scaled_lr, with_gradients
+
+if TYPE_CHECKING:
+    from .._base.rule_optimizer import RuleOptimizer
 
 
 class Operations:
     """The updates of one optimizer with a rule by Paddle's operations: its batches, and its plan of a whole step."""
 
-    def __init__(self, fused_step: FusedStep) -> None:
-        self._fused_step = fused_step
+    def __init__(self) -> None:
         self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
         self._plan: Optional[OperationsPlan] = None  # of the last whole step
 
     def __deepcopy__(self, memo: Any) -> "Operations":
-        return Operations(copy.deepcopy(self._fused_step, memo))  # the copied optimizer has tensors of its own
+        return Operations()  # the copied optimizer has tensors of its own
 
-    def supports_step(self, optimizer: RuleInterface) -> bool:
+    def supports_step(self, optimizer: "RuleOptimizer") -> bool:
         """Return whether this process has all parameters whole, and the C library updates none of them."""
         if not optimizer.finder.is_whole(_paddle.parameter_list(optimizer)):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
-        return bool(self._fused_step.leaves_all_to_paddle(optimizer, params))
+        return bool(optimizer.fused_step.leaves_all_to_paddle(optimizer, params))
 
-    def take(self, optimizer: RuleInterface, inputs: StepInputs) -> bool:
+    def take(self, optimizer: "RuleOptimizer", inputs: StepInputs) -> bool:
         """Take a whole step; return False, with nothing changed, if some state has no batch."""
         with paddle.no_grad():
             if self._plan is None or not self._plan.is_valid(optimizer, inputs):
@@ -48,7 +45,7 @@ class Operations:
             self._plan.run(optimizer, inputs)
         return True
 
-    def _planned(self, optimizer: RuleInterface, inputs: StepInputs) -> "Optional[OperationsPlan]":
+    def _planned(self, optimizer: "RuleOptimizer", inputs: StepInputs) -> "Optional[OperationsPlan]":
         """Return the plan of a step after the checks of Paddle's loop; None if some state has no batch."""
         for param, grad in zip(inputs.params, inputs.grads):
             check_gradient_fits(optimizer, param, grad)
@@ -61,7 +58,7 @@ class Operations:
         batches = [batch for batch, _ in split if batch is not None]
         return OperationsPlan(optimizer, inputs, batches) if len(batches) == len(split) else None
 
-    def update(self, optimizer: RuleInterface, tasks: list[Task]) -> None:
+    def update(self, optimizer: "RuleOptimizer", tasks: list[Task]) -> None:
         """Do collected tasks."""
         for batch, members in self._split(optimizer, tasks):
             if batch is None:
@@ -69,30 +66,31 @@ class Operations:
             else:
                 batch.update([task.grad for task in members], batch.lr_of(members), members[0].options)
 
-    def _split(self, optimizer: RuleInterface, tasks: list[Task]) -> list[tuple[Optional[Batch], list[Task]]]:
+    def _split(self, optimizer: "RuleOptimizer", tasks: list[Task]) -> list[tuple[Optional[Batch], list[Task]]]:
         """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
         if not paddle.in_dynamic_mode():
             return [(None, [task]) for task in tasks]
+        units: list[tuple[Optional[Batch], list[Task]]] = []
         tasks_by_form: dict[Any, list[Task]] = {}
         for task in tasks:
             param = task.param
-            key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
-            tasks_by_form.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
-        units: list[tuple[Optional[Batch], list[Task]]] = []
+            if param.is_dist() or (task.shard is not None and task.shard.slice_size is not None):
+                units.append((None, [task]))
+            else:
+                key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
+                tasks_by_form.setdefault(key, []).append(task)
         for alike in tasks_by_form.values():
             param = alike[0].param
-            if not _can_be_stacked(alike[0]):
-                units += [(None, [task]) for task in alike]
-                continue
             size = math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4)
-            limit = max(_most_bytes(optimizer, param) // size, 1)
+            most = 2**21 if param.place.is_cpu_place() else 2**26  # larger results get new memory pages on a CPU
+            limit = max((most if optimizer.batch_bytes is None else optimizer.batch_bytes) // size, 1)
             for begin in range(0, len(alike), limit):
                 together = alike[begin : begin + limit]
                 batch = self._batch(optimizer, [task.param for task in together])
                 units += [(None, [task]) for task in together] if batch is None else [(batch, together)]
         return units
 
-    def _batch(self, optimizer: RuleInterface, params: list[Tensor]) -> Optional[Batch]:
+    def _batch(self, optimizer: "RuleOptimizer", params: list[Tensor]) -> Optional[Batch]:
         """Return the batch of these parameters, reused while it is valid; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._batches.get(names)
@@ -108,17 +106,6 @@ class Operations:
         return batch
 
 
-def _most_bytes(optimizer: RuleInterface, param: Tensor) -> int:
-    """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
-    if optimizer.batch_bytes is not None:
-        return int(optimizer.batch_bytes)
-    return 2**21 if param.place.is_cpu_place() else 2**26
-
-
-def _can_be_stacked(task: Task) -> bool:
-    return (task.shard is None or task.shard.slice_size is None) and not task.param.is_dist()
-
-
 class Unit(NamedTuple):
     """A batch, and the rates of its parameters."""
 
@@ -132,7 +119,7 @@ class Unit(NamedTuple):
 class OperationsPlan:
     """The parameters that a whole step updates together, and all inputs on which this choice depends."""
 
-    def __init__(self, optimizer: RuleInterface, inputs: StepInputs, batches: list[Batch]) -> None:
+    def __init__(self, optimizer: "RuleOptimizer", inputs: StepInputs, batches: list[Batch]) -> None:
         forms = {tuple(p.shape): view(p) for p in inputs.params}
         self._inputs = inputs.without_gradients([forms[tuple(p.shape)] for p in inputs.params])
         self._settings, self._state = _settings(optimizer), StateSnapshot(optimizer)
@@ -149,7 +136,7 @@ class OperationsPlan:
             ratio = batch.spread([inputs.ratios[row] for row in rows], dtype)
             self._units.append(Unit(batch, rows, factor, ratio, any(with_group_lr)))
 
-    def is_valid(self, optimizer: RuleInterface, inputs: StepInputs) -> bool:
+    def is_valid(self, optimizer: "RuleOptimizer", inputs: StepInputs) -> bool:
         """Return whether only the values of gradients, rates and counts have changed."""
         then, settings, asked = self._inputs, _settings(optimizer), _paddle.weight_decay_fun(optimizer) is not None
         return (
@@ -163,7 +150,7 @@ class OperationsPlan:
             and addresses(self._state.tensors) == self._state_at
         )
 
-    def run(self, optimizer: RuleInterface, inputs: StepInputs) -> None:
+    def run(self, optimizer: "RuleOptimizer", inputs: StepInputs) -> None:
         """Take a step."""
         params, grads, rate = inputs.params, list(inputs.grads), current_lr(optimizer).reshape([])
         for clip, rows in self._clips:
@@ -181,7 +168,7 @@ class OperationsPlan:
             batch.update([grads[row] for row in rows], cast(lr, batch.dtype), options)
 
 
-def _groups(optimizer: RuleInterface) -> list[dict[str, Any]]:
+def _groups(optimizer: "RuleOptimizer") -> list[dict[str, Any]]:
     """Return the parameter groups; without groups, one of all parameters."""
     params = _paddle.parameter_list(optimizer)
     if isinstance(params[0], dict):
@@ -189,7 +176,7 @@ def _groups(optimizer: RuleInterface) -> list[dict[str, Any]]:
     return [{"params": params, "grad_clip": _paddle.grad_clip(optimizer)}]
 
 
-def _settings(optimizer: RuleInterface) -> list[Any]:
+def _settings(optimizer: "RuleOptimizer") -> list[Any]:
     """Return the settings that decide which parameters are updated together, to be compared by identity."""
     settings = [_paddle.weight_decay_fun(optimizer), *optimizer.chosen_options().values()]
     for group in _groups(optimizer):

@@ -1,7 +1,7 @@
 """The plan of the fused step: the structs for the C library, and checks whether they are still valid."""
 
 import math
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 import paddle
@@ -10,18 +10,30 @@ from paddle import Tensor
 
 from ... import _paddle, kernels
 from ..states import STEP
-from .interfaces import FusedRule, StepInterface
-from .state_snapshot import StateSnapshot, WrittenMemory
-from .tensor_memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, view
+from . import memory
+from .memory import TYPES, StateSnapshot, WrittenMemory, unsupported_tensor
 from .whole_step import StepInputs
 
+if TYPE_CHECKING:
+    from .._base.layerwise_optimizer import LayerwiseOptimizer
+
 _SMALLEST = float(np.finfo("float32").tiny)
+
+
+class FusedRule(NamedTuple):
+    """An update rule for the C library; see `struct tensor` in kernels/csrc/step.h."""
+
+    name: str  # in `kernels.RULES`
+    states: tuple[Any, ...]  # names in their order there; a tuple of names that exclude each other
+    fields: dict[str, Any]  # field of the struct -> number
+    flags: dict[str, Any] = {}  # name in `kernels.RULE_FLAGS` -> whether it is set
+    aux: Optional[str] = None  # name of another state of one number
 
 
 class Plan:
     """The structs of an optimizer's parameters: of those to be updated, and of others that have state."""
 
-    def __init__(self, optimizer: StepInterface, params: list[Tensor]) -> None:
+    def __init__(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> None:
         self.optimizer = optimizer
         self.params: list[Tensor] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
@@ -47,9 +59,9 @@ class Plan:
         self.structs = np.concatenate(structs) if structs else np.zeros(0, kernels.TENSOR)
         self._state, self._memory = StateSnapshot(optimizer), WrittenMemory(self._masters, self._states)
         with paddle.no_grad():
-            self._as_planned = list(map(view, self.params))
+            self._as_planned = list(map(memory.view, self.params))
         self._sizes = list(map(Tensor.element_size, self.params))
-        self._params_at = addresses(self.params)
+        self._params_at = memory.addresses(self.params)
         self._rule: Optional[FusedRule] = None
         self._weight_decay_mask: Any = None
         self._inputs: Optional[StepInputs] = None  # of the last whole step
@@ -61,8 +73,9 @@ class Plan:
         rows = [self.index.get(param.name) for param in params]
         return (
             all(p.name in self.refused if row is None else self.params[row] is p for p, row in zip(params, rows))
-            and (addresses(self.params), list(map(Tensor.element_size, self.params))) == (self._params_at, self._sizes)
-            and same_shapes(self.params, self._as_planned)
+            and memory.addresses(self.params) == self._params_at
+            and list(map(Tensor.element_size, self.params)) == self._sizes
+            and memory.same_shapes(self.params, self._as_planned)
             and self._has_same_state()
         )
 
@@ -102,7 +115,7 @@ class Plan:
                 return why
             field, at = (struct["state"], place) if isinstance(place, int) else (struct, place)
             field[at] = tensor.data_ptr()
-            struct["held"][kernels.PLACES[place]] = allocated_bytes(tensor)
+            struct["held"][kernels.PLACES[place]] = memory.allocated_bytes(tensor)
         struct["param_type"], struct["copy_type"] = TYPES[tensors["param"].dtype], TYPES[param.dtype]
         struct["moment_type"] = TYPES[tensors[2].dtype] if 2 in tensors else TYPES[paddle.float32]
         self.fill_rule(struct, list(param.shape), options)
@@ -130,22 +143,21 @@ class Plan:
 
     def fill_rule(self, struct: Any, shape: list[int], options: dict[str, Any]) -> None:
         """Fill in the numbers of a rule, and the sizes and flags that it has for a parameter of this shape."""
-        rule: Any = self.optimizer.fused_rule(options)  # `library_rule` has checked it
-        flags = {**rule.flags, **self.optimizer.fused_flags(shape, options)}
+        rule: Any = self.optimizer.fused_rule(options, shape)  # `library_rule` has checked it
         sizes: Any = (1, 1, math.prod(shape))
-        if flags.get("factored"):
+        if rule.flags.get("factored"):
             sizes = (math.prod(shape[:-2]), *shape[-2:])
-        elif flags.get("centralize"):
+        elif rule.flags.get("centralize"):
             sizes = (1, shape[0], math.prod(shape[1:]))
         struct["batch"], struct["rows"], struct["cols"] = sizes
         struct["rule"] = kernels.RULES[rule.name]
-        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag, is_set in flags.items() if is_set)
+        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag, is_set in rule.flags.items() if is_set)
         for field, value in {"grad_scale": 1.0, **rule.fields}.items():
             struct[field] = value
 
     def refresh(self, options: dict[str, Any]) -> None:
         """Fill in the numbers of the rule, the same for all parameters, if they have changed."""
-        rule: Any = self.optimizer.fused_rule(options)
+        rule: Any = self.optimizer.fused_rule(options, ())
         if rule != self._rule:
             self._rule = rule
             for field, value in rule.fields.items():
@@ -167,13 +179,13 @@ def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
     return None
 
 
-def library_rule(optimizer: StepInterface, options: dict[str, Any]) -> Union[FusedRule, str]:
+def library_rule(optimizer: "LayerwiseOptimizer", options: dict[str, Any]) -> Union[FusedRule, str]:
     """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
     cls = type(optimizer)
     owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
     if getattr(cls, "rule", None) is not getattr(owner, "rule", None):
         return f"{cls.__name__} has a `rule` of its own and no `fused_rule` for it"
-    rule = optimizer.fused_rule(options)
+    rule = optimizer.fused_rule(options, ())
     if not isinstance(rule, str) and any(0.0 < eps < _SMALLEST for eps in rule.fields["eps"]):
         return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
     return rule

@@ -1,7 +1,8 @@
-"""Updates one parameter at a time: runs the rule and writes its result."""
+"""The update of one parameter at a time: checks its gradient, runs the rule and writes its result."""
 
+import math
 from collections.abc import Generator
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 import paddle
 from paddle import Tensor
@@ -9,20 +10,57 @@ from paddle import Tensor
 from ... import _paddle
 from .._shards import Shard, run_locally, run_together
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
-from .interfaces import RuleInterface
-from .task import Task
 
+if TYPE_CHECKING:
+    from .._base.layerwise_optimizer import LayerwiseOptimizer
+    from .._base.rule_optimizer import RuleOptimizer
+
+_FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
+_COMPLEX = {paddle.complex64, paddle.complex128}
 Values = dict[str, Any]  # by name, of states or of options
 Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 
 
-def update(optimizer: RuleInterface, task: Task, rule: Optional[Callable[..., Any]] = None) -> None:
-    """Update a parameter that this process has whole, by `rule` or the optimizer's."""
-    running, write = _start(optimizer, task, rule or optimizer.rule)
+class Task(NamedTuple):
+    """The pending update of one parameter."""
+
+    param: Tensor  # the parameter, or its flat slice under `fleet`
+    grad: Tensor  # its gradient
+    options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
+    lr: Any  # includes the layer's ratio; a Tensor of shape [] in the type that the update is computed in
+    shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
+
+
+def check_gradient_fits(optimizer: "LayerwiseOptimizer", param: Tensor, grad: Tensor) -> None:
+    """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
+    sparse = getattr(grad, "is_selected_rows", lambda: False)()
+    if sparse and not optimizer.takes_sparse(param):
+        needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
+        raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
+    if paddle.in_dynamic_mode() and (param.dtype not in _FLOATS or grad.dtype in _COMPLEX):
+        raise TypeError(
+            "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
+            f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
+        )
+    if paddle.in_dynamic_mode() and not sparse and math.prod(grad.shape) != math.prod(param.shape):
+        wrong = "A gradient must have the size of its parameter: Paddle's kernel would read memory behind it."
+        raise ValueError(
+            f"{wrong} Received: '{param.name}' of shape {list(param.shape)}, gradient of shape {list(grad.shape)}"
+        )
+
+
+def in_shape(grad: Tensor, param: Tensor) -> Any:
+    """Return a gradient in the shape of its parameter; `ClipGradByGlobalNorm` makes [1] of []."""
+    return grad if list(grad.shape) == list(param.shape) else grad.reshape(param.shape)
+
+
+def update(optimizer: "LayerwiseOptimizer", task: Task) -> None:
+    """Update a parameter that this process has whole."""
+    running, write = _start(optimizer, task)
     write(*run_locally(running))
 
 
-def update_shards(optimizer: RuleInterface, tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
+def update_shards(optimizer: "RuleOptimizer", tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
     """Update parameters in shards, together with the other processes that have shards of them."""
     rules, writes = [], []
     for name, shard in shards.items():
@@ -32,7 +70,7 @@ def update_shards(optimizer: RuleInterface, tasks: dict[str, Task], shards: dict
         if optimizer.layerwise_ratio(param) == 0.0:
             continue
         if name in tasks:
-            rule, write = _start(optimizer, tasks[name], optimizer.rule)
+            rule, write = _start(optimizer, tasks[name])
         elif shard.span == (0, 0):  # the other processes wait for its sums
             rule, write = _start_empty(optimizer, param, shard), None
         else:
@@ -44,7 +82,7 @@ def update_shards(optimizer: RuleInterface, tasks: dict[str, Task], shards: dict
             write(*result)
 
 
-def _start(optimizer: RuleInterface, task: Task, rule: Callable[..., Any]) -> tuple[Update, Callable[..., None]]:
+def _start(optimizer: "LayerwiseOptimizer", task: Task) -> tuple[Update, Callable[..., None]]:
     """Return the rule of a task, not run yet, and a function that writes its result."""
     param, shard = task.param, task.shard or Shard(list(task.param.shape))
     target = _paddle.masters(optimizer)[param.name] if optimizer.has_master(param) else param
@@ -62,7 +100,7 @@ def _start(optimizer: RuleInterface, task: Task, rule: Callable[..., Any]) -> tu
     counted = optimizer.counted(state)
     state.update(counted)
     tensors = shard.view(target.astype(dtype)), shard.view(task.grad.astype(dtype))
-    running = rule(*tensors, state, task.lr, shard=shard, **task.options)
+    running = optimizer.rule(*tensors, state, task.lr, shard=shard, **task.options)
 
     def write(new_param: Any, new_state: dict[str, Any]) -> None:
         overflow = None if paddle.in_dynamic_mode() else _paddle.found_inf(optimizer)
@@ -75,7 +113,7 @@ def _start(optimizer: RuleInterface, task: Task, rule: Callable[..., Any]) -> tu
     return running, write
 
 
-def _start_empty(optimizer: RuleInterface, param: Tensor, shard: Shard) -> Update:
+def _start_empty(optimizer: "LayerwiseOptimizer", param: Tensor, shard: Shard) -> Update:
     """Return the rule of a parameter of which this process has no element: its sums are zeros."""
     dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
     state = {

@@ -1,10 +1,9 @@
 """The whole step: a step of plain parameters and gradients that needs only clipping and updates.
 
-Paddle's loop, the other way of a step, runs Python code for every parameter; both backends also do the updates that it
-collects.
+Paddle's loop, the other way of a step, runs Python code for every parameter.
 """
 
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
@@ -12,8 +11,10 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from ... import _paddle
-from .interfaces import StepInterface
-from .tensor_memory import addresses, same_shapes
+from .memory import addresses, same_shapes
+
+if TYPE_CHECKING:
+    from .._base.layerwise_optimizer import LayerwiseOptimizer
 
 _frozen, _dtype = Tensor.stop_gradient.__get__, Tensor.dtype.__get__
 _BLOCK = 64  # number of parameters read at a time
@@ -33,7 +34,7 @@ class StepInputs(NamedTuple):
     ratios: NDArray[Any]  # 0: not updated
 
     @classmethod
-    def of(cls, optimizer: StepInterface) -> "Optional[StepInputs]":
+    def of(cls, optimizer: "LayerwiseOptimizer") -> "Optional[StepInputs]":
         """Return the inputs of a step; None if it is empty, or if only Paddle's loop supports it.
 
         It reads blocks that fit into the cache: with 10,000 tensors this is most of a step's time.
@@ -94,7 +95,7 @@ def _factors_of(params: list[Tensor]) -> Optional[list[Any]]:
         return None
 
 
-def _is_plain(optimizer: StepInterface) -> bool:
+def _is_plain(optimizer: "LayerwiseOptimizer") -> bool:
     """Return whether a step needs only clipping and updates, as far as the optimizer's settings show."""
     return (
         paddle.in_dynamic_mode()
@@ -106,7 +107,7 @@ def _is_plain(optimizer: StepInterface) -> bool:
     )
 
 
-def take_whole_step(optimizer: StepInterface, backends: list[Any]) -> bool:
+def take_whole_step(optimizer: "LayerwiseOptimizer", backends: list[Any]) -> bool:
     """Take a whole step by the first backend that can; return False, with nothing changed, if none can."""
     if not _is_plain(optimizer):
         return False
@@ -121,7 +122,7 @@ def take_whole_step(optimizer: StepInterface, backends: list[Any]) -> bool:
     return False
 
 
-def all_parameters(optimizer: StepInterface) -> list[Any]:
+def all_parameters(optimizer: "LayerwiseOptimizer") -> list[Any]:
     """Return the parameters of a step with their groups flattened; without groups, always the same list."""
     every: list[Any] = _paddle.parameter_list(optimizer)
     return _paddle.flatten_groups(every) if isinstance(every[0], dict) else every
@@ -132,12 +133,12 @@ def with_gradients(params: list[Tensor]) -> list[Any]:
     return [param for param in params if not param.stop_gradient and _paddle.grad_of(param) is not None]
 
 
-def create_missing_state(optimizer: StepInterface) -> None:
+def create_missing_state(optimizer: "LayerwiseOptimizer") -> None:
     """Create the state of all parameters that have a gradient, also of empty ones, as Paddle's loop does."""
     _paddle.create_state(optimizer, with_gradients(all_parameters(optimizer)))
 
 
-def current_lr(optimizer: StepInterface) -> Any:
+def current_lr(optimizer: "LayerwiseOptimizer") -> Any:
     """Return the optimizer's rate in this step, a Tensor; its state must have been created."""
     _paddle.create_global_lr(optimizer)()
     return _paddle.global_lr(optimizer)()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from . import layers, memory, schedule
-from .models import load_model
+from .arguments import load_model
 
 __all__ = ["load_model", "main"]
 

@@ -10,8 +10,7 @@ from ...config.files import json_object
 from ...layers.granularity import checked_granularity
 from ...layers.map import LayerMap
 from ...plots import check_picture
-from .decay_arguments import add_decay_arguments, decay_from_arguments
-from .models import MODEL, load_model
+from .arguments import MODEL, add_decay_arguments, decay_from_arguments, load_model
 
 
 def add_arguments(add: Callable[..., argparse.Action]) -> None:

@@ -12,7 +12,7 @@ from ...layers.table import markdown, rich_table
 from ...optimizers.registry import REGISTRY
 from ..memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimate
 from ..memory.optimizer import sizing_options
-from .models import MODEL, load_model
+from .arguments import MODEL, load_model
 
 _HELP = {
     "hidden": "hidden size of a decoder, with --layers instead of --params",

@@ -9,12 +9,12 @@ from paddle.optimizer.lr import LRScheduler
 from ..._checks import checked_choice, checked_int, checked_number, checked_steps
 from ..._messages import refusal, tell_all
 from ...config.files import json_object
-from ...layers.map import Layer
+from ...layers.layer import Layer
 from ...plots import Series, check_picture, plot_schedule, text_plot
 from ...schedules import get_scheduler
 from ...schedules.ahead import schedule_rates
 from ...schedules.kinds import SCHEDULES
-from .decay_arguments import add_decay_arguments, decay_from_arguments, given_decay_arguments
+from .arguments import add_decay_arguments, decay_from_arguments, given_decay_arguments
 
 
 def add_arguments(add: Callable[..., argparse.Action]) -> None:

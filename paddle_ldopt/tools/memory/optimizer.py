@@ -45,19 +45,25 @@ class OptimizerSpec:
     ) -> None:
         optimizer_class(name)  # raises for an unknown one
         checked_choice(dtype, "dtype", ITEMSIZE)
+        masters = checked_bool(dtype != "float32" if multi_precision is None else multi_precision, "multi_precision")
+        if masters and dtype == "float32":
+            raise refusal(ValueError, "float32 parameters have no masters.", multi_precision=True, dtype="float32")
         fields = {
             "name": name,
             "options": _checked_options(name, options),
             "dtype": dtype,
             "grad_dtype": checked_choice(dtype if grad_dtype is None else grad_dtype, "grad_dtype", ITEMSIZE),
-            "multi_precision": _checked_masters(multi_precision, dtype),
+            "multi_precision": masters,
         }
         for field, value in fields.items():
             object.__setattr__(self, field, value)
 
     def __str__(self) -> str:
-        words = (name if value is True else f"{name} {_short(value)}" for name, value in self.options.items())
-        return ", ".join([self.name, *words])
+        words = [self.name]
+        for name, value in self.options.items():
+            number = f"{value:g}" if isinstance(value, float) else str(value)
+            words.append(name if value is True else f"{name} {number}")
+        return ", ".join(words)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, tuple[str, int]]:
         """Return state name -> (kind, bytes of a number), for a parameter of that shape.
@@ -83,18 +89,6 @@ def _checked_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
             message = f"`{option}` does not change the state of {name} here; options that do: {known}."
             raise refusal(ValueError, message, **options, name=name)
     return {option: info.options[option].checked(value, option) for option, value in options.items()}
-
-
-def _checked_masters(multi_precision: Optional[bool], dtype: str) -> bool:
-    """Return whether there are float32 masters; raise for masters of float32 parameters."""
-    masters = checked_bool(dtype != "float32" if multi_precision is None else multi_precision, "multi_precision")
-    if masters and dtype == "float32":
-        raise refusal(ValueError, "float32 parameters have no masters.", multi_precision=True, dtype="float32")
-    return masters
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def sizing_options(name: str) -> dict[str, Option]:

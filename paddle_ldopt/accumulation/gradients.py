@@ -1,12 +1,16 @@
-"""Gradients of a micro-batch, from a list or a model, and reduced gradients for parameters."""
+"""Gradients of a micro-batch, from a list or a model; their sums over processes; reduced gradients for parameters."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, Optional
 
 import paddle
+import paddle.distributed as dist
 
 from .._messages import wrong_type
 from .._paddle import sharding_setting, unwrap_model
+
+Slot = Optional[tuple[list[int], str]]  # shape and dtype, None without a gradient so far
 
 
 def gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[paddle.Tensor]], list[paddle.Tensor]]:
@@ -33,6 +37,38 @@ def trainable(model: paddle.nn.Layer) -> tuple[list[str], list[paddle.Tensor]]:
 def sum_dtype(gradient: paddle.Tensor) -> Any:
     """Return the type for the sum of such gradients."""
     return paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
+
+
+@dataclasses.dataclass
+class ProcessPart:
+    """A process's part of a cycle, without the sums; a process without a call has no slots."""
+
+    reduction: str
+    names: Optional[list[str]]  # structured names of a model's parameters, None for a list of gradients
+    own_names: Optional[list[str]]  # Paddle's names of these parameters
+    slots: list[Slot]
+    received: list[bool]
+    count: int
+    weight: float
+
+    @property
+    def was_called(self) -> bool:
+        """Whether the process has ever called its accumulator, which decides its slots."""
+        return bool(self.slots or self.count)
+
+
+def summed(sums: list[Any], parts: list[ProcessPart], group: Any) -> list[Any]:
+    """Add up the sums of all processes in place; missing sums count as zeros if any process has a gradient."""
+    columns = list(zip(*(part.slots for part in parts if part.was_called)))
+    out = []
+    for column, total in zip(columns, sums or [None] * len(columns)):
+        slot = next((slot for slot in column if slot is not None), None)
+        if slot is not None:
+            total = paddle.zeros(*slot) if total is None else total
+            if dist.get_world_size(group) > 1:
+                dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
+        out.append(total)
+    return out
 
 
 def divided(total: paddle.Tensor, divisor: float) -> paddle.Tensor:
