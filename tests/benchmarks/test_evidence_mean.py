@@ -107,7 +107,7 @@ def test_the_verdict_and_the_default(tmp_path):
         "0.9 by blocks (+2.1), 0.8 by blocks (+5.1)."
         " 0.8 by blocks would become the default; the recipes keep their defaults until all tasks are finished."
     )
-    assert "**not the rate that the study was planned with**" in report.setup(results, [NAME], 10)
+    assert "**unlike the tuned rate of the protocol**" in report.setup(results, [NAME], 10)
 
 
 def test_without_a_gain_the_default_is_uniform(tmp_path):
