@@ -74,11 +74,11 @@ def write_whole(path: Path, text: str) -> None:
     if not isinstance(text, str):
         raise wrong_type(text, "text", "a str")
     content = text.encode("utf-8", "backslashreplace")  # file names may not be UTF-8
-    if os.path.isfile(path) or not os.path.exists(path):
-        write_file(path, [content])
-    else:
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         with open(path, "wb") as file:
             file.write(content)
+    else:
+        write_file(path, [content])
 
 
 @contextlib.contextmanager

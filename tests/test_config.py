@@ -258,7 +258,12 @@ WRONG = {
     ),
     "rules": ({"layerwise_rules": {"a": 1}}, "`layerwise_rules` have no effect without a layer-wise decay"),
     "schedule": ({"lr_scheduler_type": "cosin"}, "'cosin' is not a known schedule; the nearest is 'cosine'"),
+    "schedule's type": ({"lr_scheduler_type": np.ones(2)}, "Received: lr_scheduler_type=array"),
     "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: get_linear_schedule"),
+    "no rate's warm-up": (
+        {"optim": "adafactor", "learning_rate": None, "warmup_ratio": paddle.ones([2])},
+        "`warmup_ratio` must be",
+    ),
     "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be a whole number of steps"),
     "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
     "two warm-ups": ({"warmup_steps": 1, "warmup_ratio": 0.5}, "exclude each other. Received: warmup_steps=1"),

@@ -13,7 +13,7 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..layers.user_rules import checked_rules
 from ..schedules import get_scheduler
 from ..schedules.factory import kwargs_problems
-from ..schedules.kinds import SCHEDULES, metric_kinds
+from ..schedules.kinds import SCHEDULES
 from .decay_settings import decay_from, decay_problems
 from .schedule import build_schedule
 
@@ -49,13 +49,13 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     unreadable, layerwise = list(refused(checks)), list(decay_problems(config))
     yield from [*unreadable, *layerwise]
     yield from _optimizer_problems(config, bool(unreadable))
-    schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-    given = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
-    if config.learning_rate is not None:
-        yield from _schedule_problems(config, bool(unreadable))
-    elif given:
-        yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **given)
-    has_steps = config.learning_rate is not None and config.lr_scheduler_type not in metric_kinds()
+    kind = config.lr_scheduler_type
+    known = isinstance(kind, str) and kind in SCHEDULES
+    if not known:
+        yield unknown("schedule", kind, None, SCHEDULES, f"lr_scheduler_type={shown(kind)}")
+    elif not unreadable:
+        yield from _schedule_problems(config, defaults)
+    has_steps = config.learning_rate is not None and not (known and SCHEDULES[kind].on_metric)
     if not layerwise and not has_steps and decay_from(vars(config)).moves:
         message = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
         received = {name: getattr(config, name) for name in ("learning_rate", "lr_scheduler_type", "layerwise_end")}
@@ -120,15 +120,15 @@ def _sets_its_rate(config: Any) -> bool:
     return config.optim_kwargs.get("relative_step", usual) is True
 
 
-def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
-    kind = config.lr_scheduler_type
-    if not isinstance(kind, str) or kind not in SCHEDULES:
-        yield unknown("schedule", kind, None, SCHEDULES, f"lr_scheduler_type={shown(kind)}")
-        return
-    if unreadable:
+def _schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
+    if config.learning_rate is None:
+        names = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
+        given = {name: getattr(config, name) for name in names if getattr(config, name) != defaults[name]}
+        if given:
+            yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **given)
         return
     warmup = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
     if all(warmup.values()):
         yield problem("`warmup_steps` and `warmup_ratio` exclude each other.", **warmup)
-    yield from SCHEDULES[kind].idle_warmup(**warmup)
+    yield from SCHEDULES[config.lr_scheduler_type].idle_warmup(**warmup)
     yield from schedule_problems(config, MANY_STEPS)

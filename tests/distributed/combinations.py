@@ -380,13 +380,11 @@ def gathered(value, group):
 # ---- in several
 
 
-def worker(keys, references, folder):
-    """Train each combination, write its outcome into a file as soon as it is known."""
+def worker(layout, keys, references, folder):
+    """Train each combination of a layout, write its outcome into a file as soon as it is known."""
     log = pathlib.Path(folder, f"outcomes{dist.get_rank()}")
-    layout = None
+    hcg = start_fleet(**LAYOUTS[layout])
     for index, key in keys:
-        if key[0] != layout:
-            layout, hcg = key[0], start_fleet(**LAYOUTS[key[0]])
         start, end = references[key[2], features_of(key)]
         signal.alarm(SECONDS)  # ends a process that waits for another
         outcome = Run(hcg, key, fleet).outcome(start, end)
@@ -530,17 +528,17 @@ def reference(case, features):
 def outcomes(keys, folder, timeout=600, quiet=True):
     """Return {combination: outcome of each process}; "stuck" for one that did not end."""
     found = {}
-    for ranks in (2, 4):
-        left = [(index, key) for index, key in enumerate(keys) if ranks_of(key[0]) == ranks]
-        left.sort(key=lambda item: (list(LAYOUTS).index(item[1][0]), item[0]))
+    for layout in LAYOUTS:  # in processes of its own: each process group has a thread that polls until its process ends
+        ranks = ranks_of(layout)
+        left = [(index, key) for index, key in enumerate(keys) if key[0] == layout]
         while left:
-            place = pathlib.Path(folder, f"{ranks}-{len(left)}")
+            place = pathlib.Path(folder, f"{layout}-{len(left)}")
             place.mkdir(parents=True)
             wanted = {(key[2], features_of(key)) for _, key in left}
             references = {(case, features): reference(case, features) for case, features in wanted}
             why = None
             try:
-                launch(worker, ranks, timeout=timeout, keys=left, references=references, folder=str(place))
+                launch(worker, ranks, timeout, layout=layout, keys=left, references=references, folder=str(place))
             except LaunchError as error:
                 why = str(error)[-2000:]
             logs = [place / f"outcomes{rank}" for rank in range(ranks)]
@@ -554,7 +552,7 @@ def outcomes(keys, folder, timeout=600, quiet=True):
                 index, key = left.pop(0)
                 found[key] = [one.get(index, {"error": "stuck", "message": why}) for one in read]
             if not quiet:
-                print(f"{ranks} processes: {len(left)} left", flush=True)
+                print(f"{layout}: {len(left)} left", flush=True)
     return found
 
 

@@ -225,6 +225,7 @@ class Arguments:
     max_steps: int = 10
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
+    max_grad_norm: float = 1.0
     num_cycles: float = 0.5
     lr_end: float = 1e-7
     power: float = 1.0
@@ -243,7 +244,7 @@ class OurArguments(trainer.LdoptArgumentsMixin, Arguments):
 
 
 def path(ending):
-    return Lazy(lambda: str(pathlib.Path(tempfile.gettempdir()) / f"ldopt-bad-calls{ending}"))
+    return Lazy(lambda: str(pathlib.Path.cwd() / f"bad-calls{ending}"))  # not shared with other processes
 
 
 def settings_file(ending):
@@ -499,7 +500,7 @@ CALLS = {
         f"LdoptConfig.from_{kind}": Row(
             call(getattr(ldopt.LdoptConfig, f"from_{kind}"), path=Lazy(lambda kind=kind: settings_file(f".{kind}"))),
             also=(OSError,),
-            words={"path": "(path|codec)"},
+            words={"path": "(path|codec|values)"},
         )
         for kind in ("yaml", "json")
     },

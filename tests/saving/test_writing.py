@@ -38,6 +38,12 @@ def test_what_is_written_goes_through_links_and_pipes(name, tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, (target, link, pipe)))
 
 
+@pytest.mark.parametrize("folder", [".", ""])
+def test_a_folder_is_not_written(folder):
+    with pytest.raises(ValueError, match="`path` must be a regular file. Received: path=.*, found='a folder'"):
+        write_whole(folder, "all of it")
+
+
 @pytest.mark.promise("a failed write keeps the old file and leaves no other")
 def test_a_write_that_fails_leaves_what_was_there(saved, monkeypatch, victim):
     before = read(saved)
