@@ -14,7 +14,7 @@ A new schedule is a curve and a function, whose signature declares the options::
         floor: float = 0.0
 
         def _after(self, k: int) -> float:
-            return max(self.floor, 1.0 - k / self.warmup)
+            return max(self.floor, 1.0 - k / max(self.warmup, 1))
 
     @schedule("triangle")
     def get_triangle_schedule(optimizer, num_warmup_steps: Steps, floor: Fraction = 0.0, last_epoch: LastStep = -1):

@@ -20,7 +20,7 @@ class Triangle(Curve):
     floor: float = 0.0
 
     def _after(self, k: int) -> float:
-        return max(self.floor, 1.0 - k / self.warmup)
+        return max(self.floor, 1.0 - k / max(self.warmup, 1))
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ def _sums_sent(weights: list[Weight], ranks: list[list[_Held]], optimizer: Optim
 
 @functools.lru_cache(maxsize=32)  # the same for every optimizer
 def _owned(weights: tuple[Weight, ...], layout: Layout, itemsize: int) -> list[list[_Held]]:
-    """Return, for each device that shares the state, the parameters it updates: (weight, number of elements)."""
+    """Return, for each device that shares the state, the parameters that it updates."""
     n = layout.sharding
     if n == 1:
         return [[_Held(weight, weight.size, weight.size) for weight in weights]]
