@@ -25,6 +25,7 @@ from .errors import error
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
 PREDICTION = "prediction.json"
+_CHECKPOINT = r"checkpoint-\d+"  # the name of a checkpoint's folder
 ENCODING = ("model", "max_length", "max_target_length", "overlap", "max_answer_length", "lora_rank")
 
 
@@ -72,7 +73,7 @@ def with_arguments_of_run(argv):
     if given is None:
         return argv
     checkpoint = given.rstrip("/")
-    if not re.fullmatch(r"checkpoint-\d+", os.path.basename(checkpoint)):
+    if not re.fullmatch(_CHECKPOINT, os.path.basename(checkpoint)):
         checkpoint = last_checkpoint(given)
     if checkpoint is None or not os.path.exists(os.path.join(checkpoint, "trainer_state.json")):
         raise error("There is no complete checkpoint to resume from.", resume_from_checkpoint=given)
@@ -96,7 +97,8 @@ def check_folder(args):
         advice = f"pass `--resume_from_checkpoint {folder}` to resume it, or another `output_dir`"
         raise error(f"The folder has checkpoints of another run: {advice}.", output_dir=folder)
     found = sorted(path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json"))
-    damaged = [path.name for path in found if not any(path.glob("*.partial"))]  # others are incomplete
+    named = [path for path in found if re.fullmatch(_CHECKPOINT, path.name)]  # not "checkpoint-2.unfinished"
+    damaged = [path.name for path in named if not any(path.glob("*.partial"))]  # others are incomplete
     if damaged:
         problem = f"The folder has checkpoints of another run, all of them damaged ({', '.join(damaged)})"
         raise error(f"{problem}: give another `output_dir`, or remove them to start over.", output_dir=folder)

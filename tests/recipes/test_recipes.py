@@ -217,6 +217,14 @@ def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monke
     assert not {key: abs(whole[key] - cut[key]).max() for key in whole if whole[key].tobytes() != cut[key].tobytes()}
 
 
+def test_a_loop_begins_anew_over_a_save_that_a_kill_left_unfinished(start, tmp_path):
+    left = tmp_path / "out/checkpoint-1.unfinished"
+    left.mkdir(parents=True)
+    (left / "trainer_state.json").write_text('{"global_step": 1}')
+    start("matching", *two_steps("matching", tmp_path / "out"))
+    assert not left.exists() and (tmp_path / "out/checkpoint-1/trainer_state.json").exists()
+
+
 def test_a_loops_damaged_checkpoint_is_passed_over_and_refused_by_name(start, tmp_path):
     start("matching", *two_steps("matching", tmp_path / "out"))
     expected = (tmp_path / "out/model_state.pdparams").read_bytes()
