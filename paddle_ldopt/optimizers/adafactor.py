@@ -54,7 +54,7 @@ def adafactor_update(
     t = state[STEP]
     one_minus_beta2 = power(t, decay_rate)  # (7.2)
     g_square = add_(grad * grad, eps[0])
-    v = yield from factored_ema("exp_avg_sq", g_square, state, shard, 1.0 - one_minus_beta2, one_minus_beta2)
+    v = yield from factored_ema("exp_avg_sq", g_square, state, shard, one_minus_beta2)
     u = divided_by_root(grad, v, shard)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
     u = clipped_(u, rms_u, clip_threshold)

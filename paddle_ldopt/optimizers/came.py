@@ -61,9 +61,8 @@ def came_update(
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale
-    if beta2 is None:
-        beta2 = 1 - power(t, -decay_rate)
-    v = yield from factored_ema("exp_avg_sq", add_(grad * grad, eps[0]), state, shard, beta2)
+    one_minus_beta2 = power(t, -decay_rate) if beta2 is None else 1 - beta2
+    v = yield from factored_ema("exp_avg_sq", add_(grad * grad, eps[0]), state, shard, one_minus_beta2)
     u = divided_by_root(grad, v, shard)  # g / sqrt(V)
     rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
     u = clipped_(u, rms_u, clip_threshold)
@@ -72,7 +71,7 @@ def came_update(
         m = ema_(state["exp_avg"], u, beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
         if is_factored(shard.shape):
-            s = yield from factored_ema("exp_avg_res", add_(square_(u - m), eps[2]), state, shard, beta3)
+            s = yield from factored_ema("exp_avg_res", add_(square_(u - m), eps[2]), state, shard, 1 - beta3)
             u = divided_by_root(m, s, shard)  # m / sqrt(S)
             new_state.update(s)
         else:

@@ -59,7 +59,7 @@ def square_(x: Any) -> Any:
 
 def power(t: Any, exponent: float) -> Any:
     """Return t^exponent in the type of t: Paddle rounds a float exponent to float32."""
-    return t ** (_paddle.scale(t, 0.0, exponent, True) if paddle.in_dynamic_mode() else paddle.full_like(t, exponent))
+    return t ** (paddle.full_like(t, exponent) if _paddle.is_float64(t) else exponent)
 
 
 def sqrt(x: Any) -> Any:

@@ -6,7 +6,7 @@ are the matrix, the others a batch of matrices. Vectors and scalars are not fact
 Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by sizes from the shape of the whole
 parameter, `Shard.shape`:
 
-    v = yield from factored_ema("exp_avg_sq", grad * grad + eps, state, shard, beta2)
+    v = yield from factored_ema("exp_avg_sq", grad * grad + eps, state, shard, 1 - beta2)
     u = divided_by_root(grad, v, shard)
 """
 
@@ -36,20 +36,20 @@ def factored_kinds(name: str) -> dict[str, str]:
 
 
 def factored_ema(
-    name: str, new: Any, state: Values, shard: Any, beta: Any, one_minus_beta: Any = None
+    name: str, new: Any, state: Values, shard: Any, one_minus_beta: Any
 ) -> Generator[list[Any], list[Any], Values]:
     """Return the new state of the `ema_` of this name: of matrices [..., R, C] the means of rows and of columns.
 
     Overwrites the old state. Yields the sums of the rows and columns of `new`; of a vector nothing.
     """
+    beta = 1 - one_minus_beta
     if not is_factored(shard.shape):
         return {name: ema_(state[name], new, beta, one_minus_beta)}
     asked = [shard.row_sums(new), shard.col_sums(new)]
     del new  # no memory as large as the parameter while other processes are awaited
     sums, means = (yield asked), {}
-    one_minus_beta = 1 - beta if one_minus_beta is None else one_minus_beta
     for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
-        means[part] = ema_(state[part], total / size, beta, one_minus_beta)
+        means[part] = ema_(state[part], total, beta, one_minus_beta / size)
     return means
 
 
