@@ -1,6 +1,6 @@
-"""State of each optimizer on the parameters of BERT-base, counted after a step.
+"""Count the bytes of each optimizer's state for the parameters of BERT-base, after a step.
 
-python benchmarks/state_bytes.py
+    python benchmarks/state_bytes.py
 """
 
 import argparse
