@@ -1,4 +1,4 @@
-"""The effect of layer-wise decay on few-sample fine-tuning: every learning rate, decay and seed, on real text.
+"""Measure the effect of layer-wise decay on few-sample fine-tuning, at several learning rates, decays and seeds.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence.py run --data docstrings trec/
     python benchmarks/llrd_evidence.py report    # writes docs/evidence.md, evidence_tables.md

@@ -1,4 +1,4 @@
-"""Does a decay that keeps the mean rate help? Uniform training against decays whose ratios are divided by their mean.
+"""Compare uniform training with decays that keep the mean learning rate: their ratios are divided by the mean ratio.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence_mean.py run --data docstrings trec/
     python benchmarks/llrd_evidence_mean.py report              # writes docs/evidence.md, evidence_tables.md
