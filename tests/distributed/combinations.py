@@ -14,7 +14,6 @@ to the loss. So the float32 masters can be compared as closely as float32 parame
 """
 
 import argparse
-import collections
 import contextlib
 import functools
 import itertools
@@ -81,16 +80,9 @@ def combinations():
     return [key for key in every if key[3] != "overflow" or key[1] == "PipelineWithLossScale"]
 
 
-def sample(count, seed, ranks):
-    """Draw some whose layout has so many processes, every layout among them."""
-    draw = random.Random(seed)
-    by_layout = collections.defaultdict(list)
-    for key in combinations():
-        if ranks_of(key[0]) == ranks:
-            by_layout[key[0]].append(key)
-    for keys in by_layout.values():
-        draw.shuffle(keys)
-    return [key for _, key in zip(range(count), itertools.chain(*zip(*by_layout.values())))]
+def sample(layout, count, seed):
+    """Draw some combinations of a layout."""
+    return random.Random(f"{seed}{layout}").sample([key for key in combinations() if key[0] == layout], count)
 
 
 def features_of(key):
