@@ -1,4 +1,4 @@
-"""The layer-wise settings in a framework's checkpoints: a resume with other settings is refused."""
+"""The class and layer-wise settings in a framework's checkpoints: a resume with others is refused."""
 
 import functools
 import warnings
@@ -8,20 +8,22 @@ from .._paddle import parameters_of
 from ..layers.decay import OPTIONS
 from ..layers.optimizer_interface import ratios_of
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
+from ..saving.optimizer_record import check_class
 
 _KEY = "paddle_ldopt_layerwise"  # key of the record in the state
 
 
 @functools.cache
 def with_record(cls: Any) -> Any:
-    """Return a subclass of an optimizer class, of the same name, with a record of decay and layers in its state."""
+    """Return a subclass of an optimizer class, of the same name, which saves a record of class, decay and layers."""
 
     def state_dict(self: Any) -> dict[str, Any]:
-        return {**cls.state_dict(self), _KEY: _record(self)}
+        return {**cls.state_dict(self), _KEY: {"optimizer": cls.__name__, **_record(self)}}
 
     def set_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
         state = dict(state_dict)
         record = state.pop(_KEY, None)
+        check_class((record or {}).get("optimizer", cls.__name__), cls.__name__)
         if not getattr(self, ALLOW):
             _check(record, _record(self))
         cls.set_state_dict(self, state)

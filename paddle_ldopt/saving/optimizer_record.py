@@ -159,11 +159,16 @@ def merged(records: Sequence[Record]) -> Record:
     return {**records[0], "options": options, "parameters": parameters}
 
 
+def check_class(saved: str, present: str) -> None:
+    """Raise ValueError unless both names of optimizer classes are equal."""
+    if saved != present:
+        problem = f"The saved state is of {saved}: resume with the same class."
+        raise ValueError(f"{problem} Received: optimizer of type {present}")
+
+
 def check_model(saved: Record, present: Record) -> None:
     """Raise ValueError if a file's record is of another optimizer class or another model."""
-    if saved["optimizer"] != present["optimizer"]:
-        problem = f"The saved state is of {saved['optimizer']}: resume with the same class."
-        raise ValueError(f"{problem} Received: optimizer of type {present['optimizer']}")
+    check_class(saved["optimizer"], present["optimizer"])
     saved, present = saved["parameters"], present["parameters"]
     missing, unexpected = sorted(set(present) - set(saved)), sorted(set(saved) - set(present))
     if missing or unexpected:

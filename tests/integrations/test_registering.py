@@ -229,6 +229,13 @@ def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
     assert saved(same, tmp_path / "again.pdopt").keys() == state.keys()
 
 
+def test_a_resume_with_another_class_is_refused(ocr, encoder, tmp_path):
+    state = saved(ocr.Lamb(0.1)(encoder), tmp_path / "state.pdopt")
+    opt = ocr.AdamWeightDecay(0.1, allow_layerwise_change=True)(encoder)  # with states of the same names
+    with pytest.raises(ValueError, match="is of Lamb: .*Received: optimizer of type AdamWeightDecay"):
+        opt.set_state_dict(state)
+
+
 def test_a_checkpoint_that_does_not_tell_its_decay_is_warned_of(ocr, encoder, tmp_path):
     state = saved(ldopt.create("adamwdl", encoder, learning_rate=0.1), tmp_path / "state.pdopt")
     with pytest.warns(UserWarning, match="does not say which layer-wise decay .*: the file's applies"):

@@ -1,9 +1,11 @@
 """The state of every optimizer: its size, a resume, and states that are refused."""
 
+import itertools
+
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import every_optimizer, every_variant, make, same
+from optimizer_cases import OPTIMIZERS, every_optimizer, every_variant, make, same
 from reference import bert_like, make_params, take_steps
 
 # name -> numbers of 4 bytes in the state of a matrix of r x c, and of a vector of n
@@ -99,6 +101,22 @@ def test_a_state_of_other_parameters_is_refused(name, saved, loads_into):
     for i in loads_into:
         model[i](paddle.ones([1, 2])).sum().backward()
     opt.step()  # nothing waits for it
+
+
+SAME = {"lamb", "adamweightdecay"}  # have states of the same names and meanings
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [pair for pair in itertools.permutations(OPTIMIZERS, 2) if not {*pair} <= SAME]
+)
+@pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
+def test_the_state_of_another_optimizer_is_refused(name, other, stepped):
+    model, opt = layers_of_three(name, [0])
+    if stepped:
+        model[0](paddle.ones([1, 2])).sum().backward()
+        opt.step()
+    with pytest.raises(ValueError, match="that this .* lacks: build|all state of a parameter or none|lacks a state"):
+        opt.set_state_dict(saved_state(other, [0], [0]))
 
 
 @every_optimizer

@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from ..._messages import shown, wrong_type
 from ..._paddle import accumulators, lr_or_scheduler, parameters_of, prefixed, with_state
-from ..states import check_value
+from ..states import COUNTERS, check_value
 
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
@@ -76,7 +76,14 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
         if not present and not param.stop_gradient:
             missing.append(param.name)
         known |= present
-    names = tuple(f"{name}_" for name in optimizer.structured_names)  # of parameters that are not trained here
+    own = tuple(f"{param.name}_" for param in parameters_of(optimizer))
+    # `paddle.Model` adds entries under mangled names, but none with the name of a counter
+    surplus = sorted(k for k in keys - known if k.startswith(own) and any(f"_{count}_" in k for count in COUNTERS))
+    if surplus:
+        wrong = f"`state_dict` has states that this {type(optimizer).__name__} lacks"
+        advice = "build the optimizer as the saved one was."
+        raise ValueError(f"{wrong}: {advice} Received: {len(surplus)} such entries, as {surplus[:2]}")
+    names = tuple(f"{name}_" for name in optimizer.structured_names)  # the others are of parameters not trained here
     unknown = sorted(key for key in keys - known if not (names and key.startswith(names)))
     if unknown and (missing or not keys & known):
         raise ValueError(

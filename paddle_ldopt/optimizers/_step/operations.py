@@ -4,7 +4,6 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
-import numpy as np
 import paddle
 from paddle import Tensor
 
@@ -144,7 +143,7 @@ class OperationsPlan:
             and all(map(operator.is_, settings, self._settings))
             and inputs.have_same_layout(then)
             and inputs.factors == then.factors
-            and np.array_equal(inputs.ratios, then.ratios)
+            and inputs.ratios.tobytes() == then.ratios.tobytes()
             and (not asked or list(map(optimizer.has_weight_decay, inputs.params)) == self._has_weight_decay)
             and self._state.is_unchanged()
             and addresses(self._state.tensors) == self._state_at
