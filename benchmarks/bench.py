@@ -1,11 +1,11 @@
-"""Time, memory and growth of every optimizer's step, beside its peers.
+"""Measure time and memory of a step of every optimizer and of its peers (the implementations that it follows).
 
     make bench                                               # everything, into benchmarks/README.md (25 minutes)
     python benchmarks/bench.py --models bert-base --optimizers lamb --threads 2
 
 Our optimizer and a peer run in two processes, which take steps in turn, with a memory test (the triad) between two
-steps. A ratio is the median of the ratios of neighbouring steps, so that a slow phase of the machine affects both. A
-peer that is not installed is listed as left out.
+steps. A ratio is the median of the ratios of neighbouring steps, so that a slow phase of the machine affects both. The
+page lists peers that are not installed as left out.
 """
 
 import argparse
@@ -237,11 +237,11 @@ def arguments(argv):
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
-    parser.add_argument("--threads", nargs="+", type=int, help="default: all cores, and 1 for the first model too")
-    parser.add_argument("--rounds", type=int, default=7, help=f"maximum; {FEWEST} if a pair takes long")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS, help="default: all")
+    parser.add_argument("--threads", nargs="+", type=int, help="default: all cores; for the first model also 1")
+    parser.add_argument("--rounds", type=int, default=7, help=f"steps of each pair (7); {FEWEST} if they take long")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
     parser.add_argument("--quick", action="store_true", help="one model, all threads, 3 rounds, at most 10 M elements")
     parser.add_argument("--write", action="store_true", help="write benchmarks/README.md, results.json and the charts")
     parsed = parser.parse_args(argv)

@@ -1,11 +1,11 @@
-"""The effect of layer-wise decay on few-sample fine-tuning: every learning rate, decay and seed, on real text.
+"""Measure the effect of layer-wise decay on few-sample fine-tuning, at several learning rates, decays and seeds.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence.py run --data docstrings trec/
     python benchmarks/llrd_evidence.py report    # writes docs/evidence.md, evidence_tables.md
 
-`run` appends one line of JSON per run to benchmarks/results/llrd_evidence.jsonl and skips the runs that are there.
-MiniLM (recipes/common/pretrained.py) is fine-tuned on a few rows that the seed draws. The same seed gives every arm the
-same rows, order, head and dropout. docs/evidence.md has the findings.
+`run` fine-tunes MiniLM (recipes/common/pretrained.py) on a few rows that the seed draws. Runs with the same seed have
+the same rows, order, initial head and dropout. Each run adds a line of JSON to benchmarks/results/llrd_evidence.jsonl.
+Runs in this file are skipped. docs/evidence.md has the findings.
 """
 
 import argparse
@@ -305,11 +305,11 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train the runs that are not in the results yet")
-    run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, .tsv files, folders of .tsv files")
+    run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, .tsv files or folders of them")
     run.add_argument("--seeds", type=int, default=5, help="seeds of AdamW")
     run.add_argument("--optimizer_seeds", type=int, default=3, help="seeds of the other optimizers; 0 omits them")
     report = commands.add_parser("report", help="write the tables and pictures of docs/evidence.md")
-    report.add_argument("--docs", type=Path, default=ROOT / "docs" / "evidence.md")
+    report.add_argument("--docs", type=Path, default=ROOT / "docs" / "evidence.md", help="page to write")
     for command in (run, report):
         command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)

@@ -1,15 +1,15 @@
-"""Does a decay that keeps the mean rate help? Uniform training against decays whose ratios are divided by their mean.
+"""Compare uniform training with decays that keep the mean learning rate: their ratios are divided by the mean ratio.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence_mean.py run --data docstrings trec/
     python benchmarks/llrd_evidence_mean.py report              # writes docs/evidence.md, evidence_tables.md
 
-`run` appends one line of JSON per run to benchmarks/results/llrd_evidence_mean.jsonl and skips the runs in the file. It
-trains the tasks whose data it is given: `docstrings` is in every Python; TREC's question types are a folder `trec` with
-train.tsv and test.tsv (text, tab, label), which we do not distribute.
+`run` adds a line of JSON per run to benchmarks/results/llrd_evidence_mean.jsonl and skips runs in this file. It trains
+the tasks whose data are in --data. `docstrings` needs no files: the texts are in every Python. `trec` is a folder with
+train.tsv and test.tsv (question, tab, type), which we do not distribute.
 
-Dividing all ratios by a constant is the same as dividing the learning rate by it. The runs do the latter: the optimizer
-gets the nominal rate divided by the mean ratio, which is in the results of each run. `LayerDecay(preserve_mean=True)`
-does the former, for the mean over the blocks. Model, optimizer and schedule are those of llrd_evidence.py.
+To divide all ratios by a constant, the runs divide the learning rate by it, which has the same effect. The results of
+each run contain the mean ratio. `LayerDecay(preserve_mean=True)` divides the ratios themselves by their mean over the
+blocks. Model, optimizer and schedule are the same as in llrd_evidence.py.
 """
 
 import argparse
@@ -163,9 +163,9 @@ def main(argv=None):
     run = commands.add_parser("run", help="train the runs that are not in the results yet")
     run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, and the folder trec")
     run.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="tasks to train")
-    run.add_argument("--seeds", type=int, default=SEEDS)
+    run.add_argument("--seeds", type=int, default=SEEDS, help="seeds of each setting")
     report = commands.add_parser("report", help="write the tables on the mean rate into the evidence pages")
-    report.add_argument("--docs", type=Path, default=evidence.ROOT / "docs" / "evidence.md")
+    report.add_argument("--docs", type=Path, default=evidence.ROOT / "docs" / "evidence.md", help="page to write")
     for command in (run, report):
         command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)

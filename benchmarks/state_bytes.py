@@ -1,6 +1,8 @@
-"""State of each optimizer on the parameters of BERT-base, counted after a step.
+"""Count the bytes of each optimizer's state for the parameters of BERT-base, after a step.
 
-python benchmarks/state_bytes.py
+    python benchmarks/state_bytes.py
+
+`make bench` writes the same table into benchmarks/README.md.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained vision transformer to classify images, each layer at its own rate, decayed by 0.65 as in BEiT.
+"""Fine-tune a pretrained vision transformer to classify images, each layer at its own rate (decay 0.65, as in BEiT).
 
     python recipes/image_classification.py
     python recipes/image_classification.py --data photos/ --model openai/clip-vit-base-patch32   # photos/<class>/*.jpg
@@ -6,8 +6,8 @@
     python recipes/image_classification.py --config recipes/configs/vit/image_classification.yaml
     python recipes/image_classification.py --resume_from_checkpoint runs/image_classification-20261121-140000
 
-By default a small transformer is first pretrained on the handwritten digits 0 to 4 of scikit-learn, then fine-tuned on
-a few images of the digits 5 to 9.
+By default, a small transformer is first pretrained on the handwritten digits 0 to 4 of scikit-learn, and then
+fine-tuned on a few images of the digits 5 to 9.
 """
 
 import dataclasses

@@ -6,8 +6,8 @@
     python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
     python recipes/language_model_sft.py --resume_from_checkpoint runs/language_model_sft-20261121-140000
 
-By default a small untrained LLaMA learns to write, byte by byte, the description of a function of Python's standard
-library from its name. A file has one JSON object per line. The loss is the mean over the tokens of the answers.
+By default, a small untrained LLaMA learns to describe a function of Python's standard library, given its name. It
+writes byte by byte. A file has one JSON object per line. The loss is the mean over the tokens of the answers.
 """
 
 import dataclasses

@@ -6,10 +6,10 @@
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
     python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
 
-A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and
-weights each by its masked tokens, so the step equals that of the whole batch. By default MiniLM (from a package that
-`make` installs) trains on docstrings of Python's standard library. `--model BertForMaskedLM` trains a small new model.
-The run's folder is a `--model` for other recipes. All other arguments of PaddleNLP's Trainer work too (--help-all).
+By default, MiniLM (from a package that `make` installs) trains on docstrings of Python's standard library.
+`--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`. Each step
+is one batch of `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and weights each
+by its number of masked tokens. The gradients are therefore the same as without micro-batches.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class Options:
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a .txt file or folder, paddlenlp:NAME, datasets:NAME")
-    text_field: str = option("text", "column of the text in a hub's data set")
+    text_field: str = option("text", "field of the text in a hub's data set")
     micro_batch_size: int = option(16, "rows per micro-batch")
     masked_share: float = option(0.15, "fraction of tokens to mask and predict, in (0, 1)")
     max_length: int = option(16, "longest text in tokens; longer texts are cut")

@@ -2,14 +2,14 @@
 
     python recipes/matching.py
     python recipes/matching.py --data pairs.tsv --text_column 0 --text_pair_column 1 --label_column 2
-    python recipes/matching.py --data paddlenlp:clue:afqmc          # columns sentence1, sentence2 and label are found
+    python recipes/matching.py --data paddlenlp:clue:afqmc          # columns sentence1, sentence2, label are recognized
     python recipes/matching.py --config recipes/configs/minilm/matching.yaml
     python recipes/matching.py --resume_from_checkpoint runs/matching-20261121-140000
     python -m paddle.distributed.launch --nproc_per_node 2 recipes/matching.py --output_dir runs/two
 
-The loop follows PaddleNLP's matching examples: the optimizer reads the layers from the names of the bare model, then
-come DataParallel, a GradScaler and `scaler.minimize`. By default MiniLM (from a package that `make` installs) learns
-whether a sentence and a text are two parts of the same docstring.
+By default, MiniLM (from a package that `make` installs) learns whether a sentence and a text are parts of the same
+docstring of Python's standard library. The loop follows PaddleNLP's matching examples. It creates the optimizer before
+it wraps the model in DataParallel, because the names of the bare model determine the layers.
 """
 
 import dataclasses

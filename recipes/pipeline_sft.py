@@ -1,15 +1,15 @@
-"""Fine-tune a small LLaMA in pipeline stages, with a loss scale that recovers from overflows.
+"""Train a small LLaMA in pipeline stages, with a loss scale that recovers from overflows.
 
     make pipeline                                                          # two processes on a CPU; under 3 minutes
-    make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient of steps 5 and 9
-    . .venv/bin/activate                                                   # the environment that make has installed
+    make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient in steps 5 and 9
+    . .venv/bin/activate                                                   # for the commands below
     python recipes/pipeline_sft.py --data rows.csv --optim came --steps 400
     python recipes/pipeline_sft.py --output_dir runs/sft                   # keeps checkpoints; --resume continues
-    python -m paddle.distributed.launch --devices 0,1,2,3 recipes/pipeline_sft.py --stages 2 --float16    # GPUs: 2 x 2
+    python -m paddle.distributed.launch --devices 0,1,2,3 recipes/pipeline_sft.py --stages 2 --float16   # 2 replicas
 
-It starts its own processes unless `paddle.distributed.launch` has started them. The model learns to write, byte by
-byte, a text of a given class: by default the docstring of a function, class or module of Python's library. The loss is
-the mean over all tokens of the texts, even if the micro-batches have different numbers of tokens.
+The model learns to write, byte by byte, a text of a given class: by default the docstring of a function, class or
+module of Python's standard library. The recipe starts its own processes unless `paddle.distributed.launch` has started
+them. The loss is the mean over all tokens, even if the micro-batches have different numbers of tokens.
 """
 
 import argparse
@@ -41,16 +41,16 @@ def arguments():
     parser.add_argument(
         "--data",
         default="docstrings",
-        help="docstrings, a file or folder, or a hub's data set, as in sequence_classification.py",
+        help="docstrings, a file, a folder or a hub's data set, as in sequence_classification.py",
     )
-    parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers())
+    parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers(), help="(adamwdl)")
     for name, default, text in (
         ("learning_rate", 2e-3, "peak learning rate of the head; the schedule is a cosine"),
-        ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
-        ("max_grad_norm", 1.0, "clip gradients to this global norm"),
+        ("layerwise_decay", 0.9, "rate of a layer / rate of the layer above; 1 is uniform"),
+        ("max_grad_norm", 1.0, "global norm to which gradients are clipped"),
         ("loss_scale", 2.0**12, "initial loss scale; it doubles after 50 steps without an overflow"),
         ("steps", 200, "number of steps, including steps that overflow"),
-        ("stages", 2, "number of pipeline stages; further processes are data parallel"),
+        ("stages", 2, "number of pipeline stages; more processes form data-parallel replicas"),
         ("micro_batch_num", 4, "micro-batches per step"),
         ("micro_batch_size", 8, "rows per micro-batch"),
         ("length", 64, "longest row in bytes; longer rows are cut"),
@@ -58,7 +58,7 @@ def arguments():
         ("save_steps", 100, "steps between two checkpoints"),
     ):
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default:g})")
-    parser.add_argument("--inject_overflow", type=steps, default=(), help="steps that get an inf gradient, such as 5,9")
+    parser.add_argument("--inject_overflow", type=steps, default=(), help="steps with an inf gradient, such as 5,9")
     parser.add_argument("--float16", action="store_true", help="train in float16 with autocast; on a GPU only")
     parser.add_argument("--output_dir", help="folder of the checkpoints; by default none are saved")
     parser.add_argument("--resume", action="store_true", help="resume the last complete checkpoint in --output_dir")

@@ -7,8 +7,9 @@
     python recipes/predict.py runs/image_classification-20261121-140000 a.png b.png
     cat texts.txt | python recipes/predict.py runs/token_classification-20261121-140000 --input - --output tags.jsonl
 
-Without --output, it prints one line per input. A file is .txt (one text per line), .csv, .tsv or .jsonl. Standard input
-has one text per line, or two texts with a tab between them. `Predictor` does the same in a program.
+Without --output, it prints one line per input. An input file is .txt (one text per line), .csv, .tsv or .jsonl.
+Standard input has one text per line, or two texts with a tab between them. In Python, use `Predictor` of
+recipes/common/predictors.py.
 """
 
 import argparse
@@ -118,11 +119,11 @@ def say(argv):
     parser.add_argument(
         "--output", metavar="FILE", help="write a .jsonl file, or a .csv file (UTF-8 with a byte order mark)"
     )
-    column = "column of the text in a file: name, or number from 0; by default as in the training"
+    column = "column of the text in the file: name, or number from 0; by default as in the training"
     parser.add_argument("--text_column", help=column)
-    parser.add_argument("--text_pair_column", help="column of the second text")
-    parser.add_argument("--has_header", type=json.loads, help="true or false: whether a file begins with column names")
-    parser.add_argument("--encoding", default="utf-8", help="encoding of a file (utf-8)")
+    parser.add_argument("--text_pair_column", help="column of the second text of a pair")
+    parser.add_argument("--has_header", type=json.loads, help="true or false: whether the file has column names")
+    parser.add_argument("--encoding", default="utf-8", help="encoding of the file (utf-8)")
     parser.add_argument("--batch_size", type=int, default=32, help="inputs per batch (32)")
     parser.add_argument("--max_length", type=int, help="longest text in tokens; by default as in the training")
     args = parser.parse_intermixed_args(argv)

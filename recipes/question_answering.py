@@ -6,9 +6,9 @@
     python recipes/question_answering.py --config recipes/configs/minilm/question_answering.yaml
     python recipes/question_answering.py --resume_from_checkpoint runs/question_answering-20261121-140000
 
-By default MiniLM (from a package that `make` installs) answers questions about signatures of Python's standard library.
-Files have the format of SQuAD 1.1, in which each answer is part of its context. Long contexts are split into
-overlapping windows.
+By default, MiniLM (from a package that `make` installs) answers questions about signatures of functions of Python's
+standard library. Files have the format of SQuAD 1.1, in which each answer is part of its context. Long contexts are
+split into overlapping windows.
 """
 
 import dataclasses

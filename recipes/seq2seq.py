@@ -1,4 +1,4 @@
-"""Train or fine-tune T5 or BART to write short texts, with Adafactor under a schedule or with its relative step.
+"""Train or fine-tune T5 or BART to write short texts, with Adafactor, which can set its own learning rate.
 
     python recipes/seq2seq.py
     python recipes/seq2seq.py --relative_step           # Adafactor sets its own learning rate
@@ -6,7 +6,7 @@
     python recipes/seq2seq.py --config recipes/configs/t5/seq2seq.yaml
     python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
 
-By default a small untrained T5 learns to convert dates in words to digits. A file has one JSON object per line.
+By default, a small untrained T5 learns to convert dates in words to digits. A file has one JSON object per line.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class Options:
     data: str = option("dates", "dates, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: str = option("source", "JSON key of the source text")
     target_field: str = option("target", "JSON key of the target text")
-    relative_step: bool = option(False, "Adafactor sets its own rate; excludes learning_rate, warm-up and schedule")
+    relative_step: bool = option(False, "Adafactor sets its own rate, without learning_rate, warm-up and schedule")
     max_length: Optional[int] = option(None, "longest source in tokens; by default 512, or 32 for dates")
     max_target_length: Optional[int] = option(None, "longest target in tokens; by default 64, or 8 for dates")
 

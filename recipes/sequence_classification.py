@@ -1,15 +1,15 @@
 """Fine-tune a pretrained encoder to classify text, each layer at its own learning rate.
 
-    make finetune                                                          # needs no hub and no file
-    . .venv/bin/activate                                                   # the environment that make has installed
+    make finetune                                                          # needs neither data nor a hub
+    . .venv/bin/activate                                                   # for the commands below
     python recipes/sequence_classification.py --data reviews.csv --text_column review --label_column stars
     python recipes/sequence_classification.py --model ernie-3.0-base-zh --data paddlenlp:clue:tnews --learning_rate 5e-5
     python recipes/sequence_classification.py --resume_from_checkpoint runs/sequence_classification-20261121-140000
-    python recipes/sequence_classification.py --compare                    # uniform against layer-wise, same seeds
+    python recipes/sequence_classification.py --compare                    # uniform against layer-wise rates
 
-By default MiniLM (from a package that `make` installs) learns to classify docstrings of Python's standard library as
-function, class or module. All other arguments of PaddleNLP's Trainer work too (--help-all). A resumed run
-continues in its folder with its own arguments; arguments on the command line override them.
+By default, MiniLM (from a package that `make` installs) learns whether a docstring of Python's standard library
+describes a function, a class or a module. A resumed run continues in its folder with its own arguments; arguments on
+the command line override them.
 """
 
 import dataclasses
@@ -56,9 +56,9 @@ class Options(TextOptions):
     """Model, data, encoding and comparison."""
 
     examples_per_class: Optional[int] = option(None, "training rows per class; by default all, or 50 for docstrings")
-    compare: bool = option(False, "compare uniform and layer-wise rates; write a report, keep no model")
-    compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of both arms")
-    compare_seeds: int = option(3, "number of seeds, from --seed on")
+    compare: bool = option(False, "train uniform and layer-wise; write a report, keep no model")
+    compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of --compare")
+    compare_seeds: int = option(3, "number of seeds of --compare; the first is --seed")
 
     def __post_init__(self):
         super().__post_init__()

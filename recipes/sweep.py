@@ -5,10 +5,10 @@
     python recipes/sweep.py --config recipes/configs/vit/sweep.yaml
     python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # resumes, with two more seeds
 
-Each finished run adds a line to results.jsonl in `output_dir`. At its start, the sweep prints the command that resumes
-it. A resume skips finished runs and continues the interrupted one. A run whose loss diverged counts as finished. The
-validation score chooses the best rate of each decay. A run's folder keeps its report and its history, not its model. By
-default the recipe is image_classification.py on its own images.
+At its start, the sweep prints the command that resumes it. A resume skips finished runs and continues the interrupted
+one. A run whose loss diverged counts as finished. The best learning rate of each decay is the rate with the best
+validation score. The sweep adds a line per run to results.jsonl in `output_dir`. It keeps the report and the history of
+each run, but not the model.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ class Options:
 
     recipe: str = option("image_classification", "name of the recipe, without .py")
     learning_rates: list[float] = option([1e-3, 3e-3, 1e-2], "learning rates")
-    decays: list[float] = option([1.0, 0.8, 0.65], "layer-wise decays; 1 is a uniform rate")
-    seeds: int = option(3, "number of seeds, from `first_seed` on")
+    decays: list[float] = option([1.0, 0.8, 0.65], "layer-wise decays; 1 is uniform training")
+    seeds: int = option(3, "number of seeds")
     first_seed: int = option(42, "the first seed")
     arguments: str = option("", 'further arguments of the recipe: "--data reviews.csv --config FILE"')
     output_dir: Optional[str] = option(None, "folder of the sweep; runs/sweep-<time> by default")

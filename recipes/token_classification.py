@@ -6,7 +6,7 @@
     python recipes/token_classification.py --config recipes/configs/minilm/token_classification.yaml
     python recipes/token_classification.py --resume_from_checkpoint runs/token_classification-20261121-140000
 
-By default MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
+By default, MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
 function, exceptions or constants. A CoNLL file has a word and its tag per line, and an empty line between sentences.
 """
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._checks import refused
+from .._checks import checked_bool, refused
 from .._messages import refusal
 from ..layers.decay import OPTIONS, LayerDecay
 from ..layers.decay_checks import idle_options
@@ -32,8 +32,15 @@ class DecaySettings:
 
 def decay_setting(option: str) -> Any:
     """Return the field of a dataclass for an option of `LayerDecay`, with its default and a help text."""
+    return setting(OPTIONS[option].default, decay_help(option))
+
+
+def decay_help(option: str) -> str:
+    """Return the help text of an option of `LayerDecay` for a command line."""
     declared = OPTIONS[option]
-    return setting(declared.default, f"{declared.doc[0].upper()}{declared.doc[1:]}: {declared.span}.")
+    if declared.check is checked_bool:
+        return declared.doc
+    return f"{declared.doc}: {declared.span.removesuffix(' or None')}" + ", as JSON" * (option in _DICTS)
 
 
 def setting(default: Any, help_text: str) -> Any:

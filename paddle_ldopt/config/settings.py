@@ -67,7 +67,7 @@ class LdoptConfig(DecaySettings):
     # plain dicts: PdArgumentParser reads JSON for no other annotation
     optim: str = "adamwdl"
     optim_kwargs: dict = setting(  # type: ignore[type-arg]
-        {}, "Further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'."
+        {}, "more options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'"
     )
     learning_rate: Optional[float] = 5e-5
     weight_decay: float = 0.0
@@ -85,12 +85,12 @@ class LdoptConfig(DecaySettings):
     layerwise_towers: Optional[dict] = decay_setting("towers")  # type: ignore[type-arg]
     layerwise_multipliers: Optional[dict] = decay_setting("multipliers")  # type: ignore[type-arg]
     layerwise_rules: Optional[dict] = setting(  # type: ignore[type-arg]
-        None, 'Layers of parameters by name, as JSON: \'{"adapter": "head"}\'.'
+        None, 'layers of parameters by name, as JSON: \'{"adapter": "head"}\''
     )
-    layerwise_granularity: str = setting("block", "Size of a layer: block, stage, or a number of groups of blocks.")
+    layerwise_granularity: str = setting("block", "size of a layer: block, stage or number of groups of blocks")
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict = setting(  # type: ignore[type-arg]
-        {}, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'."
+        {}, "more options of the schedule, as JSON: '{\"num_cycles\": 3}'"
     )
     warmup_steps: int = 0
     warmup_ratio: float = 0.0

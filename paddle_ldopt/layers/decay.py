@@ -106,7 +106,7 @@ class LayerDecay:
     """
 
     layerwise_decay: float = _option(
-        1.0, "ratio of the rates of neighbouring layers; 1 is off", 0.0, 1.0, "(]", check=check_decay
+        1.0, "rate of a layer / rate of the layer above; 1 is off", 0.0, 1.0, "(]", check=check_decay
     )
     convention: str = _option(
         "paddlenlp",
@@ -129,12 +129,15 @@ class LayerDecay:
     preserve_mean: bool = _option(False, "divide all ratios by their mean over the blocks", check=checked_bool)
     towers: Optional[dict[str, "LayerDecay"]] = _option(
         None,
-        "decay of each tower",
+        "decay of each tower, a part of the model with its own blocks",
         check=_built_towers,
-        values="a dict from names to decays",
+        values='a dict such as {"vision_model": 0.65}',
     )
     multipliers: Optional[dict[str, float]] = _option(
-        None, "factors by name pattern", check=checked_multipliers, values="a dict from regular expressions to factors"
+        None,
+        "factor of the ratio by regular expression for the parameter's name",
+        check=checked_multipliers,
+        values='a dict such as {"crf": 10.0}',
     )
 
     def __post_init__(self) -> None:

@@ -92,7 +92,7 @@ class LdoptArgumentsMixin(_Settings, Args):
     """
 
     allow_layerwise_change: bool = dataclasses.field(
-        default=False, metadata={"help": "Resume even if the checkpoint has other layer-wise settings."}
+        default=False, metadata={"help": "resume even if the checkpoint has other layer-wise settings"}
     )
 
     ldopt_served = False  # whether a Trainer with our mixin has received the arguments

@@ -27,22 +27,18 @@ HELP = {  # help of the Trainer's own arguments and of arguments with another de
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
     "resume_from_checkpoint": "folder of a run, or a checkpoint in it",
     "optim": f"{', '.join(list_optimizers())}, or an optimizer of the Trainer, such as adamw",
-    "optim_kwargs": "further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'",
     "learning_rate": "peak learning rate of the head",
     "lr_scheduler_type": ", ".join(kind.value for kind in SchedulerType),
-    "lr_scheduler_kwargs": "further options of the schedule, as JSON: '{\"num_cycles\": 3}'",
     "warmup_ratio": "warm-up as a fraction of all steps",
-    "warmup_steps": "number of warm-up steps, instead of `warmup_ratio`",
+    "warmup_steps": "number of warm-up steps, instead of --warmup_ratio",
     "weight_decay": "weight decay of all parameters except biases and norms",
-    "max_grad_norm": "norm above which gradients are clipped; 0 is off",
-    "layerwise_lr_decay": "ratio of the rates of neighbouring layers; 1 is uniform",
+    "max_grad_norm": "global norm to which gradients are clipped; 0 is off",
+    "layerwise_lr_decay": "rate of a layer / rate of the layer above; 1 is uniform",
     "layerwise_head_ratio": "ratio of the head, above 0",
-    "layerwise_rules": 'layers of parameters by name, as JSON: \'{"adapter": "head"}\'',
-    "layerwise_granularity": "size of a layer: block, stage, or a number of groups of blocks",
     "num_train_epochs": "number of epochs",
-    "max_steps": "number of steps, instead of epochs; -1 is off",
-    "per_device_train_batch_size": "training rows per batch",
-    "per_device_eval_batch_size": "evaluation rows per batch",
+    "max_steps": "number of steps, instead of --num_train_epochs; -1 is off",
+    "per_device_train_batch_size": "training rows per batch on each device",
+    "per_device_eval_batch_size": "evaluation rows per batch on each device",
     "metric_for_best_model": "validation metric that chooses the checkpoint to keep",
     "save_total_limit": "number of checkpoints to keep in addition to the best",
     "seed": "seed of new weights, dropout and the order of the rows",
@@ -155,17 +151,19 @@ def parse_line(argv, *classes):
     usage = "%(prog)s [--config FILE] [arguments]; --help-all also shows the Trainer's arguments"
     parser = PdArgumentParser(classes, usage=usage, allow_abbrev=False)  # `take` finds whole names
     null = {"action": _Null, "metavar": "NAME", "choices": sorted(_may_be_none(classes))}
-    null["help"] = "set an argument to None, as `NAME: null` in a config does"
+    null["help"] = "set the argument NAME to None, like `NAME: null` in a config"
     parser.add_argument("--null", **null, dest=argparse.SUPPRESS, default=argparse.SUPPRESS)
     parser.add_argument(
         "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file; the command line overrides it"
     )
-    of_loop = {
-        field.name for field in dataclasses.fields(classes[-1]) if not issubclass(classes[-1], TrainingArguments)
-    }
+    if issubclass(classes[-1], TrainingArguments):
+        texts = {**HELP, "metric_for_best_model": f"{HELP['metric_for_best_model']}: {', '.join(classes[-1].metrics)}"}
+    else:
+        of_loop = {field.name for field in dataclasses.fields(classes[-1])}
+        texts = {name: text for name, text in HELP.items() if name not in of_loop}
+        texts["optim"] = ", ".join(list_optimizers())
     for action in parser._actions:
-        if action.dest not in of_loop:
-            action.help = HELP.get(action.dest, action.help)
+        action.help = texts.get(action.dest, action.help)
     if {"-h", "--help"} & set(argv):
         print(_short_help(parser, classes))
         sys.exit(0)
@@ -179,10 +177,9 @@ def parse_line(argv, *classes):
     return found
 
 
-def _short_help(parser, classes, width=100, column=36):
-    """Return our arguments and the most used of the Trainer's, with their defaults."""
+def _short_help(parser, classes, width=100, column=33):
+    """Return the recipe's description, our arguments and the most used of the Trainer's, with their defaults."""
     trainers = {field.name for field in dataclasses.fields(TrainingArguments)} if len(classes) == 2 else set()
-    doc = "\n\n".join(sys.modules[classes[0].__module__].__doc__.strip().split("\n\n")[:2])
     groups = {"recipe": [], "training": [], "layer-wise rates": []}
     for action in parser._actions:
         name = action.option_strings[-1].lstrip("-")
@@ -190,14 +187,16 @@ def _short_help(parser, classes, width=100, column=36):
             continue
         own = name in {field.name for field in dataclasses.fields(classes[0])}
         layerwise = name.startswith("layerwise_") or name == "allow_layerwise_change"
-        default = action.default if action.default not in (None, argparse.SUPPRESS, dataclasses.MISSING) else None
-        text = action.help if default is None or callable(default) else f"{action.help} ({default})"
+        none = action.default in (None, argparse.SUPPRESS, dataclasses.MISSING, "", {}) or callable(action.default)
+        default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
+        text = action.help if none else f"{action.help} ({default})"
         lines = textwrap.wrap(text, width - column) or [""]
-        first = f"  --{name}".ljust(column - 1) + " "
+        first = f"  --{name} {action.metavar or ''}".ljust(column)
         rows = [first + lines[0], *(" " * column + line for line in lines[1:])]
         groups["recipe" if own else "layer-wise rates" if layerwise else "training"] += rows
     parts = [f"{title}:\n" + "\n".join(rows) for title, rows in groups.items() if rows]
-    return "\n".join([doc, "", *parts, *["--help-all shows all arguments of PaddleNLP's Trainer."][: len(trainers)]])
+    more = ["--help-all shows all arguments of PaddleNLP's Trainer."] if trainers else []
+    return "\n".join([sys.modules[classes[0].__module__].__doc__, *parts, *more])
 
 
 class _Null(argparse.Action):

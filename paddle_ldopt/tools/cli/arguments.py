@@ -9,7 +9,7 @@ from typing import Any, Callable
 import paddle
 
 from ..._messages import refusal
-from ...config.decay_settings import option_of
+from ...config.decay_settings import decay_help, option_of
 from ...layers.decay import OPTIONS, LayerDecay
 from ...layers.decay_checks import idle_options
 
@@ -57,14 +57,11 @@ def add_decay_arguments(add: Callable[..., argparse.Action], *without: str) -> N
     for field in dataclasses.fields(LayerDecay):
         if field.name in without:
             continue
-        option, value_type = OPTIONS[field.name], (typing.get_args(field.type) or (field.type,))[0]
-        common: dict[str, Any] = {"dest": field.name, "default": option.default}
-        if value_type is bool:
-            add(NAMES[field.name], **common, action="store_true", help=option.doc)
-            continue
+        value_type = (typing.get_args(field.type) or (field.type,))[0]
         is_json = typing.get_origin(value_type) is not None
-        values = option.span.removesuffix(" or None") + ", as JSON" * is_json
-        add(NAMES[field.name], **common, type=str if is_json else value_type, help=f"{option.doc}: {values}")
+        kind: Any = {"action": "store_true"} if value_type is bool else {"type": str if is_json else value_type}
+        default, text = OPTIONS[field.name].default, decay_help(field.name)
+        add(NAMES[field.name], **kind, dest=field.name, default=default, help=text)
 
 
 def decay_from_arguments(options: argparse.Namespace) -> LayerDecay:
