@@ -1,4 +1,4 @@
-"""Train a small LLaMA in pipeline stages, with a loss scale that recovers from overflows.
+"""Train a small LLaMA in pipeline stages, with dynamic loss scaling: a step that overflows is skipped.
 
     make pipeline                                                          # two processes on a CPU; under 3 minutes
     make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient in steps 5 and 9
@@ -43,7 +43,7 @@ def arguments():
         default="docstrings",
         help="docstrings, a file, a folder or a hub's data set, as in sequence_classification.py",
     )
-    parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers(), help="(adamwdl)")
+    parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers(), help="optimizer (adamwdl)")
     for name, default, text in (
         ("learning_rate", 2e-3, "peak learning rate of the head; the schedule is a cosine"),
         ("layerwise_decay", 0.9, "rate of a layer / rate of the layer above; 1 is uniform"),
@@ -61,7 +61,9 @@ def arguments():
     parser.add_argument("--inject_overflow", type=steps, default=(), help="steps with an inf gradient, such as 5,9")
     parser.add_argument("--float16", action="store_true", help="train in float16 with autocast; on a GPU only")
     parser.add_argument("--output_dir", help="folder of the checkpoints; by default none are saved")
-    parser.add_argument("--resume", action="store_true", help="resume the last complete checkpoint in --output_dir")
+    parser.add_argument(
+        "--resume", action="store_true", help="resume from the last complete checkpoint in --output_dir"
+    )
     args = parser.parse_args()
     if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
         parser.error(f"--stages must be at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")

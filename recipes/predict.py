@@ -1,4 +1,4 @@
-"""Apply the model of a run to new input: labels, tags, answers, summaries or generated text, with probabilities.
+"""Apply the model of a run to new input and write labels, tags, answers, summaries or texts, with probabilities.
 
     python recipes/predict.py runs/sequence_classification-20261121-140000 "a text" "another text"
     python recipes/predict.py runs/matching-20261121-140000 --pair "a text" "its partner"

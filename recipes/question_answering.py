@@ -47,7 +47,7 @@ class Arguments(RecipeArguments):
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
+    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("signatures", "signatures, a SQuAD .json file or a folder, paddlenlp:NAME, datasets:NAME")
     max_length: int = option(64, "longest input in tokens: a question and a window of its context")
     overlap: int = option(16, "tokens that neighbouring windows share")

@@ -56,7 +56,7 @@ class Options(TextOptions):
     """Model, data, encoding and comparison."""
 
     examples_per_class: Optional[int] = option(None, "training rows per class; by default all, or 50 for docstrings")
-    compare: bool = option(False, "train uniform and layer-wise; write a report, keep no model")
+    compare: bool = option(False, "train with uniform and with layer-wise rates; write a report, keep no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of --compare")
     compare_seeds: int = option(3, "number of seeds of --compare; the first is --seed")
 

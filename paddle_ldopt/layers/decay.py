@@ -110,7 +110,7 @@ class LayerDecay:
     )
     convention: str = _option(
         "paddlenlp",
-        "formula of the ratios",
+        "formula of the ratios (rate of a layer / learning rate)",
         check=lambda value, name: checked_choice(value, name, CONVENTIONS),
         values=" or ".join(CONVENTIONS),
     )

@@ -18,6 +18,7 @@ from paddlenlp.utils.log import logger
 
 from paddle_ldopt import SchedulerType, list_optimizers
 from paddle_ldopt.config import read_yaml
+from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
 from .errors import error, refuse
@@ -27,7 +28,7 @@ HELP = {  # help of the Trainer's own arguments and of arguments with another de
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
     "resume_from_checkpoint": "folder of a run, or a checkpoint in it",
     "optim": f"{', '.join(list_optimizers())}, or an optimizer of the Trainer, such as adamw",
-    "learning_rate": "peak learning rate of the head",
+    "learning_rate": "peak learning rate of a layer whose ratio is 1",
     "lr_scheduler_type": ", ".join(kind.value for kind in SchedulerType),
     "warmup_ratio": "warm-up as a fraction of all steps",
     "warmup_steps": "number of warm-up steps, instead of --warmup_ratio",
@@ -162,6 +163,7 @@ def parse_line(argv, *classes):
         of_loop = {field.name for field in dataclasses.fields(classes[-1])}
         texts = {name: text for name, text in HELP.items() if name not in of_loop}
         texts["optim"] = ", ".join(list_optimizers())
+        texts["lr_scheduler_type"] = ", ".join(kind.value for kind in SchedulerType if kind.value not in ON_METRIC)
     for action in parser._actions:
         action.help = texts.get(action.dest, action.help)
     if {"-h", "--help"} & set(argv):

@@ -39,7 +39,7 @@ class LoopArguments:
     max_steps: int = option(-1, "number of steps, instead of epochs; -1 is off")
     save_steps: int = option(50, "steps between two checkpoints, each with an evaluation")
     save_total_limit: int = option(1, "number of newest checkpoints to keep")
-    seed: int = option(42, "seed of the head, dropout and the order of the rows")
+    seed: int = option(42, "seed of new weights, dropout and the order of the rows")
     verbose: bool = option(False, "print PaddleNLP's log")
 
     def __post_init__(self):

@@ -11,7 +11,7 @@ from .text_data import load_splits
 class TextOptions:
     """Model, data and encoding."""
 
-    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
+    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text: name, or number from 0")
     text_pair_column: Optional[str] = option(None, "column of the second text of a pair: name, or number from 0")
