@@ -20,7 +20,8 @@ STEP = "beta1_pow_acc"
 # where a parameter had no gradient.
 GLOBAL_STEP = "global_step"
 
-COUNTERS = (STEP, "beta2_pow_acc", GLOBAL_STEP)  # neither negative nor NaN
+POWERS = (STEP, "beta2_pow_acc")  # every optimizer has one of them or both
+COUNTERS = (*POWERS, GLOBAL_STEP)  # neither negative nor NaN
 
 
 class State(NamedTuple):

@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from ..._messages import shown, wrong_type
 from ..._paddle import accumulators, lr_or_scheduler, parameters_of, prefixed, with_state
-from ..states import COUNTERS, check_value
+from ..states import POWERS, check_value
 
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
             missing.append(param.name)
         known |= present
     own = tuple(f"{param.name}_" for param in parameters_of(optimizer))
-    # `paddle.Model` adds entries under mangled names, but none with the name of a counter
-    surplus = sorted(k for k in keys - known if k.startswith(own) and any(f"_{count}_" in k for count in COUNTERS))
+    # `paddle.Model` adds entries under mangled names, but none with the name of a power
+    surplus = sorted(k for k in keys - known if k.startswith(own) and any(f"_{power}_" in k for power in POWERS))
     if surplus:
         wrong = f"`state_dict` has states that this {type(optimizer).__name__} lacks"
         advice = "build the optimizer as the saved one was."
