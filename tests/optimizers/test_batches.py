@@ -351,6 +351,39 @@ def test_weight_decay_follows_a_function_that_changes_its_answers(plans, by_padd
     np.testing.assert_equal(got, steps())
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_steps_of_adamwdl_give_the_bits_of_paddles_loop(seed, plans, by_paddles_loop):
+    def steps():
+        draw = np.random.default_rng(seed)
+        dtype = str(draw.choice(["float32", "float32", "float64"]))
+        with paddle.utils.unique_name.guard():
+            params = parameters([SHAPES[i] for i in draw.integers(len(SHAPES), size=9)], dtype, seed)
+        given, more, seen = params, {"weight_decay": float(draw.choice([0.0, 0.3])), "beta1": 0.8}, []
+        if seed % 3 == 1:
+            own = {"beta1": 0.5, "beta2": 0.9, "weight_decay": 0.2, "epsilon": 0.1, "learning_rate": 0.5}
+            given = [{"params": params[:5], **own}, {"params": params[5:]}]
+        if dtype == "float32" and seed % 2:
+            more["set_param_lr_fun"] = lambda param: 0.5 ** (len(param.shape) % 3) if param is not params[0] else 0.0
+        clip = [None, paddle.nn.ClipGradByGlobalNorm(0.5), paddle.nn.ClipGradByValue(0.1)][seed % 4 % 3]
+        opt = make("adamwdl", given, fused=False, grad_clip=clip, **more)
+        opt._apply_decay_param_fun = lambda name: name != params[1].name
+        for step in range(6):
+            give_gradients(params, draw, missing=0.3 if step == 3 else 0.0)
+            if step == 5 and clip is None:  # a gradient of another type
+                grad = params[-1].grad.astype("float64" if dtype == "float32" else "float32")
+                params[-1].clear_gradient(False)
+                params[-1].grad = grad
+            opt.step()
+            seen.append([value.numpy() for value in [*params, *opt.state_dict().values()] if hasattr(value, "numpy")])
+        return seen
+
+    got = steps()
+    assert len(plans) == 6 and plans[0] is plans[2]
+    by_paddles_loop()
+    np.testing.assert_equal(got, steps())
+    assert len(plans) == 6
+
+
 # ---- nothing is read on the host
 
 
@@ -497,6 +530,15 @@ def test_a_tenth_of_the_launches(name):
         opt.step()
         counts[batch_bytes] = launches(opt.step)
     assert len(params) == 197 and counts[None] <= counts[0] / 10, counts
+
+
+@pytest.mark.parametrize("ratios", [1, 3])
+def test_adamwdl_launches_one_operation_for_each_parameter_and_rate(ratios):
+    params, draw = parameters(bert()), np.random.default_rng(0)
+    opt = make("adamwdl", params, fused=False, set_param_lr_fun=lambda param: 0.5 ** (len(param.shape) % ratios))
+    give_gradients(params, draw)
+    opt.step()
+    assert launches(opt.step) <= len(params) + ratios + 1
 
 
 def host_peak(step):

@@ -27,7 +27,7 @@ class Task(NamedTuple):
     param: Tensor  # the parameter, or its flat slice under `fleet`
     grad: Tensor  # its gradient
     options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
-    lr: Any  # includes the layer's ratio; a Tensor of shape [] in the type that the update is computed in
+    lr: Any  # with the layer's ratio, a Tensor of shape [] in the type of the update; in a plan (factor, ratio)
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
