@@ -295,7 +295,8 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             if low_precision and param.place.is_cpu_place():  # where Paddle has no kernel
                 options = self.step_options(param)
                 options = {name: float(options[name]) for name in options.keys() - {"lazy_mode"}}
-                return update(self, Task(param, grad, options, param_lr(self)((param, grad)).reshape([])))
+                lr = param_lr(self)((param, grad)).astype("float32").reshape([])  # of 16 bits, 1 - lr * decay is 1
+                return update(self, Task(param, grad, options, lr))
             if not low_precision and grad.dtype != param.dtype:
                 grad = grad.astype(param.dtype)  # the only type that Paddle's kernel takes
         group = self._group_of(param)

@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -13,6 +14,7 @@ from test_parity import trajectory
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt.optimizers import ELEMENT, RuleOptimizer, State
 from paddle_ldopt.optimizers._step import operations
 from paddle_ldopt.optimizers._step.batches import Batch
 from paddle_ldopt.trainer import LayerLRCallback
@@ -159,6 +161,57 @@ def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypa
     moment = opt._accumulators["moment1"][params[0].name]
     np.testing.assert_array_equal(moment.numpy(), kept[params[0].name])
     assert moment._holder_size() == 64 * 64 * 4, "it would hold on to the memory of the others"
+
+
+class Late(RuleOptimizer):
+    """Steps along the gradient before the last."""
+
+    OPTIONS: ClassVar = {}
+
+    @staticmethod
+    def states(options, shape):
+        return {"last": State(ELEMENT), "late": State(ELEMENT)}
+
+    @staticmethod
+    def rule(param, grad, state, lr, *, shard):
+        yield []
+        return param - lr * state["late"], {"last": grad, "late": state["last"]}
+
+
+class Swapped(Late):
+    """Has the last parameter as the next one."""
+
+    @staticmethod
+    def rule(param, grad, state, lr, *, shard):
+        yield []
+        return state["last"], {"last": param + 1.0, "late": state["late"]}
+
+
+@pytest.mark.parametrize("batch_bytes", [None, 0])
+def test_a_rule_may_return_old_values_under_other_names(batch_bytes):
+    for cls, want in ((Late, [0.0, 0.0, -1.0, -3.0]), (Swapped, [0.0, 1.0, 1.0, 2.0])):
+        param, seen = paddle.create_parameter([2, 3], "float32"), []
+        param.set_value(np.zeros([2, 3], "float32"))
+        opt = cls(1.0, parameters=[param], batch_bytes=batch_bytes, fused=False)
+        for step in range(4):
+            param.grad = paddle.full([2, 3], step + 1.0)
+            opt.step()
+            seen.append(float(param[1, 2]))
+        assert seen == want
+
+
+@every_rule
+def test_parameters_that_share_memory_are_updated_in_turn(name):
+    results = []
+    for batch_bytes in (None, 0):
+        params, draw = parameters([[3, 4]] * 3), np.random.default_rng(0)
+        params[0]._share_buffer_to(params[1])
+        opt = make(name, params, fused=False, batch_bytes=batch_bytes)
+        for _ in range(2):
+            give_gradients(params, draw)
+            opt.step()
+        results.append(params[1].numpy())
+    np.testing.assert_allclose(*results, rtol=1e-6)
 
 
 def test_one_number_for_all_parameters_is_no_tensor():

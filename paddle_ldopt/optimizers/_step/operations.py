@@ -1,5 +1,6 @@
 """Updates by Paddle's operations, in batches of parameters of one shape, type and set of options."""
 
+import collections
 import math
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -74,12 +75,15 @@ class Operations:
             return [(None, [task]) for task in tasks]
         units: list[tuple[Optional[Batch], list[Task]]] = []
         tasks_by_form: dict[Any, list[Task]] = {}
+        sharing: collections.Counter[Any] = collections.Counter()  # parameters of the same memory take turns
         for task in tasks:
             param = task.param
+            sharing[param.data_ptr()] += 1
             if param.is_dist() or (task.shard is not None and task.shard.slice_size is not None):
                 units.append((None, [task]))
             else:
-                key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
+                turn = sharing[param.data_ptr()]
+                key = turn, tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
                 tasks_by_form.setdefault(key, []).append(task)
         for alike in tasks_by_form.values():
             param = alike[0].param
