@@ -240,7 +240,8 @@ def arguments(argv):
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS, help="default: all")
     parser.add_argument("--threads", nargs="+", type=int, help="default: all cores; for the first model also 1")
-    parser.add_argument("--rounds", type=int, default=7, help=f"steps of each pair (7); at least {FEWEST} if they take over {LONGEST:.0f} s")
+    rounds = f"steps of each pair (7); at least {FEWEST} if they take over {LONGEST:.0f} s"
+    parser.add_argument("--rounds", type=int, default=7, help=rounds)
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
     parser.add_argument("--quick", action="store_true", help="one model, all threads, 3 rounds, at most 10 M elements")
     parser.add_argument("--write", action="store_true", help="write benchmarks/README.md, results.json and the charts")
