@@ -45,7 +45,7 @@ test: $(STAMP) ## Run the tests of every feature (4 minutes on 2 idle cores)
 test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (20 minutes more)
 	$(PY) $(PYTEST) -m "not fault" $(ARGS)
 
-fault: $(STAMP) ## Run the longest tests alone: kills, full disks, bad numbers and calls, soaks (half an hour)
+fault: $(STAMP) ## Run the longest tests alone: kills, full disks, bad calls, long runs, all combinations of layouts (half an hour)
 	$(PY) $(PYTEST) -m fault $(ARGS)
 
 ON_DEVICE = $(addprefix tests/optimizers/test_, golden.py parity.py contracts.py lamb.py came.py adafactor.py adam_weight_decay.py)

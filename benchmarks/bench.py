@@ -1,10 +1,10 @@
-"""Measure time and memory of a step of every optimizer and of its peers (the implementations that it follows).
+"""Measure time and memory of a step of every optimizer and of its peers (other implementations of the algorithm).
 
     make bench                                               # everything, into benchmarks/README.md (25 minutes)
     python benchmarks/bench.py --models bert-base --optimizers lamb --threads 2
 
 Our optimizer and a peer run in two processes, which take steps in turn, with a memory test (the triad) between two
-steps. A ratio is the median of the ratios of neighbouring steps, so that a slow phase of the machine affects both. The
+steps. A ratio is the median of the ratios of neighbouring steps: a slow phase of the machine affects both of them. The
 page lists peers that are not installed as left out.
 """
 
@@ -240,7 +240,8 @@ def arguments(argv):
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS, help="default: all")
     parser.add_argument("--threads", nargs="+", type=int, help="default: all cores; for the first model also 1")
-    parser.add_argument("--rounds", type=int, default=7, help=f"steps of each pair (7); {FEWEST} if they take long")
+    rounds = f"steps of each pair (7); at least {FEWEST} if they take over {LONGEST:.0f} s"
+    parser.add_argument("--rounds", type=int, default=7, help=rounds)
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
     parser.add_argument("--quick", action="store_true", help="one model, all threads, 3 rounds, at most 10 M elements")
     parser.add_argument("--write", action="store_true", help="write benchmarks/README.md, results.json and the charts")

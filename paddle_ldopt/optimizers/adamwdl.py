@@ -139,7 +139,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         "beta1": Option(doc="decay rate of the first moment", high=1.0, ends="[)", group=True, tensor=True),
         "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(doc="added to the root of the second moment", group=True, tensor=True),
-        "lazy_mode": bool_option("update only the rows in a sparse gradient", group=True),
+        "lazy_mode": bool_option("update only the rows in a sparse gradient (on a GPU)", group=True),
     }
 
     @staticmethod
