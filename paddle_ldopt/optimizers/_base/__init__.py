@@ -15,7 +15,8 @@ The way of a step in dygraph, [in brackets the caller or condition]::
      |-- take_whole_step            [only clipping and updates of plain tensors]
      |     StepInputs.of            reads all parameters and gradients at once
      |     FusedStep.take           C library, by its `Plan`     [a plan is kept until an input
-     |     or Operations.take       or by its `OperationsPlan`    other than a value changes]
+     |     or Operations.take       or by its `OperationsPlan`;   other than a value changes]
+     |                              of AdamWDL, KernelStep.take
      '-- Paddle's loop              [all other steps; `minimize`, sharding wrappers from `_apply_optimize` on]
            _apply_optimize          [each group] checks gradients; Paddle clips them
            _append_optimize_op      [each parameter] collects a `Task`: options, rate
