@@ -35,8 +35,8 @@ finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (belo
 pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (below 3 minutes on 2 cores)
 	$(PY) recipes/pipeline_sft.py $(ARGS)
 
-# JOBS=1 runs the tests in one process. No file is split: what its tests share is made once.
-JOBS ?= 2
+# Three on two cores: some tests wait for processes. JOBS=1 takes one. No file is split: its tests share what they make.
+JOBS ?= 3
 PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 1
 
 test: $(STAMP) ## Run the tests of every feature (4 minutes on 2 idle cores)

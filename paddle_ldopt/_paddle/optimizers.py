@@ -15,11 +15,11 @@ from .tensors import dtype_name
 
 # fmt: off
 __all__ = [
-    "MASTER", "StateForm", "accumulators", "content_of", "create_state", "drop_waiting_state", "first_state",
-    "flatten_groups", "found_inf", "grad_clip", "group_options", "groups_by_name", "is_called_by", "is_low_precision",
-    "keeps_masters", "masters", "new_master", "new_state", "other_options", "overflow_is_found", "param_groups",
-    "parameter_list", "prefixed", "set_attributes", "stand_in", "state_getter", "state_prefix", "waiting_state",
-    "waiting_state_as", "weight_decay_fun", "with_state",
+    "MASTER", "StateForm", "accumulators", "adamw_kernel", "content_of", "create_state", "drop_waiting_state",
+    "first_state", "flatten_groups", "found_inf", "grad_clip", "group_options", "groups_by_name", "is_called_by",
+    "is_low_precision", "keeps_masters", "masters", "new_master", "new_state", "other_options", "overflow_is_found",
+    "param_groups", "parameter_list", "prefixed", "set_attributes", "stand_in", "state_getter", "state_prefix",
+    "waiting_state", "waiting_state_as", "weight_decay_fun", "with_state",
 ]
 # fmt: on
 
@@ -42,6 +42,7 @@ _set_auxiliary = attribute(OPTIMIZER, "_set_auxiliary_var", EVERY)
 _create_accumulators = attribute(OPTIMIZER, "_create_accumulators", EVERY)
 _defaults = attribute(OPTIMIZER, "_default_dict", "Files of Paddle's optimizers")  # of the options of groups
 _ELSEWHERE = ("learning_rate", "grad_clip", "name")  # arguments that are not options
+_adamw_kernel = attribute("paddle._C_ops", "adamw_", EVERY)
 _layer_helper = lazy("paddle.base.layer_helper.LayerHelper", EVERY)
 
 MASTER = "master"  # name of the float32 master of a parameter of lower precision, among its states
@@ -67,6 +68,11 @@ def overflow_is_found(optimizer: Optimizer) -> bool:
     if not overflow and isinstance(flag, paddle.Tensor):
         _set_auxiliary(optimizer)("found_inf", False)
     return overflow
+
+
+def adamw_kernel() -> Any:
+    """Return Paddle's operation of AdamW, looked up in each step: PaddleNLP replaces it to offload state."""
+    return _adamw_kernel(paddle._C_ops)
 
 
 def set_attributes(optimizer: Optimizer, **values: Any) -> None:

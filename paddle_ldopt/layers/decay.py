@@ -118,7 +118,7 @@ class LayerDecay:
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")
     freeze_below: float = _option(0.0, "freeze layers with a ratio below this value", 0.0, 1.0)
     bound: float = _option(1.0, "lowest ratio of the convention 'linear'", 0.0, 1.0, "(]")
-    scale: float = _option(1.0, "factor of all ratios; with `towers`, only of the ratios outside them", ends="()")
+    scale: float = _option(1.0, "factor of all ratios outside `towers`", ends="()")
     end: Optional[float] = _option(None, "decay at the end of the training", 0.0, 1.0, "(]")
     steps: Optional[int] = _option(
         None,

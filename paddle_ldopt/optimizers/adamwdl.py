@@ -12,12 +12,13 @@ from paddle import Tensor
 from paddle.optimizer import AdamW
 
 from .._checks import Option
-from .._paddle import content_of, param_lr, ratio_in_kernel, set_attributes, state_getter
+from .._paddle import content_of, param_lr, ratio_in_kernel, set_attributes, state_getter, with_state
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import sqrt
 from ._base.layerwise_mixin import LayerwiseMixin
 from ._base.layerwise_optimizer import LayerwiseOptimizer
 from ._base.rule_optimizer import checked_lr
+from ._step.kernel_step import KernelStep
 from ._step.plan import FusedRule
 from ._step.updates import Task, update
 from ._step.whole_step import all_parameters
@@ -186,7 +187,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             layers=layers,
             lr_ratio=lr_ratio,
         )
-        rate = checked_lr(learning_rate, "learning_rate")
+        self._kernel_step, rate = KernelStep(), checked_lr(learning_rate, "learning_rate")
         super().__init__(
             rate,
             parameters=parameters,
@@ -203,7 +204,20 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     counts_steps = False
     fused_bumps_version = False  # like Paddle's kernel
 
-    # ---- the fused step
+    # ---- the parts of `step`
+
+    def _backends(self) -> list[Any]:
+        return [self.fused_step, self._kernel_step]
+
+    def has_kernel(self, param: Tensor, options: dict[str, Any]) -> bool:
+        """Return whether Paddle's kernel alone can update a parameter, with options that are numbers."""
+        if param.dtype in _LOW_PRECISION and param.place.is_cpu_place():
+            return False
+        return not self._decays_apart(param) and not any(isinstance(value, Tensor) for value in options.values())
+
+    def _decays_apart(self, param: Tensor) -> bool:
+        """Return whether Paddle's kernel, which rounds weight decay to float32, is too coarse for a parameter."""
+        return self.ratio_of is not None and param.dtype == paddle.float64
 
     def _collects(self) -> bool:
         return super()._collects() and not self.fused_step.leaves_all_to_paddle(self, all_parameters(self))
@@ -219,10 +233,16 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         for param in content_of(parameters):
             self.check_type(param)
-        super()._create_accumulators(block, parameters)
+        if isinstance(parameters, dict) or not any(map(self._group_of, parameters)):
+            return super()._create_accumulators(block, parameters)
+        for param in parameters:  # the powers begin with the betas of the group
+            super()._create_accumulators(block, {**self._group_of(param), "params": [param]})
 
     def check_shape(self, param: Tensor) -> None:
-        """Raise if the shape of a parameter has changed since its state was made."""
+        """Raise if the shape or the type of a parameter has changed since its state was made."""
+        self.check_type(param)
+        if param.name not in with_state(self):
+            return
         moment = state_getter(self)("moment1", param)
         if list(moment.shape) != list(param.shape):
             raise ValueError(
@@ -275,17 +295,15 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             if low_precision and param.place.is_cpu_place():  # where Paddle has no kernel
                 options = self.step_options(param)
                 options = {name: float(options[name]) for name in options.keys() - {"lazy_mode"}}
-                return update(self, Task(param, grad, options, param_lr(self)((param, grad)).reshape([])))
+                lr = param_lr(self)((param, grad)).astype("float32").reshape([])  # of 16 bits, 1 - lr * decay is 1
+                return update(self, Task(param, grad, options, lr))
             if not low_precision and grad.dtype != param.dtype:
                 grad = grad.astype(param.dtype)  # the only type that Paddle's kernel takes
         group = self._group_of(param)
         given = {**group, "params": (param, grad)} if group else (param, grad)
-        decay = 0.0
-        if self.ratio_of is not None and param.dtype == paddle.float64:
-            decay = self.step_options(param)["weight_decay"]
+        decay = self.step_options(param)["weight_decay"] if self._decays_apart(param) else 0.0
         if not decay:
             return super()._append_optimize_op(block, given)
-        # Paddle's kernel rounds the decay to float32, too coarse for float64 parameters: decay them here
         paddle.assign(param * (1.0 - param_lr(self)((param, grad)) * decay), param)
         try:
             undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}

@@ -88,6 +88,23 @@ def test_weights_decay_once_with_the_layers_rate(ratio, left, dtype):
 # ---- hooks
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_weights_decay_under_a_16_bit_default_type(dtype, fused):
+    linear = paddle.nn.Linear(3, 3, weight_attr=paddle.nn.initializer.Constant(1.0))
+    linear.to(dtype=dtype)
+    paddle.set_default_dtype(dtype)
+    try:
+        opt = AdamWDL(1e-3, parameters=[linear.weight], weight_decay=0.1, multi_precision=True, fused=fused)
+        for _ in range(20):
+            linear.weight.grad = paddle.zeros([3, 3], dtype)
+            opt.step()
+    finally:
+        paddle.set_default_dtype("float32")
+    (master,) = opt.state_dict()["master_weights"].values()
+    np.testing.assert_allclose(1.0 - master.numpy(), 1.0 - (1.0 - 1e-4) ** 20, rtol=5e-3)
+
+
 def half(param):
     return 0.5
 

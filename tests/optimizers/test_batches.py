@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -13,6 +14,7 @@ from test_parity import trajectory
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt.optimizers import ELEMENT, RuleOptimizer, State
 from paddle_ldopt.optimizers._step import operations
 from paddle_ldopt.optimizers._step.batches import Batch
 from paddle_ldopt.trainer import LayerLRCallback
@@ -159,6 +161,57 @@ def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypa
     moment = opt._accumulators["moment1"][params[0].name]
     np.testing.assert_array_equal(moment.numpy(), kept[params[0].name])
     assert moment._holder_size() == 64 * 64 * 4, "it would hold on to the memory of the others"
+
+
+class Late(RuleOptimizer):
+    """Steps along the gradient before the last."""
+
+    OPTIONS: ClassVar = {}
+
+    @staticmethod
+    def states(options, shape):
+        return {"last": State(ELEMENT), "late": State(ELEMENT)}
+
+    @staticmethod
+    def rule(param, grad, state, lr, *, shard):
+        yield []
+        return param - lr * state["late"], {"last": grad, "late": state["last"]}
+
+
+class Swapped(Late):
+    """Has the last parameter as the next one."""
+
+    @staticmethod
+    def rule(param, grad, state, lr, *, shard):
+        yield []
+        return state["last"], {"last": param + 1.0, "late": state["late"]}
+
+
+@pytest.mark.parametrize("batch_bytes", [None, 0])
+def test_a_rule_may_return_old_values_under_other_names(batch_bytes):
+    for cls, want in ((Late, [0.0, 0.0, -1.0, -3.0]), (Swapped, [0.0, 1.0, 1.0, 2.0])):
+        param, seen = paddle.create_parameter([2, 3], "float32"), []
+        param.set_value(np.zeros([2, 3], "float32"))
+        opt = cls(1.0, parameters=[param], batch_bytes=batch_bytes, fused=False)
+        for step in range(4):
+            param.grad = paddle.full([2, 3], step + 1.0)
+            opt.step()
+            seen.append(float(param[1, 2]))
+        assert seen == want
+
+
+@every_rule
+def test_parameters_that_share_memory_are_updated_in_turn(name):
+    results = []
+    for batch_bytes in (None, 0):
+        params, draw = parameters([[3, 4]] * 3), np.random.default_rng(0)
+        params[0]._share_buffer_to(params[1])
+        opt = make(name, params, fused=False, batch_bytes=batch_bytes)
+        for _ in range(2):
+            give_gradients(params, draw)
+            opt.step()
+        results.append(params[1].numpy())
+    np.testing.assert_allclose(*results, rtol=1e-6)
 
 
 def test_one_number_for_all_parameters_is_no_tensor():
@@ -351,6 +404,39 @@ def test_weight_decay_follows_a_function_that_changes_its_answers(plans, by_padd
     np.testing.assert_equal(got, steps())
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_steps_of_adamwdl_give_the_bits_of_paddles_loop(seed, plans, by_paddles_loop):
+    def steps():
+        draw = np.random.default_rng(seed)
+        dtype = str(draw.choice(["float32", "float32", "float64"]))
+        with paddle.utils.unique_name.guard():
+            params = parameters([SHAPES[i] for i in draw.integers(len(SHAPES), size=9)], dtype, seed)
+        given, more, seen = params, {"weight_decay": float(draw.choice([0.0, 0.3])), "beta1": 0.8}, []
+        if seed % 3 == 1:
+            own = {"beta1": 0.5, "beta2": 0.9, "weight_decay": 0.2, "epsilon": 0.1, "learning_rate": 0.5}
+            given = [{"params": params[:5], **own}, {"params": params[5:]}]
+        if dtype == "float32" and seed % 2:
+            more["set_param_lr_fun"] = lambda param: 0.5 ** (len(param.shape) % 3) if param is not params[0] else 0.0
+        clip = [None, paddle.nn.ClipGradByGlobalNorm(0.5), paddle.nn.ClipGradByValue(0.1)][seed % 4 % 3]
+        opt = make("adamwdl", given, fused=False, grad_clip=clip, **more)
+        opt._apply_decay_param_fun = lambda name: name != params[1].name
+        for step in range(6):
+            give_gradients(params, draw, missing=0.3 if step == 3 else 0.0)
+            if step == 5 and clip is None:  # a gradient of another type
+                grad = params[-1].grad.astype("float64" if dtype == "float32" else "float32")
+                params[-1].clear_gradient(False)
+                params[-1].grad = grad
+            opt.step()
+            seen.append([value.numpy() for value in [*params, *opt.state_dict().values()] if hasattr(value, "numpy")])
+        return seen
+
+    got = steps()
+    assert len(plans) == 6 and plans[0] is plans[2]
+    by_paddles_loop()
+    np.testing.assert_equal(got, steps())
+    assert len(plans) == 6
+
+
 # ---- nothing is read on the host
 
 
@@ -497,6 +583,15 @@ def test_a_tenth_of_the_launches(name):
         opt.step()
         counts[batch_bytes] = launches(opt.step)
     assert len(params) == 197 and counts[None] <= counts[0] / 10, counts
+
+
+@pytest.mark.parametrize("ratios", [1, 3])
+def test_adamwdl_launches_one_operation_for_each_parameter_and_rate(ratios):
+    params, draw = parameters(bert()), np.random.default_rng(0)
+    opt = make("adamwdl", params, fused=False, set_param_lr_fun=lambda param: 0.5 ** (len(param.shape) % ratios))
+    give_gradients(params, draw)
+    opt.step()
+    assert launches(opt.step) <= len(params) + ratios + 1
 
 
 def host_peak(step):

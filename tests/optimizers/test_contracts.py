@@ -218,6 +218,42 @@ def test_low_precision(name, dtype, masters):
 
 
 @every_optimizer
+def test_a_state_in_memory_stays_as_it_was_loaded(name):
+    arrays, _ = bert_like(steps=1)
+    params, _ = low_precision(arrays, "bfloat16")
+
+    def after_a_step(state=None):
+        with paddle.utils.unique_name.guard():
+            opt = make(name, list(params.values()), multi_precision=True)
+            if state is not None:
+                opt.set_state_dict(state)
+            for param in params.values():
+                param.grad = paddle.ones(param.shape, "bfloat16")
+            opt.step()
+        return opt.state_dict()
+
+    saved = after_a_step()
+    masters = {key: master.numpy() for key, master in saved["master_weights"].items()}
+    one, other = after_a_step(saved)["master_weights"], after_a_step(saved)["master_weights"]
+    assert len(masters) == len(arrays) and one.keys() == other.keys() == masters.keys()
+    for key, master in one.items():
+        np.testing.assert_array_equal(master.numpy(), other[key].numpy())
+        np.testing.assert_array_equal(saved["master_weights"][key].numpy(), masters[key])
+        assert (master.numpy() != masters[key]).any() and master.name == saved["master_weights"][key].name
+
+
+class Unhashable(paddle.optimizer.lr.StepDecay):
+    def __eq__(self, other):
+        return self is other
+
+
+@every_optimizer
+def test_a_schedule_needs_no_hash(name):
+    (param,) = make_params({"a": np.ones((2, 3))})[0].values()
+    assert make(name, [param], learning_rate=Unhashable(0.5, 2)).get_lr() == 0.5
+
+
+@every_optimizer
 def test_a_rate_that_is_set(name):
     (param,) = make_params({"a": np.ones((2, 3))})[0].values()
     opt = make(name, [param])

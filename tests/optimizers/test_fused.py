@@ -345,8 +345,10 @@ def test_on_a_gpu_paddles_kernel_is_given_the_ratio(on_gpu, monkeypatch):
     monkeypatch.setattr(type(param), "place", place)
     param.grad = paddle.ones([3])
     opt.step()
-    rate, ratio = float(calls[0][2]), calls[0][13]
-    assert (rate, ratio) == pytest.approx((0.01, 0.25) if on_gpu else (0.0025, 1.0))
+    opt.apply_gradients([(param, param.grad)])  # Paddle's loop
+    (rate, ratio), (rate_in_loop, ratio_in_loop) = ((float(given[2]), given[13]) for given in calls)
+    assert (rate, ratio) == pytest.approx((0.0025, 1.0))
+    assert (rate_in_loop, ratio_in_loop) == pytest.approx((0.01, 0.25) if on_gpu else (0.0025, 1.0))
 
 
 # ---- memory

@@ -223,6 +223,21 @@ def test_paddles_check_for_nan_sees_a_step(name):
     assert np.isnan(params[0].numpy()).all(), "the flag is off: a step by the library raises nothing"
 
 
+@pytest.mark.filterwarnings("ignore:Optimizers use Paddle's operations:UserWarning")
+@every_optimizer
+def test_paddles_check_for_nan_accepts_a_first_gradient_of_zeros(name):
+    params = parameters([3])
+    opt = make(name, params)
+    paddle.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        for grad in (0.0, 1.0):
+            give_gradients(params, grad)
+            opt.step()
+    finally:
+        paddle.set_flags({"FLAGS_check_nan_inf": False})
+    assert (params[0].numpy() < 1.0).all()
+
+
 @every_optimizer
 def test_paddles_check_for_nan_is_refused_with_fused_true(name):
     params = parameters([3])

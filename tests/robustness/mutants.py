@@ -48,6 +48,7 @@ MORE = {
     "optimizers/_step/batches.py": STEPS,
     "optimizers/_base/layerwise_mixin.py": [*STEPS, *RATIOS],
     "optimizers/_base/layerwise_optimizer.py": [*STEPS, "optimizers/test_adamwdl.py"],
+    "optimizers/_step/kernel_step.py": STEPS,
     "optimizers/_step/operations.py": [*STEPS, "optimizers/test_shards.py"],
     "optimizers/_base/rule_optimizer.py": [*STEPS, *RULES, "optimizers/test_shards.py"],
     "optimizers/_step/updates.py": [*STEPS, "optimizers/test_shards.py"],

@@ -83,33 +83,25 @@ def figures(monkeypatch):
 def trained(tmp_path_factory):
     """A training whose every rate was noted where the optimizer asks for it, its report, and what was logged."""
     folder = tmp_path_factory.mktemp("trained")
-    used, logged = {}, []
+    used, logged, kernel = {}, [], paddle._C_ops.adamw_
 
     class Spy(common.TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
             logged.append((state.global_step, dict(logs)))
 
-    class SpyTrainer(common.LdoptTrainer):
-        def create_optimizer(self, lr_scheduler=None):
-            optimizer = super().create_optimizer(lr_scheduler)
-            ask = optimizer._create_param_lr
-
-            def noted(pair):
-                rate = ask(pair)
-                if pair[1] is not None:  # a step; the table asks without a gradient
-                    used.setdefault(pair[0].name, []).append(float(rate))
-                return rate
-
-            optimizer._create_param_lr = noted
-            return optimizer
+    def noted(param, grad, rate, *rest):
+        used.setdefault(param.name, []).append(float(rate))
+        return kernel(param, grad, rate, *rest)
 
     settings = {"optim": "adamwdl", "layerwise_lr_decay": 0.8, "logging_steps": 2, "max_steps": 12, "warmup_steps": 3}
-    settings["optim_kwargs"] = '{"fused": false}'  # the C library gets all rates at once and asks for none
+    settings["optim_kwargs"] = '{"fused": false}'  # Paddle's kernel is asked which rates it was given
     evaluate = {"evaluation_strategy": "epoch", "save_strategy": "epoch"}
-    trainer = common.trainer(folder, cls=SpyTrainer, callbacks=[Spy()], **settings, **evaluate)
+    trainer = common.trainer(folder, callbacks=[Spy()], **settings, **evaluate)
     made = RunReport(str(folder), "a run", trainer.layer_map)
     trainer.add_callback(made)
-    trainer.train()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(paddle._C_ops, "adamw_", noted)
+        trainer.train()
     trainer.evaluate()
     path = made.write({"test accuracy": 0.123456, "steps": 12}, {"seed": 42, "optim": "adamwdl"}, "what it was")
     return types.SimpleNamespace(trainer=trainer, report=made, page=Page(path), used=used, logged=logged)

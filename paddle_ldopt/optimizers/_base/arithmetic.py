@@ -64,12 +64,16 @@ def power(t: Any, exponent: float) -> Any:
 
 def sqrt(x: Any) -> Any:
     """Return the square roots of x; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
+    if _paddle.flags()["FLAGS_check_nan_inf"]:  # the `rsqrt` of 0 would stop the step
+        return x.sqrt()
     return x.rsqrt().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal()
 
 
 def sqrt_(x: Any) -> Any:
     """Return the `sqrt` of x; overwrites x."""
-    return x.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else sqrt(x)
+    if not paddle.in_dynamic_mode() or _paddle.flags()["FLAGS_check_nan_inf"]:
+        return sqrt(x)
+    return x.rsqrt_().reciprocal_()
 
 
 def one_minus_power(beta: float, t: Any) -> Any:

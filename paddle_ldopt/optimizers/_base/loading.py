@@ -39,7 +39,16 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
             raise ValueError(f"`state_dict` lacks a state of the optimizer. Received: no '{key}'")
         _check_state(key, state_dict[key], name, form)
     _check_waiting(optimizer, state_dict, waiting, set(live))
-    return state_dict
+    return {**state_dict, "master_weights": _copies(masters)} if masters else state_dict
+
+
+def _copies(masters: dict[str, Any]) -> dict[str, Any]:
+    """Return copies of master weights under their names; Paddle would go on with the caller's own Tensors."""
+    copies = {key: m.detach().clone() if isinstance(m, paddle.Tensor) else m for key, m in masters.items()}
+    for key, master in masters.items():
+        if copies[key] is not master:
+            copies[key].name, copies[key].persistable = master.name, master.persistable
+    return copies
 
 
 def _check_schedule(schedule: Any, schedule_state: Any) -> None:

@@ -103,7 +103,7 @@ class ScheduledOptimizer(RuleOptimizer):
         self._scheduled: dict[Any, float] = {}  # in a running step: function -> value, GLOBAL_STEP -> step
         self._refuse_functions_in_a_graph()
         first = {function: function(0) for function in self._step_functions}  # checks every function
-        return first.get(rate, rate)
+        return first[rate] if isinstance(rate, StepFunction) else rate  # a scheduler may have no hash
 
     def _states_of(self, param: Tensor) -> dict[str, State]:
         # float32 even for float64 parameters, so that all counts can be compared

@@ -14,7 +14,7 @@ from paddle import Tensor
 from ... import _paddle
 from .._shards import Shard, run_locally
 from ..states import ELEMENT, SCALAR, STEP, compute_dtype, rule_shape
-from .updates import Task
+from .updates import Task, without_old
 
 if TYPE_CHECKING:
     from .._base.rule_optimizer import RuleOptimizer
@@ -109,6 +109,7 @@ class Batch:
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
         new_params, new_state = run_locally(rule)
+        new_params, new_state = without_old(new_params, new_state, state)
         for name, value in {**new_state, **counted}.items():
             stack = self._stacks[name]
             if value is stack:  # overwritten by the rule

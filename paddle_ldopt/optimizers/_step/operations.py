@@ -1,5 +1,6 @@
 """Updates by Paddle's operations, in batches of parameters of one shape, type and set of options."""
 
+import collections
 import math
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -20,16 +21,18 @@ if TYPE_CHECKING:
 class Operations:
     """The updates of one optimizer with a rule by Paddle's operations: its batches, and its plan of a whole step."""
 
+    takes_shards = False  # whether an update of a shard is that of a whole parameter
+
     def __init__(self) -> None:
         self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
         self._plan: Optional[OperationsPlan] = None  # of the last whole step
 
     def __deepcopy__(self, memo: Any) -> "Operations":
-        return Operations()  # the copied optimizer has tensors of its own
+        return type(self)()  # the copied optimizer has tensors of its own
 
     def supports_step(self, optimizer: "RuleOptimizer") -> bool:
-        """Return whether this process has all parameters whole, and the C library updates none of them."""
-        if not optimizer.finder.is_whole(_paddle.parameter_list(optimizer)):
+        """Return whether the C library updates no parameter, and this process has all parameters as they need to be."""
+        if not (self.takes_shards or optimizer.finder.is_whole(_paddle.parameter_list(optimizer))):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
         return bool(optimizer.fused_step.leaves_all_to_paddle(optimizer, params))
@@ -51,8 +54,9 @@ class Operations:
             optimizer.check_shape(param)
         optimizer.check_in_step(inputs.params)
         create_missing_state(optimizer)
-        rows = zip(inputs.params, inputs.grads, inputs.ratios)
-        tasks = [Task(p, grad, optimizer.chosen_options(p), None) for p, grad, ratio in rows if ratio != 0.0]
+        rates = zip(inputs.factors, inputs.ratios.tolist())
+        rows = zip(inputs.params, inputs.grads, rates)
+        tasks = [Task(p, grad, optimizer.chosen_options(p), rate) for p, grad, rate in rows if rate[1] != 0.0]
         split = self._split(optimizer, tasks)
         batches = [batch for batch, _ in split if batch is not None]
         return OperationsPlan(optimizer, inputs, batches) if len(batches) == len(split) else None
@@ -71,12 +75,15 @@ class Operations:
             return [(None, [task]) for task in tasks]
         units: list[tuple[Optional[Batch], list[Task]]] = []
         tasks_by_form: dict[Any, list[Task]] = {}
+        sharing: collections.Counter[Any] = collections.Counter()  # parameters of the same memory take turns
         for task in tasks:
             param = task.param
+            sharing[param.data_ptr()] += 1
             if param.is_dist() or (task.shard is not None and task.shard.slice_size is not None):
                 units.append((None, [task]))
             else:
-                key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
+                turn = sharing[param.data_ptr()]
+                key = turn, tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
                 tasks_by_form.setdefault(key, []).append(task)
         for alike in tasks_by_form.values():
             param = alike[0].param

@@ -27,7 +27,7 @@ class Task(NamedTuple):
     param: Tensor  # the parameter, or its flat slice under `fleet`
     grad: Tensor  # its gradient
     options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
-    lr: Any  # includes the layer's ratio; a Tensor of shape [] in the type that the update is computed in
+    lr: Any  # with the layer's ratio, a Tensor of shape [] in the type of the update; in a plan (factor, ratio)
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
@@ -103,6 +103,7 @@ def _start(optimizer: "LayerwiseOptimizer", task: Task) -> tuple[Update, Callabl
     running = optimizer.rule(*tensors, state, task.lr, shard=shard, **task.options)
 
     def write(new_param: Any, new_state: dict[str, Any]) -> None:
+        new_param, new_state = without_old(new_param, new_state, state)
         overflow = None if paddle.in_dynamic_mode() else _paddle.found_inf(optimizer)
         for name, value in {**new_state, **counted}.items():
             _write(value, stored[name], overflow, shard if kinds[name] == ELEMENT else None)
@@ -111,6 +112,15 @@ def _start(optimizer: "LayerwiseOptimizer", task: Task) -> tuple[Update, Callabl
             _write(new_param, param, overflow, shard)
 
     return running, write
+
+
+def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Values]:
+    """Return a rule's result with a copy of each old state that is another's new value: writing may overwrite it."""
+
+    def copied(value: Any, name: str) -> Any:
+        return value.clone() if any(value is other and key != name for key, other in old.items()) else value
+
+    return copied(new_param, ""), {name: copied(value, name) for name, value in new_state.items()}
 
 
 def _start_empty(optimizer: "LayerwiseOptimizer", param: Tensor, shard: Shard) -> Update:
