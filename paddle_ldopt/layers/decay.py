@@ -122,7 +122,7 @@ class LayerDecay:
     end: Optional[float] = _option(None, "decay at the end of the training", 0.0, 1.0, "(]")
     steps: Optional[int] = _option(
         None,
-        "steps until the decay reaches `end` (by default, all)",
+        "steps until the decay reaches `end`; all by default",
         check=lambda value, name: checked_int(value, name, 1),
         values="an int from 1",
     )
