@@ -122,7 +122,7 @@ class LayerDecay:
     end: Optional[float] = _option(None, "decay at the end of the training", 0.0, 1.0, "(]")
     steps: Optional[int] = _option(
         None,
-        "number of steps until the decay reaches `end`; by default all",
+        "steps until the decay reaches `end`; all by default",
         check=lambda value, name: checked_int(value, name, 1),
         values="an int from 1",
     )
@@ -135,7 +135,7 @@ class LayerDecay:
     )
     multipliers: Optional[dict[str, float]] = _option(
         None,
-        "factor of the ratio of parameters whose name matches a regular expression",
+        "factor of the ratios of parameters whose names match a pattern",
         check=checked_multipliers,
         values='a dict such as {"crf": 10.0}',
     )
