@@ -1,6 +1,7 @@
 """Layer-wise arguments for the TrainingArguments of PaddleNLP and PaddleFormers."""
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from typing import Any, Optional
 
@@ -33,6 +34,8 @@ class OptimizerName(_Name):
 class SchedulerName(_Name):
     """The name of one of our schedules in `lr_scheduler_type`."""
 
+
+_ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")  # the Trainer's own
 
 # Argument -> our names, the Trainer's enum, a name in this enum, the class of ours. The enum refuses our names.
 _CHOICES: dict[str, tuple[Any, str, str, type[_Name]]] = {
@@ -103,6 +106,7 @@ class LdoptArgumentsMixin(_Settings, Args):
 
     def __post_init__(self) -> None:
         tell_all(_problems(self))
+        _warn_of_unused(self)
         given = {argument: name_of(getattr(self, argument)) for argument in _CHOICES}
         ours = {}
         for argument, (names, _, theirs, cls) in _CHOICES.items():
@@ -180,6 +184,18 @@ def _problems(args: Args) -> Iterator[str]:
         yield from _option_problems(args, name_of(args.optim), values["optim_kwargs"])
     if "lr_scheduler_kwargs" in values:
         yield from lr_scheduler.schedule_problem(args)
+
+
+def _warn_of_unused(args: Args) -> None:
+    """Warn of the Trainer's own arguments for Adam that the chosen optimizer does not have."""
+    optim = name_of(args.optim)
+    used = REGISTRY[optim].trainer.values() if optim in REGISTRY else _ADAM
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    for name in _ADAM:
+        value = getattr(args, name, None)
+        if name not in used and value != defaults.get(name):
+            instead = f"`{name}` has no effect with optim={shown(optim)}: set its options in `optim_kwargs`"
+            warnings.warn(f"{instead}. Received: {name}={shown(value)}", stacklevel=4)
 
 
 def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,6 +173,19 @@ def test_bad_arguments_are_found_before_anything_else(tmp_path, name, value, mes
 def test_bad_arguments(tmp_path, kwargs, message):
     with pytest.raises(ValueError, match=message):
         common.arguments(tmp_path, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "optim, unused",
+    [("adamwdl", []), ("lamb", ["adam_epsilon"]), ("came", ["adam_beta2", "adam_epsilon"]), ("adamw", [])],
+)
+def test_an_argument_for_adam_that_the_optimizer_lacks_is_warned_of(tmp_path, optim, unused):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        common.arguments(tmp_path, optim=optim, adam_beta1=0.8, adam_beta2=0.98, adam_epsilon=1e-6)
+    told = [str(warning.message) for warning in caught if "has no effect with optim" in str(warning.message)]
+    assert [message.split("`")[1] for message in told] == unused
+    assert all(f"Received: {name}=" in message for name, message in zip(unused, told))
 
 
 def test_other_errors_of_the_trainers_arguments_pass_through(tmp_path):
