@@ -437,6 +437,37 @@ def test_whole_steps_of_adamwdl_give_the_bits_of_paddles_loop(seed, plans, by_pa
     assert len(plans) == 6
 
 
+def comparable(given):
+    """Return the kernel's inputs; its weight decay is 0 without decay."""
+    rest = [
+        (v.data_ptr(), v.dtype) if isinstance(v, paddle.Tensor) else v for v in (*given[:2], *given[3:14], *given[16:])
+    ]
+    return [float(given[2]), given[2].dtype, given[14] * given[15], *rest]
+
+
+@pytest.mark.parametrize("masters", [True, False])
+def test_the_kernel_gets_what_paddles_loop_gives_it(masters, plans, by_paddles_loop, monkeypatch):
+    """A CPU has no kernel for 16-bit parameters: its inputs are looked at."""
+    params = parameters([[3, 4], [4], [2, 5]], "bfloat16")
+    opt = make("adamwdl", params, fused=False, multi_precision=masters, set_param_lr_fun=lambda param: 0.5)
+    opt._apply_decay_param_fun = lambda name: name != params[1].name
+    place = type("Place", (), {"is_gpu_place": lambda self: False, "is_cpu_place": lambda self: False})()
+    monkeypatch.setattr(type(params[0]), "place", place)
+    calls = []
+    monkeypatch.setattr(paddle._C_ops, "adamw_", lambda *given: calls.append(given) or [None] * 7)
+    monkeypatch.setattr(type(opt.finder), "is_whole", lambda *given: False)  # each element is updated alone
+    for step in range(2):
+        for param in params:
+            param.clear_gradient(False)
+            param.grad = paddle.ones(param.shape, "float32" if masters and step else "bfloat16")
+        opt.step()
+    assert len(plans) == 2
+    by_paddles_loop()
+    opt.step()
+    whole, looped = ([comparable(given) for given in part] for part in (calls[3:6], calls[6:]))
+    assert whole == looped and len(whole) == 3
+
+
 # ---- nothing is read on the host
 
 
