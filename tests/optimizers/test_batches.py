@@ -240,6 +240,16 @@ def test_a_batch_has_at_most_batch_bytes(most, sizes, monkeypatch):
     assert seen == sizes
 
 
+@pytest.mark.parametrize("on_cpu, sizes", [(True, [2, 1]), (False, [3])])
+def test_a_batch_is_smaller_on_a_cpu(on_cpu, sizes, monkeypatch):
+    params, seen = parameters([[256, 1024]] * 3), built(monkeypatch)  # 1 MB each
+    opt = make("lamb", params, fused=False)
+    give_gradients(params, np.random.default_rng(0))
+    monkeypatch.setattr(type(params[0]), "place", type("Place", (), {"is_cpu_place": lambda self: on_cpu})())
+    opt.step()
+    assert seen == sizes
+
+
 # ---- whole steps
 
 CLIP = paddle.nn.ClipGradByGlobalNorm(0.1)
