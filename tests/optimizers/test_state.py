@@ -86,10 +86,12 @@ def saved_state(name, built_with, updated, **more):
         return {key: x.clone() if isinstance(x, paddle.Tensor) else x for key, x in opt.state_dict().items()}
 
 
-def layers_of_three(name, built_with):
+def layers_of_three(name, built_with, names_of=()):
     with paddle.utils.unique_name.guard():  # but not of the steps: the names of the states have any numbers
         model = [paddle.nn.Linear(2, 2) for _ in range(3)]
-        return model, make(name, [p for i in built_with for p in model[i].parameters()])
+        names = {p.name: f"{i}.{n}" for i in names_of for n, p in model[i].named_parameters()}
+        more = {"name_dict": names} if names else {}
+        return model, make(name, [p for i in built_with for p in model[i].parameters()], **more)
 
 
 @every_optimizer
@@ -101,6 +103,15 @@ def test_a_state_of_other_parameters_is_refused(name, saved, loads_into):
     for i in loads_into:
         model[i](paddle.ones([1, 2])).sum().backward()
     opt.step()  # nothing waits for it
+
+
+@every_optimizer
+def test_a_layer_of_the_model_that_is_not_trained_here_may_have_state(name):
+    model, opt = layers_of_three(name, [1, 2], names_of=range(3))
+    opt.set_state_dict(saved_state(name, [0, 1], [0, 1]))
+    model[1](paddle.ones([1, 2])).sum().backward()
+    opt.step()
+    assert any(key.startswith("linear_1.") for key in opt.state_dict())
 
 
 SAME = {"lamb", "adamweightdecay"}  # have states of the same names and meanings
