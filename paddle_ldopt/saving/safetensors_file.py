@@ -20,7 +20,7 @@ from .._messages import refusal
 
 Arrays = dict[str, tuple[str, NDArray[Any]]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", "1"
-MAX_HEADER = 100_000_000  # bytes, the limit of safetensors: about 170,000 parameters with state
+MAX_HEADER = 100_000_000  # bytes, the limit of safetensors: about 140,000 parameters with state
 _UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
 _SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # inside a JSON string, the quotes would be escaped
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -54,7 +54,7 @@ def save_optimizer(
     Raises:
         TypeError, ValueError, OSError: a wrong type; a parameter without a name; a state spread over processes (use
             `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not a regular file, cannot be written or ends
-            in ".pdopt"; more than about 170,000 parameters. A previous file is unchanged.
+            in ".pdopt"; more than about 140,000 parameters. A previous file is unchanged.
 
     Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, but a checksum, the model's names and the
     options.

@@ -13,7 +13,9 @@ from saving_cases import CASES, HALF, SLOW, Run, bits, each_damage, read, refuse
 import paddle_ldopt as ldopt
 
 
-@pytest.mark.promise("a damaged file is refused and nothing changes", seen="200 flipped bits and 66 lengths")
+@pytest.mark.promise(
+    "`load_optimizer` refuses a damaged file and changes nothing", seen="200 flipped bits and 66 lengths"
+)
 @pytest.mark.parametrize(
     "case, flips, cuts", [("came", 200, 60), *(pytest.param(case, 1000, 300, marks=SLOW) for case in CASES)]
 )
@@ -57,7 +59,7 @@ def hostile_records():
     yield "state twice", put("with_state", value=["blocks.0.weight"] * 2)
 
 
-@pytest.mark.promise("a hostile record, tensor or header is refused and nothing changes")
+@pytest.mark.promise("`load_optimizer` refuses a hostile record, tensor or header and changes nothing")
 def test_a_hostile_record_changes_nothing(saved, victim):
     count = 0
     for what, change in hostile_records():
@@ -121,7 +123,7 @@ def test_a_plateau_schedule_has_no_best_before_its_first_metric(path):
             ldopt.load_optimizer(path + ".hostile", used.optimizer, used.model)
 
 
-@pytest.mark.promise("a hostile record, tensor or header is refused and nothing changes")
+@pytest.mark.promise("`load_optimizer` refuses a hostile record, tensor or header and changes nothing")
 @pytest.mark.parametrize(
     "names, least",
     [
@@ -196,7 +198,7 @@ HEADERS = {
 }
 
 
-@pytest.mark.promise("a hostile record, tensor or header is refused and nothing changes")
+@pytest.mark.promise("`load_optimizer` refuses a hostile record, tensor or header and changes nothing")
 @pytest.mark.parametrize("what", HEADERS)
 def test_a_hostile_header_changes_nothing(what, path, victim):
     write_raw(path, HEADERS[what])
@@ -224,7 +226,7 @@ def test_a_hole_of_a_terabyte_is_not_read(path, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 
-@pytest.mark.promise("a link, pipe, device or folder is refused")
+@pytest.mark.promise("`load_optimizer` refuses links, pipes, devices and folders")
 def test_what_is_no_file_changes_nothing(saved, tmp_path, victim):
     link, loop, dangling, pipe = (str(tmp_path / name) for name in ("link", "loop", "dangling", "pipe"))
     os.symlink(saved, link), os.symlink(loop, loop), os.symlink("nothing", dangling), os.mkfifo(pipe)

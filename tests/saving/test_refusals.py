@@ -28,7 +28,7 @@ WRONG = {
 }
 
 
-@pytest.mark.promise("another optimizer, model, schedule or format is refused")
+@pytest.mark.promise("`load_optimizer` refuses a file of another optimizer, model or schedule")
 @pytest.mark.parametrize("what", WRONG)
 def test_another_optimizer_is_refused(what, saved):
     arguments, says = WRONG[what]
@@ -179,7 +179,7 @@ SCHEDULES = {  # two schedules, each as a function and its arguments, and what i
 }
 
 
-@pytest.mark.promise("another optimizer, model, schedule or format is refused")
+@pytest.mark.promise("`load_optimizer` refuses a file of another optimizer, model or schedule")
 @pytest.mark.parametrize("case", SCHEDULES)
 def test_a_schedule_with_other_numbers_is_refused_unless_it_is_meant(case, path):
     make, was, now, shown = SCHEDULES[case]

@@ -35,7 +35,7 @@ def test_a_resume_is_exact(case, fused, path):
     assert same(whole.everything(), again.train(ALL).everything())
 
 
-@pytest.mark.promise("loading replaces the whole state, even if the optimizer has taken no step")
+@pytest.mark.promise("loading replaces the whole state, also with a state saved before the first step")
 @pytest.mark.parametrize("case", [*CASES, *PADDLES])
 def test_what_is_loaded_replaces_what_was_there(case, path):
     half, other = Run(case).train(HALF), Run(case, seed=1).train(ALL)
@@ -46,7 +46,7 @@ def test_what_is_loaded_replaces_what_was_there(case, path):
     assert same(Run(case).train(ALL).everything(), other.train(ALL).everything())
 
 
-@pytest.mark.promise("loading replaces the whole state, even if the optimizer has taken no step")
+@pytest.mark.promise("loading replaces the whole state, also with a state saved before the first step")
 @pytest.mark.parametrize("case", [*CASES, *(case for case in PADDLES if case != "SGD")])  # it has no state
 def test_an_optimizer_that_has_taken_no_step(case, path):
     fresh, used = Run(case), Run(case, seed=1).train(HALF)
@@ -68,7 +68,7 @@ def test_a_parameter_without_a_gradient_has_no_state_and_may_get_one_later(path)
     assert same(run.train(ALL).everything(), again.train(ALL).everything())
 
 
-@pytest.mark.promise("a file can be read in another process and with other parameter names")
+@pytest.mark.promise("an optimizer's file can be read in another process, where Paddle's parameter names differ")
 def test_names_are_the_models_wherever_they_come_from(path):
     run = Run("adamwdl").train(HALF)
     ldopt.save_optimizer(path, run.optimizer, paddle.DataParallel(run.model))
@@ -92,7 +92,7 @@ def test_names_are_the_models_wherever_they_come_from(path):
     assert same(plain.state(), again.state())
 
 
-@pytest.mark.promise("a file can be read in another process and with other parameter names")
+@pytest.mark.promise("an optimizer's file can be read in another process, where Paddle's parameter names differ")
 def test_another_process_reads_it(path):
     run = Run("came").train(HALF)
     ldopt.save_optimizer(path, run.optimizer, run.model)
