@@ -39,13 +39,13 @@ BESIDE_GROWTH = [("adamwdl", "paddle.optimizer.AdamW"), ("adamwdl", "torch.optim
 LIBRARIES = 3 << 29  # bytes that a process takes beside its tensors
 
 
-def in_turn(processes, rounds, method="step"):
+def in_turn(processes, rounds):
     """Return what each process's steps gave, by its place; all step once in a round, forwards and backwards in turn."""
     taken, began = [[] for _ in processes], time.monotonic()
     places = list(range(len(processes)))
     for i in range(WARM_UP + rounds):
         for place in reversed(places) if i % 2 else places:
-            value = processes[place].ask(method)
+            value = processes[place].ask("step")
             if i >= WARM_UP:
                 taken[place].append(value)
         if i + 1 >= WARM_UP + FEWEST and time.monotonic() - began > LONGEST:
@@ -143,28 +143,23 @@ class Bench:
     def launches(self, optimizers):
         """Return what a step costs where the arithmetic costs nothing: BERT-base's parameters at a hidden size of 8.
 
-        A GPU's step is limited by how fast operations are launched. Each is measured in turn with Paddle's AdamW, in
-        processor time, over a small vocabulary and over the whole one, whose embeddings are 244,176 numbers.
+        A GPU's step is limited by how fast operations are launched. Each takes steps in turn with Paddle's AdamW in
+        one process, in processor time, over a small vocabulary and over the whole one (embeddings of 244,176 numbers).
         """
         self.say("-- launches")
         adamw = ("adamwdl", "paddle.optimizer.AdamW")
         ours = [(o, label) for o in optimizers for label, row in CONTESTANTS[o].items() if row.in_paddle]
         rows = []
-        with contextlib.ExitStack() as stack_:
-            reference = Process("optimizer", *adamw, threads=1)
-            stack_.callback(reference.close)
-            for optimizer, label in dict.fromkeys([adamw, *(each for each in ours if each[1] != adamw[1])]):
-                process = Process("optimizer", optimizer, label, threads=1)
-                stack_.callback(process.close)
+        for optimizer, label in dict.fromkeys([adamw, *(each for each in ours if each[1] != adamw[1])]):
+            with contextlib.closing(Process("optimizer", optimizer, label, threads=1)) as process:
                 row = {"label": label}
                 for name, vocabulary in LAUNCHES.items():
-                    for each in (reference, process):
-                        each.ask("build", shapes=bert_base_shapes(hidden=8, vocab=vocabulary))
-                    taken = in_turn([reference, process], 5 * self.rounds, "processor_step")
-                    row[name] = {"ms": 1e3 * statistics.median(taken[1]), "ratio": median_ratio(*reversed(taken))}
+                    shapes = bert_base_shapes(hidden=8, vocab=vocabulary)
+                    taken = process.ask("in_turn_with", other=adamw, shapes=shapes, rounds=WARM_UP + 5 * self.rounds)
+                    first, own = (each[WARM_UP:] for each in taken)
+                    row[name] = {"ms": 1e3 * statistics.median(own), "ratio": median_ratio(own, first)}
                 rows.append({**row, "path": process.path, "launches": process.ask("launches")})
                 self.say(f"{label}: {rows[-1]['launches']} operations, {row['small']['ms']:.1f} ms")
-                process.close()
         return rows
 
     def layerwise(self, threads):

@@ -72,11 +72,17 @@ class Worker:
         self.optimizer.step()
         return time.perf_counter() - began
 
-    def processor_step(self):
-        """Return the seconds of processor time of one step."""
-        began = time.process_time()
-        self.optimizer.step()
-        return time.process_time() - began
+    def in_turn_with(self, other, shapes, rounds):
+        """Return the processor seconds of each step of another contestant and of this one, in turn."""
+        pair, taken = [Worker(*other), self], [[], []]
+        for each in pair:
+            each.build(shapes)
+        for i in range(rounds):
+            for place in (0, 1) if i % 2 else (1, 0):
+                began = time.process_time()
+                pair[place].optimizer.step()
+                taken[place].append(time.process_time() - began)
+        return taken
 
     def launches(self):
         """Return how many operations of Paddle a step launches, as its profiler counts them."""

@@ -13,9 +13,9 @@ from .private_names import EVERY, FUSED, SAVING, attribute, lazy, part
 __all__ = [
     "add_", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model", "clip", "divide_",
     "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated", "is_float64", "local_shape",
-    "matmul", "mean_over", "multiply_", "own_parameters", "run_untranslated", "scale", "scale_", "share_memory",
-    "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "subtract_", "sum_over", "unstack", "version_of",
-    "view_of",
+    "matmul", "mean_over", "minimum", "multiply_", "own_parameters", "run_untranslated", "scale", "scale_",
+    "share_memory", "slice_of", "square_sum", "stack", "state_dtype", "sublayers", "subtract_", "sum_over", "unstack",
+    "version_of", "view_of", "where",
 ]
 # fmt: on
 
@@ -37,6 +37,8 @@ stack = part("paddle._C_ops", "stack", EVERY)  # (tensors, axis)
 unstack = part("paddle._C_ops", "unbind", EVERY)  # (tensor, axis)
 matmul = part("paddle._C_ops", "matmul", EVERY)  # (matrices, others, whether to transpose these, and the others)
 clip = part("paddle._C_ops", "clip", EVERY)  # (tensor, least, most)
+minimum = part("paddle._C_ops", "minimum", EVERY)  # NaN if one of both is
+where = part("paddle._C_ops", "where", EVERY)  # (condition, value if true, value if false)
 mean_over = part("paddle._C_ops", "mean", EVERY)  # (tensor, axes, whether to keep the axes)
 sum_over = part("paddle._C_ops", "sum", EVERY)  # (tensor, axes, dtype, whether to keep the axes)
 add_ = part("paddle._C_ops", "add_", EVERY)  # (tensor that becomes the sum, other), as the next three
@@ -66,7 +68,8 @@ def square_sum(tensor: paddle.Tensor) -> paddle.Tensor:
 
 def is_float64(tensor: paddle.Tensor) -> bool:
     """Return whether a tensor, or a variable of a graph, is of type float64."""
-    return bool(tensor.dtype == paddle.float64 or tensor.dtype == _data_type().FLOAT64)
+    dtype = tensor.dtype
+    return dtype is paddle.float64 or bool(not paddle.in_dynamic_mode() and dtype == _data_type().FLOAT64)
 
 
 def dtype_name(dtype: Any) -> str:

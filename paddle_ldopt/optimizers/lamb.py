@@ -12,7 +12,7 @@ import paddle
 from paddle import Tensor
 
 from .._checks import Option, one_of_two
-from .._paddle import flatten_groups, weight_decay_fun
+from .._paddle import flatten_groups, minimum, weight_decay_fun, where
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
 from ._ports.mindspore import ScheduledOptimizer, decay_or_function, lr_or_function, without_order
 from ._shards import Shard
@@ -58,8 +58,8 @@ def lamb_update(
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
-    one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
-    trust_ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
+    one, adapted = paddle.ones_like(x_norm), minimum(x_norm, u_norm) > 0
+    trust_ratio = where(adapted, x_norm / where(adapted, u_norm, one), one)
     return subtract_(param, multiply_(u, lr * trust_ratio)), {"moment1": m, "moment2": v}
 
 

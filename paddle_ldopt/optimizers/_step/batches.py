@@ -5,6 +5,7 @@ The state in Paddle's dicts shares the memory of a row of the stack. If a state 
 or copying), the batch is built again. Parameters and gradients are copied into a stack for each step.
 """
 
+import collections
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +121,9 @@ class Batch:
         if master is not None and new_params is not master:
             _paddle.assign_out(new_params, master)
         new_params = cast(new_params, self.params[0].dtype)
-        for row, param in zip([new_params] if single else _paddle.unstack(new_params, 0), self.params):
-            if row is not param:
-                _paddle.assign_out(row, param)
+        rows = [new_params] if single else _paddle.unstack(new_params, 0)
+        if rows[0] is not self.params[0]:
+            collections.deque(map(_paddle.assign_out, rows, self.params), maxlen=0)
 
 
 def cast(tensor: Any, dtype: Any) -> Any:

@@ -116,9 +116,10 @@ def _start(optimizer: "LayerwiseOptimizer", task: Task) -> tuple[Update, Callabl
 
 def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Values]:
     """Return a rule's result with a copy of each old state that is another's new value: writing may overwrite it."""
+    names = {id(value): name for name, value in old.items()}
 
     def copied(value: Any, name: str) -> Any:
-        return value.clone() if any(value is other and key != name for key, other in old.items()) else value
+        return value if names.get(id(value), name) == name else value.clone()
 
     return copied(new_param, ""), {name: copied(value, name) for name, value in new_state.items()}
 
