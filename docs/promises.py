@@ -15,6 +15,8 @@ import re
 import subprocess
 import sys
 
+from paddle_ldopt import kernels
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reliability.md"
 VERSIONS = ROOT / "docs/versions.json"
@@ -98,6 +100,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page differs")
     check = parser.parse_args().check
+    if kernels.library() is None:
+        sys.exit(f"Without the C library, fewer tests are collected: {kernels.unsupported_reason()}")
     before = PAGE.read_text(encoding="utf-8")
     after = filled(before, collected())
     if not check:
