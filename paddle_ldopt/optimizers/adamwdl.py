@@ -104,7 +104,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             of 0 freezes the parameter. None: all ratios are 1.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
         lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
-        fused: whether the C library takes a step in one call, several times as fast. None: in dygraph on a CPU, for
+        fused: whether the C library takes a step in one call, 1.5 to 4 times as fast. None: in dygraph on a CPU, for
             all parameters but float64, which Paddle's operations update. True: raise an error if the library cannot
             update all of them. False: Paddle's operations only. The state is the same, and numbers agree to float32
             rounding; numbers below 1.2e-38 count as 0. The library uses OMP_NUM_THREADS threads, which Paddle sets to
