@@ -1,4 +1,4 @@
-"""Run a recipe at several learning rates, layer-wise decays and seeds; write a table and a heat map of the scores.
+"""Run a recipe at several learning rates, layer-wise decays and seeds; print a table and draw a heat map of the scores.
 
     python recipes/sweep.py
     python recipes/sweep.py --recipe sequence_classification --arguments "--data reviews.csv" --output_dir runs/reviews
