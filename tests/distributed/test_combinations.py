@@ -12,7 +12,8 @@ SEED = 22
 
 
 @pytest.mark.promise(
-    "all combinations of layout, way to take a step, optimizer and feature train as in one process, or are refused",
+    "every combination of layout, kind of step (plain, `PipelineWithLossScale`, `GradientAccumulator`), optimizer and "
+    "feature trains as in one process, or is refused",
     seen="1,750 of 1,750 match ([table](scaling.md#combinations-compared-with-one-process))",
 )
 @pytest.mark.parametrize(
@@ -29,7 +30,8 @@ def test_some(layout, tmp_path):
 
 
 @pytest.mark.promise(
-    "all combinations of layout, way to take a step, optimizer and feature train as in one process, or are refused"
+    "every combination of layout, kind of step (plain, `PipelineWithLossScale`, `GradientAccumulator`), optimizer and "
+    "feature trains as in one process, or is refused"
 )
 @pytest.mark.fault
 @pytest.mark.timeout(5400)

@@ -117,7 +117,9 @@ def test_a_list_of_files_that_names_a_device_is_damage(copied):
         assert last_checkpoint(copied) == str(copied / "checkpoint-4")
 
 
-@pytest.mark.promise("an automatic resume falls back to the last valid checkpoint and ends with the same weights")
+@pytest.mark.promise(
+    "an automatic resume falls back to the last valid checkpoint and ends with the weights of an uninterrupted run"
+)
 def test_an_automatic_resume_falls_back_and_ends_with_the_same_weights(copied, whole):
     flip(copied / "checkpoint-6/model_state.pdparams")
     truncate(copied / "checkpoint-4/optimizer.pdopt")
@@ -269,7 +271,7 @@ def read_only():
         yield close
 
 
-@pytest.mark.promise("a folder without write permission is refused before the first step")
+@pytest.mark.promise("an output folder without write permission is refused before the first step")
 def test_a_folder_that_cannot_be_written_into_is_refused_before_the_first_step(tmp_path, read_only):
     (tmp_path / "run").mkdir()
     trainer = common.trainer(tmp_path / "run", optim="adamwdl", save_strategy="no")

@@ -178,7 +178,9 @@ def never_stopped(tmp_path_factory):
     return outcome(trainer), evaluations
 
 
-@pytest.mark.promise("a run resumed after SIGTERM has the same evaluations, metric-driven rates and best model")
+@pytest.mark.promise(
+    "a run resumed after SIGTERM has the evaluations, metric-driven rates and best model of an uninterrupted run"
+)
 @pytest.mark.representatives
 @pytest.mark.parametrize("signalled", [False, True])
 @pytest.mark.parametrize("step", [6, 9, 12, 14])
@@ -296,7 +298,7 @@ def mortal(folder, form, death, resume):
     return process.exitcode
 
 
-@pytest.mark.promise("a killed Trainer run resumes and ends with the same bits")
+@pytest.mark.promise("a killed Trainer run resumes and ends with the bits of an uninterrupted run")
 @pytest.mark.parametrize("form", [FORMATS[0], pytest.param(FORMATS[1], marks=pytest.mark.slow)])
 def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     step, seconds = random.SystemRandom().randint(1, 12), random.SystemRandom().uniform(0, 0.03)

@@ -181,7 +181,9 @@ def test_a_plateau_lowers_the_rate_after_evaluations_only(tmp_path, cls, metric)
     assert rates == [1e-2] * 8 + [5e-3] * 2
 
 
-@pytest.mark.promise("a run resumed after SIGTERM has the same evaluations, metric-driven rates and best model")
+@pytest.mark.promise(
+    "a run resumed after SIGTERM has the evaluations, metric-driven rates and best model of an uninterrupted run"
+)
 @pytest.mark.parametrize(
     "cls, settings, lowered, step",
     [(Scripted, {}, 8, 6), (Equal, EPOCHS, 12, 6), (Equal, EPOCHS, 12, 12)],
