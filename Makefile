@@ -42,7 +42,7 @@ PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durati
 test: $(STAMP) ## Run the tests of every feature (4 minutes on 2 idle cores)
 	$(PY) $(PYTEST) $(ARGS)
 
-test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (20 minutes more)
+test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (10 minutes more)
 	$(PY) $(PYTEST) -m "not fault" $(ARGS)
 
 fault: $(STAMP) ## Run the longest tests alone: kills, full disks, bad calls, long runs, all combinations of layouts (half an hour)
