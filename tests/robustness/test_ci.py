@@ -18,9 +18,10 @@ ALL = ["lint", "test", "test-all"]
         ("lint", 90, ALL[:1], 2),
         ("test", 90, ALL[:2], 2),
         ("test-all", 90, ALL, 2),
-        ("", 34, ALL[:2], 0),
+        ("", 40, ALL, 0),
+        ("", 24, ALL[:2], 0),
     ],
-    ids=["all pass", "style", "a test", "a slow test", "no time left"],
+    ids=["all pass", "style", "a test", "a slow test", "the default", "no time left"],
 )
 def test_what_runs_and_how_it_ends(tmp_path, fails, minutes, calls, code):
     (tmp_path / ".ci").mkdir()
@@ -32,7 +33,7 @@ def test_what_runs_and_how_it_ends(tmp_path, fails, minutes, calls, code):
         ["bash", ".ci/run"], cwd=tmp_path, env={**os.environ, **told}, capture_output=True, text=True
     )
     assert ended.returncode == code and (tmp_path / "calls").read_text().split() == calls
-    assert ("test-all is left out: 0 of 34 minutes" in ended.stdout) == (minutes == 34)
+    assert ("test-all is left out: 0 of 24 minutes" in ended.stdout) == (minutes == 24)
 
 
 def test_the_core_tests_of_every_version_exist():
