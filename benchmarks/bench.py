@@ -5,7 +5,7 @@
 
 Our optimizer and a peer run in two processes, which take steps in turn, with a memory test (the triad) between two
 steps. A ratio is the median of the ratios of neighbouring steps: a slow phase of the machine affects both of them. The
-page lists peers that are not installed as left out.
+page names the peers that are left out because they are not installed.
 """
 
 import argparse
@@ -234,15 +234,19 @@ def arguments(argv):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS, help="default: all")
-    parser.add_argument("--threads", nargs="+", type=int, help="default: all cores; for the first model also 1")
-    rounds = f"steps of each pair (7); at least {FEWEST} if they take over {LONGEST:.0f} s"
+    parser.add_argument("--threads", nargs="+", type=int, help="default: all cores; the first model also runs with 1")
+    rounds = f"measured steps per optimizer (7); after {LONGEST:.0f} s, {FEWEST} steps are enough"
     parser.add_argument("--rounds", type=int, default=7, help=rounds)
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
-    parser.add_argument("--quick", action="store_true", help="one model, all threads, 3 rounds, at most 10 M elements")
+    parser.add_argument(
+        "--quick", action="store_true", help="only the first model, all threads, 3 rounds; growth up to 10 M elements"
+    )
     parser.add_argument("--write", action="store_true", help="write benchmarks/README.md, results.json and the charts")
     parsed = parser.parse_args(argv)
     if parsed.rounds < 1 or min(parsed.threads or [1]) < 1:
-        parser.error(f"at least 1 is needed. Received: threads={parsed.threads}, rounds={parsed.rounds}")
+        parser.error(
+            f"--threads and --rounds must be at least 1. Received: threads={parsed.threads}, rounds={parsed.rounds}"
+        )
     if parsed.quick:
         parsed.models, parsed.threads, parsed.rounds = parsed.models[:1], [max(parsed.threads or [cores])], 3
     parsed.plan = list(itertools.product(parsed.models, parsed.threads or [cores]))

@@ -139,7 +139,7 @@ def tuned(curves):
         against = "" if arm == "uniform" else difference(curve, rate, uniform, chosen(uniform))
         worst = [f"{100 * mean(every):.1f}", f"{100 * min(every):.1f}"]
         rows.append([arm, number(rate), spread(scores(curve[rate])), against, *worst])
-    head = ["arm", "tuned rate", "test accuracy there", "against uniform, tuned", "mean of the rates", "worst rate"]
+    head = ["arm", "tuned rate", "test accuracy there", "against uniform, tuned", "mean accuracy", "lowest accuracy"]
     return table(head, rows)
 
 

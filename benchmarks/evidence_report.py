@@ -167,7 +167,7 @@ def arm_summary(curves):
         against = "" if arm == "uniform" else difference(curve, rate, uniform, chosen(uniform))
         cells = [number(rate), spread(scores(curve[rate])), against, f"{100 * mean(common):.1f}"]
         rows.append([arm, *cells, f"{100 * min(common):.1f}", *(span(*within(curve, points)) for points in (1, 5))])
-    head = ["arm", "tuned rate", "test accuracy there", "against uniform, tuned", "mean of all rates", "worst rate"]
+    head = ["arm", "tuned rate", "test accuracy there", "against uniform, tuned", "mean accuracy", "lowest accuracy"]
     return table([*head, "range within 1 point", "within 5 points"], rows)
 
 

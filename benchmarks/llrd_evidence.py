@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence.py run --data docstrings trec/
     python benchmarks/llrd_evidence.py report    # writes docs/evidence.md, evidence_tables.md
 
-`run` fine-tunes MiniLM (recipes/common/pretrained.py) on a few rows that the seed draws. Runs with the same seed have
+`run` fine-tunes MiniLM (recipes/common/pretrained.py) on a few rows that the seed selects. Runs with the same seed have
 the same rows, order, initial head and dropout. Each run adds a line of JSON to benchmarks/results/llrd_evidence.jsonl.
 Runs in this file are skipped. docs/evidence.md has the findings.
 """
@@ -306,10 +306,17 @@ def main(argv=None):
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train the runs that are not in the results yet")
     run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, .tsv files or folders of them")
-    run.add_argument("--seeds", type=int, default=5, help="seeds of AdamW")
-    run.add_argument("--optimizer_seeds", type=int, default=3, help="seeds of the other optimizers; 0 omits them")
+    run.add_argument("--seeds", type=int, default=5, help="number of seeds of AdamWDL")
+    run.add_argument(
+        "--optimizer_seeds", type=int, default=3, help="number of seeds of the other optimizers; 0 omits them"
+    )
     report = commands.add_parser("report", help="write the tables and pictures of docs/evidence.md")
-    report.add_argument("--docs", type=Path, default=ROOT / "docs" / "evidence.md", help="page to write")
+    report.add_argument(
+        "--docs",
+        type=Path,
+        default=ROOT / "docs" / "evidence.md",
+        help="page of findings; the tables go into evidence_tables.md beside it",
+    )
     for command in (run, report):
         command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)

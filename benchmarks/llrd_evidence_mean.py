@@ -161,11 +161,16 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train the runs that are not in the results yet")
-    run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, and the folder trec")
+    run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, and the path of the folder trec")
     run.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="tasks to train")
-    run.add_argument("--seeds", type=int, default=SEEDS, help="seeds of each setting")
+    run.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
     report = commands.add_parser("report", help="write the tables on the mean rate into the evidence pages")
-    report.add_argument("--docs", type=Path, default=evidence.ROOT / "docs" / "evidence.md", help="page to write")
+    report.add_argument(
+        "--docs",
+        type=Path,
+        default=evidence.ROOT / "docs" / "evidence.md",
+        help="page of findings; the tables go into evidence_tables.md beside it",
+    )
     for command in (run, report):
         command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)

@@ -56,7 +56,7 @@ class Options:
     data: str = option("docstrings", "docstrings, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: str = option("source", "JSON key of the prompt")
     target_field: str = option("target", "JSON key of the answer")
-    max_length: int = option(64, "longest prompt and answer together, in tokens; longer texts are cut")
+    max_length: int = option(64, "maximum tokens of a prompt with its answer; longer texts are cut")
 
     def __post_init__(self):
         check_least(self, lora_rank=0, max_length=8)

@@ -63,7 +63,7 @@ class Options:
     text_field: str = option("text", "field of the text in a hub's data set")
     micro_batch_size: int = option(16, "rows per micro-batch")
     masked_share: float = option(0.15, "fraction of tokens to mask and predict, in (0, 1)")
-    max_length: int = option(16, "longest text in tokens; longer texts are cut")
+    max_length: int = option(16, "maximum tokens per text; longer texts are cut")
 
     def __post_init__(self):
         check_least(self, micro_batch_size=1, max_length=8)

@@ -50,10 +50,10 @@ def arguments():
         ("max_grad_norm", 1.0, "global norm to which gradients are clipped"),
         ("loss_scale", 2.0**12, "initial loss scale; it doubles after 50 steps without an overflow"),
         ("steps", 200, "number of steps, including steps that overflow"),
-        ("stages", 2, "number of pipeline stages; further processes hold data-parallel replicas"),
+        ("stages", 2, "number of pipeline stages; additional processes hold data-parallel replicas"),
         ("micro_batch_num", 4, "micro-batches per step"),
         ("micro_batch_size", 8, "rows per micro-batch"),
-        ("length", 64, "longest row in bytes; longer rows are cut"),
+        ("length", 64, "maximum bytes per row; longer rows are cut"),
         ("seed", 0, "seed of the weights and the order of the rows"),
         ("save_steps", 100, "steps between two checkpoints"),
     ):

@@ -114,7 +114,7 @@ def say(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
-    parser.add_argument("--pair", action="store_true", help="each input is a pair of texts, or a question and its text")
+    parser.add_argument("--pair", action="store_true", help="inputs are pairs: two texts, or a question and its text")
     parser.add_argument("--input", metavar="FILE", help="read inputs from a file; - is standard input")
     parser.add_argument(
         "--output", metavar="FILE", help="write a .jsonl file, or a .csv file (UTF-8 with a byte order mark)"
@@ -122,10 +122,12 @@ def say(argv):
     column = "column of the text in the file: name, or number from 0; by default as in the training"
     parser.add_argument("--text_column", help=column)
     parser.add_argument("--text_pair_column", help="column of the second text of a pair")
-    parser.add_argument("--has_header", type=json.loads, help="true or false: whether the file has column names")
+    parser.add_argument(
+        "--has_header", type=json.loads, help="true or false: whether the file has column names; detected by default"
+    )
     parser.add_argument("--encoding", default="utf-8", help="encoding of the file (utf-8)")
     parser.add_argument("--batch_size", type=int, default=32, help="inputs per batch (32)")
-    parser.add_argument("--max_length", type=int, help="longest text in tokens; by default as in the training")
+    parser.add_argument("--max_length", type=int, help="maximum tokens per text; by default as in the training")
     args = parser.parse_intermixed_args(argv)
     if bool(args.inputs) == bool(args.input):
         raise error(

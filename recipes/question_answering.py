@@ -49,9 +49,9 @@ class Options:
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("signatures", "signatures, a SQuAD .json file or a folder, paddlenlp:NAME, datasets:NAME")
-    max_length: int = option(64, "longest input in tokens: a question and a window of its context")
+    max_length: int = option(64, "maximum tokens of a question with a window of its context")
     overlap: int = option(16, "tokens that neighbouring windows share")
-    max_answer_length: int = option(30, "longest answer in tokens")
+    max_answer_length: int = option(30, "maximum tokens of an answer")
 
     def __post_init__(self):
         check_least(self, max_length=16, overlap=0, max_answer_length=1)

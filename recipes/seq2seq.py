@@ -56,9 +56,9 @@ class Options:
     data: str = option("dates", "dates, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: str = option("source", "JSON key of the source text")
     target_field: str = option("target", "JSON key of the target text")
-    relative_step: bool = option(False, "Adafactor sets its own rate, without learning_rate, warm-up and schedule")
-    max_length: Optional[int] = option(None, "longest source in tokens; by default 512, or 32 for dates")
-    max_target_length: Optional[int] = option(None, "longest target in tokens; by default 64, or 8 for dates")
+    relative_step: bool = option(False, "Adafactor sets its own rate: leave out learning_rate, warm-up and schedule")
+    max_length: Optional[int] = option(None, "maximum tokens of a source; by default 512, or 32 for dates")
+    max_target_length: Optional[int] = option(None, "maximum tokens of a target; by default 64, or 8 for dates")
 
     def __post_init__(self):
         lengths = (32, 8) if self.data == "dates" else (512, 64)

@@ -51,7 +51,7 @@ class Options:
     data: str = option("docstrings", "docstrings, a CoNLL file or folder, paddlenlp:NAME, datasets:NAME")
     word_column: int = option(0, "number of the word's column, from 0; negative numbers count from the end")
     tag_column: int = option(-1, "number of the tag's column")
-    max_length: int = option(64, "longest sentence in tokens; longer sentences are cut")
+    max_length: int = option(64, "maximum tokens per sentence; longer sentences are cut")
 
     def __post_init__(self):
         check_least(self, max_length=4)

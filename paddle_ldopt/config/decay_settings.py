@@ -40,7 +40,8 @@ def decay_help(option: str) -> str:
     declared = OPTIONS[option]
     if declared.check is checked_bool:
         return declared.doc
-    return f"{declared.doc}: {declared.span.removesuffix(' or None')}" + ", as JSON" * (option in _DICTS)
+    span = declared.span.removesuffix(" or None")
+    return f"{declared.doc}{': ' if declared.values else '; range '}{span}" + ", as JSON" * (option in _DICTS)
 
 
 def setting(default: Any, help_text: str) -> Any:

@@ -85,9 +85,9 @@ class LdoptConfig(DecaySettings):
     layerwise_towers: Optional[dict] = decay_setting("towers")  # type: ignore[type-arg]
     layerwise_multipliers: Optional[dict] = decay_setting("multipliers")  # type: ignore[type-arg]
     layerwise_rules: Optional[dict] = setting(  # type: ignore[type-arg]
-        None, 'layers of parameters by name, as JSON: \'{"adapter": "head"}\''
+        None, 'layer by parameter-name pattern, as JSON: \'{"adapter": "head"}\''
     )
-    layerwise_granularity: str = setting("block", "size of a layer: block, stage or number of groups of blocks")
+    layerwise_granularity: str = setting("block", "a layer per block or stage, or N layers: block, stage or N")
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict = setting(  # type: ignore[type-arg]
         {}, "more options of the schedule, as JSON: '{\"num_cycles\": 3}'"

@@ -122,14 +122,14 @@ class LayerDecay:
     end: Optional[float] = _option(None, "decay at the end of the training", 0.0, 1.0, "(]")
     steps: Optional[int] = _option(
         None,
-        "steps until the decay reaches `end`; all by default",
+        "steps until the decay reaches `end` (default: all)",
         check=lambda value, name: checked_int(value, name, 1),
         values="an int from 1",
     )
     preserve_mean: bool = _option(False, "divide all ratios by their mean over the blocks", check=checked_bool)
     towers: Optional[dict[str, "LayerDecay"]] = _option(
         None,
-        "decay of each tower, a part of the model with its own blocks",
+        "decay of each tower (a part of the model with its own blocks)",
         check=_built_towers,
         values='a dict such as {"vision_model": 0.65}',
     )

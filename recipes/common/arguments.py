@@ -26,7 +26,7 @@ from .run_folder import check_folder, take, with_arguments_of_run
 
 HELP = {  # help of the Trainer's own arguments and of arguments with another default here
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
-    "resume_from_checkpoint": "folder of a run, or a checkpoint in it",
+    "resume_from_checkpoint": "folder of the run to resume, or a checkpoint in it",
     "optim": f"{', '.join(list_optimizers())}, or an optimizer of the Trainer, such as adamw",
     "learning_rate": "peak learning rate of a layer whose ratio is 1",
     "lr_scheduler_type": ", ".join(kind.value for kind in SchedulerType),
@@ -149,13 +149,18 @@ def parse_line(argv, *classes):
 
     ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` prints all.
     """
-    usage = "%(prog)s [--config FILE] [arguments]; --help-all also shows the Trainer's arguments"
+    usage = "%(prog)s [--config FILE] [arguments]"
+    if issubclass(classes[-1], TrainingArguments):
+        usage += "; --help-all also shows all arguments of PaddleNLP's Trainer"
     parser = PdArgumentParser(classes, usage=usage, allow_abbrev=False)  # `take` finds whole names
     null = {"action": _Null, "metavar": "NAME", "choices": sorted(_may_be_none(classes))}
     null["help"] = "set the argument NAME to None, like `NAME: null` in a config"
     parser.add_argument("--null", **null, dest=argparse.SUPPRESS, default=argparse.SUPPRESS)
     parser.add_argument(
-        "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file; the command line overrides it"
+        "--config",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="YAML file of arguments; the command line overrides it",
     )
     if issubclass(classes[-1], TrainingArguments):
         texts = {**HELP, "metric_for_best_model": f"{HELP['metric_for_best_model']}: {', '.join(classes[-1].metrics)}"}

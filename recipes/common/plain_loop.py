@@ -33,7 +33,7 @@ class LoopArguments:
     recipe: ClassVar[str] = "recipe"
 
     output_dir: Optional[str] = option(None, "folder of the run; runs/<recipe>-<time> by default")
-    resume_from_checkpoint: Optional[str] = option(None, "folder of a run, or a checkpoint in it")
+    resume_from_checkpoint: Optional[str] = option(None, "folder of the run to resume, or a checkpoint in it")
     batch_size: int = option(16, "rows per step in each process")
     epochs: int = option(1, "number of epochs")
     max_steps: int = option(-1, "number of steps, instead of epochs; -1 is off")

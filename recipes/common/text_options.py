@@ -18,7 +18,7 @@ class TextOptions:
     label_column: Optional[str] = option(None, "column of the label: name, or number from 0")
     has_header: Optional[bool] = option(None, "whether files begin with column names; detected by default")
     encoding: str = option("utf-8", "encoding of the files, such as cp1252, gb18030, utf-16")
-    max_length: int = option(64, "longest input in tokens; longer inputs are cut")
+    max_length: int = option(64, "maximum tokens per input; longer inputs are cut")
 
     def __post_init__(self):
         check_least(self, max_length=4)

@@ -165,7 +165,7 @@ def interrupted(folder, steps, dies=None, also_whole=False):
 
 
 @pytest.mark.promise(
-    "when a process is killed in mid-step, the others end with an error, and a relaunch resumes bit for bit"
+    "if a process is killed during a step, the others end with an error, and a relaunch resumes bit for bit"
 )
 def test_a_killed_process_ends_the_others_and_a_relaunch_goes_on(tmp_path):
     with pytest.raises(LaunchError) as error:

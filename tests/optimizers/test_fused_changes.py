@@ -17,7 +17,7 @@ from paddle_ldopt.optimizers._step.whole_step import scaled_lr
 pytestmark = [
     needs_library,
     pytest.mark.promise(
-        "changes between two steps (shapes, freed memory, regularizers, groups) are detected or refused",
+        "after a change between two steps (shapes, freed memory, regularizers, groups), a step is right or is refused",
     ),
 ]
 

@@ -124,7 +124,9 @@ def test_no_code_in_a_pdopt_is_run(tmp_path, victim):
     assert os.path.exists(mark)
 
 
-@pytest.mark.promise("a damaged `.pdopt` is refused, or loads with other numbers", seen="2,300 damaged files")
+@pytest.mark.promise(
+    "a damaged `.pdopt` is refused, or loads with wrong numbers (it has no checksum)", seen="2,300 damaged files"
+)
 @pytest.mark.parametrize("flips, cuts, least", [(60, 20, 40), pytest.param(2000, 300, 1000, marks=SLOW)])
 def test_a_damaged_pdopt_is_refused_or_loads_numbers(tmp_path, flips, cuts, least):
     run = Run("lamb").train(HALF)

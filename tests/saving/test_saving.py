@@ -35,7 +35,7 @@ def test_a_resume_is_exact(case, fused, path):
     assert same(whole.everything(), again.train(ALL).everything())
 
 
-@pytest.mark.promise("loading replaces the whole state, also with a state saved before the first step")
+@pytest.mark.promise("loading replaces the whole state, even by a state saved before the first step")
 @pytest.mark.parametrize("case", [*CASES, *PADDLES])
 def test_what_is_loaded_replaces_what_was_there(case, path):
     half, other = Run(case).train(HALF), Run(case, seed=1).train(ALL)
@@ -46,7 +46,7 @@ def test_what_is_loaded_replaces_what_was_there(case, path):
     assert same(Run(case).train(ALL).everything(), other.train(ALL).everything())
 
 
-@pytest.mark.promise("loading replaces the whole state, also with a state saved before the first step")
+@pytest.mark.promise("loading replaces the whole state, even by a state saved before the first step")
 @pytest.mark.parametrize("case", [*CASES, *(case for case in PADDLES if case != "SGD")])  # it has no state
 def test_an_optimizer_that_has_taken_no_step(case, path):
     fresh, used = Run(case), Run(case, seed=1).train(HALF)

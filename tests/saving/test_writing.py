@@ -44,7 +44,7 @@ def test_a_folder_is_not_written(folder):
         write_whole(folder, "all of it")
 
 
-@pytest.mark.promise("a failed `save_optimizer` keeps the old file and leaves no other")
+@pytest.mark.promise("a failed `save_optimizer` keeps the old file and leaves no temporary file")
 def test_a_write_that_fails_leaves_what_was_there(saved, monkeypatch, victim):
     before = read(saved)
     for name in ("fsync", "replace"):
@@ -103,7 +103,7 @@ def umask():
 
 
 @pytest.mark.promise(
-    "1,000 rounds of `save_optimizer` and `load_optimizer` leak no memory and leave no other file",
+    "1,000 rounds of `save_optimizer` and `load_optimizer` leak no memory and leave no temporary file",
     seen="growth below 4 MB",
 )
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says how much memory a process has")

@@ -298,7 +298,7 @@ def mortal(folder, form, death, resume):
     return process.exitcode
 
 
-@pytest.mark.promise("a killed Trainer run resumes and ends with the bits of an uninterrupted run")
+@pytest.mark.promise("a killed Trainer run resumes and ends bit for bit like an uninterrupted run")
 @pytest.mark.parametrize("form", [FORMATS[0], pytest.param(FORMATS[1], marks=pytest.mark.slow)])
 def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     step, seconds = random.SystemRandom().randint(1, 12), random.SystemRandom().uniform(0, 0.03)

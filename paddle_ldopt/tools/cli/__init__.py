@@ -1,4 +1,4 @@
-"""Command line: check layers, learning rates and memory before training."""
+"""Check layers, learning rates and memory before training."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         ("schedule", schedule, "show the learning rate of each step"),
         ("memory", memory, "show the bytes that each device holds and sends in a step"),
     ):
-        command = commands.add_parser(name, help=does)
+        command = commands.add_parser(name, help=does, description=f"{does.capitalize()}.")
         command.set_defaults(show=module.show)
         module.add_arguments(command.add_argument)
     options = parser.parse_args(argv)

@@ -13,7 +13,7 @@ from ...config.decay_settings import decay_help, option_of
 from ...layers.decay import OPTIONS, LayerDecay
 from ...layers.decay_checks import idle_options
 
-MODEL = "a PaddleNLP class (BertForSequenceClassification: its default size), a local folder, or a hub name"
+MODEL = "a PaddleNLP class such as BertForSequenceClassification (in its default size), a local folder, or a hub name"
 NAMES = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}" for name in OPTIONS}
 
 

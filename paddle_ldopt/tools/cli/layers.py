@@ -21,10 +21,10 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add(
         "--granularity",
         default="block",
-        help="size of a layer: block, stage, or a number of groups of blocks",
+        help="a layer per block or stage, or N layers: block, stage or N",
     )
-    add("--rules", metavar="JSON", help='layers of parameters by name: \'{"adapter": "head"}\'')
-    add("--plot", metavar="FILE", help="draw the rates into a .png, .svg or .pdf")
+    add("--rules", metavar="JSON", help='layer by parameter-name pattern: \'{"adapter": "head"}\'')
+    add("--plot", metavar="FILE", help="draw a chart of the rates into a .png, .svg or .pdf file")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 

@@ -15,7 +15,7 @@ from ..memory.optimizer import sizing_options
 from .arguments import MODEL, load_model
 
 _HELP = {
-    "hidden": "hidden size of a decoder, with --layers instead of --params",
+    "hidden": "hidden size of the decoder; --hidden and --layers replace --params",
     "layers": "number of blocks of the decoder",
     "vocab": "vocabulary size of the decoder",
     "intermediate": "width of the feed-forward layers",
@@ -36,7 +36,7 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     for field in dataclasses.fields(Transformer):
         add(_argument(field.name), type=int, help=_HELP[field.name])
     add("--model", help=f"{MODEL}; cannot be combined with --mp or --pp")
-    several = "optimizers, each with its options: came came,compression adafactor,scale_parameter=false"
+    several = "optimizers to compare, with options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
     add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters")
     add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")
@@ -44,9 +44,9 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     for field in dataclasses.fields(Layout):
         how = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
         add(_argument(field.name), **how, help=_HELP[field.name])
-    layouts = "layouts to compare, instead of --dp to --pp: dp=8 sharding=8 sharding=8,split_param,mp=8"
+    layouts = "layouts to compare, instead of arguments --dp to --pp: dp=8 sharding=8 sharding=8,split_param,mp=8"
     add("--layout", nargs="+", metavar="SETTING[,SETTING...]", help=layouts)
-    add("--tokens", type=int, help="tokens per step and pipeline (batch size times length), for the activations sent")
+    add("--tokens", type=int, help="tokens per step of a pipeline (batch size times length), to count sent activations")
     add("--json", action="store_true", help="print JSON instead of a table")
     add("--markdown", action="store_true", help="print GitHub Markdown instead of a table")
 

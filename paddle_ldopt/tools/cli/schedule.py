@@ -28,7 +28,7 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add("--layers", type=int, metavar="N", help="number of blocks, to show each layer's rate; needs a decay")
     # a moving decay takes all steps; towers and multipliers need a model
     add_decay_arguments(add, "steps", "towers", "multipliers")
-    add("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
+    add("--plot", metavar="FILE", help="draw the chart into a .png, .svg or .pdf file instead of the terminal")
 
 
 def show(options: argparse.Namespace) -> None:
