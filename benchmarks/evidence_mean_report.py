@@ -1,4 +1,4 @@
-"""The sections of the evidence pages on decays that keep the mean rate, from the results of llrd_evidence_mean.py."""
+"""The section of docs/evidence_tables.md on decays that keep the mean rate, from results of llrd_evidence_mean.py."""
 
 from evidence_report import (
     Results,
@@ -34,7 +34,7 @@ def blocks(results, planned, seeds):
         planned (list): the names of all tasks of the study.
         seeds (int): how many seeds the study asks for.
     """
-    found = {"mean setup": setup(results, planned, seeds)}
+    found = {"mean in short": in_short(results, planned, seeds), "mean setup": setup(results, planned, seeds)}
     for part, make in (
         ("mean accuracy", accuracy_table),
         ("mean same rate", same_rate),
@@ -180,9 +180,8 @@ def setup(results, planned, seeds):
     return "\n".join(lines)
 
 
-def write_report(results_path, docs, planned, seeds):
-    """Write the generated parts of both sections."""
+def write_report(results_path, page, planned, seeds):
+    """Write the generated parts of the section into the page."""
     results = Results(results_path)
-    findings = {"mean in short": in_short(results, planned, seeds)}
-    write_parts(docs, findings, blocks(results, planned, seeds))
-    print(f"{docs}: {len(results.runs)} runs")
+    write_parts(page, blocks(results, planned, seeds))
+    print(f"{page}: {len(results.runs)} runs")

@@ -337,18 +337,16 @@ def plot(results, path, curves):
         pyplot.close(figure)
 
 
-def write_parts(docs, findings, tables):
-    """Write generated parts into the page of findings, and those of the tables into evidence_tables.md beside it."""
-    pages = {docs: findings, docs.with_name("evidence_tables.md"): tables}
-    filled = {page: fill(page.read_text(encoding="utf-8"), parts) for page, parts in pages.items()}
-    for page, text in filled.items():
-        page.write_text(text, encoding="utf-8")
+def write_parts(page, parts):
+    """Write generated parts into a page."""
+    page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
 def write_report(results_path, docs):
     """Write the generated parts of both pages, and their pictures into the folder `images` beside them."""
     results = Results(results_path)
-    write_parts(docs, {"findings": findings(results)}, blocks(results))
+    write_parts(docs, {"findings": findings(results)})
+    write_parts(docs.with_name("evidence_tables.md"), blocks(results))
     images = docs.parent / "images"
     images.mkdir(exist_ok=True)
     plot(results, images / "evidence_decay.svg", {task: results.arm_curves(task) for task in results.tasks})

@@ -1,7 +1,7 @@
 """Compare uniform training with decays that keep the mean learning rate: their ratios are divided by the mean ratio.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence_mean.py run --data docstrings trec/
-    python benchmarks/llrd_evidence_mean.py report              # writes docs/evidence.md, evidence_tables.md
+    python benchmarks/llrd_evidence_mean.py report              # writes docs/evidence_tables.md
 
 `run` adds a line of JSON per run to benchmarks/results/llrd_evidence_mean.jsonl and skips runs in this file. It trains
 the tasks whose data are in --data. `docstrings` needs no files: the texts are in every Python. `trec` is a folder with
@@ -164,18 +164,12 @@ def main(argv=None):
     run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, and the path of the folder trec")
     run.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="tasks to train")
     run.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
-    report = commands.add_parser("report", help="write the tables on the mean rate into the evidence pages")
-    report.add_argument(
-        "--docs",
-        type=Path,
-        default=evidence.ROOT / "docs" / "evidence.md",
-        help="page of findings; the tables go into evidence_tables.md beside it",
-    )
+    report = commands.add_parser("report", help="write the tables on the mean rate into docs/evidence_tables.md")
     for command in (run, report):
         command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)
     if args.command == "report":
-        return write_report(args.results, args.docs, list(TASKS), SEEDS)
+        return write_report(args.results, evidence.ROOT / "docs" / "evidence_tables.md", list(TASKS), SEEDS)
     sources = {Path(source).stem: source for source in args.data}
     tasks = {}
     for name in args.tasks:

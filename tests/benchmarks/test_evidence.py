@@ -189,7 +189,7 @@ def test_the_report_is_what_the_pages_say():
 
 def test_the_findings_fit_on_a_screen():
     text = DOCS.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 70 and text.count("![") == 1 and "(evidence_tables.md)" in text
+    assert len(text.splitlines()) < 50 and text.count("![") == 1 and "(evidence_tables.md)" in text
 
 
 def test_the_report_changes_with_the_results(tmp_path):
