@@ -1,4 +1,4 @@
-"""benchmarks/llrd_evidence_mean.py: arms keep the mean, test splits are large, the report is docs/evidence_tables.md."""
+"""benchmarks/llrd_evidence_mean.py: arms keep the mean, test splits are large, docs/evidence_tables.md is the report."""
 
 import json
 import pathlib
