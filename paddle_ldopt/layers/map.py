@@ -156,8 +156,8 @@ class LayerMap:
             learning_rate (float|LRScheduler): rate of a layer whose ratio is 1; without it the table has ratios only.
             optimizer: any optimizer of Paddle or of this package, layer-wise or not.
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
-            num_steps: number of steps to search for the peak of the schedule. None: all steps of a schedule of this
-                package; 10,000 steps of any other schedule, or more if its warm-up is longer.
+            num_steps: number of steps to search for the peak of the schedule. None: all steps of a `CurveSchedule`;
+                10,000 steps of any other schedule, or more if its warm-up is long.
 
         Raises:
             ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that is read from

@@ -134,7 +134,7 @@ class RunReport(Callback):
         Args:
             results: name -> value, shown first. Lists and dicts are skipped; `tables` show them.
             settings: all settings of the run.
-            description: of the training data.
+            description: a description of the training data.
             tables: further results: title -> (header, rows).
             baseline: (metric, name, value), a line in the plot of the metric.
             defaults: defaults of the settings. Settings with other values are shown first.
