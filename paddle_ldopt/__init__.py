@@ -1,7 +1,7 @@
 """Layer-wise learning-rate decay for fine-tuning with PaddlePaddle.
 
-`create` builds an optimizer, `LdoptConfig` an optimizer and its schedule from settings in a file; both take options by
-the same names. The classes have the arguments of the optimizers they replace.
+`create` builds an optimizer. `LdoptConfig` builds an optimizer and its schedule from settings, usually in a file. Both
+use the same names for options. The classes have the arguments of the optimizers they replace.
 """
 
 import importlib as _importlib
@@ -77,7 +77,7 @@ _LATER = {  # module -> its names that are in `__all__`; imported when one is fi
 
 # fmt: off
 __all__ = [
-    # the usual way in
+    # entry points
     "create", "list_optimizers", "LdoptConfig", "get_scheduler",
     # the layers of a model and their rates
     "Layer", "LayerDecay", "LayerMap", "decayed_parameter_names",

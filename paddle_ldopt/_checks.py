@@ -122,7 +122,7 @@ class Option:
     optional: bool = False  # None is allowed
     group: bool = False  # a parameter group may override it
     called: str = ""  # its name in the constructor, if other than in groups
-    setting: str = ""  # its name in `create` and `LdoptConfig`, if the class has its peer's: beta1 for Keras' beta_1
+    setting: str = ""  # its name in `create` and `LdoptConfig`, if other than the class's: beta1 for Keras' beta_1
     tensor: bool = False  # a Tensor of one element stays a Tensor; a variable of a static graph is not checked
     read: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the number to check, such as 0 for None
     check: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the checked value; None: a number in the range

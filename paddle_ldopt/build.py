@@ -1,4 +1,4 @@
-"""The one way from settings to an optimizer: `create`, `LdoptConfig`, the Trainer and `create_optimizer` call it."""
+"""`build_optimizer`, which `create`, `LdoptConfig`, the Trainer and `create_optimizer` call to build an optimizer."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -42,9 +42,9 @@ def build_optimizer(
     """Return an optimizer that trains a model, each layer at its rate. `create` documents most arguments.
 
     `chosen` is a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
-    `apply_layerwise_decay`. `model` is None if `arguments` replace all values read from a model. `layers` is by default
-    read from the model if there is a decay and neither `name_dict` nor `set_param_lr_fun`. `groups` are parameters or
-    parameter groups to train instead of all parameters; with groups, no exclusion from weight decay is added.
+    `apply_layerwise_decay`. `model` is None if `arguments` replace all values read from a model. By default, `layers`
+    is read from the model if there is a decay and neither `name_dict` nor `set_param_lr_fun` is given. `groups` are
+    parameters or groups (dicts) to train instead of all parameters; dicts get no exclusion from weight decay.
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)
@@ -52,7 +52,7 @@ def build_optimizer(
     needs_layers = decay != OFF and layers is None and not _has_hook(arguments)
     for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
         if not needs_layers and not (isinstance(value, type(default)) and value == default):
-            message = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
+            message = f"`{argument}` has no effect without a layer-wise decay, or together with `layers`."
             raise refusal(ValueError, message, **{argument: value})
     if needs_layers and model is not None:
         layers = LayerMap.from_model(model, rules, granularity)

@@ -55,8 +55,8 @@ def create_optimizer(
         l_k = l_0 \left(q + (1 - q) \left(1 - \frac{\min(k, n) - w}{n - w}\right)^{power}\right) \quad (k \ge w)
 
     Weight decay skips biases and the parameters of norms. With `model`, they are found by the class of their sublayer
-    (`decayed_parameter_names`). Otherwise they are found by name: ``norm`` in any case, ``ln_`` and ``bias`` in the
-    names of `name_dict` or `layers`; ``norm`` and ``.b_0`` in Paddle's own names.
+    (`decayed_parameter_names`). Otherwise they are found by name: ``norm`` in upper or lower case, ``ln_`` and ``bias``
+    in the names of `name_dict` or `layers`; ``norm`` and ``.b_0`` in Paddle's own names.
 
     Args:
         init_lr: :math:`l_0`, the peak, at least 0.
@@ -70,7 +70,7 @@ def create_optimizer(
         adam_global_clipnorm: above 0; clips all gradients together to this global norm.
         weight_decay_rate: decoupled weight decay, at least 0; 0 is plain Adam.
         power: exponent of the rate's decay, above 0; 1 is linear.
-        include_in_weight_decay: patterns of names with weight decay in any case.
+        include_in_weight_decay: patterns of names that always have weight decay.
         parameters: the parameters to train, also in groups; by default all parameters of `model`.
         model: gives the names, the layers and the parameters with weight decay.
         layerwise_decay: this argument and the arguments below are as in `AdamWDL`.

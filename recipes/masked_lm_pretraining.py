@@ -131,7 +131,7 @@ def read_lines(path):
 def hub_texts(data, field):
     """Return the texts of a hub's data set."""
     if field not in data[0]:
-        raise error(f"There is no such text. Valid: {list(data[0])}.", text_field=field)
+        raise error(f"The data set has no such field. Valid: {list(data[0])}.", text_field=field)
     return [row[field] for row in data if row[field].strip()]
 
 

@@ -58,7 +58,7 @@ class Optimization(LdoptConfig):
         super().__post_init__()
         if self.optim not in list_optimizers():
             known = ", ".join(list_optimizers())
-            raise error(f"The loop saves checkpoints with `save_optimizer`, which is for {known}.", optim=self.optim)
+            raise error(f"The loop saves checkpoints with `save_optimizer`, which supports {known}.", optim=self.optim)
         if self.lr_scheduler_type in ON_METRIC or self.learning_rate is None:
             received = {"lr_scheduler_type": self.lr_scheduler_type, "learning_rate": self.learning_rate}
             raise error("The loop needs a learning rate, and a schedule that needs no metric.", **received)

@@ -66,7 +66,8 @@ def arguments():
     )
     args = parser.parse_args()
     if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
-        parser.error(f"--stages must be at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")
+        wrong = "--stages must be at least 2, and --float16 needs a GPU."
+        parser.error(f"{wrong} Received: stages={args.stages}, float16={args.float16}")
     return args
 
 

@@ -106,7 +106,8 @@ def train(run, options):
     metric = tested.removeprefix("test ")
     validation = next((value for key, value in found.items() if key.endswith(f"validation {metric}")), None)
     if validation is None:
-        needed = f"The validation rows must be scored: give `load_best_model_at_end` and {metric} as the metric for it."
+        best = f"`load_best_model_at_end`, and `metric_for_best_model` to {metric}"
+        needed = f"The validation rows must be scored: set {best}."
         raise error(needed, arguments=options.arguments)
     for path in folder.iterdir():
         if path.name not in ("report.html", "history.jsonl", "results.json", "log.txt", ARGUMENTS):
@@ -125,7 +126,7 @@ def study(options, console):
     write_json(options.output_dir, "sweep.json", made)
     results = {Run(*(line[f.name] for f in dataclasses.fields(Run))): line for line in read_results(path)}
     todo = [run for run in plan(options) if run not in results]
-    console.print(f"{len(todo)} runs of {options.recipe}, {len(results)} are there: {path}")
+    console.print(f"{len(todo)} runs of {options.recipe} to do, {len(results)} done: {path}")
     for number, run in enumerate(todo, 1):
         results[run] = train(run, options)
         with open(path, "a", encoding="utf-8") as file:

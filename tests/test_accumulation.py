@@ -454,7 +454,7 @@ def test_one_process_has_nothing_to_add_but_the_order_is_checked():
     accumulator([tensor(3.0)])
     accumulator.synchronize()
     assert accumulator.gradients[0].tolist() == [2.0]
-    with pytest.raises(ValueError, match="must be called once"):
+    with pytest.raises(ValueError, match="must be called only once"):
         accumulator.synchronize()
     with pytest.raises(ValueError, match="call `reset` or `apply` before"):
         accumulator([tensor(1.0)])

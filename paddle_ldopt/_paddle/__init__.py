@@ -1,4 +1,4 @@
-"""The private names of Paddle and PaddleNLP that this package uses, and nothing else of it touches them.
+"""The private names of Paddle and PaddleNLP that the package uses; no other part of it touches them.
 
 To use one, declare it in the module of its area, with its owner and the feature that needs it, add it to the module's
 `__all__`, and import the result from here. For example, in optimizers.py:

@@ -200,7 +200,8 @@ class GradientAccumulator:
         check_group(group, self._sums)
         if self._synchronized:
             why = "a second call would add the sums of all processes again."
-            raise refusal(ValueError, f"`synchronize` must be called once between two resets: {why}", step=self._step)
+            wrong = f"`synchronize` must be called only once between two resets: {why}"
+            raise refusal(ValueError, wrong, step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
         part = ProcessPart(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)

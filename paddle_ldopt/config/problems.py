@@ -1,4 +1,4 @@
-"""The problems of settings: first each value by its declaration, then all of them together, by a trial."""
+"""Checks of settings: first each value by its declaration, then all together, by building an optimizer."""
 
 import functools
 import warnings
@@ -125,7 +125,7 @@ def _schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
         names = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
         given = {name: getattr(config, name) for name in names if getattr(config, name) != defaults[name]}
         if given:
-            yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **given)
+            yield problem("A schedule has no effect while `learning_rate` is None: the optimizer sets it.", **given)
         return
     warmup = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
     if all(warmup.values()):

@@ -15,7 +15,7 @@ def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
     kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
     if settings.warmup_ratio and not warmup:
         if steps is None:
-            message = "`warmup_ratio` is a fraction of all steps: give their number."
+            message = "`warmup_ratio` is a fraction of all steps: give `num_training_steps`."
             raise refusal(ValueError, message, num_training_steps=None)
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
     timed = {} if kind in metric_kinds() else {"num_warmup_steps": warmup, "num_training_steps": steps}

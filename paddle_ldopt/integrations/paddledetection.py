@@ -87,7 +87,7 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
     if blocks is not None:
         n_layers = LayerMap.from_model(model, settings.get("rules")).n_layers
         if blocks != n_layers:
-            message = f"The model has {n_layers} blocks: leave out `num_layers`, which is counted."
+            message = f"The model has {n_layers} blocks: leave out `num_layers`, because blocks are counted."
             raise refusal(ValueError, message, num_layers=blocks)
     filters = checked_bool(settings.pop("filter_bias_and_bn", name == "AdamWDL"), "filter_bias_and_bn")
     skipped = name_parts(settings.pop("skip_decay_names", None) or (), "skip_decay_names")

@@ -49,7 +49,8 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
         check_changes(differences, f"set `{ALLOW}: true`", **{ALLOW: False})
     elif now["decay"]:
         message = "The checkpoint does not say which layer-wise decay it was trained with"
-        warnings.warn(f"{message}: the file's applies. `{ALLOW}: true` silences this warning.", stacklevel=2)
+        applies = f"the decay of the configuration file applies. `{ALLOW}: true` silences this warning."
+        warnings.warn(f"{message}: {applies}", stacklevel=2)
 
 
 def _layerwise_settings(record: dict[str, Any], names: set[str]) -> LayerwiseSettings:

@@ -13,9 +13,9 @@ from .decay_checks import OF_THE_WHOLE_MODEL, check_decay, checked_multipliers, 
 Ratio = Union[float, Tensor]  # a Tensor in a static graph
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
-    # top block d, embeddings d^(n+1); the numbers of BEiT's LayerDecayValueAssigner too
+    # top block d, embeddings d^(n+1), as in BEiT's LayerDecayValueAssigner
     "paddlenlp": lambda d, i, n: d ** (n + 1 - i),
-    # one more power of d throughout, as in google-research/electra, which calls this off by one itself
+    # one more power of d throughout, as in google-research/electra, whose own comment calls this off by one
     "electra": lambda d, i, n: d ** (n + 2 - i),
     # top block 1, embeddings undecayed, as in zihangdai/xlnet
     "xlnet": lambda d, i, n: d ** (n - i if i else 0),
@@ -35,7 +35,7 @@ def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
 def _built_towers(value: Any, name: str) -> dict[str, "LayerDecay"]:
     """Return tower -> `LayerDecay`, built from a number or a dict of options; raise for other values."""
     if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
-        problem = f"`{name}` must be a dict from the names of towers to decays, not empty."
+        problem = f"`{name}` must be a non-empty dict from the names of towers to decays."
         raise refusal(TypeError, problem, **{name: value})
     towers = {}
     for tower, decay in value.items():
@@ -67,7 +67,7 @@ class LayerDecay:
         layerwise_decay: d, the ratio between the rates of neighbouring layers, in (0, 1].
         convention: the exponent of each layer. "paddlenlp" (as BEiT); "electra" (one more power of d, except for the
             head); "xlnet" (top block and embeddings at the full rate); "ernie_vl" (top block at the full rate, the
-            embeddings share the first block's ratio); or "linear", which has no decay:
+            embeddings share the first block's ratio); or "linear", a straight line without d:
             :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit, with embeddings and first block at b.
         min_ratio: lower bound of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often above 1 for a newly initialised head.
@@ -78,18 +78,18 @@ class LayerDecay:
             outside the towers.
         end: final value of d, in (0, 1]: :math:`(1 - p) d + p \cdot end` after a fraction p of
             the steps.
-        steps: number of steps until d reaches `end`, from 1. None: all steps of the training, if the schedule or the
+        steps: number of steps until d reaches `end`, at least 1. None: all steps of the run, if the schedule or the
             Trainer knows their number.
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform
-            training fits any decay. The mean does not count `scale`, multipliers and blocks that `freeze_below`
+            training fits any decay. The mean leaves out `scale`, multipliers and the blocks that `freeze_below`
             freezes.
-        towers (dict): name of a part of the model with its own blocks ("vision_model", "backbone", or several parts
-            of a dotted name) -> its decay: a number, a `LayerDecay`, or a dict of options.
+        towers (dict): name of a part of the model with its own blocks ("vision_model", or a dotted name such as
+            "vision_model.encoder") -> its decay: a number, a `LayerDecay`, or a dict of options.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
             0 freezes. The factors of all matching patterns are multiplied.
 
     Raises:
-        TypeError, ValueError: an option of the wrong type, out of range, or without effect beside the others.
+        TypeError, ValueError: an option of the wrong type, out of range, or without effect given the others.
 
     Examples:
         >>> from paddle_ldopt import LayerDecay
@@ -184,12 +184,12 @@ class LayerDecay:
         return any(decay.end is not None for decay in (self, *(self.towers or {}).values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return option -> value for JSON; `LayerDecay(**options)` is equal."""
+        """Return option -> value for JSON; `LayerDecay(**options)` restores the decay."""
         towers = {name: decay.to_tower() for name, decay in self.towers.items()} if self.towers else None
         return {**vars(self), "towers": towers, "multipliers": self.multipliers and dict(self.multipliers)}
 
     def to_tower(self) -> Union[float, dict[str, Any]]:
-        """Return the short form of the decay in another's `towers`: a number, or the options it sets."""
+        """Return the short form for the `towers` of another decay: a number, or the options other than defaults."""
         options = {name: value for name, value in vars(self).items() if value != OPTIONS[name].default}
         return self.layerwise_decay if options.keys() <= {"layerwise_decay"} else options
 

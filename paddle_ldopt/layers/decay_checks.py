@@ -1,4 +1,4 @@
-"""Checks of the options of a `LayerDecay`: values of the wrong kind, and options without effect beside the others."""
+"""Checks of the options of a `LayerDecay`: values of the wrong kind, and options without effect given the others."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
@@ -30,7 +30,7 @@ def checked_multipliers(value: Any, name: str) -> dict[str, float]:
 def idle_options(
     values: Mapping[str, Any], options: Mapping[str, Option], names: Optional[Mapping[str, str]] = None
 ) -> Iterator[str]:
-    """Yield a sentence for each option without effect beside the others; `values` maps each option to its value.
+    """Yield a sentence for each option without effect given the others; `values` maps each option to its value.
 
     `names` maps an option to the caller's name for it.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LayerRatios(Ratios):
-    """A function parameter -> ratio of its learning rate, built from a `LayerMap` and a decay.
+    """A function that maps a parameter to the ratio of its learning rate, built from a `LayerMap` and a decay.
 
     Raise ValueError if a tower of the decay has no blocks in the map, or a pattern of its multipliers matches nothing.
     """

@@ -54,11 +54,11 @@ def _of_stacks(lists: FoundLists) -> Iterator[str]:
     """Yield a sentence for each stack with the numbers of keys, or with the name of a head or an embedding."""
     for stack in lists.stacks:
         if stack.keyed:
-            yield f"the numbers of '{stack.tower}' are too large for positions and count in their order"
+            yield f"the numbers of '{stack.tower}' are too large for positions, so only their order counts"
     sure = max((stack.depth for stack in lists.stacks if not stack.doubtful), default=0)
     for stack in lists.stacks:
         if stack.doubtful and stack.depth < sure:
-            yield f"'{stack.tower}' is called like a head or an embedding and counts as a tower of {stack.depth} blocks"
+            yield f"'{stack.tower}' is named like a head or an embedding and counts as a tower of {stack.depth} blocks"
 
 
 def _of_other_lists(lists: FoundLists, layers: dict[str, Layer]) -> Iterator[str]:

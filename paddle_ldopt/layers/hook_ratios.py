@@ -1,4 +1,4 @@
-"""The ratios of any hook (`set_param_lr_fun`), a caller's function parameter -> ratio."""
+"""The ratios of any hook (`set_param_lr_fun`), a caller's function that maps a parameter to its ratio."""
 
 import functools
 import inspect
@@ -39,11 +39,11 @@ def check_ratio(ratio: Any, name: str) -> Ratio:
 
 
 class HookRatios(Ratios):
-    """A hook as a function parameter -> checked ratio; every step calls the hook."""
+    """A hook as a function that maps a parameter to its checked ratio; every step calls the hook."""
 
     def __init__(self, call: Hook) -> None:
         self._call = call
-        self.last: dict[str, float] = {}  # last ratios of a hook that writes to parameters: reading must write nothing
+        self.last: dict[str, float] = {}  # last ratios of a hook that writes to parameters, for readers that must not
 
     def __call__(self, param: paddle.Tensor) -> Ratio:
         """Return the hook's ratio for a parameter, with its `optimize_attr` unchanged afterwards."""
@@ -74,7 +74,7 @@ class HookRatios(Ratios):
 def adapt_hook(
     hook: Callable[..., Any], layerwise_decay: float = 1.0, name_dict: Names = None, n_layers: int = N_LAYERS
 ) -> HookRatios:
-    """Turn a hook into a function parameter -> checked ratio.
+    """Turn a hook into a function that maps a parameter to its checked ratio.
 
     A hook is ``f(layerwise_decay, name_dict, n_layers, param)``, a `functools.partial` of it, or ``f(param)``. It
     returns a ratio (a number or a one-element Tensor), or multiplies ``param.optimize_attr["learning_rate"]`` and

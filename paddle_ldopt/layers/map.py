@@ -1,4 +1,4 @@
-"""LayerMap: the layer of each parameter of a model, and its learning rate by a decay or in an optimizer."""
+"""LayerMap: the layer of each parameter of a model, and its learning rate, planned or read from an optimizer."""
 
 import warnings
 from collections.abc import Iterable
@@ -65,7 +65,7 @@ class LayerMap:
                 "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0. Gaps in the
                 numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the number of blocks found form a
                 deeper tower of their own. A callable takes a name and returns a layer id, "embeddings", "head", or None
-                for the layer found.
+                to keep the layer found.
             granularity: one layer per "block"; per "stage" in towers whose blocks are in stages (ConvNeXt, Swin,
                 ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
 
@@ -111,7 +111,7 @@ class LayerMap:
         return self._layers[self.name_of(name)]
 
     def name_of(self, name: str) -> str:
-        """Return the structured name for a ``param.name`` or structured name; raise as `layer_of`."""
+        """Return the structured name for a ``param.name`` or structured name; raise like `layer_of`."""
         if not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string, such as `param.name`.", name=name)
         structured = self.name_dict.get(name_before_copy(name, self.name_dict.__contains__), name)
@@ -124,10 +124,11 @@ class LayerMap:
         return structured
 
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
-        """Return a decay's function parameter -> ratio of its learning rate, as optimizers take it.
+        """Return the function that maps a parameter to the ratio of its learning rate, for an optimizer.
 
         Raises ValueError for a tower without blocks in this map, and for an option or a multiplier that changes no
-        ratio. Warns of a multiplier whose parameters are all frozen.
+        ratio. Warns of a multiplier whose parameters are all frozen, and with `towers` of options that change no ratio
+        outside them.
         """
         ratios = LayerRatios(self, as_decay(layerwise_decay))
         check_effects(ratios)
@@ -152,11 +153,11 @@ class LayerMap:
 
         Args:
             layerwise_decay: required without `optimizer`.
-            learning_rate (float|LRScheduler): rate of a ratio of 1; without it the table has ratios only.
+            learning_rate (float|LRScheduler): rate of a layer whose ratio is 1; without it the table has ratios only.
             optimizer: any optimizer of Paddle or of this package, layer-wise or not.
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
-            num_steps: number of steps to search for the peak of the schedule. None: to the end of a schedule of this
-                package or of Paddle's warm-up, 10,000 steps of any other.
+            num_steps: number of steps to search for the peak of the schedule. None: all steps of a `CurveSchedule`;
+                10,000 steps of any other schedule, or more if its warm-up is long.
 
         Raises:
             ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that is read from

@@ -10,7 +10,7 @@ from .decay import LayerDecay, Ratio
 
 
 class Ratios:
-    """A function parameter -> ratio of its learning rate, as the `ratio_of` of an optimizer; here 1 for each."""
+    """The `ratio_of` of an optimizer: a function that maps a parameter to the ratio of its rate; here always 1."""
 
     decay: Optional[LayerDecay] = None  # None for a hook's
     layers: Any = None  # the `LayerMap` of the decay; None for a hook's

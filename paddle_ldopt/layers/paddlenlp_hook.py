@@ -40,7 +40,7 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
         >>> print(layerwise_lr_decay(0.5, names, 12, SimpleNamespace(name="linear_0.w_0")))
         0.25
 
-    Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. Other architectures: ``LayerMap`` and ``layers=``.
+    Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. For other architectures use ``LayerMap`` and ``layers=``.
     """
     d, n = check_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
     name = _checked_name(name_dict, param)
@@ -60,7 +60,7 @@ def _checked_name(name_dict: Names, param: Any) -> str:
     if name is None:
         must = "`name_dict` must map every parameter's `name` to its structured name"
         build = "Build it after the model is complete: {p.name: n for n, p in model.named_parameters()}."
-        raise refusal(ValueError, f"{must}, and lacks '{param.name}'. {build}", name_dict=name_dict)
+        raise refusal(ValueError, f"{must}, but it lacks '{param.name}'. {build}", name_dict=name_dict)
     return name
 
 
@@ -79,7 +79,7 @@ def check_documented_hook(names: list[str]) -> None:
     if len(others) == len(names):
         raise ValueError(
             "The default hook decays blocks called 'encoder.layers.<i>' and finds none: `layerwise_decay` would have "
-            "no effect on this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
+            "no effect on this model's blocks. Give layers=LayerMap.from_model(model), which finds other blocks too. "
             f"Received: parameters {first_few(map(repr, names))}"
         )
     skipped = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})

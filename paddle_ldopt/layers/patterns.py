@@ -11,7 +11,7 @@ from .._messages import first_few, quoted, refusal
 def checked_patterns(value: Any, argument: str, values: str) -> dict[str, Any]:
     """Return a dict from regular expressions to `values` (in words); raise for any other value or an empty dict."""
     if not isinstance(value, dict) or not value:
-        problem = f"`{argument}` must be a dict from regular expressions to {values}, not empty."
+        problem = f"`{argument}` must be a non-empty dict from regular expressions to {values}."
         raise refusal(TypeError, problem, **{argument: value})
     for pattern in value:
         try:

@@ -40,7 +40,7 @@ def check_effects(ratios: "LayerRatios") -> None:
         where = f"in the tower '{tower}'" if tower else "outside of `towers`" if has_towers else "of the model"
         for missing, options in _missing(places):
             idle = {name: getattr(decay, name) for name in options if getattr(decay, name) != OPTIONS[name].default}
-            message = f"{quoted(idle)} has no effect: no parameter {where} is in the {missing}. Leave it out."
+            message = f"{quoted(idle)} would have no effect: no parameter {where} is in the {missing}. Leave it out."
             if idle and tower is None and has_towers:
                 warnings.warn(problem(message, **idle), stacklevel=3)
             elif idle:
@@ -48,10 +48,10 @@ def check_effects(ratios: "LayerRatios") -> None:
     without = ratios.without_multipliers(0.0)
     for pattern, names in _scaled(ratios):
         if all(isinstance(without[name], float) and without[name] == 0 for name in names):
-            why = "`freeze_below` freezes all parameters that it matches"
+            why = "`freeze_below` freezes all parameters that the pattern matches"
             raise refusal(ValueError, f"A pattern of `multipliers` has no effect: {why}.", pattern=pattern)
         if not any(map(ratios.layers.is_trainable, names)):
-            why = "all parameters that it matches are frozen (`stop_gradient`)"
+            why = "all parameters that the pattern matches are frozen (`stop_gradient`)"
             warnings.warn(problem(f"A pattern of `multipliers` has no effect: {why}.", pattern=pattern), stacklevel=3)
 
 

@@ -4,7 +4,7 @@ A complete optimizer::
 
     from paddle_ldopt.optimizers import ELEMENT, Option, RuleOptimizer, State, register
 
-    @register("when to choose it; bytes of state a parameter")
+    @register("when to choose it; bytes of state per parameter")
     class Momentum(RuleOptimizer):
         OPTIONS = {"mass": Option(0.9, "decay of the momentum", high=1.0, ends="[)", group=True)}
 

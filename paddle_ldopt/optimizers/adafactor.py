@@ -76,7 +76,7 @@ def adafactor_update(
     torch_names={},
 )
 class Adafactor(FactoredOptimizer):
-    r"""Adam that stores only row and column means of the second moment: the choice for little memory.
+    r"""Adam that stores only row and column means of the second moment: the choice if memory is short.
 
     Without `beta1` its state is about R + C numbers for a weight of R x C. With :math:`l` the product of `lr` (1 with
     `relative_step`), the layer's ratio and the group's multiplier, t the step of the parameter from 1, and
@@ -116,7 +116,7 @@ class Adafactor(FactoredOptimizer):
         **common: the arguments that all optimizers share; see `AdamWDL`. Ratios of layers multiply a relative rate too.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` without
+        TypeError, ValueError: as for `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` without
             `relative_step`.
 
     Differs from the paper: Algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
@@ -226,9 +226,10 @@ class Adafactor(FactoredOptimizer):
         return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)
 
     def used_lr(self) -> dict[str, float]:
-        r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update; dygraph and `to_static`.
+        r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update.
 
-        Step, scale, layer and group are included. Parameters that were never updated are omitted.
+        Step, scale, layer and group are included. Parameters that were never updated are omitted. Works in dygraph and
+        `to_static`.
         """
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
@@ -248,5 +249,5 @@ class Adafactor(FactoredOptimizer):
         return (self._used_lr(param), None) if self.sets_own_lr else None
 
     def get_lr(self) -> float:
-        """Return `lr`; with `relative_step` the rate of the first parameter's last update, or 0.0 before any."""
+        """Return `lr`; with `relative_step` the rate of the first parameter's last update, 0.0 before it."""
         return next(iter(self.used_lr().values()), 0.0) if self.sets_own_lr else float(super().get_lr())

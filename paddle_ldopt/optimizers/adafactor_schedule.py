@@ -13,10 +13,10 @@ from .adafactor import Adafactor
 class AdafactorSchedule(LRScheduler):
     """A scheduler that reports the rates `Adafactor` used and sets none, for logs and for a Trainer.
 
-    Pass it to a Trainer beside an optimizer that sets its own rate: ``optimizers=(opt, AdafactorSchedule(opt))``.
+    Pass it to a Trainer with an optimizer that sets its own rate: ``optimizers=(opt, AdafactorSchedule(opt))``.
 
     Args:
-        optimizer (Adafactor): the optimizer, which may be wrapped; any other is a TypeError.
+        optimizer (Adafactor): the optimizer, which may be wrapped; any other raises TypeError.
         initial_lr: at least 0, the rate reported for a group before its first update.
 
     Differs from transformers: a group whose first parameter has no gradient is reported too, and nothing is written

@@ -108,7 +108,7 @@ class AdamWeightDecay(KerasOptimizer):
             `clipnorm`. Weight decay applies where both `apply_decay_param_fun` and the patterns allow it.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; an invalid regular expression; `clipnorm` or `clipvalue` with
+        TypeError, ValueError: as for `AdamWDL`; an invalid regular expression; `clipnorm` or `clipvalue` with
             `global_clipnorm`. A pattern that matches no parameter gives a UserWarning.
 
     Differs from transformers 4.37: `get_config` keeps both lists and all other arguments that JSON can hold; a pattern

@@ -73,7 +73,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             \hat m = \frac{m}{1 - \beta_1^t}, \quad \hat v = \frac{v}{1 - \beta_2^t}
 
     Without layer-wise arguments this is `paddle.optimizer.AdamW`: bit for bit with ``fused=False``, which uses Paddle's
-    own kernel, otherwise to float32 rounding.
+    own kernel, otherwise up to float32 rounding.
 
     Args:
         beta1, beta2 (float|Tensor, optional): decay rates of the first and second moment, in [0, 1).
@@ -105,10 +105,10 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
         lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
         fused: whether the C library takes a step in one call, 1.5 to 4 times as fast. None: in dygraph on a CPU, for
-            all parameters but float64, which Paddle's operations update. True: raise an error if the library cannot
-            update all of them. False: Paddle's operations only. The state is the same, and numbers agree to float32
-            rounding; numbers below 1.2e-38 count as 0. The library uses OMP_NUM_THREADS threads, which Paddle sets to
-            1 by default.
+            all parameters except float64, which Paddle's operations update. True: raise an error if the library cannot
+            update all of them. False: Paddle's operations only. The state is the same, and results agree up to
+            float32 rounding; numbers below 1.2e-38 count as 0. The library uses OMP_NUM_THREADS threads, which Paddle
+            sets to 1 by default.
 
     Raises:
         TypeError: an argument of the wrong type; a hook with other arguments or with a result other than a number.

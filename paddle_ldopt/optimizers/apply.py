@@ -52,8 +52,8 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
     if _paddle.has_single_lr(plain):
         raise TypeError(
-            f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay: "
-            f"use another optimizer. Received: optimizer={name}"
+            f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay. "
+            f"Use another optimizer. Received: optimizer={name}"
         )
     ratio_of = ratio_fn(layers, layerwise_decay)
     check_trained(ratio_of, _paddle.parameters_of(inner))
@@ -108,7 +108,7 @@ def _inside(optimizer: Optimizer) -> Optimizer:
 
 
 class _Applied(LayerwiseMixin):
-    """The mixin for any Paddle optimizer; its first step raises if it did not ask for every scaled rate."""
+    """The mixin for any Paddle optimizer. The first step raises if Paddle's code did not ask for every scaled rate."""
 
     _lr_asked: Optional[set[str]] = None  # names of the parameters of the first step; None after it
     # for files of its state (`saving`)

@@ -86,7 +86,7 @@ def came_update(
 
 
 def _fit_for_float16(m: Any) -> Any:
-    """Return m in the range of float16; denormal numbers are rounded towards 0, or m would never decay to zero."""
+    """Return m in the range of float16; denormal numbers are rounded towards 0, otherwise m would never decay to 0."""
     m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
@@ -109,7 +109,7 @@ class Came(FactoredOptimizer):
         p &\leftarrow p - l \lambda p - l \, m / \sqrt S
 
     A parameter of rank 0 or 1 keeps all of V, and its step is :math:`l \, m`. :math:`l` is the rate of the parameter's
-    layer, times :math:`\max(\epsilon_2, \mathrm{RMS}(p))` with `scale_parameter`. State: 4 bytes a parameter (2 with
+    layer, times :math:`\max(\epsilon_2, \mathrm{RMS}(p))` with `scale_parameter`. State: 4 bytes per element (2 with
     `compression`) and 8 for each row and column.
 
     **Use a warm-up.** S starts at 0 without bias correction: the first step of a matrix has an RMS of about
@@ -134,14 +134,14 @@ class Came(FactoredOptimizer):
         loss_scale: an int of at least 1; gradients are divided by it (after `grad_clip`).
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
-            group's "beta2" overrides the optimizer's `decay_rate`, and ``"beta2": None`` its `beta2`. MindFormers'
-            ``{"order_params": [...]}`` is checked and has no effect: no update depends on another one.
+            group's "beta2" overrides the optimizer's `decay_rate`; ``"beta2": None`` overrides its `beta2`.
+            MindFormers' ``{"order_params": [...]}`` is checked and has no effect: the order does not matter.
         beta2: a constant decay rate of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and a
             `beta3` of 0.9999.
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither;
+        TypeError, ValueError: as for `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither;
             `warmup_init` without `relative_step`; both `beta2` and `decay_rate`; an incomplete "order_params".
 
     Differs from the paper by V's decay rate, unless `beta2` is given; docs/numerics.md lists differences from

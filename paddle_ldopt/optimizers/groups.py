@@ -15,7 +15,7 @@ _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, P
 
 
 def parameters_to_train(model: Any) -> list[Any]:
-    """Return a model's parameters, also frozen ones except under sharding, which refuses them in its version 2."""
+    """Return a model's parameters, also frozen ones, except under sharding, whose version 2 refuses them."""
     sharded = is_sharded()
     return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
@@ -44,14 +44,14 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
             if params_by_name[param.name] is param:
                 raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
             raise ValueError(
-                "Two parameters have one name, by which Paddle keeps their state: build their models in one "
+                "Two parameters have the same name, by which Paddle keeps their state: build their models in one "
                 f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
             )
         params_by_name[param.name] = param
     if groups and is_sharded():
         raise ValueError(
             "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
-            "`apply_decay_param_fun` for the decay, or sharding_degree=1. "
+            "`apply_decay_param_fun` for weight decay, or sharding_degree=1. "
             f"Received: {len(groups)} groups, sharding_degree={topology().get_sharding_parallel_world_size()}"
         )
     return groups or items

@@ -99,7 +99,7 @@ class Lamb(ScheduledOptimizer):
             kind of `learning_rate`; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2", "eps"
             and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
             mean over all axes except the first). MindSpore's ``{"order_params": [...]}`` is checked and has no
-            effect: no update depends on another one.
+            effect: the order of updates does not matter.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all
             parameters if there are groups, else to all except names with "beta" or "gamma". These are structured names
             if `name_dict` or `layers` has them, otherwise tensor names. Paddle names the weights of norms differently:
@@ -107,7 +107,7 @@ class Lamb(ScheduledOptimizer):
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; a schedule that is empty, has run out or returns something other than a
+        TypeError, ValueError: as for `AdamWDL`; a schedule that is empty, has run out or returns something other than a
             number; a schedule of the optimizer's own steps in a static graph; a group with both "lr" and
             "learning_rate"; an incomplete "order_params".
 
@@ -127,7 +127,7 @@ class Lamb(ScheduledOptimizer):
         0.01
         0.005
 
-    Source: ``mindspore.nn.Lamb``, whose documented formula means :math:`|r + \lambda w|` as its denominator.
+    Source: ``mindspore.nn.Lamb``; the denominator of its documented formula must be read as :math:`|r + \lambda w|`.
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {

@@ -21,10 +21,10 @@ class OptimizerInfo:
     """A registered optimizer: its class, its options and its states."""
 
     cls: type[Any]
-    summary: str  # when to choose it, and bytes of state a parameter
+    summary: str  # when to choose it, and bytes of state per parameter
     # setting -> field of a Trainer's arguments that gives its value
     trainer: dict[str, str] = dataclasses.field(default_factory=dict)
-    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments it needs beside a learning rate
+    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments that go with a learning rate
     own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
     # our name of a state -> its name in PyTorch's optimizer, where they differ; None: PyTorch has no such optimizer
     torch_names: Optional[dict[str, str]] = None
@@ -32,7 +32,7 @@ class OptimizerInfo:
 
     @property
     def settings(self) -> dict[str, Option]:
-        """Name in `create` and `LdoptConfig` -> option, for each that the constructor takes except the weight decay."""
+        """Name in `create` and `LdoptConfig` -> option of the constructor, without the weight decay."""
         chosen = {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
         return {option.setting or name: option for name, option in chosen.items()}
 
@@ -64,7 +64,7 @@ REGISTRY: dict[str, OptimizerInfo] = {}
 def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
     """Return a decorator that registers a class under its name in lower case.
 
-    `fields` are fields of `OptimizerInfo`. An option that declares no default has that of the constructor's argument.
+    `fields` are fields of `OptimizerInfo`. An option without a default takes the default of the constructor's argument.
     """
 
     def add(cls: Any) -> Any:

@@ -9,7 +9,7 @@ from paddle import Tensor
 from .._messages import refusal
 from .._paddle import dtype_name, is_float64
 
-# The kinds of state: of the parameter's shape, one number a row, one a column (of the last two axes), one number.
+# The kinds of state: one number per element of the parameter, per row, per column (of the last two axes), one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 
 # The step counter of each parameter (in AdamWDL Adam's power). The name is Paddle's, for checkpoints: PaddleFormers'
@@ -55,4 +55,4 @@ def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], 
         raise refusal(ValueError, f"{wanted}: {advice}.", **received)
     counts = np.asarray(values if state in COUNTERS else 0.0, "float64").reshape(-1)
     if not np.all(np.isfinite(counts) & (counts >= 0.0)):
-        raise refusal(ValueError, f"{label} must be a finite number from 0 on.", values=counts.tolist())
+        raise refusal(ValueError, f"{label} must be a finite number of at least 0.", values=counts.tolist())

@@ -80,7 +80,7 @@ class PipelineWithLossScale:
     Args:
         network (paddle.nn.Layer): from `fleet.distributed_model` or `paddle.DataParallel`; plain in one process.
         optimizer (Optimizer): from `fleet.distributed_optimizer`; plain in one process and with `paddle.DataParallel`.
-            Without `grad_clip`.
+            It must not have a `grad_clip`.
         use_clip_grad (bool, optional): clip by the global norm.
         max_grad_norm (float, optional): c, above 0.
         scale_sense (float|Tensor|LossScaler|paddle.amp.GradScaler, optional): s: a fixed scale (a number or a Tensor of

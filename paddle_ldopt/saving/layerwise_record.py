@@ -21,7 +21,7 @@ _SUBJECTS = {
 
 
 class LayerwiseSettings(NamedTuple):
-    """The layer-wise settings of a training; each field maps names to values."""
+    """The layer-wise settings of a run; each field maps names to values."""
 
     decay: dict[str, Any]
     optimizer: dict[str, Any] = {}

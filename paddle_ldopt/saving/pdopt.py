@@ -56,8 +56,8 @@ def read_pdopt(path: str, optimizer: Optimizer) -> tuple[States, Optional[dict[s
         if state:
             states[param] = state
     if unused := [*entries, *masters]:
-        problem = "The file names no parameters or states of this optimizer. Paddle's names depend on the objects built"
-        todo = "before in the process: build model and optimizer first, as in the program that saved the file."
+        problem = "The file has entries that this optimizer lacks. Paddle's names depend on the objects built before in"
+        todo = "the process: build model and optimizer first, as in the program that saved the file."
         raise ValueError(f"{problem} {todo} Received: {quoted(unused)} ({len(unused)} of them)")
     return states, schedule
 

@@ -109,7 +109,7 @@ def _read(path: str) -> tuple[dict[str, str], bytes]:
             problem = f"The header of the file cannot be read: {type(error).__name__}: {str(error)[:200]}."
             raise refusal(ValueError, problem, path=path) from None
         if 8 + length + end != size:
-            problem = f"The file must have the {8 + length + end} bytes of its header."
+            problem = f"By its header, the file must have {8 + length + end} bytes."
             raise refusal(ValueError, problem, path=path, bytes=size)
         return metadata, prefix + head + file.read(end)
 

@@ -1,8 +1,8 @@
-"""The base of all schedules, and those whose rate depends on the step alone: a curve, step -> factor of the peak.
+"""The base of all schedules, and schedules by a curve: a function that maps a step to a factor of the peak.
 
 Curves are frozen dataclasses: they can be pickled, compared and printed. With w the steps of the warm-up and k = step -
-w, all start with step / w unless their docstring says otherwise. Operations are in the order of transformers', so the
-numbers agree except for the last bit.
+w, all curves start with step / w unless their docstring says otherwise. Operations are in the order of transformers',
+so the numbers agree except for the last bit.
 """
 
 import dataclasses

@@ -139,7 +139,7 @@ class InverseSqrt(Curve):
 def get_inverse_sqrt_schedule(
     optimizer: OptimizerOrRate, num_warmup_steps: Steps, timescale: Optional[Positive] = None, last_epoch: LastStep = -1
 ) -> CurveSchedule:
-    r"""Linear warm-up, then a decay with the square root of the steps: for runs of unknown length.
+    r"""Linear warm-up, then a decay with the inverse square root of the steps: for runs of unknown length.
 
     .. math::
         \eta_t = \eta \sqrt{\frac{s}{t - w + s}} \quad (t \ge w)

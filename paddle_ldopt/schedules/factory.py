@@ -71,7 +71,8 @@ def get_scheduler(
         optimizer: the peak, above 0, or a Paddle optimizer, also in wrappers of `fleet` and `amp`. The schedule is
             attached to the optimizer. Its peak is then the current rate, or the peak of the present schedule if it is
             one of ours.
-        num_warmup_steps: w, at least 0. The rate is 0 at step 0 and first reaches the peak at step w.
+        num_warmup_steps: w, at least 0. By default the rate is 0 at step 0 and first reaches the peak at step w; in
+            "cosine_warmup_with_min_lr" it starts above 0 and reaches the peak at step w - 1.
         num_training_steps: n, at least 1; warns if it is below w. Kinds without w or n ignore them, as in transformers.
         scheduler_specific_kwargs: further options of the kind: keywords of its function.
 

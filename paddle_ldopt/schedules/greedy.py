@@ -78,7 +78,7 @@ class GreedyLR(MetricSchedule):
 
     def _check_limits(self) -> None:
         if not (self.min_lr <= self.base_lr <= self.max_lr and self.min_lr < self.max_lr):
-            advice = "The learning rate must be from `min_lr` to `max_lr`, which must differ. Set them as well."
+            advice = "The learning rate must be between `min_lr` and `max_lr`, which must differ: set them too."
             raise refusal(ValueError, advice, learning_rate=self.base_lr, min_lr=self.min_lr, max_lr=self.max_lr)
 
     def _restart(self) -> None:

@@ -1,4 +1,4 @@
-"""Schedules that follow a metric: `step` takes it, and the state is more than the step. The base and the plateau."""
+"""Schedules that follow a metric, which `step` takes: the base class and `ReduceLROnPlateau`."""
 
 import functools
 import inspect

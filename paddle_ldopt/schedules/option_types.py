@@ -88,10 +88,10 @@ def needed_steps(num_training_steps: Optional[int], phase: str) -> int:
 
 
 def steps_left(num_training_steps: int, **phases: int) -> int:
-    """Return the number of training steps left after `phases`; negative, with a warning, if they are too long."""
+    """Return the number of training steps left after `phases`; warn if they are too long and this is negative."""
     steps = num_training_steps - sum(phases.values())
     if steps < 0:
-        longer = "The schedule is longer than the training and is cut off at its end."
+        longer = "The schedule is longer than the training: shorten its phases, or train longer."
         warnings.warn(refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=4)
     return steps
 

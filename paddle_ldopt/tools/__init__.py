@@ -1,1 +1,1 @@
-"""Tools to run before a training: memory calculator and command line."""
+"""Tools to run before training: memory calculator and command line."""

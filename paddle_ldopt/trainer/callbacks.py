@@ -24,7 +24,7 @@ from .unfreezing import all_open
 
 
 class LayerLRCallback(Callback):
-    """Log the learning rate applied to each layer beside the loss: one number per layer of each tower.
+    """Log the learning rate applied to each layer, together with the loss: one number per layer of each tower.
 
     The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). The callback logs
     the largest rate of each layer in the last step, read back from the optimizer. Schedule, groups, hooks and freezing
@@ -75,7 +75,7 @@ class LayerLRCallback(Callback):
         """Return the rates of the last step by their names in the logs."""
         if self._step is None:
             return {}
-        applied = applied_rates(*self._step)  # here, not in every step: it takes 0.2 ms a parameter
+        applied = applied_rates(*self._step)  # here, not in every step: it takes 0.2 ms per parameter
         rates: dict[str, float] = {}
         for tensor, name in self._names.items():
             rates[name] = max(rates.get(name, 0.0), applied[tensor])
@@ -128,7 +128,7 @@ def _check_known_ahead(lr_scheduler: Any, optimizer: Optimizer) -> None:
     """Raise ValueError if the rates depend on an evaluation metric or on the optimizer's state."""
     remedy = "leave it out; LayerLRCallback logs the rates."
     if follows_metric(lr_scheduler):
-        message = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
+        message = "ScheduleCallback cannot show a schedule that follows an evaluation metric before training"
         raise refusal(ValueError, f"{message}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
     if layerwise_interface(optimizer).sets_own_lr:
         message = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"

@@ -141,7 +141,7 @@ def _check_layout(folder: str, was: Record, record: Record) -> None:
         degrees = ", ".join(f"{name}={degree}" for name, degree in layout.items())
         message = (
             f"The checkpoint was saved in another layout, {degrees}, and its optimizer's state fits no other layout: "
-            "resume in that layout, or begin a new training from the checkpoint's weights."
+            "resume in that layout, or start a new run from the checkpoint's weights."
         )
         raise refusal(ValueError, message, resume_from_checkpoint=folder, **record["layout"])
 
@@ -162,7 +162,7 @@ def _check_frozen(folder: str, was: Record, record: Record) -> None:
     if unfrozen:
         message = (
             f"{len(unfrozen)} parameters, such as '{min(unfrozen)}', were frozen in the checkpoint and have no "
-            "optimizer state in it: freeze the same layers, or begin a new training from the checkpoint's weights."
+            "optimizer state in it: freeze the same layers, or start a new run from the checkpoint's weights."
         )
         below = record[DECAY_KEY]["layerwise_freeze_below"]
         raise refusal(ValueError, message, resume_from_checkpoint=folder, layerwise_freeze_below=below)

@@ -30,7 +30,7 @@ from .unfreezing import all_open
 
 
 class LayerwiseRatesMixin(Trainer):
-    """Build a Trainer's optimizer and schedule with layer-wise rates; a half of `LdoptTrainerMixin`.
+    """Build a Trainer's optimizer and schedule with layer-wise rates; a base of `LdoptTrainerMixin`.
 
     It overrides methods of the Trainer; each override says why.
     """
@@ -70,7 +70,7 @@ class LayerwiseRatesMixin(Trainer):
             return super().train(*args, **kwargs)
 
     def _prepare(self) -> None:
-        """Called in all processes before a training begins."""
+        """Called in all processes before training begins."""
         mark_received(self.args)  # the user may have replaced them
         self._check_optimizer()
         if self._schedule_is_ours:

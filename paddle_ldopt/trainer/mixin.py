@@ -28,7 +28,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
     - ERNIEKit's own arguments (``layerwise_lr_decay_bound``, ``vit_lr_ratio``, ``moe_gate_lr_ratio``) apply to every
       optimizer, with the rates that ERNIEKit gives Paddle's AdamW.
     - ``layerwise_freeze_below`` sets `stop_gradient` of the layers that it freezes, so backward passes end there.
-    - With ``optimizers=(opt, scheduler)``, `scheduler` must be the rate of `opt`, or None if `opt` sets its own rate
+    - With ``optimizers=(opt, scheduler)``, `scheduler` must be the schedule of `opt`, or None if `opt` sets its rate
       (`relative_step`, a `Lamb` with a callable). `opt` determines the decay, the layers and the options. Arguments
       that also set them must have the same values. This applies too if a subclass creates its optimizer without the
       mixin.

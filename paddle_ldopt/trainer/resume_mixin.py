@@ -18,7 +18,8 @@ class ResumeMixin(Trainer):
     """Make a Trainer resume exactly, and only from complete checkpoints. No arguments of ours and no decay are needed.
 
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
-      `gradient_accumulation_steps` must divide the batches of an epoch, or the Trainer carries gradients over.
+      `gradient_accumulation_steps` must divide the number of batches in an epoch; otherwise the Trainer carries
+      gradients over.
     - **Complete**: a resume refuses incomplete checkpoints and damaged files. ``train(resume_from_checkpoint=True)``
       takes the last valid checkpoint and warns of damaged checkpoints. (With asynchronous saving, a checkpoint counts
       as complete as soon as all of its files exist, and damage is not detected.)
@@ -72,8 +73,8 @@ class ResumeMixin(Trainer):
             checkpoint = folders.last_checkpoint(self.args.output_dir)
             if checkpoint is None:
                 message = (
-                    "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out to begin a new "
-                    "training, or give the folder of a complete checkpoint."
+                    "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out to start a new "
+                    "run, or give the folder of a complete checkpoint."
                 )
                 raise refusal(ValueError, message, resume_from_checkpoint=True, output_dir=self.args.output_dir)
         if checkpoint and os.path.isdir(checkpoint):  # the Trainer raises for a missing folder
@@ -196,8 +197,8 @@ class ResumeMixin(Trainer):
         for was, now in folders.set_aside(self.args.output_dir, step):
             warn(
                 self,
-                f"{was} is renamed {now}: this run was resumed from the earlier step {step}, and a later resume must "
-                "take its own checkpoints. Delete the folder if you do not need it.",
+                f"{was} is renamed {now}: this run was resumed from the earlier step {step}, and later resumes must "
+                "not use the old checkpoints. Delete the folder if you do not need it.",
             )
 
     def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The run report: one self-contained HTML file with the settings, the rates and the results of a training."""
+"""The run report: one self-contained HTML file with the settings, the rates and the results of a run."""
 
 import dataclasses
 import html
@@ -129,12 +129,12 @@ class RunReport(Callback):
         baseline: Optional[tuple[str, str, float]] = None,
         defaults: Optional[dict[str, Any]] = None,
     ) -> Optional[str]:
-        """Write the report; return its path, or None before training has begun and in all but the main process.
+        """Write the report; return its path, or None before training and in all processes except the main one.
 
         Args:
             results: name -> value, shown first. Lists and dicts are skipped; `tables` show them.
             settings: all settings of the run.
-            description: the data of the training.
+            description: a description of the training data.
             tables: further results: title -> (header, rows).
             baseline: (metric, name, value), a line in the plot of the metric.
             defaults: defaults of the settings. Settings with other values are shown first.

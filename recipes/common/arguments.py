@@ -136,7 +136,7 @@ def parse(argv, *classes):
     found = parse_line(argv, *classes)
     patience, _ = take(argv, "early_stopping_patience")
     if patience is not None and not found[-1].load_best_model_at_end:
-        problem = "Early stopping needs `load_best_model_at_end`: leave one of them out."
+        problem = "Early stopping needs `load_best_model_at_end`: set this, or leave out `early_stopping_patience`."
         raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
     check_folder(found[-1])
     if found[-1].verbose:

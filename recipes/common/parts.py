@@ -12,7 +12,7 @@ from .text_sources import hub_rows, split_files
 
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 0.2, "validation": 0.1}
-FEW = 20  # rows; scores of fewer mean little
+FEW = 20  # rows; scores on fewer mean little
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def sizes(parts):
 def warn_of_few(parts):
     """Return a line that warns if the validation or test rows are too few to judge a model by, or "" if not."""
     few = [f"{len(parts[split])} {split}" for split in ("validation", "test") if len(parts[split]) < FEW]
-    advice = f"scores of fewer than {FEW} mean little; give more rows, or files of their own for these splits"
+    advice = f"scores on fewer than {FEW} rows mean little; give more rows, or a separate file for each of these splits"
     return f"\nwarning: few rows to judge by ({', '.join(few)}): {advice}." if few else ""
 
 
@@ -107,5 +107,5 @@ def check_examples(counts, per_class, rows):
     """Raise ValueError if `per_class` is not from 1 to the rows of the rarest class."""
     fewest = min(counts, key=counts.get)
     if type(per_class) is not int or not 1 <= per_class <= counts[fewest]:
-        problem = f"`examples_per_class` must be from 1 to {counts[fewest]}, the training {rows} of {fewest!r}."
+        problem = f"`examples_per_class` must be 1 to {counts[fewest]}, the number of training {rows} of {fewest!r}."
         raise error(problem, examples_per_class=per_class)

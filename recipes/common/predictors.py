@@ -36,7 +36,7 @@ class Predictor:
             raise error("This folder has no model of a finished run.", folder=str(folder))
         self.noted = json.loads(paths[0].read_text(encoding="utf-8"))
         if self.noted["recipe"] not in KINDS:
-            problem = f"Predictions are for runs of {', '.join(KINDS)}; other folders are a `--model` for these."
+            problem = f"Predictions need a run of {', '.join(KINDS)}: train one of these with this folder as `--model`."
             raise error(problem, folder=str(folder), recipe=self.noted["recipe"])
         if max_length is not None:
             self.noted["max_length"] = max_length

@@ -26,7 +26,7 @@ from .parts import Parts, assign, check_examples, check_rows, draw, missing, siz
 from .text_sources import Rows, check_labels, file_rows, hub_text_rows
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
-NO_DOCSTRINGS = "This Python carries no docstrings in its library; name a file instead."
+NO_DOCSTRINGS = "The standard library of this Python has no docstrings: give a file instead."
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 

@@ -223,7 +223,7 @@ def label_names(data, column):
 
 
 def read_jsonl(path):
-    """Return the objects of a file with one JSON object a line."""
+    """Return the objects of a file with one JSON object per line."""
     try:
         return [record for _, record in _json_records(path.read_text(encoding="utf-8-sig"))]
     except ValueError as cause:
@@ -299,7 +299,7 @@ def column_of(names, option, column, source, others=()):
         if choice in known:
             return known[choice]
     numbered = " (numbers: the file has no column names)" if names and names[0] == "0" else ""
-    problem = f"Name the column through `{option}`." if column is None else "There is no such column."
+    problem = f"Name the column with `{option}`." if column is None else "There is no such column."
     raise error(f"{problem} Valid: {names}{numbered}.", source=source, **{option: column})
 
 

@@ -127,7 +127,7 @@ def test_a_multiplier_for_frozen_parameters_warns():
     for layer in encoder.layers:
         layer.linear1.weight.stop_gradient = True
     layers = LayerMap.from_model(encoder)
-    with pytest.warns(UserWarning, match=r"parameters that it matches are frozen.*Received: pattern='linear1.weight'"):
+    with pytest.warns(UserWarning, match=r"that the pattern matches are frozen.*Received: pattern='linear1.weight'"):
         layers.ratio_fn(LayerDecay(0.5, multipliers={"linear1.weight": 2}))
     layers.ratio_fn(LayerDecay(0.5, multipliers={"linear1": 2}))  # biases train
 

@@ -59,7 +59,7 @@ def test_a_small_head_with_a_list_is_no_tower():
     names = names_of(n=4) + [f"mlm_head.layers.{i}.{part}" for i in range(2) for part in PARTS]
     layers = LayerMap.from_names([*names, *(f"classifier.{i}.w" for i in range(5)), "embed_out.w"])
     assert layers.towers == {"h": 4} and ids(layers)[-12:] == [5] * 12
-    with pytest.warns(UserWarning, match="'decode_head.layers' is called like a head .* tower of 3 blocks.*`rules`"):
+    with pytest.warns(UserWarning, match="'decode_head.layers' is named like a head .* tower of 3 blocks.*`rules`"):
         layers = LayerMap.from_names([*names_of(n=4), *names_of("decode_head.layers", 3)[1:-1]])
     assert indexes(layers, "decode_head") == [1, 2, 3]
     with pytest.warns(UserWarning, match=r"'head\.cells' is a list of 5 items that count as one layer \(head\)"):

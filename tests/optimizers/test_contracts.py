@@ -492,7 +492,7 @@ def hook(function):
         ({"layerwise_decay": NAN}, ValueError, "Received: layerwise_decay=nan"),
         ({"layerwise_decay": "0.8"}, TypeError, "Received: layerwise_decay='0.8'"),
         ({"layerwise_decay": True}, TypeError, "Received: layerwise_decay=True"),
-        ({"layerwise_decay": ldopt.LayerDecay(0.5)}, TypeError, "needs `layers` beside it"),
+        ({"layerwise_decay": ldopt.LayerDecay(0.5)}, TypeError, "as `layerwise_decay` also needs `layers`"),
         ({"name_dict": None}, ValueError, "no effect without `layers`"),
         ({"name_dict": ["a"]}, TypeError, "`name_dict` must be a dict .*Received: name_dict of type list"),
         ({"name_dict": {}}, ValueError, "lacks '"),

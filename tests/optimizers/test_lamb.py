@@ -317,7 +317,7 @@ BAD = [
     (
         TypeError,
         {"learning_rate": [paddle.ones([2])]},
-        r"`params` as in MindSpore, by name. Received: learning_rate=\[",
+        r"`params` as in MindSpore, by keyword. Received: learning_rate=\[",
     ),
     (TypeError, {"learning_rate": lambda step: None}, r"must be a number. Received: learning_rate\(0\)=None"),
     (TypeError, {"weight_decay": "0.1"}, "a number or a callable of the step. Received: weight_decay='0.1'"),

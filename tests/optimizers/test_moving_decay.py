@@ -231,7 +231,7 @@ def test_steps_of_its_own_go_before_those_of_the_schedule(steps, ratios):
             "as `learning_rate`, not a schedule that follows a metric. Received: learning_rate=0.1",
         ),
         (lambda: lr.ReduceOnPlateau(0.1), "Received: learning_rate='ReduceOnPlateau'"),
-        (lambda: lr.LambdaDecay(0.1, lambda step: 1.0), "does not tell: LayerDecay.*Received: schedule='LambdaDecay'"),
+        (lambda: lr.LambdaDecay(0.1, lambda step: 1.0), "not have: give LayerDecay.*Received: schedule='LambdaDecay'"),
         (lambda: get_scheduler("inverse_sqrt", 0.1, 1), "Received: schedule='CurveSchedule'"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_config_knows_the_steps():
     block = opt._parameter_list[-3]
     got = [(opt.layerwise_ratio(block), schedule.step())[0] for _ in range(3)]
     assert got == pytest.approx([0.5, 0.55, 0.6], rel=1e-14)
-    with pytest.raises(ValueError, match="the schedule does not tell"):
+    with pytest.raises(ValueError, match="the schedule does not have"):
         config.build(net())
 
 

@@ -159,7 +159,7 @@ def test_a_file_is_read_as_the_file_of_the_training(labels, tmp_path, capsys, tr
     ("name", "content", "says"),
     [
         ("empty.csv", "", "The file has no rows. Received: source="),
-        ("two.csv", "1;a text\n2;another\n", r"Name the column through `text_column`. Valid: \['0', '1'\]"),
+        ("two.csv", "1;a text\n2;another\n", r"Name the column with `text_column`. Valid: \['0', '1'\]"),
         ("gap.csv", "id;text\n1;a text\n2; \n3;another\n4;\n", "2 rows lack a text or .*, the first at line 3"),
         ("gap.jsonl", '{"text": "a"}\n{"id": 2}\n', "1 rows lack a text or .*, the first at line 2"),
     ],
@@ -200,7 +200,7 @@ def test_two_texts_are_two_inputs(labels, labels_of_pairs, capsys):
 
 def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811
     start("masked_lm_pretraining", *two_steps("masked_lm_pretraining", tmp_path / "out"))
-    with pytest.raises(SystemExit, match="Predictions are for runs of .*Received: .*recipe='masked_lm_pretraining'"):
+    with pytest.raises(SystemExit, match="Predictions need a run of .*Received: .*recipe='masked_lm_pretraining'"):
         predict.main([str(tmp_path / "out"), "a text"])
 
 

@@ -137,7 +137,7 @@ def test_repeated_shared_and_foreign_docstrings_are_left_out(fake_library):
 
 def test_a_python_without_sources_is_told_so(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(ValueError, match=r"no docstrings .* Received: source='docstrings'\.$"):
+    with pytest.raises(ValueError, match=r"no docstrings: .* Received: source='docstrings'\.$"):
         load_splits()
 
 
@@ -235,7 +235,7 @@ def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
     write(tmp_path / "dev.tsv", ROWS[:19], ("text", "label"))
     write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
     (warning,) = load_splits(tmp_path).description.splitlines()[1:]
-    assert warning.startswith("warning: few rows to judge by (19 validation): scores of fewer than 20 mean little")
+    assert warning.startswith("warning: few rows to judge by (19 validation): scores on fewer than 20 rows mean little")
     write(tmp_path / "test.tsv", ROWS[:2], ("text", "label"))
     assert "\nwarning: few rows to judge by (19 validation, 2 test): " in load_splits(tmp_path).description
     write(tmp_path / "dev.tsv", ROWS[:20], ("text", "label"))

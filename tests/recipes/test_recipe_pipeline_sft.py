@@ -72,7 +72,7 @@ def test_two_processes_an_overflow_and_a_resume(run, rows, tmp_path):
     "argv, message",
     [
         (["--inject_overflow", "x"], "--inject_overflow: invalid <lambda> value: 'x'"),
-        (["--float16"], "--float16 needs a GPU. Received: 2, True"),
+        (["--float16"], "--float16 needs a GPU. Received: stages=2, float16=True"),
         (["--stages", "1"], "--stages must be at least 2"),
         (["--optim", "adam"], "invalid choice"),
     ],

@@ -135,7 +135,7 @@ def test_wrong_input(recipe, monkeypatch):
         (folder / "results.json").write_text('{"test f1": 0.5, "baseline": 0.1, "best validation loss": 1.0}')
 
     recipe.run = run
-    with pytest.raises(SystemExit, match="The validation rows must be scored.*and f1 as the metric"):
+    with pytest.raises(SystemExit, match="The validation rows must be scored.*`metric_for_best_model` to f1"):
         sweep.main(["--output_dir", "out"])
 
 

@@ -253,7 +253,7 @@ def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(sta
         start("matching", *argv)
     assert "text = 'one', text pair = 'other'" in start("matching", *argv, "--has_header", "True")
     (tmp_path / "single.tsv").write_text(f"sentence1\tother\tlabel\n{rows}")
-    with pytest.raises(SystemExit, match="Name the column through `text_pair_column`"):
+    with pytest.raises(SystemExit, match="Name the column with `text_pair_column`"):
         start("matching", "--data", "single.tsv", *two_steps("matching", tmp_path / "third"))
     assert not (tmp_path / "third").exists()
 
@@ -261,7 +261,7 @@ def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(sta
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--optim", "adamw"], "`save_optimizer`, which is for .*adamwdl.*Received: optim='adamw'"),
+        (["--optim", "adamw"], "`save_optimizer`, which supports .*adamwdl.*Received: optim='adamw'"),
         (["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_ratio", "0"], "needs no metric. Received: lr_sch"),
     ],
 )

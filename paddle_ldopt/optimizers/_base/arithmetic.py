@@ -1,7 +1,7 @@
 """Arithmetic of the rules, named as in the papers; a trailing underscore means that the first argument is overwritten.
 
-On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. So a function uses the memory of
-its intermediate results again, except in a static graph, which has none.
+On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. So a function reuses the memory
+of its intermediate results, except in a static graph, which has none.
 """
 
 import math

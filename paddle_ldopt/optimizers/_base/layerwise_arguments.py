@@ -37,7 +37,7 @@ def ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any
 def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[HookRatios]:
     """Return the ratios of a hook, None if all are 1; raise if a decay would have no effect."""
     if isinstance(layerwise_decay, LayerDecay):
-        problem = "A LayerDecay as `layerwise_decay` needs `layers` beside it."
+        problem = "A LayerDecay as `layerwise_decay` also needs `layers`."
         raise refusal(TypeError, problem, layerwise_decay=layerwise_decay, layers=None)
     decay, documented = check_decay(layerwise_decay), hook is layerwise_lr_decay
     if decay != 1.0 and (hook is None or (documented and name_dict is None)):

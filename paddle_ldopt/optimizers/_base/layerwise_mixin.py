@@ -32,7 +32,7 @@ from .layerwise_arguments import check_parameters, ratios_of_hook, ratios_of_lay
 
 
 class LayerwiseMixin(LayerwiseInterface, Optimizer):
-    """Multiplies the rate of each parameter by a ratio, before Paddle's optimizer in the bases.
+    """Multiplies the rate of each parameter by a ratio. A class lists it before Paddle's optimizer.
 
     A subclass calls `_init_layerwise` before Paddle's constructor. All ratios of a step are computed and checked before
     the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is updated.
@@ -125,8 +125,8 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
             raise refusal(ValueError, f"{needs}, not a schedule that follows a metric.", learning_rate=kind)
         steps = (decay and decay.steps) or length_of(schedule) or self.training_steps
         if steps is None:
-            needs = "A decay with `end` needs the number of steps, which the schedule does not tell"
-            raise refusal(ValueError, f"{needs}: LayerDecay(..., steps=).", schedule=type(schedule).__name__)
+            needs = "A decay with `end` needs the number of steps, which the schedule does not have"
+            raise refusal(ValueError, f"{needs}: give LayerDecay(..., steps=...).", schedule=type(schedule).__name__)
         return max(steps, 1)
 
     def reading_copy(self, ratios: Ratios, params: list[Tensor]) -> "LayerwiseMixin":
@@ -146,7 +146,7 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
         known = self._known_names()
         new = [param.name for param in _paddle.flatten_groups([param_group]) if known and param.name not in known]
         if new:
-            problem = "An optimizer takes no parameters after it was built: build another optimizer for them."
+            problem = "An optimizer takes no more parameters once it is built: build another optimizer for them."
             raise ValueError(f"{problem} Received: {len(new)} more parameters, such as '{new[0]}'")
         super()._add_param_group(param_group)
 

@@ -80,7 +80,7 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
             _check_state(key, state_dict[key], name, form)
         lacking = sorted(layout.keys() - present) + [f"master_weights of {param.name}"] * (master is None)
         if present and lacking:
-            wrong = "`state_dict` must have all state of a parameter or none: build the optimizer as the saved one was."
+            wrong = "`state_dict` must have all state of a parameter or none: build the optimizer like the saved one."
             raise ValueError(f"{wrong} Received: no {lacking} beside '{min(present)}'")
         if not present and not param.stop_gradient:
             missing.append(param.name)
@@ -90,15 +90,15 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
     surplus = sorted(k for k in keys - known if k.startswith(own) and any(f"_{power}_" in k for power in POWERS))
     if surplus:
         wrong = f"`state_dict` has states that this {type(optimizer).__name__} lacks"
-        advice = "build the optimizer as the saved one was."
-        raise ValueError(f"{wrong}: {advice} Received: {len(surplus)} such entries, as {surplus[:2]}")
+        advice = "build the optimizer like the saved one."
+        raise ValueError(f"{wrong}: {advice} Received: {len(surplus)} of these, such as {surplus[:2]}")
     names = tuple(f"{name}_" for name in optimizer.structured_names)  # the others are of parameters not trained here
     unknown = sorted(key for key in keys - known if not (names and key.startswith(names)))
     if unknown and (missing or not keys & known):
         raise ValueError(
             "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which "
-            "gives its parameters the saved names, and the optimizer with the same `name`; or take the entries of "
-            f"parameters that are gone out of it. Received: {len(unknown)} unknown entries such as {unknown[:2]}, and "
+            "gives its parameters the saved names, and the optimizer with the same `name`; or remove the entries of "
+            f"parameters that no longer exist. Received: {len(unknown)} unknown entries such as {unknown[:2]}, and "
             f"nothing for {len(missing)} trainable parameters such as {missing[:2]}"
         )
 

@@ -64,7 +64,7 @@ def lr_or_function(value: Any, argument: str) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict, set, frozenset)):
         values = [plain_number(element) for element in value]
         if any(isinstance(element, (paddle.Tensor, dict)) for element in values):
-            advice = "parameters go to `parameters`, or to `params` as in MindSpore, by name."
+            advice = "parameters go to `parameters`, or to `params` as in MindSpore, by keyword."
             raise TypeError(
                 f"`{argument}` must hold numbers; {advice} Received: {argument}=[a {type(values[0]).__name__}, ...]"
             )

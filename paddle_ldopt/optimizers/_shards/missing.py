@@ -49,7 +49,7 @@ class MissingGradients:
         for param, differs in zip(self._params, frozen & trained):
             if differs:
                 raise ValueError(
-                    "Processes that share parameters must freeze the same ones: set `stop_gradient` alike on all. "
+                    "Processes that share parameters must freeze the same ones: set `stop_gradient` equally in all. "
                     f"Received: '{param.name}' with stop_gradient={param.stop_gradient} here, the opposite elsewhere"
                 )
         self.names = [param.name for param, has in zip(self._params, seen) if not has]

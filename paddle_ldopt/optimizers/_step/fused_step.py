@@ -137,7 +137,7 @@ class FusedStep:
 
 
 def _clip_by_norm(structs: NDArray[Any], params: list[Tensor], most: float) -> None:
-    """Scale gradients as `ClipGradByGlobalNorm` does: of a norm that is NaN all become NaN."""
+    """Scale gradients as `ClipGradByGlobalNorm` does: if the norm is NaN, all become NaN."""
     clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
     norm, limit = np.float32(kernels.norm(structs[clipped]) if clipped.any() else 0.0), np.float32(most)
     structs["grad_scale"][clipped] *= limit / np.maximum(norm, limit)

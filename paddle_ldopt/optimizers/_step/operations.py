@@ -31,7 +31,7 @@ class Operations:
         return type(self)()  # the copied optimizer has tensors of its own
 
     def supports_step(self, optimizer: "RuleOptimizer") -> bool:
-        """Return whether the C library updates no parameter, and this process has all parameters as they need to be."""
+        """Return whether the C library updates no parameter, and shards, if there are any, are supported."""
         if not (self.takes_shards or optimizer.finder.is_whole(_paddle.parameter_list(optimizer))):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))

@@ -83,7 +83,7 @@ def estimate(
     if tokens is not None:
         tokens = checked_int(tokens, "tokens", 1)
     if layout.stage == 3 and optimizer.name != "adamwdl":
-        message = f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow"
+        message = f"Stage 3 gives an optimizer slices that {optimizer.name} does not support"
         advice = "use stage 1, with or without split_param, or adamwdl."
         raise refusal(ValueError, f"{message}: {advice}", stage=3, name=optimizer.name)
     if not isinstance(model, Transformer) and (layout.mp > 1 or layout.pp > 1):

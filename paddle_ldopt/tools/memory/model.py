@@ -72,7 +72,7 @@ class Transformer:
 
         The width h is the multiple of 1024 nearest to the cube root of 128 `params` / 12, since a block has about
         :math:`12 h^2` parameters and a typical model h / 128 blocks. The number of blocks, a multiple of 8 (of 4
-        below 32), then comes as near to `params` as it can. The vocabulary is 32,000.
+        below 32), is then chosen to come closest to `params`. The vocabulary is 32,000.
         """
         params = checked_number(params, "params", 1e9, 1e14)
         hidden = 1024 * round((params * 128 / 12) ** (1 / 3) / 1024)
