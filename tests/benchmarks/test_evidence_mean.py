@@ -1,4 +1,4 @@
-"""benchmarks/llrd_evidence_mean.py: arms keep the mean, test splits are large, docs/evidence_tables.md is the report."""
+"""benchmarks/llrd_evidence_mean.py: arms keep the mean, test splits are large, its report is in evidence_tables.md."""
 
 import json
 import pathlib
