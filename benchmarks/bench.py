@@ -4,7 +4,7 @@
     python benchmarks/bench.py --models bert-base --optimizers lamb --threads 2
 
 Our optimizer and a peer run in two processes, which take steps in turn, with a memory test (the triad) between two
-steps. A ratio is the median of the ratios of neighbouring steps: a slow phase of the machine affects both of them. The
+steps. A ratio is the median of the ratios of neighbouring steps: a slow phase of the machine affects both steps. The
 page names the peers that are left out because they are not installed.
 """
 

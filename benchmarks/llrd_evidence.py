@@ -310,7 +310,7 @@ def main(argv=None):
     run.add_argument(
         "--optimizer_seeds", type=int, default=3, help="number of seeds of the other optimizers; 0 omits them"
     )
-    report = commands.add_parser("report", help="write the tables and pictures of docs/evidence.md")
+    report = commands.add_parser("report", help="write the tables and charts of the evidence pages")
     report.add_argument(
         "--docs",
         type=Path,

@@ -4,7 +4,7 @@
     python benchmarks/llrd_evidence_mean.py report              # writes docs/evidence_tables.md
 
 `run` adds a line of JSON per run to benchmarks/results/llrd_evidence_mean.jsonl and skips runs in this file. It trains
-the tasks whose data are in --data. `docstrings` needs no files: the texts are in every Python. `trec` is a folder with
+the tasks whose data are in --data. `docstrings` needs no files: its texts come with Python. `trec` is a folder with
 train.tsv and test.tsv (question, tab, type), which we do not distribute.
 
 To divide all ratios by a constant, the runs divide the learning rate by it, which has the same effect. The results of

@@ -8,8 +8,8 @@
     cat texts.txt | python recipes/predict.py runs/token_classification-20261121-140000 --input - --output tags.jsonl
 
 Without --output, it prints one line per input. An input file is .txt (one text per line), .csv, .tsv or .jsonl.
-Standard input has one text per line, or two texts with a tab between them. In Python, use `Predictor` of
-recipes/common/predictors.py.
+Standard input has one text per line or, with --pair, two texts with a tab between them. In Python, use `Predictor`
+of recipes/common/predictors.py.
 """
 
 import argparse

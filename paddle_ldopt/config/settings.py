@@ -87,7 +87,7 @@ class LdoptConfig(DecaySettings):
     layerwise_rules: Optional[dict] = setting(  # type: ignore[type-arg]
         None, 'layer by parameter-name pattern, as JSON: \'{"adapter": "head"}\''
     )
-    layerwise_granularity: str = setting("block", "a layer per block or stage, or N layers: block, stage or N")
+    layerwise_granularity: str = setting("block", "what forms a layer: block, stage or N (N groups of blocks)")
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict = setting(  # type: ignore[type-arg]
         {}, "more options of the schedule, as JSON: '{\"num_cycles\": 3}'"

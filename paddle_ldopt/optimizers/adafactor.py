@@ -148,7 +148,9 @@ class Adafactor(FactoredOptimizer):
         "decay_rate": Option(
             doc="exponent of the second moment's decay rate", low=-math.inf, high=0.0, ends="(]", group=True
         ),
-        "beta1": Option(doc="decay rate of the momentum", high=1.0, ends="[)", optional=True, group=True),
+        "beta1": Option(
+            doc="decay rate of the momentum; None: no momentum", high=1.0, ends="[)", optional=True, group=True
+        ),
         "weight_decay": Option(doc="decoupled weight decay", group=True, read=plain_weight_decay),
         "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
         "relative_step": bool_option("compute the rate from the step number"),

@@ -172,7 +172,9 @@ class Came(FactoredOptimizer):
         ),
         "clip_threshold": Option(doc="the largest RMS of the update", ends="()", group=True),
         "decay_rate": Option(doc="exponent of the second moment's decay rate", high=1.0, group=True),
-        "beta1": Option(doc="decay rate of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
+        "beta1": Option(
+            doc="decay rate of the momentum; 0 or None: no momentum", high=1.0, ends="[)", optional=True, group=True
+        ),
         "beta2": Option(
             doc="constant decay rate of the second moment; None: from `decay_rate`",
             high=1.0,

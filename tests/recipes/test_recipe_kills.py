@@ -90,7 +90,7 @@ def moments(name):
 
 
 @pytest.mark.promise(
-    "a recipe that is killed and restarted loses at most one save and ends bit for bit like an uninterrupted run",
+    "a killed and restarted recipe loses at most one save interval and ends bit for bit like an uninterrupted run",
     seen="56 runs killed at random moments; all repeated once",
 )
 @pytest.mark.parametrize("name", [*FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in FIRST)])
@@ -99,7 +99,7 @@ def test_a_killed_recipe_loses_at_most_one_save_and_ends_with_the_same_bits(unki
 
 
 @pytest.mark.promise(
-    "a recipe that is killed and restarted loses at most one save and ends bit for bit like an uninterrupted run"
+    "a killed and restarted recipe loses at most one save interval and ends bit for bit like an uninterrupted run"
 )
 @pytest.mark.fault
 @pytest.mark.timeout(3600)

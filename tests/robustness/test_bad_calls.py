@@ -89,7 +89,7 @@ def fuzz(name, data, most):
 
 
 @pytest.mark.promise(
-    "a bad call raises TypeError or ValueError that names the argument, and changes nothing",
+    "a bad call raises a TypeError or ValueError that names the argument, and changes nothing",
     seen="23,780 single bad values, 104,000 random combinations of up to three",
 )
 @pytest.mark.parametrize("name", CALLS)
@@ -99,7 +99,7 @@ def test_bad_calls(name, data):
     fuzz(name, data, 1)
 
 
-@pytest.mark.promise("a bad call raises TypeError or ValueError that names the argument, and changes nothing")
+@pytest.mark.promise("a bad call raises a TypeError or ValueError that names the argument, and changes nothing")
 @pytest.mark.fault
 @pytest.mark.parametrize("name", CALLS)
 def test_every_bad_value_of_every_argument(name):
@@ -108,7 +108,7 @@ def test_every_bad_value_of_every_argument(name):
     assert not [w for w in wrong if w]
 
 
-@pytest.mark.promise("a bad call raises TypeError or ValueError that names the argument, and changes nothing")
+@pytest.mark.promise("a bad call raises a TypeError or ValueError that names the argument, and changes nothing")
 @pytest.mark.fault
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=1000, deadline=None, derandomize=True, database=None)

@@ -203,20 +203,20 @@ def full_at(share, small_disk, whole):
     assert not list(folder.glob("*/*.partial"))
 
 
-@pytest.mark.promise("a full disk costs at most one save", seen="disk full at 40 moments, 8 minutes")
+@pytest.mark.promise("a full disk costs at most one checkpoint", seen="disk full at 40 moments, 8 minutes")
 @pytest.mark.parametrize("share", [0.1, 0.6])
 def test_a_disk_that_is_full_costs_no_more_than_one_save(small_disk, whole, share):
     full_at(share, small_disk, whole)
 
 
-@pytest.mark.promise("a full disk costs at most one save")
+@pytest.mark.promise("a full disk costs at most one checkpoint")
 @pytest.mark.fault
 @pytest.mark.parametrize("part", range(40))
 def test_a_disk_that_is_full_at_any_byte(small_disk, whole, part):
     full_at(part / 40, small_disk, whole)
 
 
-@pytest.mark.promise("a full disk costs at most one save")
+@pytest.mark.promise("a full disk costs at most one checkpoint")
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_a_file_that_cannot_be_written_to_its_end(tmp_path, whole, share):
     biggest = max(path.stat().st_size for path in (whole[0] / "checkpoint-2").iterdir())

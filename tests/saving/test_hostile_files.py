@@ -14,7 +14,7 @@ import paddle_ldopt as ldopt
 
 
 @pytest.mark.promise(
-    "`load_optimizer` refuses a damaged file and changes nothing", seen="200 flipped bits and 66 lengths"
+    "`load_optimizer` refuses a damaged file and changes nothing", seen="200 flipped bits and 66 truncations"
 )
 @pytest.mark.parametrize(
     "case, flips, cuts", [("came", 200, 60), *(pytest.param(case, 1000, 300, marks=SLOW) for case in CASES)]

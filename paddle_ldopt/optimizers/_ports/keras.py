@@ -38,8 +38,8 @@ def _option(doc: str) -> Option:
 
 
 PATTERNS = {
-    "include_in_weight_decay": _option("patterns of names that have weight decay even if excluded"),
-    "exclude_from_weight_decay": _option("patterns of names without weight decay"),
+    "include_in_weight_decay": _option("name patterns of parameters that have weight decay even if excluded"),
+    "exclude_from_weight_decay": _option("name patterns of parameters without weight decay"),
 }
 
 

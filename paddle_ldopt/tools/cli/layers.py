@@ -21,7 +21,7 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add(
         "--granularity",
         default="block",
-        help="a layer per block or stage, or N layers: block, stage or N",
+        help="what forms a layer: block, stage or N (N groups of blocks)",
     )
     add("--rules", metavar="JSON", help='layer by parameter-name pattern: \'{"adapter": "head"}\'')
     add("--plot", metavar="FILE", help="draw a chart of the rates into a .png, .svg or .pdf file")

@@ -36,9 +36,9 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     for field in dataclasses.fields(Transformer):
         add(_argument(field.name), type=int, help=_HELP[field.name])
     add("--model", help=f"{MODEL}; cannot be combined with --mp or --pp")
-    several = "optimizers to compare, with options after commas: came came,compression adafactor,scale_parameter=false"
+    several = "optimizers (adamwdl), options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
-    add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters")
+    add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters (bfloat16)")
     add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")
     add("--no-masters", action="store_true", help="train low-precision parameters without float32 masters")
     for field in dataclasses.fields(Layout):
