@@ -88,7 +88,7 @@ def create_optimizer(
         UserWarning: a pattern of `include_in_weight_decay` matches no parameter; w is above n.
 
     Differs from transformers: the parameters to train are an argument. Without weight decay, the optimizer is still
-    `AdamWeightDecay`, with the numbers of Keras' Adam. `num_train_steps` = `num_warmup_steps` ends at the final rate.
+    `AdamWeightDecay`, with the results of Keras' Adam. `num_train_steps` = `num_warmup_steps` ends at the final rate.
 
     Examples:
         >>> import paddle

@@ -174,7 +174,7 @@ def main():
             parts[name].set_state_dict(state)
 
     now = [0]
-    if dist.get_rank() == dist.get_world_size() - 1:  # one process is enough: all must notice
+    if dist.get_rank() == dist.get_world_size() - 1:  # in one process: all others must detect it
         broken = network.parameters()[0]
         broken.register_hook(lambda gradient: gradient * np.inf if now[0] in args.inject_overflow else gradient)
 

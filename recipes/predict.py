@@ -144,7 +144,7 @@ def say(argv):
     inputs = iter(read_inputs(args, predictor.noted.get("columns", {})))
     batches = iter(lambda: list(itertools.islice(inputs, args.batch_size)), [])
     found = itertools.chain.from_iterable(map(predictor, batches))
-    encoding = "utf-8" if path and path.suffix.lower() == ".jsonl" else "utf-8-sig"  # by its mark Excel knows UTF-8
+    encoding = "utf-8" if path and path.suffix.lower() == ".jsonl" else "utf-8-sig"  # Excel needs the mark
     with open(path, "w", encoding=encoding, newline="") if path else contextlib.nullcontext(sys.stdout) as out:
         write(found, path, out)
 

@@ -39,7 +39,7 @@ class Arguments(RecipeArguments):
     recipe = "sequence_classification"
     metrics = classification.METRICS
 
-    layerwise_lr_decay: float = 0.8  # chosen by the second study of docs/evidence.md, with the mean kept
+    layerwise_lr_decay: float = 0.8  # chosen by the second study of docs/evidence.md, with the mean preserved
     layerwise_preserve_mean: Optional[bool] = dataclasses.field(
         default=None,
         metadata={"help": "divide all ratios by their mean over the blocks; by default true for a decay other than 1"},

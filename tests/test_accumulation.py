@@ -16,7 +16,7 @@ from paddle_ldopt.accumulation import GradientAccumulator
 
 TABLES = [c for c in cases("adamweightdecay", "table") if c["cls"].endswith(".GradientAccumulator")]
 ERRORS = [c for c in cases("adamweightdecay", "error") if c["cls"].endswith(".GradientAccumulator")]
-LEFT_OUT = "ignore:Gradients at .* are ignored"
+LEFT_OUT = "ignore:Gradients that were None"
 
 
 def tensor(*values, dtype="float32"):
@@ -84,7 +84,7 @@ def test_none_stays_and_a_later_gradient_is_ignored_with_a_warning():
     accumulator = GradientAccumulator()
     accumulator([None, tensor(1.0)])
     accumulator([None, None])
-    with pytest.warns(UserWarning, match=r"Gradients at \[0\] of the list are ignored"):
+    with pytest.warns(UserWarning, match=r"first call are ignored.*Received: indexes=\[0\]$"):
         accumulator([tensor(1.0), tensor(2.0)])
     assert accumulator.gradients[0] is None and accumulator.gradients[1].tolist() == [3.0]
 

@@ -316,7 +316,7 @@ def test_all_wrong_arguments_are_reported_at_once(tmp_path):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` are for 'adamwdl'"),
+        ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'"),
         ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets the beta1 of 'lamb'"),
         ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` sets"),
         ({"optim": "lamb", "optim_kwargs": "eps"}, "`optim_kwargs` must be a JSON object"),

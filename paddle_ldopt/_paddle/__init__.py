@@ -13,9 +13,9 @@ private_names.py has these ways to declare:
 - `part`: the object itself, looked up on import; `lazy`: a function that looks it up in its first call.
 - `declare`: names that are used directly, such as methods that a subclass overrides.
 
-tests/test_paddle.py checks that every declared name exists; all do in Paddle 3.1, 3.2 and 3.3. If a newer Paddle has
-moved one, `import paddle_ldopt` still works, and using the feature raises `MovedError`, which names both. Methods that
-a subclass overrides, and their `super()` calls, are in the subclass.
+tests/test_paddle.py checks that every declared name exists; all do in Paddle 3.1, 3.2 and 3.3. If a newer version
+has moved one, `import paddle_ldopt` still works, and using the feature raises `MovedError`, which names both. Methods
+that a subclass overrides, and their `super()` calls, are in the subclass.
 """
 
 # ruff: noqa: F403  every name in an `__all__` is for the whole package

@@ -35,9 +35,9 @@ share_memory = part(_TENSOR, "_share_buffer_to", EVERY)  # (tensor, other): othe
 # operations without Paddle's checks in Python, which are slower than a small tensor's arithmetic
 stack = part("paddle._C_ops", "stack", EVERY)  # (tensors, axis)
 unstack = part("paddle._C_ops", "unbind", EVERY)  # (tensor, axis)
-matmul = part("paddle._C_ops", "matmul", EVERY)  # (matrices, others, whether to transpose these, and the others)
+matmul = part("paddle._C_ops", "matmul", EVERY)  # (matrices, others, whether to transpose the first, the others)
 clip = part("paddle._C_ops", "clip", EVERY)  # (tensor, least, most)
-minimum = part("paddle._C_ops", "minimum", EVERY)  # NaN if one of both is
+minimum = part("paddle._C_ops", "minimum", EVERY)  # NaN if either is
 where = part("paddle._C_ops", "where", EVERY)  # (condition, value if true, value if false)
 mean_over = part("paddle._C_ops", "mean", EVERY)  # (tensor, axes, whether to keep the axes)
 sum_over = part("paddle._C_ops", "sum", EVERY)  # (tensor, axes, dtype, whether to keep the axes)

@@ -28,7 +28,7 @@ _INSIDE = {
     "_layers": "paddle.DataParallel",
     "_layer": f"{_SHARDING}.group_sharded_stage2.GroupShardedStage2",
 }
-# Compared by name, because no Paddle has all. MetaParallelBase: tensor, pipeline, sharding and segment parallel.
+# Compared by name: no version of Paddle has all. MetaParallelBase: tensor, pipeline, sharding and segment parallel.
 _WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer"}
 _WRAPPERS |= {"GroupShardedStage2", "GroupShardedStage3", "FullyShard"}
 

@@ -8,7 +8,7 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._checks import checked_choice, checked_number
-from .._messages import refusal, wrong_type
+from .._messages import problem, refusal, wrong_type
 from .._paddle import check_own_gradients, dtype_name, parameters_of, sharding_setting
 from .._processes import gathered
 from .accumulator_checks import (
@@ -135,9 +135,9 @@ class GradientAccumulator:
         self._count += 1
         self._weight += weight
         if ignored:
-            message = f"Gradients at {ignored} of the list are ignored, because they were None in the first call."
-            advice = "Call the accumulator with the model, or with zeros instead of None, to include them."
-            warnings.warn(f"{message} {advice}", stacklevel=2)
+            advice = "To include them, call the accumulator with the model, or with zeros instead of None."
+            message = f"Gradients that were None in the first call are ignored. {advice}"
+            warnings.warn(problem(message, indexes=ignored), stacklevel=2)
 
     def _fits(self, names: Optional[list[str]]) -> bool:
         """Return whether gradients of these names go into the present slots."""

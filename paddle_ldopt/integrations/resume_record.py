@@ -4,6 +4,7 @@ import functools
 import warnings
 from typing import Any, Optional
 
+from .._messages import problem
 from .._paddle import parameters_of
 from ..layers.decay import OPTIONS
 from ..layers.optimizer_interface import ratios_of
@@ -50,7 +51,7 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
     elif now["decay"]:
         message = "The checkpoint does not say which layer-wise decay it was trained with"
         applies = f"the decay of the configuration file applies. `{ALLOW}: true` silences this warning."
-        warnings.warn(f"{message}: {applies}", stacklevel=2)
+        warnings.warn(problem(f"{message}: {applies}", **{ALLOW: False}), stacklevel=2)
 
 
 def _layerwise_settings(record: dict[str, Any], names: set[str]) -> LayerwiseSettings:

@@ -39,7 +39,8 @@ def grouped(
         firsts = stages
     if not firsts:
         known = ", ".join(f"{tower or 'the model'}: {depth} blocks" for tower, depth in old.items())
-        why = "the model has no tower of stages" if granularity == "stage" else f"no tower has more blocks ({known})"
+        few = f"no tower has more than {granularity} blocks ({known})"
+        why = "the model has no tower of stages" if granularity == "stage" else few
         raise refusal(ValueError, f"`granularity` has no effect: {why}.", granularity=granularity)
     new = {tower: len(firsts[tower]) if tower in firsts else depth for tower, depth in old.items()}
     if "" in new and "" not in firsts:  # parameters of several towers count by the deepest

@@ -85,7 +85,7 @@ def check_documented_hook(names: list[str]) -> None:
     skipped = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})
     if skipped:
         warnings.warn(
-            "The default hook decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
-            f"{first_few(skipped)}. layers=LayerMap.from_model(model) decays them too.",
+            "The default hook decays only blocks called 'encoder.layers.<i>' and leaves other blocks at the full rate. "
+            f"Give layers=LayerMap.from_model(model) to decay them too. Received: blocks=[{first_few(skipped)}]",
             stacklevel=5,
         )

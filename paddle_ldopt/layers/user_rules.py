@@ -76,10 +76,10 @@ def close_gaps(placed: dict[str, int], numbered: set[str], blocks: int) -> None:
 
 
 def check_no_gap(placed: dict[str, int], blocks: int, deepest: int) -> None:
-    """Raise if rules place blocks behind the `blocks` found and leave an empty layer between."""
+    """Raise if rules place blocks after the `blocks` found and leave an empty layer between."""
     beyond = next((name for name, index in placed.items() if index > blocks), None)
     if blocks and beyond is not None and not {*range(blocks + 1, deepest + 1)} <= {*placed.values()}:
         raise ValueError(
-            f"`rules` must leave no layer empty behind the {blocks} blocks of the model; the head is 'head'. "
-            f"Received: layer {placed[beyond]} for '{beyond}', layer {deepest} the last"
+            f"`rules` must leave no layer empty after the {blocks} blocks of the model; use 'head' for the head. "
+            f"Received: layer {placed[beyond]} for '{beyond}', and {deepest} as the last layer"
         )

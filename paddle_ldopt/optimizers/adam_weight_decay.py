@@ -64,7 +64,7 @@ def adam_weight_decay_update(
 
 
 @register(
-    "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
+    "reproducing TensorFlow's BERT fine-tuning; 8 bytes",
     own_exclusion=tuple(PATTERNS),
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )

@@ -12,6 +12,7 @@ import paddle
 from paddle import Tensor
 
 from .._checks import Option, one_of_two
+from .._messages import problem
 from .._paddle import flatten_groups, minimum, weight_decay_fun, where
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
 from ._ports.mindspore import ScheduledOptimizer, decay_or_function, lr_or_function, without_order
@@ -64,7 +65,7 @@ def lamb_update(
 
 
 @register(
-    "batches of thousands; 8 bytes",
+    "batches of thousands of rows; 8 bytes",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
     torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
@@ -191,8 +192,9 @@ class Lamb(ScheduledOptimizer):
         self._grouped = bool(groups)
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
-                idle = "'grad_centralization' has no effect on a group without a convolution's weight"
-                warnings.warn(idle, stacklevel=4)
+                idle = "'grad_centralization' has no effect on a group without a convolution's weight: leave it out."
+                names = [param.name for param in flatten_groups([group])]
+                warnings.warn(problem(idle, grad_centralization=True, params=names), stacklevel=4)
         return super()._initial_lr(rate, parameters)
 
     # ---- the rule

@@ -68,10 +68,10 @@ class PipelineWithLossScale:
     .. math::
         l = \frac{\sum n_i}{\sum d_i} \qquad g = \frac{1}{s} \frac{\sum \nabla (s\, n_i)}{\sum d_i}
 
-    Pipeline stages follow the 1F1B schedule of Paddle's engine. Without a pipeline, it works with data parallelism,
-    sharding stage 1 and one process, with the same formula. Call it with this process's inputs, whose first dimension
-    is split into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss function,
-    ``step(*inputs)`` for any other network, which returns its loss.
+    Pipeline stages follow the 1F1B schedule of Paddle's engine. Without a pipeline, the formula is the same: in one
+    process, and with data parallelism, tensor parallelism and sharding stage 1. Call it with this process's inputs,
+    whose first dimension is split into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss
+    function, ``step(*inputs)`` for any other network, which returns its loss.
 
     An error in one process is raised in all before anything changes. An overflow in any process changes the scale only.
     Each update also **advances the schedule** of the learning rate: do not call its `step`. The caller steps a schedule

@@ -5,6 +5,7 @@ import math
 import warnings
 from typing import Annotated, Callable, Optional
 
+from .._messages import problem
 from ._base import Curve, CurveSchedule, OptimizerOrRate, cosine, peak_of, scheduled
 from .kinds import schedule
 from .option_types import (
@@ -111,8 +112,10 @@ def get_wsd_schedule(
     else:
         stable = num_stable_steps
         if num_training_steps not in (None, num_warmup_steps + stable + num_decay_steps):
-            steps = f"{num_warmup_steps} + {stable} + {num_decay_steps} steps, the training {num_training_steps}"
-            warnings.warn(f"The phases of the schedule have {steps}: num_stable_steps will be used.", stacklevel=3)
+            steps = {"num_warmup_steps": num_warmup_steps, "num_stable_steps": stable}
+            steps |= {"num_decay_steps": num_decay_steps, "num_training_steps": num_training_steps}
+            wrong = "The phases do not add up to `num_training_steps`, which is ignored: num_stable_steps will be used."
+            warnings.warn(problem(wrong, **steps), stacklevel=3)
     phases, f = (num_warmup_steps, stable, num_decay_steps), min_lr_ratio
     curve = StableDecay(*phases, warmup_type, decay_type, num_cycles, start=f, floor=f, end=f)
     return scheduled(optimizer, curve, last_epoch)

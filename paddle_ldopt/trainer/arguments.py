@@ -61,7 +61,7 @@ class LdoptArgumentsMixin(_Settings, Args):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
     Args:
-        layerwise_lr_decay: 1 is off, 0.8 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
+        layerwise_lr_decay: 1 is off, 0.65 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
             as `layerwise_min_ratio`. `layerwise_head_ratio` also works without a decay.
         allow_layerwise_change: resume even if the checkpoint has another decay or layer map.
         optim (str): a name of `list_optimizers` or of the Trainer; every optimizer gets the layer-wise rates.
@@ -201,7 +201,8 @@ def _warn_of_unused(args: Args) -> None:
 def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterator[str]:
     received = f"optim_kwargs={shown(args.optim_kwargs)}"
     if optim not in REGISTRY:
-        yield f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. Received: optim={shown(optim)}, {received}"
+        known = ", ".join(map(repr, REGISTRY))
+        yield f"`optim_kwargs` need `optim` to be one of {known}. Received: optim={shown(optim)}, {received}"
         return
     fields, setting = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}, REGISTRY[optim].setting
     for name in [name for name in options if setting(name) in fields]:

@@ -115,7 +115,8 @@ def last_checkpoint(output_dir: Path) -> Optional[str]:
         problem = _damage(folder)
         if problem is None:
             return folder
-        warnings.warn(f"{folder} is damaged and skipped: {problem}.", stacklevel=2)
+        message = f"{folder} is damaged and skipped: {problem}."
+        warnings.warn(refusal(UserWarning, message, output_dir=os.fspath(output_dir)), stacklevel=2)
     return None
 
 

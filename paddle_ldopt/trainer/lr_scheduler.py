@@ -30,7 +30,8 @@ def schedule_problem(args: Args) -> Iterator[str]:
     elsewhere = [key for key in _FROM_ELSEWHERE if key in kwargs]
     if kind not in SCHEDULES:
         if kwargs:  # without them, the Trainer raises for an unknown kind
-            yield f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULES))}. Received: {received}"
+            known, received = ", ".join(map(repr, SCHEDULES)), f"lr_scheduler_type={shown(kind)}, {received}"
+            yield f"`lr_scheduler_kwargs` need `lr_scheduler_type` to be one of {known}. Received: {received}"
     elif kwargs and kind in BUILT_IN and not fields:
         yield f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. Received: {received}"
     elif twice:

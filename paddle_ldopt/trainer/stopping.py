@@ -10,7 +10,7 @@ from .types import Args, Control, State
 
 
 class StopOnSigterm(Callback):
-    """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before they kill.
+    """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before killing a job.
 
     In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
     the shell's code for the signal. A second signal ends the process immediately. The callback listens

@@ -91,8 +91,8 @@ def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: 
     """Raise ValueError unless the layers are known: the optimizer's own, or the callback's if it has no ratios."""
     hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
     if hooked or (own_layers or layers) is None or (own_layers is not None and layers not in (None, own_layers)):
-        message = "GradualUnfreezeCallback needs an optimizer with layers (give a layer-wise decay), or `layers`"
-        advice = "(LayerMap.from_model(model)) beside an optimizer without ratios of its own."
+        message = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or pass"
+        advice = "layers=LayerMap.from_model(model) with an optimizer without ratios of its own."
         raise refusal(ValueError, f"{message} {advice}", optimizer=type(optimizer).__name__, layers=layers)
 
 

@@ -44,7 +44,7 @@ def compare(args, learning_rates, seeds, train, description=""):
     ``compare.json``; a run that diverged has no score. ``report.html`` has the table, a plot and the verdict.
 
     The second arm has the decay of `args`; the `seeds` seeds begin with that of `args`. `train(args)` returns the
-    validation score and the test score of a new model. `description` is of the data.
+    validation score and the test score of a new model. `description` describes the data.
     """
     arms, runs = {"uniform": 1.0, f"decay {args.layerwise_lr_decay:g}": args.layerwise_lr_decay}, []
     todo = [(rate, arm, args.seed + seed) for rate in learning_rates for arm in arms for seed in range(seeds)]

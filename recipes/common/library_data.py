@@ -33,7 +33,7 @@ class Function:
 
 @functools.cache
 def functions():
-    """Return the functions of the library that have a docstring, one of each docstring's opening."""
+    """Return the functions of the library that have a docstring, one for each opening of a docstring."""
     found = {}
     for tree in library_trees():
         for node in ast.walk(tree):

@@ -188,7 +188,7 @@ def _build_untrained(name, overrides, task):
         raise error(f"{name} cannot be built ({cause}).", config={**base, **overrides}) from cause
     size = sum(int(parameter.size) for parameter in model.parameters()) / 1e6
     loud = f"{name} is RANDOMLY INITIALISED ({size:.1f} M parameters, nothing pretrained)"
-    warnings.warn(f"{loud}: use it to test a run, not to judge fine-tuning.", stacklevel=3)
+    warnings.warn(str(error(f"{loud}: use it to test a run, not to judge fine-tuning.", name=name)), stacklevel=3)
     return model
 
 
@@ -210,7 +210,7 @@ def _model_class(name, task):
         return getattr(transformers, name)
     close = difflib.get_close_matches(name, classes) or "none"
     kind = f"for {task}" if task else "with a head"
-    raise error(f"PaddleNLP has no class of this name {kind}; close: {close}. {ACCEPTED}", name=name)
+    raise error(f"PaddleNLP has no class of this name {kind}; similar names: {close}. {ACCEPTED}", name=name)
 
 
 def _kind(name):

@@ -206,7 +206,7 @@ def test_towers_that_are_not_deeper_keep_their_blocks():
         ("stages", ValueError, "must be 'block', 'stage' or a number of groups. Received: granularity='stages'"),
         (0, ValueError, "must be at least 1. Received: granularity=0"),
         (2.5, TypeError, "Received: granularity=2.5"),
-        (3, ValueError, r"no tower has more blocks \(.*text_model.layers: 3 blocks.*Received: granularity=3"),
+        (3, ValueError, r"no tower has more than 3 blocks \(.*text_model.layers: 3 blocks.*Received: granularity=3"),
         ("stage", ValueError, "the model has no tower of stages. Received: granularity='stage'"),
     ],
 )

@@ -303,8 +303,8 @@ def test_a_pattern_that_finds_nothing_warns():
     params, name_dict = make_params({n: np.ones(2) for n in NAMES})
     how = {"parameters": list(params.values()), "name_dict": name_dict}
     wanted = (
-        r"match no parameter: include_in_weight_decay=\['head'\], exclude_from_weight_decay=\['LayerNorm', 'bias\$'\]. "
-        r"They were searched in names like 'encoder.layers.0.q_proj.weight:0', .*'ln_1.weight:0'.$"
+        r"match no parameter. They were searched in names like 'encoder.layers.0.q_proj.weight:0', .*'ln_1.weight:0'. "
+        r"Received: include_in_weight_decay=\['head'\], exclude_from_weight_decay=\['LayerNorm', 'bias\$'\]$"
     )
     with pytest.warns(UserWarning, match=wanted) as caught:
         AdamWeightDecay(

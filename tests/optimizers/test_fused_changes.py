@@ -604,5 +604,5 @@ def test_two_parameters_of_one_name_are_refused(name):
     for _ in range(2):
         with paddle.utils.unique_name.guard():
             pair += parameters([3])
-    with pytest.raises(ValueError, match="one name"):
+    with pytest.raises(ValueError, match="have the same name"):
         make(name, pair)

@@ -94,7 +94,7 @@ def test_few_examples_are_the_first_of_each_class():
     assert few.description == "12 rows. Trained on 4, 2 of each class."
     for most in (0, 5):
         with pytest.raises(
-            ValueError, match=f"from 1 to 4, the training images of 'a'. Received: examples_per_class={most}"
+            ValueError, match=f"be 1 to 4, the number of training images of 'a'. Received: examples_per_class={most}"
         ):
             image_data.few(whole, most)
 

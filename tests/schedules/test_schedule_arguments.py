@@ -153,7 +153,8 @@ def test_a_curve_must_be_callable():
 
 
 def test_the_phases_of_wsd():
-    with pytest.warns(UserWarning, match=r"10 \+ 50 \+ 20 steps, the training 100: num_stable_steps will be used"):
+    received = "num_warmup_steps=10, num_stable_steps=50, num_decay_steps=20, num_training_steps=100$"
+    with pytest.warns(UserWarning, match=f"num_stable_steps will be used. Received: {received}"):
         schedule = make("warmup_stable_decay", num_stable_steps=50)
     assert schedule.curve.stable == 50
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ static inline uint32_t as_bits(float value)
     return bits;
 }
 
-/* ---- 16-bit numbers: integer arithmetic, which no mode for denormal numbers touches */
+/* ---- 16-bit numbers: converted without denormal float32 numbers, which count as 0 here (see step.c) */
 
 static inline float from_half(uint16_t half)
 {
@@ -74,7 +74,7 @@ HIDDEN CLONES void from_float(void *restrict out, const float *restrict in, int 
 
 /* ---- sums */
 
-/* Run `body` for j from 0 to n, lane j % LANES: in blocks of LANES, which the compiler turns into vectors. */
+/* Run `body` for each j below n, with l = j % LANES, in blocks of LANES, which the compiler vectorizes. */
 #define FOR_LANES(n, body)                                         \
     do {                                                           \
         int64_t base_ = 0;                                         \
@@ -91,7 +91,7 @@ HIDDEN CLONES void from_float(void *restrict out, const float *restrict in, int 
         }                                                          \
     } while (0)
 
-/* Return the sum over the lanes of n elements; of short rows it is most of the work. */
+/* Return the sum of the lanes after n elements; for short rows, this takes most of the time. */
 static inline double total(const float lane[LANES], int64_t n)
 {
     double sums[LANES / 2], sum = 0;
@@ -119,7 +119,7 @@ HIDDEN CLONES double square_sum(const float *restrict x, float scale, int64_t n)
     return total(lane, n);
 }
 
-/* ---- gradients, before they are used; comparisons are such that NaN stays NaN */
+/* ---- clipping, rounding and centralization; comparisons are written so that NaN stays NaN */
 
 HIDDEN CLONES void clip_values(float *restrict x, float bound, int64_t n)
 {
@@ -256,9 +256,9 @@ HIDDEN CLONES void factored_step(float *restrict p, const float *restrict x, con
 
 /* ---- Adafactor and CAME: matrices of few columns
 
-   A loop over one short row costs more than its arithmetic. So the factors of several rows are laid out like the rows,
-   and each loop goes over all of their elements. Where rows are told apart, a row is read and written as quads of numbers:
-   what is written behind its end is overwritten by the next row, and what is read there is not used. */
+   The overhead of a loop over one short row exceeds its arithmetic. So the factors of several rows are laid out like
+   the rows, and each loop covers all of their elements. Loops that need separate rows read and write them in quads of
+   numbers: the next row overwrites numbers written past the end of a row, and numbers read there are not used. */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -271,7 +271,7 @@ typedef int32_t choice __attribute__((vector_size(16)));
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (choice){__VA_ARGS__})
 #endif
 
-/* Call one of eight copies of a function: its last argument, how many quads a row has, is a constant in each. */
+/* Call one of eight copies of a function, each with a constant last argument: the number of quads in a row. */
 #define BY_QUADS(function, ...)                    \
     switch ((cols + 3) / 4) {                      \
     case 1: function(__VA_ARGS__, 1); break;       \
@@ -311,7 +311,7 @@ HIDDEN CLONES void spread(float *restrict factor, const float *restrict row, con
     BY_QUADS(spread_quads, factor, row, col, rows, cols)
 }
 
-/* Add a row to the sums of the columns, return four partial sums of it; `last`: what of its last quad is the row's. */
+/* Add a row to the column sums; return four partial sums of the row. `last` masks the row's part of its last quad. */
 INLINE quad add_row(const float *row, quad *down, choice last, const int quads)
 {
     quad sum = (quad)((choice)load(row + 4 * quads - 4) & last);
@@ -387,7 +387,7 @@ HIDDEN CLONES void spread_step(float *restrict p, const float *restrict x, const
     for (int64_t i = 0; i < n; i++) p[i] = p[i] - decay * p[i] - x[i] * factor[i] * rate;
 }
 
-/* ---- Adafactor and CAME: vectors. Scaled first: clipping makes 0 of a gradient whose quotient would be inf */
+/* ---- Adafactor and CAME: vectors. Gradients are scaled before the division, because 0 * inf would be NaN */
 
 HIDDEN CLONES double second_moment(float *restrict s, const float *restrict g, float scale, float beta, float rest,
                                    float eps, int64_t n)

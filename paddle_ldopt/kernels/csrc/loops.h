@@ -4,8 +4,8 @@
 
 #include "step.h"
 
-/* Multiply-add is not contracted (see setup.py), and sums are kept in LANES partial sums: so all versions of a loop
-   give the same bits. AVX-512 is left out: memory is what limits these loops. */
+/* The compiler does not contract multiply-add (see setup.py), and each sum has LANES partial sums, so all versions of a
+   loop give the same bits. There is no AVX-512 version, because memory limits the speed of these loops. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__) && !defined(LDOPT_PLAIN)
 #define CLONES __attribute__((target_clones("default", "avx2")))
 #else
@@ -19,7 +19,7 @@ struct adam {
 void to_float(float *restrict out, const void *restrict in, int dtype, int64_t at, int64_t n);
 void from_float(void *restrict out, const float *restrict in, int dtype, int64_t at, int64_t n);
 void clip_values(float *restrict x, float bound, int64_t n);
-void shorten_denormal(float *restrict x, int64_t n); /* those of float16 towards 0: beta * x must not be rounded to x */
+void shorten_denormal(float *restrict x, int64_t n); /* float16 denormals towards 0: beta * x must not round to x */
 void subtract(float *restrict x, float mean, int64_t n);
 double sum(const float *restrict x, int64_t n);
 double square_sum(const float *restrict x, float scale, int64_t n);
@@ -32,7 +32,7 @@ void lamb_moments(const float *restrict p, const float *restrict g, float *restr
 void lamb_step(float *restrict p, const float *restrict m, const float *restrict v, struct adam a, float scale1,
                float scale2, int64_t n);
 
-/* Of matrices: `stride` elements from row to row, `row` one number for each row and `col` for each column. */
+/* For matrices. Rows are `stride` elements apart; `row` has one number for each row, `col` one for each column. */
 void row_col_sums(const float *restrict g, float scale, int64_t rows, int64_t cols, int64_t stride,
                   float *restrict row_sums, float *restrict col_sums);
 double factored_square_sum(const float *restrict g, const float *restrict row, const float *restrict col, int64_t rows,
@@ -45,8 +45,8 @@ void came_average(float *restrict m, const float *restrict g, const float *restr
 void factored_step(float *restrict p, const float *restrict x, const float *restrict row, const float *restrict col,
                    float decay, float rate, int64_t rows, int64_t cols, int64_t stride);
 
-/* Of rows of at most LANES columns, one after the other in memory: what is said above of a row holds of n elements, with
-   `factor` for the products of rows and columns. `factor` and `squares` have room for LANES more elements. */
+/* For matrices of at most LANES columns, contiguous in memory. Each loop covers the n elements of several rows.
+   `factor` has the products of `row` and `col`. `factor` and `squares` have room for LANES more elements. */
 void spread(float *restrict factor, const float *restrict row, const float *restrict col, int64_t rows, int64_t cols);
 void short_rows_sums(const float *restrict squares, int64_t rows, int64_t cols, float *restrict row_sums,
                      float *restrict col_sums);
@@ -59,7 +59,7 @@ void spread_came_average(float *restrict m, const float *restrict g, const float
 void spread_step(float *restrict p, const float *restrict x, const float *restrict factor, float decay, float rate,
                  int64_t n);
 
-/* Of vectors, whose second moment s is not factored. */
+/* For vectors, whose second moment s is not factored. */
 double second_moment(float *restrict s, const float *restrict g, float scale, float beta, float rest, float eps,
                      int64_t n);
 void vector_average(float *restrict m, const float *restrict g, const float *restrict s, float beta, float rest,
@@ -68,7 +68,7 @@ void vector_step(float *restrict p, const float *restrict g, const float *restri
                  int64_t n);
 void plain_step(float *restrict p, const float *restrict x, float decay, float rate, int64_t n);
 
-/* The averages of the rows or columns of a matrix, given their sums over `count` elements; `root`: 1 / sqrt of them. */
+/* Update the averages of rows or columns from their sums over `count` elements; `root` is 1 / sqrt of the averages. */
 void average_lines(float *restrict average, const float *restrict sums, float *restrict root, float count, float beta,
                    float rest, float eps, int64_t n);
 

@@ -1,8 +1,8 @@
-/* The rules: paddle_ldopt/optimizers/ is their specification, where each is written as its paper has it.
+/* The update rules. Their specification is paddle_ldopt/optimizers/, where each is written as in its paper.
 
-   A rule is a list of passes over the tensor. A pass runs over tiles, in any order and on any thread; each tile leaves
-   its sums in places of its own, and when all tiles are through, `end_phase` adds them up in the order of the tiles. So
-   the result depends neither on the number of threads nor on who was first. */
+   A rule is a list of passes over the tensor. A pass runs over tiles, in any order and on any thread. Each tile has its
+   own place for its sums. After the last tile, `end_phase` adds the sums up in the order of the tiles. So the result
+   depends neither on the number of threads nor on their timing. */
 #include "loops.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ enum pass {
     NORM,             /* AdamWeightDecay: sum of squares of the gradient */
     ADAM_UPDATE,      /* moments and weights */
     MOMENTS,          /* Lamb: moments, squares of the weights and of the update */
-    LAMB_UPDATE,      /* the update is computed again from the moments: cheaper than to keep it */
+    LAMB_UPDATE,      /* computes the update from the moments again: cheaper than storing it */
     MATRIX_SUMS,      /* squares of the gradient by row and column */
     MATRIX_RMS,       /* squares of the update */
     MATRIX_MOMENTUM,  /* Came: momentum and instability */
@@ -42,7 +42,7 @@ HIDDEN void cut(const struct tensor *t, struct work *w)
         add_phase(w, MATRIX_UPDATE);
         w->col_tiles = divide_up(t->cols, CHUNK);
         w->tile_cols = divide_up(divide_up(t->cols, w->col_tiles), LANES) * LANES;
-        /* at least 32 rows: the partial sums of the columns are to stay small; at most 1024: they are float32 */
+        /* at least 32 rows, for few partial sums of columns; at most 1024, because these are float32 */
         w->tile_rows = smaller(1024, larger(32, larger(TILE / w->tile_cols, divide_up(t->rows, 64))));
         w->row_tiles = divide_up(t->rows, w->tile_rows);
         w->tile_batch = w->row_tiles * w->col_tiles == 1 ? larger(1, TILE / matrix) : 1;
@@ -98,7 +98,7 @@ HIDDEN void begin(struct work *w, void *scratch)
     w->col_part = w->row_part + t->batch * t->rows * w->col_tiles;
     w->row = w->col_part + t->batch * t->cols * w->row_tiles;
     w->col = w->row + t->batch * t->rows;
-    w->row_confidence = w->col + t->batch * t->cols; /* there for Came alone */
+    w->row_confidence = w->col + t->batch * t->cols; /* used by Came only */
     w->col_confidence = w->row_confidence + t->batch * t->rows;
     w->grad_scale = (float)t->grad_scale;
     w->beta1 = (float)t->beta1, w->rest1 = (float)(1.0 - t->beta1);
@@ -128,7 +128,7 @@ HIDDEN void begin(struct work *w, void *scratch)
     }
 }
 
-/* ---- chunks: float32 is worked on in place, what is 16 bits wide is copied into a buffer and back */
+/* ---- chunks: float32 numbers are updated in place, 16-bit numbers are copied into a buffer and back */
 
 static const float *read_chunk(const void *from, int type, int64_t at, int64_t n, float *buffer)
 {
@@ -298,7 +298,7 @@ static void update_rows(const struct work *w, const float *g, float *p, struct p
         }
     } else {
         m = open_momentum(t, x.at, x.cols, s);
-        if (t->moment_type != FLOAT32) /* MATRIX_MOMENTUM kept nothing: rounding is not to be part of the step */
+        if (t->moment_type != FLOAT32) /* MATRIX_MOMENTUM stored nothing: the step uses m before rounding */
             factored_average(m, g, x.row, x.col, w->beta1, w->rest1, w->scale1, x.rows, x.cols, x.stride);
         factored_step(p, m, x.row_confidence, x.col_confidence, w->decay, w->rate, x.rows, x.cols, x.stride);
         close_momentum(t, x.at, x.cols, m);
@@ -331,7 +331,7 @@ static void run_rows(const struct work *w, int pass, struct part x, struct stage
     }
 }
 
-/* ---- the same of matrices of few columns: several rows at once, which lie one after the other */
+/* ---- the same for matrices of few columns: several rows at once, which are contiguous in memory */
 
 static int is_narrow(const struct tensor *t) { return t->cols <= LANES; }
 
@@ -442,19 +442,19 @@ HIDDEN void run_tile(const struct work *w, int phase, int64_t tile, struct stage
 
 /* ---- between the phases */
 
-/* Add the sums that the tiles left up, in place of the first tile's. */
+/* Add up the sums of the tiles, in the place of the first tile's. */
 static void add_parts(float *parts, int64_t n, int64_t count)
 {
     for (int64_t k = 1; k < count; k++)
         for (int64_t i = 0; i < n; i++) parts[i] += parts[k * n + i];
 }
 
-/* Finish the row and column averages, and row and col, whose products are then 1 / sqrt of what they stand for. */
+/* Finish the row and column averages, and `row` and `col`, whose products are then 1 / sqrt of the averaged matrix. */
 static void factor(const struct work *w, struct averages a)
 {
     const struct tensor *t = w->t;
     int64_t rows = t->batch * t->rows, cols = t->batch * t->cols;
-    if (w->col_tiles > 1) { /* else each tile has done its rows */
+    if (w->col_tiles > 1) { /* otherwise each tile has finished its rows */
         add_parts(w->row_part, rows, w->col_tiles);
         average_lines(a.row_state, w->row_part, a.row, (float)t->cols, a.beta, a.rest, a.eps, rows);
     }
@@ -464,7 +464,7 @@ static void factor(const struct work *w, struct averages a)
         double mean = 0;
         for (int64_t i = 0; i < t->rows; i += CHUNK)
             mean += sum(a.row_state + b * t->rows + i, smaller(CHUNK, t->rows - i));
-        /* not a root of row / mean, which may be denormal for a row without a gradient, and so 0 here */
+        /* not the root of row / mean: for a row without a gradient this may be denormal, which counts as 0 */
         float root = (float)sqrt(mean / (double)t->rows) * a.scale;
         for (int64_t i = b * t->cols; i < (b + 1) * t->cols; i++) a.col[i] *= root;
     }
@@ -489,7 +489,7 @@ static void clip_update(struct work *w)
 {
     const struct tensor *t = w->t;
     double excess = sqrt(total(w, 0) / (double)elements(t)) / t->clip, scale = 1.0 / (excess < 1.0 ? 1.0 : excess);
-    int whole_steps = t->rule == ADAFACTOR && has(t, MOMENTUM); /* the rate is in the momentum */
+    int whole_steps = t->rule == ADAFACTOR && has(t, MOMENTUM); /* the momentum includes the rate */
     w->scale1 = (float)(whole_steps ? scale * w->lr : scale);
     w->rate = whole_steps ? 1.0f : (float)w->lr;
 }

@@ -1,7 +1,7 @@
-/* One step: who works on what.
+/* One step: the division of its work among threads.
 
-   Tensors above a size are worked on by all threads together, tile by tile and phase by phase. Of the others each is
-   one thread's alone, several small ones at once. Neither changes any number: see rules.c. */
+   All threads together update each large tensor, tile by tile and phase by phase. One thread updates each smaller
+   tensor; several small ones are one unit of work. The division does not change the result: see rules.c. */
 #ifdef __linux__
 #define _GNU_SOURCE
 #endif
@@ -17,15 +17,15 @@ static int omp_get_max_threads(void) { return 1; }
 static int omp_get_thread_num(void) { return 0; }
 #endif
 
-/* Elements above which a tensor is shared whatever else there is, up to which none is, and for which a thread is worth
-   being woken. A shared tensor makes the threads wait for one another, the longer the busier the machine is. */
+/* Several threads always share a tensor of more elements than SHARED and never one of at most OWN. One more thread
+   needs PER_THREAD more elements. At a shared tensor the threads wait for one another, longer on a busy machine. */
 enum { SHARED = 1 << 22, OWN = 1 << 18, PER_THREAD = 1 << 14 };
 
-/* ---- denormal numbers: taken as 0 within a step, or a state that fades out would slow it down many times */
+/* ---- denormal numbers: count as 0 within a step, because a state that decays to 0 would make it many times slower */
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-enum { FLUSH = 0x8040 }; /* both results and inputs */
+enum { FLUSH = 0x8040 }; /* of results and inputs */
 static unsigned long get_mode(void) { return _mm_getcsr(); }
 static void set_mode(unsigned long mode) { _mm_setcsr((unsigned)mode); }
 #elif defined(__aarch64__)
@@ -43,7 +43,7 @@ static unsigned long get_mode(void) { return 0; }
 static void set_mode(unsigned long mode) { (void)mode; }
 #endif
 
-/* ---- a forked child has none of the threads that its parent's OpenMP believes in: it works alone */
+/* ---- a forked child lacks the threads that OpenMP started in its parent: it uses one thread */
 
 static int forked;
 static void in_child(void) { forked = 1; }
@@ -52,12 +52,12 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL
 /* ---- division of the work */
 
 struct plan {
-    int64_t *order;                /* tensors that are shared from 0, the others before `n`, as given */
+    int64_t *order;                /* indices: first of the shared tensors, then of the others */
     int64_t shared, runs, *starts; /* runs of the others: one unit of work each */
     int64_t shared_bytes, own_bytes;
 };
 
-/* ---- sizes: a shape may promise more than the process holds (a parameter of which it has a part) */
+/* ---- sizes: a process may have only a part of a parameter, and less memory than the shape needs */
 
 static int reaches_outside(const struct tensor *t)
 {
@@ -73,7 +73,7 @@ static int reaches_outside(const struct tensor *t)
     return 0;
 }
 
-/* Return the number of the first tensor that needs more memory than there is, -1 if none does. */
+/* Return the index of the first tensor whose shape exceeds its memory, -1 if all fit. */
 EXPORT int64_t ldopt_outside(const struct tensor *tensors, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -99,7 +99,7 @@ static void divide(const struct tensor *tensors, int64_t n, int64_t most, struct
             in_run = 0;
         }
         plan->order[plan->shared + others++] = i;
-        in_run += size + 256; /* a tensor costs something even if it is small */
+        in_run += size + 256; /* every tensor has a fixed cost */
         cut(&tensors[i], &w);
         plan->own_bytes = larger(plan->own_bytes, scratch_bytes(&w));
     }
@@ -108,7 +108,7 @@ static void divide(const struct tensor *tensors, int64_t n, int64_t most, struct
     plan->shared_bytes = (plan->shared_bytes + 63) / 64 * 64;
 }
 
-/* Every other pass goes backwards: it begins with what is still in the cache. */
+/* Every other pass goes backwards: it begins with the tiles that are still in the cache. */
 static int64_t tile_of(int64_t i, int phase, const struct work *w) { return phase % 2 ? w->tiles - 1 - i : i; }
 
 static void step_alone(const struct tensor *t, void *scratch, struct stage *stage)
@@ -170,7 +170,7 @@ static int team(int64_t size)
 }
 
 /* Return the sum of the squares of all gradients, or -1 if there is not enough memory,
-   -2 if a tensor reaches outside of its own. */
+   -2 if the shape of a tensor exceeds its memory. */
 EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n)
 {
     int64_t size = 0, *first;
@@ -200,7 +200,7 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n)
         set_mode(mode | FLUSH);
 #pragma omp for schedule(dynamic, 16) nowait
         for (int64_t k = 0; k < first[n]; k++) {
-            int64_t low = 0, high = n; /* the tensor that tile k is of */
+            int64_t low = 0, high = n; /* find the tensor of tile k */
             while (high - low > 1) {
                 int64_t middle = (low + high) / 2;
                 if (first[middle] <= k)
@@ -219,8 +219,8 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n)
     return total;
 }
 
-/* Update all tensors. Return 0, or with nothing changed 1 if there is not enough memory, 2 if a tensor reaches outside
-   of its own. */
+/* Update all tensors. Return 0, or with nothing changed 1 if there is not enough memory, 2 if the shape of a tensor
+   exceeds its memory. */
 EXPORT int ldopt_step(const struct tensor *tensors, int64_t n)
 {
     int64_t size = 0, most = SHARED;
@@ -259,7 +259,7 @@ EXPORT double ldopt_largest_step(const struct tensor *tensors, int64_t n)
 #define LDOPT_SOURCES 0
 #endif
 
-/* What the caller must agree on: the size of `struct tensor` and the checksum of the sources (see setup.py; 0 is not
-   known). */
+/* For the caller to check: the size of `struct tensor`, and the checksum of the sources (see setup.py; 0 if
+   unknown). */
 EXPORT int64_t ldopt_layout(void) { return (int64_t)sizeof(struct tensor); }
 EXPORT int64_t ldopt_sources(void) { return LDOPT_SOURCES; }

@@ -5,9 +5,9 @@
 #include <stdint.h>
 
 enum { LANES = 32 };    /* partial sums of every inner loop: fixed, so that a sum is the same on every machine */
-enum { CHUNK = 4096 };  /* most elements of one inner loop: what a thread's staging buffers hold */
+enum { CHUNK = 4096 };  /* most elements of one inner loop: the size of a thread's staging buffers */
 enum { FEW = 1024 };    /* most elements of one inner loop over several rows */
-enum { TILE = 32768 };  /* elements of a tile, the unit of work of one thread, about */
+enum { TILE = 32768 };  /* approximate elements of a tile, the unit of work of one thread */
 
 enum dtype { FLOAT32, BFLOAT16, FLOAT16 };
 enum rule { ADAMW, ADAM_WEIGHT_DECAY, LAMB, ADAFACTOR, CAME };
@@ -28,14 +28,14 @@ enum flag {
 struct tensor {
     void *param;      /* the weights that are updated: the master weights, if there are any */
     void *copy;       /* low-precision weights that follow the master, or NULL */
-    const void *grad; /* all of these contiguous and aligned to their type; none overlaps another */
-    void *state[5];   /* float32 but for state[2], of type `moment_type`:
+    const void *grad; /* all tensors are contiguous, aligned to their type, and do not overlap */
+    void *state[5];   /* float32, except state[2], of type `moment_type`:
                          adam: m, v, largest v; lamb: m, v;
                          adafactor, came: mean of g^2 (rows, columns; all in [0] without FACTORED), momentum,
                          and Came's instability (rows, columns) */
     float *step;      /* ADAMW: beta1^t of this update; the others: updates so far */
     float *aux;       /* ADAMW: beta2^t; LAMB: count of the optimizer's steps, or NULL; ADAFACTOR: the rate used */
-    int64_t held[10]; /* bytes that are allocated from each of the pointers above on, in their order */
+    int64_t held[10]; /* bytes allocated from each pointer above onwards, in the same order */
     int64_t batch, rows, cols;
     double lr, weight_decay, beta1, beta2, beta3, eps[3], clip, clip_value, decay_rate;
     double count;      /* ADAM_WEIGHT_DECAY: number of this update; LAMB: what `aux` becomes */
@@ -43,7 +43,7 @@ struct tensor {
     int32_t rule, flags, param_type, copy_type, grad_type, moment_type;
 };
 
-/* How a tensor is cut into tiles, which depends on nothing but its shape and rule; and what its update needs. */
+/* The division of a tensor into tiles, which depends on its shape and rule only; and the numbers of its update. */
 struct work {
     const struct tensor *t;
     int phases, phase[4]; /* passes over the tensor: each may begin when the one before is complete */
@@ -51,7 +51,7 @@ struct work {
     double step, lr; /* number of this update; its rate */
     float beta1, rest1, beta2, rest2, beta3, rest3, eps, rate, decay, grad_scale, scale1, scale2;
     float *row_part, *col_part, *row, *col; /* partial sums of each tile; factors of rows and columns, 1 / sqrt(V) */
-    float *row_confidence, *col_confidence; /* Came: the same of the instability, 1 / sqrt(S) */
+    float *row_confidence, *col_confidence; /* Came: the same for the instability, 1 / sqrt(S) */
     double *sums;                           /* two for each tile */
 };
 

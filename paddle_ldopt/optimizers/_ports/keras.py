@@ -99,7 +99,7 @@ class KerasOptimizer(RuleOptimizer):
             found = ", ".join(f"{option}={patterns}" for option, patterns in idle.items() if patterns)
             where = f"They were searched in names like {', '.join(map(repr, names[:4]))}."
             remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
-            warnings.warn(f"Patterns that match no parameter: {found}. {where}{remedy}", stacklevel=3)
+            warnings.warn(f"Some patterns match no parameter. {where}{remedy} Received: {found}", stacklevel=3)
 
     def check_in_step(self, params: list[Tensor]) -> None:
         """Warn of patterns without effect in a static graph, whose parameters are known only now."""

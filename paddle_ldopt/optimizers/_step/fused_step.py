@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from ... import _paddle, kernels
-from ..._messages import refusal
+from ..._messages import problem, refusal
 from .memory import TYPES, allocated_bytes, unsupported_tensor
 from .plan import Plan
 from .whole_step import StepInputs, create_missing_state, current_lr, scaled_lr
@@ -104,7 +104,7 @@ class FusedStep:
             return True
         why = _unsupported_reason_here()
         if why is not None:
-            _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
+            _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
         return why is not None or (self._plan is not None and not self._plan.index and self._plan.is_valid(params))
 
     # ---- collected tasks

@@ -61,7 +61,7 @@ def _by_layer(options: argparse.Namespace, rates: list[float]) -> Series:
     if n is None and not given:
         return {"lr": rates}
     if n is None or not given:
-        raise refusal(ValueError, "`--layers` and a decay go together.", **{**given, "--layers": n})
+        raise refusal(ValueError, "Give both `--layers` and a decay, or neither.", **{**given, "--layers": n})
     checked_int(n, "--layers", 1)
     decay = decay_from_arguments(options)
     return {

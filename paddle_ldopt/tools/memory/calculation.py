@@ -72,8 +72,8 @@ def estimate(
     Examples:
         >>> from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate
         >>> answer = estimate(Transformer.of_size(7e9), OptimizerSpec("came"), Layout(sharding=8))
-        >>> print(f"{answer.total / 2**30:.1f} GiB, of it {answer.state / 2**30:.1f} of state")
-        31.4 GiB, of it 3.2 of state
+        >>> print(f"{answer.total / 2**30:.1f} GiB, including {answer.state / 2**30:.1f} GiB of state")
+        31.4 GiB, including 3.2 GiB of state
     """
     if not isinstance(model, (Transformer, dict)):
         raise wrong_type(model, "model", "a Transformer or a dict")
