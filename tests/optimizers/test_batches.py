@@ -163,6 +163,22 @@ def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypa
     assert moment._holder_size() == 64 * 64 * 4, "it would hold on to the memory of the others"
 
 
+@pytest.mark.parametrize("masters", [True, False])
+def test_the_state_of_a_frozen_parameter_may_be_removed(masters):
+    params, draw = parameters([[3, 4]] * 3, "bfloat16"), np.random.default_rng(0)
+    opt = make("lamb", params, fused=False, multi_precision=masters)
+    give_gradients(params, draw)
+    opt.step()
+    params[0].stop_gradient = True
+    for of_state in opt._accumulators.values():
+        del of_state[next(iter(of_state))]
+    opt._master_weights.pop(params[0].name, None)
+    before = params[1].astype("float32").numpy()
+    give_gradients(params, draw)
+    opt.step()
+    assert np.abs(params[1].astype("float32").numpy() - before).max() > 0
+
+
 class Late(RuleOptimizer):
     """Steps along the gradient before the last."""
 
