@@ -421,6 +421,32 @@ def test_a_step_that_differs_is_planned_anew(change, plans, by_paddles_loop):
     np.testing.assert_equal(got, some_steps("came", "groups", changed))
 
 
+class DroppingClip(paddle.nn.ClipGradByValue):
+    """Drops a gradient and computes others in float64."""
+
+    def _dygraph_clip(self, params_grads):
+        clipped = super()._dygraph_clip(params_grads[1:])
+        return [(param, grad.astype("float64") if i % 2 else grad) for i, (param, grad) in enumerate(clipped)]
+
+
+@every_variant
+@pytest.mark.parametrize("in_group", [True, False])
+def test_a_clipping_class_of_the_user_may_drop_gradients_and_change_types(name, in_group):
+    seen = []
+    for fused in (False, None):
+        with paddle.utils.unique_name.guard():
+            params, draw, clip = parameters([[3, 4]] * 4), np.random.default_rng(0), DroppingClip(0.1)
+            given = [{"params": params, "grad_clip": clip}] if in_group else params
+            opt = make(name, given, fused=fused, grad_clip=None if in_group else clip)
+        first = params[0].numpy()
+        for _ in range(3):
+            give_gradients(params, draw)
+            opt.step()
+        np.testing.assert_array_equal(params[0].numpy(), first)
+        seen.append([param.numpy() for param in params])
+    np.testing.assert_allclose(*seen, rtol=2e-5, atol=1e-6)
+
+
 def test_weight_decay_follows_a_function_that_changes_its_answers(plans, by_paddles_loop):
     def steps():
         with paddle.utils.unique_name.guard():

@@ -31,8 +31,13 @@ class Operations:
         return type(self)()  # the copied optimizer has tensors of its own
 
     def supports_step(self, optimizer: "RuleOptimizer") -> bool:
-        """Return whether the C library updates no parameter, and this process has all parameters as they need to be."""
+        """Return whether the C library updates no parameter, and this process has all parameters as they need to be.
+
+        A clipping class of the user may drop gradients or change their types, as only Paddle's loop expects.
+        """
         if not (self.takes_shards or optimizer.finder.is_whole(_paddle.parameter_list(optimizer))):
+            return False
+        if not all(map(_is_paddles, (group.get("grad_clip") for group in _groups(optimizer)))):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
         return bool(optimizer.fused_step.leaves_all_to_paddle(optimizer, params))
@@ -180,6 +185,10 @@ def _groups(optimizer: "RuleOptimizer") -> list[dict[str, Any]]:
     if isinstance(params[0], dict):
         return list(_paddle.param_groups(optimizer))
     return [{"params": params, "grad_clip": _paddle.grad_clip(optimizer)}]
+
+
+def _is_paddles(clip: Any) -> bool:
+    return clip is None or type(clip).__module__.startswith("paddle.")
 
 
 def _settings(optimizer: "RuleOptimizer") -> list[Any]:
