@@ -266,6 +266,15 @@ def test_a_batch_has_at_most_batch_bytes(most, sizes, monkeypatch):
     assert seen == sizes
 
 
+def test_batch_bytes_may_change_between_steps(monkeypatch):
+    params, seen = parameters([[3, 4]] * 3), built(monkeypatch)
+    opt = make("lamb", params, fused=False)
+    for opt.batch_bytes in (None, 0, 96):
+        give_gradients(params, np.random.default_rng(0))
+        opt.step()
+    assert seen == [3, 1, 1, 1, 2]  # the third batch of one parameter is kept
+
+
 @pytest.mark.parametrize("on_cpu, sizes", [(True, [2, 1]), (False, [3])])
 def test_a_batch_is_smaller_on_a_cpu(on_cpu, sizes, monkeypatch):
     params, seen = parameters([[256, 1024]] * 3), built(monkeypatch)  # 1 MB each

@@ -193,7 +193,8 @@ def _is_paddles(clip: Any) -> bool:
 
 def _settings(optimizer: "RuleOptimizer") -> list[Any]:
     """Return the settings that decide which parameters are updated together, to be compared by identity."""
-    settings = [_paddle.weight_decay_fun(optimizer), *optimizer.chosen_options().values()]
+    batch_bytes = getattr(optimizer, "batch_bytes", None)  # AdamWDL has none
+    settings = [_paddle.weight_decay_fun(optimizer), batch_bytes, *optimizer.chosen_options().values()]
     for group in _groups(optimizer):
         settings += [*group, *group.values()]
     return settings
