@@ -12,7 +12,16 @@ from paddle import Tensor
 from paddle.optimizer import AdamW
 
 from .._checks import Option
-from .._paddle import content_of, param_lr, ratio_in_kernel, set_attributes, state_getter, with_state
+from .._paddle import (
+    content_of,
+    param_lr,
+    parameters_of,
+    ratio_in_kernel,
+    set_attributes,
+    state_getter,
+    waiting_state,
+    with_state,
+)
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import sqrt
 from ._base.layerwise_mixin import LayerwiseMixin
@@ -203,6 +212,12 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     rule = staticmethod(adamw_update)
     counts_steps = False
     fused_bumps_version = False  # like Paddle's kernel
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, also the loaded state of parameters that had no gradient yet, which Paddle omits."""
+        idle = tuple(f"{param.name}_" for param in parameters_of(self) if param.name not in with_state(self))
+        loaded = {key: value for key, value in waiting_state(self).items() if key.startswith(idle)}
+        return {**loaded, **super().state_dict()}
 
     # ---- the parts of `step`
 

@@ -144,6 +144,28 @@ def test_a_resume_is_exact(name, tmp_path):
     assert_same(fit(again), want)
 
 
+@every_name
+@pytest.mark.parametrize("prefix", [None, "mine"])
+@pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
+def test_the_first_optimizer_of_a_process_resumes(name, prefix, stepped, tmp_path):
+    def made(trains=True):
+        with paddle.utils.unique_name.guard():  # its state has the number 0
+            net = Net()
+            rate = {"relative_step": False} if name == "adafactor" else {}
+            params = net.parameters()
+            opt = ldopt.optimizer_class(name)(learning_rate=0.01, parameters=params, name=prefix, **rate)
+            model = prepared(net, opt)
+            if trains:
+                fit(model)
+        return model
+
+    model, again = made(), made(stepped)
+    model.save(str(tmp_path / "checkpoint"))
+    again.load(str(tmp_path / "checkpoint"))
+    assert not [key for key in again._optimizer.state_dict() if "__" in key]
+    assert_same(fit(again), fit(model))
+
+
 def test_a_second_model_with_other_names_is_refused(tmp_path):
     model = prepared(*build("adamwdl")[:2])
     fit(model, epochs=1)

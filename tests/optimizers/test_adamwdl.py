@@ -248,6 +248,19 @@ def test_a_group_that_is_added_has_no_known_layer():
     assert late.optimize_attr["learning_rate"] == 1.0 and len(opt._param_groups) == 1
 
 
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_group_that_is_added_is_updated_as_by_paddle(fused):
+    seen = []
+    for cls, more in ((AdamWDL, {"fused": fused}), (paddle.optimizer.AdamW, {})):
+        arrays, grads = bert_like()
+        params, _ = make_params(arrays)
+        *early, late = params.values()
+        opt = cls(0.01, parameters=[{"params": early}], **more)
+        opt._add_param_group({"params": [late], "learning_rate": 0.5})
+        seen.append(take_steps(opt, params, grads))
+    close(*seen, arrays)
+
+
 # ---- call sites of PaddleNLP and its users
 
 

@@ -163,6 +163,22 @@ def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypa
     assert moment._holder_size() == 64 * 64 * 4, "it would hold on to the memory of the others"
 
 
+@pytest.mark.parametrize("masters", [True, False])
+def test_the_state_of_a_frozen_parameter_may_be_removed(masters):
+    params, draw = parameters([[3, 4]] * 3, "bfloat16"), np.random.default_rng(0)
+    opt = make("lamb", params, fused=False, multi_precision=masters)
+    give_gradients(params, draw)
+    opt.step()
+    params[0].stop_gradient = True
+    for of_state in opt._accumulators.values():
+        del of_state[next(iter(of_state))]
+    opt._master_weights.pop(params[0].name, None)
+    before = params[1].astype("float32").numpy()
+    give_gradients(params, draw)
+    opt.step()
+    assert np.abs(params[1].astype("float32").numpy() - before).max() > 0
+
+
 class Late(RuleOptimizer):
     """Steps along the gradient before the last."""
 
@@ -248,6 +264,15 @@ def test_a_batch_has_at_most_batch_bytes(most, sizes, monkeypatch):
     give_gradients(params, np.random.default_rng(0))
     opt.step()
     assert seen == sizes
+
+
+def test_batch_bytes_may_change_between_steps(monkeypatch):
+    params, seen = parameters([[3, 4]] * 3), built(monkeypatch)
+    opt = make("lamb", params, fused=False)
+    for opt.batch_bytes in (None, 0, 96):
+        give_gradients(params, np.random.default_rng(0))
+        opt.step()
+    assert seen == [3, 1, 1, 1, 2]  # the third batch of one parameter is kept
 
 
 @pytest.mark.parametrize("on_cpu, sizes", [(True, [2, 1]), (False, [3])])
@@ -403,6 +428,32 @@ def test_a_step_that_differs_is_planned_anew(change, plans, by_paddles_loop):
     assert (plans[4] is plans[3]) == ("missing" not in change)
     by_paddles_loop()
     np.testing.assert_equal(got, some_steps("came", "groups", changed))
+
+
+class DroppingClip(paddle.nn.ClipGradByValue):
+    """Drops a gradient and computes others in float64."""
+
+    def _dygraph_clip(self, params_grads):
+        clipped = super()._dygraph_clip(params_grads[1:])
+        return [(param, grad.astype("float64") if i % 2 else grad) for i, (param, grad) in enumerate(clipped)]
+
+
+@every_variant
+@pytest.mark.parametrize("in_group", [True, False])
+def test_a_clipping_class_of_the_user_may_drop_gradients_and_change_types(name, in_group):
+    seen = []
+    for fused in (False, None):
+        with paddle.utils.unique_name.guard():
+            params, draw, clip = parameters([[3, 4]] * 4), np.random.default_rng(0), DroppingClip(0.1)
+            given = [{"params": params, "grad_clip": clip}] if in_group else params
+            opt = make(name, given, fused=fused, grad_clip=None if in_group else clip)
+        first = params[0].numpy()
+        for _ in range(3):
+            give_gradients(params, draw)
+            opt.step()
+        np.testing.assert_array_equal(params[0].numpy(), first)
+        seen.append([param.numpy() for param in params])
+    np.testing.assert_allclose(*seen, rtol=2e-5, atol=1e-6)
 
 
 def test_weight_decay_follows_a_function_that_changes_its_answers(plans, by_paddles_loop):

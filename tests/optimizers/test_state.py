@@ -256,6 +256,31 @@ def test_a_resume_is_exact(name, reverse, tmp_path):
         same(take_steps(opt, params, grads[3:]), want)
 
 
+@every_optimizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loaded_state_of_a_parameter_without_a_gradient_is_saved_again(name, dtype):
+    ends = []
+    for resumes in (0, 2):
+        with paddle.utils.unique_name.guard():
+            model = paddle.nn.LayerList(paddle.nn.Linear(2, 2) for _ in range(2)).to(dtype=dtype)
+            idle, trained = model[0].weight, model[1].weight
+            for weight in (idle, trained):
+                weight.set_value(paddle.ones([2, 2], dtype))
+            opt = make(name, [idle, trained], multi_precision=True)
+        for step in range(4):
+            if step in (1, 2)[:resumes]:
+                state = {k: v.clone() if k != "master_weights" else v for k, v in opt.state_dict().items()}
+                with paddle.utils.unique_name.guard():
+                    opt = make(name, [idle, trained], multi_precision=True)
+                opt.set_state_dict(state)
+            for weight in [trained] if step == 1 else [idle, trained]:
+                weight.grad = paddle.full([2, 2], 0.1 + step, dtype)
+            opt.step()
+            opt.clear_grad(set_to_zero=False)
+        ends.append([weight.astype("float32").numpy() for weight in (idle, trained)])
+    np.testing.assert_array_equal(*ends)
+
+
 @every_variant
 def test_state_loads_into_an_optimizer_that_has_stepped(name, tmp_path):
     arrays, grads = bert_like(steps=6)

@@ -33,7 +33,11 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
         for name, values in accumulators(optimizer).items()
         for value in values.values()
     }
-    state_dict = _renumbered(state_dict, {*live, *(key for _, _, layout in waiting for key in layout)})
+    expected = {*live, *(key for _, _, layout in waiting for key in layout)}
+    # `paddle.Model` repeats entries under keys with such beginnings
+    added = tuple(f"{param.name}_{prefix}_" for param in parameters_of(optimizer))
+    renumbered = _renumbered(state_dict, expected)
+    state_dict = {key: value for key, value in renumbered.items() if key in expected or not key.startswith(added)}
     for key, (name, form) in live.items():
         if key not in state_dict:
             raise ValueError(f"`state_dict` lacks a state of the optimizer. Received: no '{key}'")
@@ -86,7 +90,6 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
             missing.append(param.name)
         known |= present
     own = tuple(f"{param.name}_" for param in parameters_of(optimizer))
-    # `paddle.Model` adds entries under mangled names, but none with the name of a power
     surplus = sorted(k for k in keys - known if k.startswith(own) and any(f"_{power}_" in k for power in POWERS))
     if surplus:
         wrong = f"`state_dict` has states that this {type(optimizer).__name__} lacks"

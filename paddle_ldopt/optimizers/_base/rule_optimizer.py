@@ -28,9 +28,11 @@ class RuleOptimizer(LayerwiseOptimizer):
     - `OPTIONS`: name -> `Option`, with a default unless the constructor has it;
     - `states(options, shape)`: name -> `State`;
     - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state). It may overwrite
-      `param` and `state`, but not `grad`. Its tensors are float32 (float64 for float64 parameters). It yields lists of
-      sums over its part of the tensor and receives the sums over the whole tensor, across all processes (see
-      `_shards`)::
+      `param` and `state`, but not `grad`. Its tensors are float32 (float64 for float64 parameters). They may be stacks
+      of parameters, of shape [k, *shape]; `lr` then has one element, or the shape [k, 1, ...]. So the rule reads the
+      shape of a parameter from `shard.shape` and sums with methods of `shard`: `grad.sum()` would mix parameters. It
+      yields lists of sums over its part of the tensor and receives the sums over the whole tensor, across all
+      processes (see `_shards`)::
 
         def rule(param, grad, state, lr, *, shard, beta1):
             moment = beta1 * state["moment1"] + (1 - beta1) * grad

@@ -80,10 +80,17 @@ class Batch:
         return same and all(all(map(Tensor.is_contiguous, tensors)) for tensors in now)
 
     def release(self, names: set[str]) -> None:
-        """Give parameters that leave the batch memory of their own for their state."""
+        """Give parameters that leave the batch memory of their own for their state, unless it was removed."""
+        masters, rows = _paddle.masters(self._optimizer), [i for i, p in enumerate(self.params) if p.name in names]
         for name, addresses in zip(self._stacks, self._addresses):
-            for param, tensor, address in zip(self.params, self._tensors(name), addresses):
-                if param.name in names and tensor.data_ptr() == address:
+            for row in rows:
+                param = self.params[row]
+                if name == _MASTER:
+                    tensor = masters.get(param.name)
+                else:
+                    state = _paddle.accumulators(self._optimizer)[self._keys[name]]
+                    tensor = state.get(masters.get(param.name, param).name)
+                if tensor is not None and tensor.data_ptr() == addresses[row]:
                     _paddle.share_memory(tensor.clone(), tensor)
 
     def spread(self, values: list[float], dtype: Any) -> Any:

@@ -31,8 +31,13 @@ class Operations:
         return type(self)()  # the copied optimizer has tensors of its own
 
     def supports_step(self, optimizer: "RuleOptimizer") -> bool:
-        """Return whether the C library updates no parameter, and shards, if there are any, are supported."""
+        """Return whether the C library updates no parameter, and shards, if there are any, are supported.
+
+        A clipping class of the user may drop gradients or change their types, as only Paddle's loop expects.
+        """
         if not (self.takes_shards or optimizer.finder.is_whole(_paddle.parameter_list(optimizer))):
+            return False
+        if not all(map(_is_paddles, (group.get("grad_clip") for group in _groups(optimizer)))):
             return False
         params = [] if optimizer.fused is False else with_gradients(all_parameters(optimizer))
         return bool(optimizer.fused_step.leaves_all_to_paddle(optimizer, params))
@@ -182,9 +187,14 @@ def _groups(optimizer: "RuleOptimizer") -> list[dict[str, Any]]:
     return [{"params": params, "grad_clip": _paddle.grad_clip(optimizer)}]
 
 
+def _is_paddles(clip: Any) -> bool:
+    return clip is None or type(clip).__module__.startswith("paddle.")
+
+
 def _settings(optimizer: "RuleOptimizer") -> list[Any]:
     """Return the settings that decide which parameters are updated together, to be compared by identity."""
-    settings = [_paddle.weight_decay_fun(optimizer), *optimizer.chosen_options().values()]
+    batch_bytes = getattr(optimizer, "batch_bytes", None)  # AdamWDL has none
+    settings = [_paddle.weight_decay_fun(optimizer), batch_bytes, *optimizer.chosen_options().values()]
     for group in _groups(optimizer):
         settings += [*group, *group.values()]
     return settings

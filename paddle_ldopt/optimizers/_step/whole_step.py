@@ -123,9 +123,9 @@ def take_whole_step(optimizer: "LayerwiseOptimizer", backends: list[Any]) -> boo
 
 
 def all_parameters(optimizer: "LayerwiseOptimizer") -> list[Any]:
-    """Return the parameters of a step with their groups flattened; without groups, always the same list."""
+    """Return the parameters of a step, also of groups added later; without groups, always the same list."""
     every: list[Any] = _paddle.parameter_list(optimizer)
-    return _paddle.flatten_groups(every) if isinstance(every[0], dict) else every
+    return _paddle.flatten_groups(_paddle.param_groups(optimizer)) if isinstance(every[0], dict) else every
 
 
 def with_gradients(params: list[Tensor]) -> list[Any]:
