@@ -24,7 +24,7 @@ from ._base.factored import (
     rms,
 )
 from ._base.rule_state import largest_of
-from ._ports.mindspore import without_order
+from ._ports.mindspore import parameters_first, without_order
 from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
@@ -132,10 +132,11 @@ class Came(FactoredOptimizer):
         warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
         compression: store m as float16; with the default `beta1`, its error is at most 0.5 % of its largest value.
         loss_scale: an int of at least 1; gradients are divided by it (after `grad_clip`).
-        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
-            "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
-            group's "beta2" overrides the optimizer's `decay_rate`, and ``"beta2": None`` its `beta2`. MindFormers'
-            ``{"order_params": [...]}`` is checked and has no effect: no update depends on another one.
+        parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. Groups may have "lr"
+            (their own rate, a float), "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3"
+            and "scale_parameter". A group's "beta2" overrides the optimizer's `decay_rate`, and ``"beta2": None`` its
+            `beta2`. MindFormers' ``{"order_params": [...]}`` is checked and has no effect: no update depends on another
+            one.
         beta2: a constant decay rate of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and a
             `beta3` of 0.9999.
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
@@ -206,6 +207,7 @@ class Came(FactoredOptimizer):
         squares = [SCALAR, SCALAR] if options["scale_parameter"] else [SCALAR]
         return [kinds for kinds in (lines, squares, lines if options["beta1"] else []) if kinds]
 
+    @parameters_first
     def __init__(
         self,
         learning_rate: Any = None,

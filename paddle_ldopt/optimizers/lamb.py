@@ -14,7 +14,7 @@ from paddle import Tensor
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, minimum, weight_decay_fun, where
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
-from ._ports.mindspore import ScheduledOptimizer, decay_or_function, lr_or_function, without_order
+from ._ports.mindspore import ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
 from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
@@ -95,11 +95,11 @@ class Lamb(ScheduledOptimizer):
         eps: above 0, added to the root of the second moment.
         weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable (also a
             `paddle.nn.Layer`) that gets the number of steps taken so far and returns it.
-        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate, of any
-            kind of `learning_rate`; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2", "eps"
-            and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
-            mean over all axes except the first). MindSpore's ``{"order_params": [...]}`` is checked and has no
-            effect: no update depends on another one.
+        parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. Groups may have "lr"
+            (their absolute rate, of any kind of `learning_rate`; the caller steps and saves a scheduler),
+            "weight_decay", "beta1", "beta2", "eps" and "grad_centralization" (bool: subtract from the gradient of a
+            convolution's weight, of rank 4 or 5, its mean over all axes except the first). MindSpore's
+            ``{"order_params": [...]}`` is checked and has no effect: no update depends on another one.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all
             parameters if there are groups, else to all except names with "beta" or "gamma". These are structured names
             if `name_dict` or `layers` has them, otherwise tensor names. Paddle names the weights of norms differently:
@@ -153,6 +153,7 @@ class Lamb(ScheduledOptimizer):
         """Return the kinds of sums of each round: one for each norm."""
         return [[SCALAR, SCALAR]]
 
+    @parameters_first
     def __init__(
         self,
         learning_rate: Any,
@@ -192,7 +193,7 @@ class Lamb(ScheduledOptimizer):
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
-                warnings.warn(idle, stacklevel=4)
+                warnings.warn(idle, stacklevel=5)
         return super()._initial_lr(rate, parameters)
 
     # ---- the rule

@@ -1,12 +1,13 @@
-"""Arguments of MindSpore's optimizers: rates and weight decays by their own steps, and "order_params".
+"""Arguments of MindSpore's optimizers: parameters first, rates and weight decays by their own steps, "order_params".
 
 A Tensor or an iterable of values, and a callable of the step, become a `StepFunction`; Paddle's schedulers stay.
 """
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+from typing import Any, Callable, Optional, TypeVar, cast
 
 import numpy as np
 import paddle
@@ -230,6 +231,27 @@ class ScheduledOptimizer(RuleOptimizer):
         factor = factor if own is None else self.layerwise_ratio(param)
         now = factor * rate.reported(int(self._steps_taken()))
         return now, None if callable(rate.source) else factor * max(rate.source)
+
+
+_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
+
+
+def parameters_first(constructor: _Constructor) -> _Constructor:
+    """Decorate a constructor: parameters or groups as the first argument, MindSpore's order, become `params`."""
+
+    @functools.wraps(constructor)
+    def with_params(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args and isinstance(args[0], (list, tuple)) and any(map(_is_trained, args[0])):
+            constructor(self, *args[1:], params=args[0], **kwargs)
+        else:
+            constructor(self, *args, **kwargs)
+
+    return cast(_Constructor, with_params)
+
+
+def _is_trained(item: Any) -> bool:
+    """Return whether an item is a parameter or a group, and not one of the rates in a schedule."""
+    return isinstance(item, dict) or not getattr(item, "stop_gradient", True)
 
 
 def without_order(parameters: Any) -> Any:
