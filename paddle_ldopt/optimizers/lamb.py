@@ -14,7 +14,7 @@ from paddle import Tensor
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, minimum, weight_decay_fun, where
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
-from ._ports.mindspore import ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
+from ._ports.mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
 from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
@@ -22,7 +22,6 @@ from .registry import register
 from .shared_options import bool_option
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
-_LR = "[0, inf) or a schedule"
 _DECAY = "[0, inf) or a function of the step"
 
 
@@ -136,7 +135,7 @@ class Lamb(ScheduledOptimizer):
         "eps": Option(doc="added to the root of the second moment", ends="()", group=True, setting="epsilon"),
         "weight_decay": Option(doc="decoupled weight decay", group=True, check=decay_or_function, values=_DECAY),
         "lr": Option(
-            None, "the group's own rate", optional=True, group=True, check=lr_or_function, values=_LR, argument=False
+            None, "the group's own rate", optional=True, group=True, check=lr_or_function, values=LR, argument=False
         ),
         "grad_centralization": bool_option(
             "centralize gradients of convolutions", default=False, group=True, argument=False

@@ -44,7 +44,7 @@ RANGES = {
         "lazy_mode": "group: a bool",
     },
     "came": {
-        "lr": "groups: [0, inf) or None",
+        "lr": "groups: [0, inf) or a schedule or None",
         "eps": "group: three numbers in (0, inf)",
         "clip_threshold": "group: (0, inf)",
         "decay_rate": "group: [0, 1]",
@@ -276,7 +276,7 @@ def test_a_group_has_a_rate_of_its_own_or_a_multiplier(name):
     group = {"params": one_parameter(), "lr": 0.1}
     with pytest.raises(ValueError, match="not both. Received: lr=0.1, learning_rate=0.5"):
         make(name, [{**group, "learning_rate": 0.5}])
-    if name != "lamb":  # which takes schedules
+    if name not in ("came", "lamb"):  # which take schedules
         with pytest.raises(TypeError, match="`lr` must be a number"):
             make(name, [{**group, "lr": paddle.optimizer.lr.StepDecay(0.5, step_size=1)}])
 

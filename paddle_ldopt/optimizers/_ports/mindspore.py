@@ -25,6 +25,8 @@ from ..groups import is_listed
 from ..shared_options import plain_weight_decay
 from ..states import GLOBAL_STEP, SCALAR, STEP, State
 
+LR = "[0, inf) or a schedule"  # the values of `lr_or_function` in words
+
 
 class StepFunction:
     """A number that depends on the optimizer's steps: element i of a sequence, or a function of i."""
@@ -97,6 +99,7 @@ class ScheduledOptimizer(RuleOptimizer):
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
+        rate = super()._initial_lr(rate, parameters)
         self.lr_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._step_functions = [value for value in values if isinstance(value, StepFunction)]
@@ -125,7 +128,7 @@ class ScheduledOptimizer(RuleOptimizer):
     @property
     def sets_own_lr(self) -> bool:
         """Whether the rate is a function of the optimizer's steps."""
-        return self.lr_function is not None
+        return self.lr_function is not None or super().sets_own_lr
 
     def get_lr(self) -> float:
         """Return the rate of the next step for ratio 1, or the last rate of a schedule that has run out."""
