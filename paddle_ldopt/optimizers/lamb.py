@@ -87,9 +87,9 @@ class Lamb(ScheduledOptimizer):
     step.
 
     Args:
-        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor is
-            constant. With a 1-D Tensor or a finite iterable, step i takes element i, from 0; the step after the last
-            element raises. A callable gets the number of steps taken so far, an int, and returns the rate.
+        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a Tensor of one element
+            is constant. With a longer 1-D Tensor or a finite iterable, step i takes element i, from 0; the step after
+            the last element raises. A callable gets the number of steps taken so far, an int, and returns the rate.
         beta1, beta2: decay rates of the first and second moment, in (0, 1).
         eps: above 0, added to the root of the second moment.
         weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable (also a

@@ -60,7 +60,7 @@ def lr_or_function(value: Any, argument: str) -> Any:
         if value.ndim > 1:
             received = f"{argument} of shape {list(value.shape)}"
             raise ValueError(f"`{argument}` must have at most one dimension. Received: {received}")
-        value = value.tolist()
+        value = value.tolist() if value.size != 1 else value
     value = plain_number(value)
     if callable(value):
         return StepFunction(value, argument)
