@@ -123,7 +123,8 @@ class ScheduledOptimizer(RuleOptimizer):
     def step_options(self, param: Tensor = None) -> Values:
         """Return the options with their values in this step."""
         options = super().step_options(param)
-        return {**options, "weight_decay": self._now(options["weight_decay"])}
+        decay = options["weight_decay"]
+        return {**options, "weight_decay": self._now(decay)} if isinstance(decay, StepFunction) else options
 
     @property
     def sets_own_lr(self) -> bool:
