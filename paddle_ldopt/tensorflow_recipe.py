@@ -85,7 +85,8 @@ def create_optimizer(
         TensorFlow's schedule advances without a call.
 
     Warns:
-        UserWarning: a pattern of `include_in_weight_decay` matches no parameter; w is above n.
+        UserWarning: a pattern of `include_in_weight_decay` matches no parameter, or `weight_decay_rate` is 0; w is
+            above n.
 
     Differs from transformers: the parameters to train are an argument. Without weight decay, the optimizer is still
     `AdamWeightDecay`, with the results of Keras' Adam. `num_train_steps` = `num_warmup_steps` ends at the final rate.
@@ -152,7 +153,9 @@ def _checked_options(**given: tuple[str, Any]) -> dict[str, Any]:
     if options["weight_decay"] == 0.0 and options["include_in_weight_decay"]:
         message = "`include_in_weight_decay` has no effect without a weight decay."
         included = given["include_in_weight_decay"][1]
-        raise refusal(ValueError, message, include_in_weight_decay=included, weight_decay_rate=0.0)
+        warnings.warn(
+            refusal(UserWarning, message, include_in_weight_decay=included, weight_decay_rate=0.0), stacklevel=3
+        )
     return options
 
 

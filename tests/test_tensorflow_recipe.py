@@ -207,6 +207,13 @@ def test_an_idle_include_warns_and_nothing_to_exclude_does_not():
     assert optimizer.has_weight_decay(plain.weight)
 
 
+def test_an_include_without_a_weight_decay_warns_and_the_call_works_as_in_transformers():
+    with pytest.warns(UserWarning, match="`include_in_weight_decay` has no effect.*weight_decay_rate=0.0") as caught:
+        optimizer, _ = create_optimizer(1e-3, 10, 2, include_in_weight_decay=["norm"], model=Net())
+    assert caught[0].filename == __file__
+    assert not optimizer.has_nonzero_weight_decay(optimizer._parameter_list[0])
+
+
 def test_only_chosen_parameters_are_decayed():
     model = Net()
     optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5, model=model)
@@ -331,8 +338,6 @@ def test_contradictory_arguments_are_refused():
         create_optimizer(1e-3, 10, 2)
     with pytest.raises(ValueError, match="adam_clipnorm=1.0, adam_global_clipnorm=2.0"):
         create_optimizer(1e-3, 10, 2, adam_clipnorm=1.0, adam_global_clipnorm=2.0, model=Net())
-    with pytest.raises(ValueError, match="`include_in_weight_decay` has no effect"):
-        create_optimizer(1e-3, 10, 2, include_in_weight_decay=["norm"], model=Net())
     with pytest.raises(ValueError, match="`layerwise_decay` has no effect"):
         create_optimizer(1e-3, 10, 2, layerwise_decay=0.5, parameters=one_param())
 

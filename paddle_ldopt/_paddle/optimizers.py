@@ -184,9 +184,13 @@ def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Opt
 
 
 def is_called_by(name: str) -> bool:
-    """Return whether the caller of this function was itself called by a function of this name.
+    """Return whether the caller of this function, a method that may be overridden, was called by one of this name.
 
     DygraphShardingOptimizerV2.sharded_state_dict reads `state_dict` like any caller, but misplaces rows and columns.
     It passes no argument, and the optimizer does not know its wrapper, so only the caller's name distinguishes it.
     """
-    return sys._getframe(2).f_code.co_name == name
+    frame: Any = sys._getframe(1)
+    method = frame.f_code.co_name
+    while frame.f_code.co_name == method:  # an override calls the method of its base
+        frame = frame.f_back
+    return bool(frame.f_code.co_name == name)

@@ -70,3 +70,7 @@ class AdafactorSchedule(LRScheduler):
     def state_keys(self) -> None:
         """Set the keys of `state_dict`."""
         self.keys = ["last_epoch", "last_lr", "last_lrs"]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, as `set_state_dict` does."""
+        self.set_state_dict(state_dict)

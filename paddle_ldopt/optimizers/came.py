@@ -24,13 +24,13 @@ from ._base.factored import (
     rms,
 )
 from ._base.rule_state import largest_of
-from ._ports.mindspore import without_order
+from ._ports.mindspore import LR, ScheduledOptimizer, lr_or_function, parameters_first, without_order
 from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay
-from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
+from .states import COLUMN, ELEMENT, GLOBAL_STEP, ROW, SCALAR, STEP, State
 
 _DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
@@ -96,7 +96,7 @@ def _fit_for_float16(m: Any) -> Any:
     trainer={"beta1": "adam_beta1"},
     torch_names={},
 )
-class Came(FactoredOptimizer):
+class Came(ScheduledOptimizer, FactoredOptimizer):
     r"""Adafactor's low memory, with momentum and longer steps where updates are stable: the choice for large models.
 
     With :math:`\beta_{2,t} = 1 - t^{-decay\_rate}` and EMA the exponential moving average, for a parameter of rank 2 or
@@ -116,7 +116,8 @@ class Came(FactoredOptimizer):
     :math:`0.11 / \sqrt{1 - \beta_3}` times the rate (1.1 with the default, 11 with the authors' `beta3` of 0.9999).
 
     Args:
-        learning_rate (float|LRScheduler, optional): at least 0. Must be None with `relative_step`, and only then.
+        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable, optional): at least 0, of the kinds that `Lamb`
+            documents. Must be None with `relative_step`, and only then.
         eps (tuple|list): three numbers above 0: :math:`\epsilon_1` is added to the squared gradient,
             :math:`\epsilon_2` is the smallest RMS of a parameter for `scale_parameter`, and :math:`\epsilon_3` is added
             to the squared instability.
@@ -132,10 +133,11 @@ class Came(FactoredOptimizer):
         warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
         compression: store m as float16; with the default `beta1`, its error is at most 0.5 % of its largest value.
         loss_scale: an int of at least 1; gradients are divided by it (after `grad_clip`).
-        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
-            "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
-            group's "beta2" overrides the optimizer's `decay_rate`; ``"beta2": None`` overrides its `beta2`.
-            MindFormers' ``{"order_params": [...]}`` is checked and has no effect: the order does not matter.
+        parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. Groups may have "lr"
+            (their own rate, of any kind of `learning_rate`), "weight_decay", "eps", "clip_threshold", "decay_rate",
+            "beta1", "beta2", "beta3" and "scale_parameter". A group's "beta2" overrides the optimizer's `decay_rate`;
+            ``"beta2": None`` overrides its `beta2`. MindFormers' ``{"order_params": [...]}`` is checked and has no
+            effect: the order does not matter.
         beta2: a constant decay rate of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and a
             `beta3` of 0.9999.
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
@@ -162,7 +164,9 @@ class Came(FactoredOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
+        "lr": Option(
+            None, "the group's own rate", optional=True, group=True, check=lr_or_function, values=LR, argument=False
+        ),
         "eps": Option(
             doc="added to squared gradients; smallest RMS of a parameter (`scale_parameter`); added to the instability",
             check=numbers("()", "()", "()"),
@@ -208,6 +212,7 @@ class Came(FactoredOptimizer):
         squares = [SCALAR, SCALAR] if options["scale_parameter"] else [SCALAR]
         return [kinds for kinds in (lines, squares, lines if options["beta1"] else []) if kinds]
 
+    @parameters_first
     def __init__(
         self,
         learning_rate: Any = None,
@@ -265,24 +270,28 @@ class Came(FactoredOptimizer):
             wrong = "`beta2` overrides `decay_rate`: give one of them, or the group 'beta2': None."
             raise refusal(ValueError, wrong, **{name: options[name] for name in ("beta2", "decay_rate")})
 
+    def _checked_lr(self, learning_rate: Any) -> Any:
+        return None if learning_rate is None else super()._checked_lr(learning_rate)
+
     rule = staticmethod(came_update)
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
+        fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
         flags["factored"] = is_factored(shape)
         flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
-        return FusedRule("came", states, fields, flags)
+        return FusedRule("came", states, fields, flags, aux=GLOBAL_STEP)
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (None, None) with `relative_step`: the rate is not known beforehand."""
-        return (None, None) if self.sets_own_lr else None
+        return (None, None) if self._fixed["relative_step"] else super().lr_now_and_peak(param, factor)
 
     def get_lr(self) -> float:
         """Return the rate of the next step for a layer whose ratio is 1, without the factor of `scale_parameter`."""
-        if not self.sets_own_lr or not paddle.in_dynamic_mode():
-            return float(super().get_lr())
+        if not self._fixed["relative_step"] or not paddle.in_dynamic_mode():
+            return super().get_lr()
         return float(relative_step_lr(largest_of(self, STEP) + 1.0, self._fixed["warmup_init"]))

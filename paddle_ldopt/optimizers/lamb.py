@@ -15,7 +15,7 @@ from .._checks import Option, one_of_two
 from .._messages import problem
 from .._paddle import flatten_groups, minimum, weight_decay_fun, where
 from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
-from ._ports.mindspore import ScheduledOptimizer, decay_or_function, lr_or_function, without_order
+from ._ports.mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
 from ._shards import Shard
 from ._step.plan import FusedRule
 from ._step.updates import Update
@@ -23,7 +23,6 @@ from .registry import register
 from .shared_options import bool_option
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
-_LR = "[0, inf) or a schedule"
 _DECAY = "[0, inf) or a function of the step"
 
 
@@ -89,18 +88,18 @@ class Lamb(ScheduledOptimizer):
     step.
 
     Args:
-        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor is
-            constant. With a 1-D Tensor or a finite iterable, step i takes element i, from 0; the step after the last
-            element raises. A callable gets the number of steps taken so far, an int, and returns the rate.
+        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a Tensor of one element
+            is constant. With a longer 1-D Tensor or a finite iterable, step i takes element i, from 0; the step after
+            the last element raises. A callable gets the number of steps taken so far, an int, and returns the rate.
         beta1, beta2: decay rates of the first and second moment, in (0, 1).
         eps: above 0, added to the root of the second moment.
         weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable (also a
             `paddle.nn.Layer`) that gets the number of steps taken so far and returns it.
-        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate, of any
-            kind of `learning_rate`; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2", "eps"
-            and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
-            mean over all axes except the first). MindSpore's ``{"order_params": [...]}`` is checked and has no
-            effect: the order of updates does not matter.
+        parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. Groups may have "lr"
+            (their absolute rate, of any kind of `learning_rate`; the caller steps and saves a scheduler),
+            "weight_decay", "beta1", "beta2", "eps" and "grad_centralization" (bool: subtract from the gradient of a
+            convolution's weight, of rank 4 or 5, its mean over all axes except the first). MindSpore's
+            ``{"order_params": [...]}`` is checked and has no effect: the order of updates does not matter.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all
             parameters if there are groups, else to all except names with "beta" or "gamma". These are structured names
             if `name_dict` or `layers` has them, otherwise tensor names. Paddle names the weights of norms differently:
@@ -137,7 +136,7 @@ class Lamb(ScheduledOptimizer):
         "eps": Option(doc="added to the root of the second moment", ends="()", group=True, setting="epsilon"),
         "weight_decay": Option(doc="decoupled weight decay", group=True, check=decay_or_function, values=_DECAY),
         "lr": Option(
-            None, "the group's own rate", optional=True, group=True, check=lr_or_function, values=_LR, argument=False
+            None, "the group's own rate", optional=True, group=True, check=lr_or_function, values=LR, argument=False
         ),
         "grad_centralization": bool_option(
             "centralize gradients of convolutions", default=False, group=True, argument=False
@@ -154,6 +153,7 @@ class Lamb(ScheduledOptimizer):
         """Return the kinds of sums of each round: one for each norm."""
         return [[SCALAR, SCALAR]]
 
+    @parameters_first
     def __init__(
         self,
         learning_rate: Any,
@@ -194,7 +194,7 @@ class Lamb(ScheduledOptimizer):
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight: leave it out."
                 names = [param.name for param in flatten_groups([group])]
-                warnings.warn(problem(idle, grad_centralization=True, params=names), stacklevel=4)
+                warnings.warn(problem(idle, grad_centralization=True, params=names), stacklevel=5)
         return super()._initial_lr(rate, parameters)
 
     # ---- the rule

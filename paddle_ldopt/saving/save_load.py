@@ -271,7 +271,7 @@ def _by_parameter(with_state: list[str], arrays: Arrays) -> States:
 
 
 def _fitted(optimizer: Optimizer, states: States, names: dict[str, str]) -> States:
-    """Return checked states, with or without the step count, which only a Lamb with schedules has."""
+    """Return checked states, with or without the step count, which only a Lamb or Came with schedules has."""
     for name, layout in layouts(optimizer).items():
         state, wanted = states.get(name), GLOBAL_STEP in layout
         if state and wanted and GLOBAL_STEP not in state:

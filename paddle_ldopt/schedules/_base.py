@@ -42,6 +42,14 @@ class Schedule(LRScheduler):
         """Load a state, as `set_state_dict` does."""
         self.set_state_dict(state_dict)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, as `set_state_dict` does."""
+        self.set_state_dict(state_dict)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the present rate in a list, as PyTorch's schedules do: all groups share it."""
+        return [self.last_lr]
+
 
 OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of `fleet` and `amp`
 _AnySchedule = TypeVar("_AnySchedule", bound=Schedule)

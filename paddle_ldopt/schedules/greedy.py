@@ -5,7 +5,7 @@ from typing import Any, Optional
 
 from .._checks import checked_state
 from .._messages import refusal
-from ._base import OptimizerOrRate, attach, peak_of
+from ._base import OptimizerOrRate
 from .kinds import schedule
 from .metric import Metric, MetricSchedule
 from .option_types import Bool, Factor, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
@@ -19,7 +19,8 @@ class GreedyLR(MetricSchedule):
         \eta \leftarrow \min(\eta / f, \eta_{max}) \text{ after as many good steps in a row}
 
     Args:
-        learning_rate: the first rate, from `min_lr` to `max_lr`.
+        learning_rate: the first rate, from `min_lr` to `max_lr`; or an optimizer with this rate, to which the schedule
+            is attached.
         patience: good or bad steps in a row before a change, at least 0.
         cooldown: steps after a reduction in which metrics do not count, at least 0.
         warmup: steps after an increase in which metrics do not count, at least 0.
@@ -51,7 +52,7 @@ class GreedyLR(MetricSchedule):
     @checks_arguments
     def __init__(
         self,
-        learning_rate: Positive,
+        learning_rate: OptimizerOrRate,
         mode: Mode = "min",
         factor: Factor = 0.95,
         patience: Steps = 10,
@@ -151,4 +152,4 @@ def get_greedy_schedule(optimizer: OptimizerOrRate, **kwargs: Any) -> GreedyLR:
         >>> schedule()
         0.0001
     """
-    return attach(GreedyLR(peak_of(optimizer), **kwargs), optimizer)
+    return GreedyLR(optimizer, **kwargs)

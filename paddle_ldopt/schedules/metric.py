@@ -13,7 +13,7 @@ from .._messages import refusal
 from .._paddle import start_without_step
 from ._base import OptimizerOrRate, Schedule, attach, peak_of
 from .kinds import schedule
-from .option_types import Bool, Factor, Mode, NonNegative, Positive, Steps, ThresholdMode, checks_arguments
+from .option_types import Bool, Factor, Mode, NonNegative, Steps, ThresholdMode, checks_arguments
 
 Metric = Union[float, paddle.Tensor]  # a Tensor has one element
 
@@ -32,7 +32,7 @@ class MetricSchedule(Schedule):
     @checks_arguments
     def __init__(
         self,
-        learning_rate: Positive,
+        learning_rate: OptimizerOrRate,
         mode: Mode = "min",
         factor: Factor = 0.1,
         patience: Steps = 10,
@@ -45,7 +45,7 @@ class MetricSchedule(Schedule):
     ) -> None:
         # instead of Paddle's constructor, which steps once, without a metric
         start_without_step(self)
-        self.base_lr = self.last_lr = learning_rate
+        self.base_lr = self.last_lr = peak_of(learning_rate)
         self.last_epoch = 0
         self.verbose = verbose
         self.mode = mode
@@ -58,6 +58,7 @@ class MetricSchedule(Schedule):
         self.eps = eps
         self._check_limits()
         self._restart()
+        attach(self, learning_rate)
 
     def _check_limits(self) -> None:
         """Raise if the learning rate is outside the limits of the schedule."""
@@ -122,7 +123,7 @@ class ReduceLROnPlateau(MetricSchedule):
     with m the metric and b the best so far.
 
     Args:
-        learning_rate: the first rate, above 0.
+        learning_rate: the first rate, above 0; or an optimizer with this rate, to which the schedule is attached.
         mode: "min" if a lower metric is better, or "max".
         factor: f, in (0, 1).
         patience: steps without an improvement before a reduction, at least 0.
@@ -174,7 +175,7 @@ def get_reduce_on_plateau_schedule(optimizer: OptimizerOrRate, **kwargs: Any) ->
         >>> schedule()
         0.05
     """
-    return attach(ReduceLROnPlateau(peak_of(optimizer), **kwargs), optimizer)
+    return ReduceLROnPlateau(optimizer, **kwargs)
 
 
 def follows_metric(schedule: object) -> bool:

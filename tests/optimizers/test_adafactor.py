@@ -243,7 +243,7 @@ def test_schedule_state(tmp_path):
     state = paddle.load(str(tmp_path / "scheduler.pdparams"))
     assert state == {"last_epoch": 3, "last_lr": schedule.last_lr, "last_lrs": [schedule.last_lr]}
     other = AdafactorSchedule(Adafactor(list(params.values())))
-    other.set_state_dict(state)
+    other.load_state_dict(state)
     assert other() == schedule() > 0
     assert other.get_last_lr() == schedule.get_last_lr()
     other.step(7)

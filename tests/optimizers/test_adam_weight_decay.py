@@ -435,6 +435,19 @@ def test_what_a_config_cannot_hold_must_be_given_again():
     assert again._learning_rate is rate and again._grad_clip is clip
 
 
+def test_apply_gradients_takes_the_pairs_of_keras():
+    arrays, ends = {"w": np.ones([3, 2]), "b": np.ones([2]), "unused": np.ones([2])}, []
+    for keras in (False, True):
+        params, _ = make_params(arrays)
+        opt = AdamWeightDecay(0.1, weight_decay_rate=0.1, parameters=list(params.values()))
+        grads = [paddle.full([3, 2], 0.5), paddle.full([2], -0.5), None]
+        opt.apply_gradients(zip(grads, params.values()) if keras else zip(params.values(), grads))
+        ends.append({n: param.numpy() for n, param in params.items()})
+    assert (ends[0]["w"] < 1).all() and (ends[0]["unused"] == 1).all()
+    for n, want in ends[0].items():
+        np.testing.assert_array_equal(ends[1][n], want)
+
+
 # ---- errors
 
 

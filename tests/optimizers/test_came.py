@@ -310,6 +310,37 @@ def test_groups_as_in_mindformers_documentation():
         close({n: got[n]}, want[-1][0], arrays, 1e-12)
 
 
+RATES = [0.01, 0.03, 0.005, 0.02]
+
+
+@pytest.mark.parametrize(("dtype", "fused"), [("float64", None), ("float32", None), ("float32", False)])
+@pytest.mark.parametrize("kind", ["1-D Tensor", "iterator", "callable", "in a group"])
+def test_the_rates_of_mindformers_advance_with_the_steps(kind, dtype, fused):
+    arrays, grads = random_run({"a": (3, 4), "b": (4,)}, steps=4)
+    grads[1]["a"], grads[2]["b"] = None, None  # the count is that of the optimizer, not of a parameter
+    rates = {"1-D Tensor": paddle.to_tensor(RATES, "float64"), "iterator": iter(RATES)}.get(kind, RATES.__getitem__)
+    params, _ = make_params(arrays, dtype)
+    want, _ = make_params(arrays, dtype)
+    schedule = paddle.optimizer.lr.LambdaDecay(1.0, RATES.__getitem__)
+    how = {"weight_decay": 0.1, "fused": fused}
+    groups = [{"params": list(params.values()), "lr": rates}]
+    opt = Came(groups, 0.5, **how) if kind == "in a group" else Came(list(params.values()), rates, **how)
+    stepped_by_hand = Came(list(want.values()), schedule, **how)
+    for step, grad in enumerate(grads):
+        if step == 3:
+            state = opt.state_dict()
+            opt = Came(list(params.values()), RATES.__getitem__, **how)
+            opt.set_state_dict(state)
+            assert opt.get_lr() == RATES[3]
+        take_steps(opt, params, [grad])
+        take_steps(stepped_by_hand, want, [grad])
+        schedule.step(min(step + 1, 3))
+    for n in arrays:
+        np.testing.assert_array_equal(params[n].numpy(), want[n].numpy())
+    with pytest.raises(RuntimeError, match="The rate follows the schedule given as `learning_rate`"):
+        opt.set_lr(0.1)
+
+
 def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_that_of_its_beta2():
     arrays, grads = random_run(dict.fromkeys("ab", (3, 4)), steps=6)
     for options, group in (

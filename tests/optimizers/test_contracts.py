@@ -658,15 +658,17 @@ def test_its_type_is_the_kind_of_optimizer(name):
 @every_variant
 def test_minimize_and_apply_gradients_are_steps(name):
     arrays, ends = {"w": np.ones([3, 2]), "b": np.ones([2])}, []
-    for how in ("step", "minimize", "apply_gradients"):
+    for how in ("step", "minimize", "apply_gradients", "apply_gradients of an iterator"):
         with paddle.utils.unique_name.guard():
             params, _ = make_params(arrays)
             opt = make(name, list(params.values()))
             for _ in range(2):
                 loss = sum((param * param).sum() for param in params.values())
                 loss.backward()
-                given = {"minimize": [loss], "apply_gradients": [[(param, param.grad) for param in params.values()]]}
-                getattr(opt, how)(*given.get(how, []))
+                pairs = ((param, param.grad) for param in params.values())
+                given = {"step": [], "minimize": [loss], "apply_gradients": [list(pairs) if how[-1] == "s" else pairs]}
+                method = how.split()[0]
+                getattr(opt, method)(*given[method])
                 opt.clear_grad()
             ends.append({n: param.numpy() for n, param in params.items()})
     for n, want in ends[0].items():

@@ -44,7 +44,7 @@ RANGES = {
         "lazy_mode": "group: a bool",
     },
     "came": {
-        "lr": "groups: [0, inf) or None",
+        "lr": "groups: [0, inf) or a schedule or None",
         "eps": "group: three numbers in (0, inf)",
         "clip_threshold": "group: (0, inf)",
         "decay_rate": "group: [0, 1]",
@@ -120,6 +120,25 @@ def test_the_signature_is_the_documented_one(name):
     by_keyword = [text_of(p) for p in parameters if p.kind is p.KEYWORD_ONLY]
     assert ", ".join([*positional, "*", *by_keyword]) == SIGNATURES[name]
     assert issubclass(REGISTRY[name].cls, paddle.optimizer.Optimizer)
+
+
+@pytest.mark.parametrize("cls", [ldopt.Came, ldopt.Lamb])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_parameters_come_first_as_in_mindspore(cls, grouped):
+    def trained(how):
+        weight, bias = make_params({"w": np.ones((2, 2)), "b": np.ones(2)})[0].values()
+        bias.stop_gradient = not grouped  # a frozen parameter is one as well
+        groups = [{"params": [bias], "weight_decay": 0.1}, {"params": [weight]}, {"order_params": [weight, bias]}]
+        opt = how(groups if grouped else [bias, weight])
+        weight.grad = paddle.full([2, 2], 0.5)
+        opt.step()
+        return weight.numpy()
+
+    want = trained(lambda params: cls(0.1, parameters=params))
+    np.testing.assert_array_equal(trained(lambda params: cls(params, 0.1)), want)
+    np.testing.assert_array_equal(trained(lambda params: cls(tuple(params), learning_rate=0.1)), want)
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'params'"):
+        trained(lambda params: cls(params, 0.1, params=params))
 
 
 def test_the_schedule_of_adafactor_takes_an_initial_rate():
@@ -257,12 +276,12 @@ def test_a_group_has_a_rate_of_its_own_or_a_multiplier(name):
     group = {"params": one_parameter(), "lr": 0.1}
     with pytest.raises(ValueError, match="not both. Received: lr=0.1, learning_rate=0.5"):
         make(name, [{**group, "learning_rate": 0.5}])
-    if name != "lamb":  # which takes schedules
+    if name not in ("came", "lamb"):  # which take schedules
         with pytest.raises(TypeError, match="`lr` must be a number"):
             make(name, [{**group, "lr": paddle.optimizer.lr.StepDecay(0.5, step_size=1)}])
 
 
-@pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adamweightdecay"])
+@pytest.mark.parametrize("name", ["adamwdl", "adamweightdecay"])
 def test_parameters_in_the_place_of_the_rate_are_told_where_they_belong(name):
     with pytest.raises(TypeError, match=r"parameters go (in)?to `parameters.*Received: learning_rate=\["):
         ldopt.optimizer_class(name)(one_parameter(), parameters=one_parameter())

@@ -30,6 +30,7 @@ CONSTANTS = {
     "int": 2,
     "zero": 0,
     "0-D Tensor": paddle.to_tensor(0.25),
+    "Tensor of one element": paddle.to_tensor([0.25]),
     "0-D array": np.array(0.25),
     "NumPy number": np.float32(0.25),
     "NumPy int": np.int64(2),
@@ -41,8 +42,9 @@ def test_constant_rates(rate):
     arrays, grads = random_run(3)
     seen = []
     got = train(arrays, grads, rate, each_step=lambda opt: seen.append(opt.get_lr()))
-    close(got, lamb(arrays, grads, lr=float(rate)))
-    assert seen == [float(rate)] * 3
+    number = np.asarray(rate).item()
+    close(got, lamb(arrays, grads, lr=number))
+    assert seen == [number] * 3
 
 
 @pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)

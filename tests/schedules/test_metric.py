@@ -114,6 +114,23 @@ def test_defaults_of_what_follows_a_metric(cls, defaults):
     assert schedule.state_dict() == again.state_dict()
 
 
+@pytest.mark.parametrize("cls", [schedules.ReduceLROnPlateau, schedules.GreedyLR])
+def test_an_optimizer_in_the_place_of_the_rate_is_scheduled_as_in_transformers(cls):
+    optimizer = paddle.optimizer.SGD(0.1, parameters=paddle.nn.Linear(1, 1).parameters())
+    with pytest.raises(ValueError, match="`min_lr`"):
+        cls(optimizer, min_lr=0.2)
+    assert optimizer._learning_rate == 0.1, "a bad argument attached a schedule"
+    schedule = cls(optimizer, mode="min", factor=0.5, patience=0)
+    for metric in (1.0, 2.0):
+        schedule.step(metric)
+    want = cls(0.1, mode="min", factor=0.5, patience=0)
+    for metric in (1.0, 2.0):
+        want.step(metric)
+    assert optimizer.get_lr() == schedule() == want()
+    again = cls(optimizer)  # of which the first rate is the peak again
+    assert again() == optimizer.get_lr() == 0.1
+
+
 def test_the_narrowest_greedy_schedule():
     schedule = schedules.GreedyLR(0.1, patience=0, max_lr=0.1, min_lr=0.05, smooth=True, window_size=1, reset_start=1)
     rates = []

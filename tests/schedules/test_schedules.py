@@ -139,6 +139,15 @@ def test_resume_from_a_copy(kind, how, tmp_path):
         assert rates(second, 150 - at) == whole[at:]
 
 
+@every_kind
+def test_the_names_of_pytorchs_methods(kind):
+    first, second = make(kind), make(kind)
+    rates(first, 7)
+    second.load_state_dict(first.state_dict())
+    assert second.get_last_lr() == first.get_last_lr() == [first()]
+    assert rates(second, 60) == rates(first, 60)
+
+
 @pytest.mark.representatives(count=3)
 @closed_kind
 def test_a_million_steps(kind):

@@ -504,7 +504,7 @@ static void finish(const struct work *w)
     }
     *t->step = (float)w->step;
     if (t->rule == ADAFACTOR) *t->aux = (float)w->lr;
-    if (t->rule == LAMB && t->aux) *t->aux = (float)t->count;
+    if ((t->rule == LAMB || t->rule == CAME) && t->aux) *t->aux = (float)t->count;
 }
 
 HIDDEN void end_phase(struct work *w, int phase)

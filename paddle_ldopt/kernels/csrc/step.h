@@ -34,11 +34,11 @@ struct tensor {
                          adafactor, came: mean of g^2 (rows, columns; all in [0] without FACTORED), momentum,
                          and Came's instability (rows, columns) */
     float *step;      /* ADAMW: beta1^t of this update; the others: updates so far */
-    float *aux;       /* ADAMW: beta2^t; LAMB: count of the optimizer's steps, or NULL; ADAFACTOR: the rate used */
+    float *aux;       /* ADAMW: beta2^t; LAMB, CAME: count of the optimizer's steps, or NULL; ADAFACTOR: the rate used */
     int64_t held[10]; /* bytes allocated from each pointer above onwards, in the same order */
     int64_t batch, rows, cols;
     double lr, weight_decay, beta1, beta2, beta3, eps[3], clip, clip_value, decay_rate;
-    double count;      /* ADAM_WEIGHT_DECAY: number of this update; LAMB: what `aux` becomes */
+    double count;      /* ADAM_WEIGHT_DECAY: number of this update; LAMB, CAME: what `aux` becomes */
     double grad_scale; /* the gradient is multiplied by it */
     int32_t rule, flags, param_type, copy_type, grad_type, moment_type;
 };

@@ -106,7 +106,7 @@ class FactoredOptimizer(RuleOptimizer):
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         argument = self._lr_argument
-        if self.sets_own_lr:
+        if self._fixed["relative_step"]:
             self._refuse_lr(argument, rate)
             return 1.0
         if rate is None:
@@ -131,5 +131,5 @@ class FactoredOptimizer(RuleOptimizer):
         super().set_lr_scheduler(scheduler)
 
     def _refuse_new_lr(self, **received: Any) -> None:
-        if self.sets_own_lr:  # as Paddle does where a scheduler sets the rate
+        if self._fixed["relative_step"]:  # as Paddle does where a scheduler sets the rate
             raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", **received)

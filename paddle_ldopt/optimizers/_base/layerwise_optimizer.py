@@ -233,6 +233,7 @@ class LayerwiseOptimizer(LayerwiseMixin):
 
     def apply_gradients(self, params_grads: Any) -> Any:
         """Take a step with the given (parameter, gradient) pairs."""
+        params_grads = list(params_grads)  # may be an iterator
         collect = functools.partial(super().apply_gradients, params_grads)
         if not paddle.in_dynamic_mode():
             return collect()

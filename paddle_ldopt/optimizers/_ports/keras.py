@@ -13,7 +13,7 @@ from paddle.optimizer.lr import LRScheduler
 from ... import kernels
 from ..._checks import Option
 from ..._messages import refusal
-from ..._paddle import keeps_masters, lr_or_scheduler, parameter_list
+from ..._paddle import keeps_masters, lr_or_scheduler, parameter_list, parameters_of
 from ...layers.decay import LayerDecay
 from ...layers.decay_checks import check_decay
 from ...layers.paddlenlp_hook import layerwise_lr_decay
@@ -80,6 +80,12 @@ class KerasOptimizer(RuleOptimizer):
         if self._this is None:
             self._this = self._count_taken() + 1.0
         return float(self._this)
+
+    def apply_gradients(self, params_grads: Any) -> Any:
+        """Take a step with the given (parameter, gradient) pairs, or with Keras' (gradient, parameter) pairs."""
+        names = {param.name for param in parameters_of(self)}
+        pairs = [(a, b, [getattr(item, "name", None) in names for item in (a, b)]) for a, b in params_grads]
+        return super().apply_gradients([(b, a) if known == [False, True] else (a, b) for a, b, known in pairs])
 
     def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""

@@ -1,12 +1,13 @@
-"""Arguments of MindSpore's optimizers: rates and weight decays by their own steps, and "order_params".
+"""Arguments of MindSpore's optimizers: parameters first, rates and weight decays by their own steps, "order_params".
 
 A Tensor or an iterable of values, and a callable of the step, become a `StepFunction`; Paddle's schedulers stay.
 """
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+from typing import Any, Callable, Optional, TypeVar, cast
 
 import numpy as np
 import paddle
@@ -23,6 +24,8 @@ from .._step.updates import Values
 from ..groups import is_listed
 from ..shared_options import plain_weight_decay
 from ..states import GLOBAL_STEP, SCALAR, STEP, State
+
+LR = "[0, inf) or a schedule"  # the values of `lr_or_function` in words
 
 
 class StepFunction:
@@ -57,7 +60,7 @@ def lr_or_function(value: Any, argument: str) -> Any:
         if value.ndim > 1:
             received = f"{argument} of shape {list(value.shape)}"
             raise ValueError(f"`{argument}` must have at most one dimension. Received: {received}")
-        value = value.tolist()
+        value = value.tolist() if value.size != 1 else value
     value = plain_number(value)
     if callable(value):
         return StepFunction(value, argument)
@@ -96,6 +99,7 @@ class ScheduledOptimizer(RuleOptimizer):
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
+        rate = super()._initial_lr(rate, parameters)
         self.lr_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._step_functions = [value for value in values if isinstance(value, StepFunction)]
@@ -119,12 +123,13 @@ class ScheduledOptimizer(RuleOptimizer):
     def step_options(self, param: Tensor = None) -> Values:
         """Return the options with their values in this step."""
         options = super().step_options(param)
-        return {**options, "weight_decay": self._now(options["weight_decay"])}
+        decay = options["weight_decay"]
+        return {**options, "weight_decay": self._now(decay)} if isinstance(decay, StepFunction) else options
 
     @property
     def sets_own_lr(self) -> bool:
         """Whether the rate is a function of the optimizer's steps."""
-        return self.lr_function is not None
+        return self.lr_function is not None or super().sets_own_lr
 
     def get_lr(self) -> float:
         """Return the rate of the next step for ratio 1, or the last rate of a schedule that has run out."""
@@ -230,6 +235,27 @@ class ScheduledOptimizer(RuleOptimizer):
         factor = factor if own is None else self.layerwise_ratio(param)
         now = factor * rate.reported(int(self._steps_taken()))
         return now, None if callable(rate.source) else factor * max(rate.source)
+
+
+_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
+
+
+def parameters_first(constructor: _Constructor) -> _Constructor:
+    """Decorate a constructor: parameters or groups as the first argument, MindSpore's order, become `params`."""
+
+    @functools.wraps(constructor)
+    def with_params(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args and isinstance(args[0], (list, tuple)) and any(map(_is_trained, args[0])):
+            constructor(self, *args[1:], params=args[0], **kwargs)
+        else:
+            constructor(self, *args, **kwargs)
+
+    return cast(_Constructor, with_params)
+
+
+def _is_trained(item: Any) -> bool:
+    """Return whether an item is a parameter or a group, and not one of the rates in a schedule."""
+    return isinstance(item, dict) or not getattr(item, "stop_gradient", True)
 
 
 def without_order(parameters: Any) -> Any:
