@@ -67,6 +67,13 @@ MORE = {
     "optimizers/came.py": ["optimizers/test_fused.py"],
     "optimizers/lamb.py": ["optimizers/test_fused.py"],
     "parallel/sharded_checkpoint.py": [],  # all in APART
+    "saving/layerwise_record.py": [
+        "saving/test_*.py",
+        "optimizers/test_moving_decay.py",
+        "trainer/test_trainer_resume.py",
+        "integrations/test_registering.py",
+    ],
+    "saving/optimizer_record.py": ["saving/test_*.py", "optimizers/test_moving_decay.py"],
     "schedules/_base.py": ["schedules/test_*.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
