@@ -34,7 +34,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE, TESTS = ROOT / "paddle_ldopt", ROOT / "tests"
 MOST_MEMORY = 16 << 30  # addresses of a mutant: an endless list must not take the machine's memory
 # what is mutated by default: all modules of these
-ROOMS = ("_checks.py", "layers", "schedules", "optimizers", "saving", "parallel/sharded_checkpoint.py")
+ROOMS = (
+    "_checks.py",
+    "layers",
+    "schedules",
+    "optimizers",
+    "saving",
+    "parallel/sharded_checkpoint.py",
+    "trainer/arguments.py",
+    "trainer/checkpoint_record.py",
+)
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 STEPS = [f"optimizers/test_{name}.py" for name in ("batches", "fused", "fused_changes", "step_schedules")]
 RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio", "moving_decay", "shards")]
@@ -88,6 +97,7 @@ APART = {
     ],
     "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py", "parallel/sharded_checkpoint.py"],
 }
+_ON_IMPORT = " on import"
 # what such a process does first, where this is `sitecustomize`: it imports the mutant in the module's place
 IN_PROCESSES = """
 import importlib.abc, importlib.util, sys
@@ -250,7 +260,8 @@ def transplant(old, new, module):
 
 def _transplant_member(cls, name, before, after, module):
     if isinstance(before, property) and isinstance(after, property):
-        _give(before.fget, after.fget)
+        if _function(before.fget):  # not `property(str)`
+            _give(before.fget, after.fget)
     elif isinstance(before, (classmethod, staticmethod)) and after is not None:
         _give(before.__func__, after.__func__)
     elif _function(before) and _function(after):
@@ -343,7 +354,7 @@ class Runner:
         paths = tests_of(file)
         apart = [item for item in session.items if file in APART.get(item.path.name, [])]
         items = {item.nodeid: item for item in session.items}
-        sound = set()  # names of tests that pass with the unchanged file, put in like a mutant
+        sound = set()  # tests that pass, and errors that do not occur, with the unchanged file, put in like a mutant
         for number in chosen:
             mutant = Mutant(tree, everything[number])
             within = {(file, line) for line in range(mutant.line, mutant.end + 1)}
@@ -354,8 +365,9 @@ class Runner:
             limit = 30 + min(10 * needed, max(self.budget, 3 * needed)) + (900 if apart else 0)
             verdict = _in_child(lambda m=mutant, t=tests: self._verdict(session, module, m.tree, t, apart), limit)
             killer = verdict[len("killed by ") :]
-            if killer in items and killer not in sound:
-                same = _in_child(lambda k=killer: self._verdict(session, module, tree, [], [items[k]]), 3600)
+            if (killer in items or killer.endswith(_ON_IMPORT)) and killer not in sound:
+                again = [items[killer]] if killer in items else []
+                same = _in_child(lambda again=again: self._verdict(session, module, tree, [], again), 3600)
                 if same != "survived":
                     raise SystemExit(f"{file}: put in unchanged it is {same}")
                 sound.add(killer)
@@ -370,7 +382,7 @@ class Runner:
             exec(compile(tree, module.__file__, "exec"), fresh)
             transplant(vars(module), fresh, module.__name__)
         except Exception as error:
-            return f"killed by {type(error).__name__} on import"
+            return f"killed by {type(error).__name__}{_ON_IMPORT}"
         for _, number in tests:
             if not self._run(session.items[number]):
                 return f"killed by {session.items[number].nodeid}"
