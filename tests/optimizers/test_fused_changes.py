@@ -598,6 +598,16 @@ def test_an_epsilon_that_the_library_takes_for_0_is_left_to_paddles_operations(n
     np.testing.assert_array_equal(param.numpy(), np.ones([2, 2], "float32"))
 
 
+@pytest.mark.parametrize("name", ["came", "adafactor"])
+def test_the_library_computes_with_the_smallest_normal_float32_as_epsilon(name):
+    (param,) = parameters([2, 2])
+    eps = float(np.finfo("float32").tiny)
+    opt = make(name, [param], eps=(eps, 1e-3, 1e-16) if name == "came" else (eps, 1e-3), fused=True)
+    give_gradients([param])
+    opt.step()
+    assert (param.numpy() < 1.0).all()
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_two_parameters_of_one_name_are_refused(name):
     pair = []

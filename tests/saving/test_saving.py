@@ -237,7 +237,14 @@ def test_the_file_is_plain_safetensors(saved):
     assert record["layerwise"] == {**dataclasses.asdict(ldopt.LayerDecay(0.5)), "n_layers": 12, "constant": True}
     assert record["parameters"]["blocks.0.weight"]["ratio"] == 0.25
     assert record["parameters"]["blocks.0.weight"]["layer"] == ["blocks", 1, 2]
+    assert record["packages"].keys() == {"paddle_ldopt", "paddle", "numpy", "safetensors", "python"}
     assert record["packages"]["paddle"] == paddle.__version__
+    assert record["naming"] == "structured"
+
+
+def test_a_file_with_paddles_names_says_so(path):
+    ldopt.save_optimizer(path, Run("lamb", layerwise=False).optimizer)
+    assert safetensors_file.read_record(path)[0]["naming"] == "paddle"
 
 
 @pytest.mark.parametrize("kind, curve", [("constant_with_warmup", "Warmup"), ("linear", "Linear")])
