@@ -260,9 +260,9 @@ def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form):
         run("resumed", str(checkpoint))
 
 
-def build_passed(model, decay=0.8, hook=False):
+def build_passed(model, decay=0.8, hook=False, rules=None):
     scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: min(1.0, (step + 1) / 5))
-    kwargs = {"layers": ldopt.LayerMap.from_model(model)}
+    kwargs = {"layers": ldopt.LayerMap.from_model(model, rules=rules)}
     if hook:
         names = {param.name: name for name, param in model.named_parameters()}
         depth = {"bert.encoder.layers.0.": 2, "bert.encoder.layers.1.": 1}
@@ -287,6 +287,13 @@ def test_resume_with_a_passed_optimizer(tmp_path, hook):
     settings["passed"] = functools.partial(build_passed, hook=hook, decay=0.5)
     with pytest.raises(ValueError, match=message):
         trainer_run.run(tmp_path / "other", resume=str(tmp_path / "whole/checkpoint-4"), **settings)
+
+
+def test_another_layer_map_of_a_passed_optimizer_is_refused(tmp_path):
+    trainer_run.run(tmp_path, passed=build_passed, max_steps=2, save_steps=2)
+    settings = {"passed": functools.partial(build_passed, rules={r"layers\.1\.linear1": "head"}), "max_steps": 4}
+    with pytest.raises(ValueError, match=r"the layer of '.*linear1\.weight' was block 1 of .* and is head of .* now"):
+        trainer_run.run(tmp_path / "other", resume=str(tmp_path / "checkpoint-2"), **settings)
 
 
 def mortal(folder, form, death, resume):
