@@ -440,13 +440,14 @@ def test_groups_are_updated_in_one_call(name, monkeypatch):
 
 
 @every_optimizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("grouped", [False, True], ids=["whole steps", "groups"])
-def test_a_plan_is_made_once(name, grouped, monkeypatch):
+def test_a_plan_is_made_once(name, grouped, dtype, monkeypatch):
     calls = []
     for method in ("__init__", "select"):
         original = getattr(Plan, method)
         monkeypatch.setattr(Plan, method, lambda *given, m=method, of=original: calls.append(m) or of(*given))
-    params = parameters([3], [2, 2], dtype="bfloat16")
+    params = parameters([3], [2, 2], dtype=dtype)
     opt = make(name, [{"params": params}] if grouped else params, multi_precision=True)
     for _ in range(3):
         give_gradients(params)
