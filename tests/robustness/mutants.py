@@ -63,7 +63,7 @@ MORE = {
     "optimizers/_step/updates.py": [*STEPS, "optimizers/test_shards.py"],
     "optimizers/_step/whole_step.py": [*STEPS, *RATIOS],
     "optimizers/_step/fused_step.py": STEPS,
-    "optimizers/_step/plan.py": STEPS,
+    "optimizers/_step/plan.py": [*STEPS, "optimizers/test_lamb.py"],
     "optimizers/_step/memory.py": STEPS,
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py", *RULES],
     "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import paddle
@@ -118,6 +118,12 @@ def test_arguments_from_a_command_line_and_from_json(tmp_path):
     )
     (args,) = common.PdArgumentParser(common.Arguments).parse_json_file(str(tmp_path / "args.json"))
     assert args.layerwise_decay == ldopt.LayerDecay(0.8, freeze_below=0.3)
+
+
+def test_each_of_our_arguments_has_a_help_text():
+    ours = {field.name: field.metadata.get("help") for field in fields(LdoptArgumentsMixin)}
+    assert {"layerwise_lr_decay", "layerwise_min_ratio", "optim_kwargs", "allow_layerwise_change"} <= ours.keys()
+    assert all(ours.values()), ours
 
 
 def test_defaults_are_the_trainers(tmp_path):

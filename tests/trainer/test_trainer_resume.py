@@ -332,7 +332,7 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     "change, message",
     [
         ({"layerwise_lr_decay": 0.9}, "layerwise_lr_decay was 0.8 in the checkpoint and is 0.9 now"),
-        ({"layerwise_lr_decay": 1.0}, "layerwise_lr_decay was 0.8 in the checkpoint and is 1.0 now"),
+        ({"layerwise_lr_decay": 1.0}, "layerwise_lr_decay was 0.8 in the checkpoint and is 1.0 now. Use the same"),
         ({"layerwise_convention": "electra"}, "was 'paddlenlp' in the checkpoint and is 'electra' now"),
         ({"layerwise_freeze_below": 0.6}, "layerwise_freeze_below was 0.0 in the checkpoint and is 0.6 now"),
         ({"optim": "adamw"}, "the optimizer was AdamWDL in the checkpoint and is AdamW now"),
@@ -350,7 +350,7 @@ def test_resume_with_another_depth_or_layer_map_is_refused_before_anything_chang
     model = common.tiny_model(layers=3)
     before = common.weights(model)
     trainer = common.trainer(tmp_path, model=model, optim="adamwdl", layerwise_lr_decay=0.8)
-    stack = r"the number of blocks of 'bert\.encoder\.layers' was 2 in the checkpoint and is 3 now"
+    stack = r"the number of blocks of 'bert\.encoder\.layers' was 2 in the checkpoint and is 3 now\. Use the same"
     with pytest.raises(ValueError, match=stack):
         trainer.train(resume_from_checkpoint=saved)
     assert common.same(before, common.weights(model))
