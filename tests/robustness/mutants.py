@@ -93,6 +93,7 @@ APART = {
         "optimizers/_base/layerwise_mixin.py",
         "optimizers/_base/layerwise_optimizer.py",
         "optimizers/_base/rule_optimizer.py",
+        "optimizers/_base/rule_state.py",
         "optimizers/_step/updates.py",
     ],
     "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py", "parallel/sharded_checkpoint.py"],

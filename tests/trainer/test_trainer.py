@@ -189,7 +189,9 @@ def test_an_argument_for_adam_that_the_optimizer_lacks_is_warned_of(tmp_path, op
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         common.arguments(tmp_path, optim=optim, adam_beta1=0.8, adam_beta2=0.98, adam_epsilon=1e-6)
-    told = [str(warning.message) for warning in caught if "has no effect with optim" in str(warning.message)]
+    ours = [warning for warning in caught if "has no effect with optim" in str(warning.message)]
+    assert all(warning.filename == common.__file__ for warning in ours), "shown where the arguments are made"
+    told = [str(warning.message) for warning in ours]
     assert [message.split("`")[1] for message in told] == unused
     assert all(f"Received: {name}=" in message for name, message in zip(unused, told))
 

@@ -378,6 +378,13 @@ def test_added_and_removed_parameters_are_named(saved):
     assert changes(comparable(now), comparable(was))[0] == f"'{names[0]}' is not in the checkpoint"
 
 
+def test_a_new_stack_had_no_blocks(saved):
+    was, now = record_in(saved), record_in(saved)
+    now["towers"]["decoder"] = 3
+    said = ["the number of blocks of 'decoder' was 0 in the checkpoint and is 3 now"]
+    assert changes(comparable(was), comparable(now)) == said
+
+
 def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):
     said = common.messages(monkeypatch)
     trainer = resume(saved, tmp_path, layerwise_lr_decay=0.5, allow_layerwise_change=True)
