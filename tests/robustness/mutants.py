@@ -84,6 +84,7 @@ MORE = {
     ],
     "saving/optimizer_record.py": ["saving/test_*.py", "optimizers/test_moving_decay.py"],
     "schedules/_base.py": ["schedules/test_*.py"],
+    "trainer/arguments.py": ["trainer/test_*.py", "test_config.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
 APART = {
