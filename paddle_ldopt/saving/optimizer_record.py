@@ -27,8 +27,6 @@ Record = dict[str, Any]
 _IN_FILES = {"CurveSchedule": "RuleSchedule", "Constant": "Warmup", "curve": "rule"}
 _PRESENT = {in_files: name for name, in_files in _IN_FILES.items()}
 _WEIGHT_DECAY = ("lamb_weight_decay", "regularization_coeff", "regularization_method")  # Paddle's other names for it
-# names for `changed` beside the optimizer's own options
-_NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
 
 def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
@@ -186,10 +184,9 @@ def check_options(saved: Record, present: Record, changed: Collection[str]) -> N
     """Raise ValueError if the options in a file's record differ from the present ones, except those in `changed`."""
     constant = saved["layerwise"]["constant"] and present["layerwise"]["constant"]
     ours = _settings(present, constant)
-    known = {*_NOT_OPTIONS, *ours}
-    unknown = sorted(set(changed) - known)
+    unknown = sorted(set(changed) - set(ours))
     if unknown:
-        raise refusal(ValueError, f"`changed` may name {', '.join(sorted(known))}.", changed=unknown)
+        raise refusal(ValueError, f"`changed` may name {', '.join(sorted(ours))}.", changed=unknown)
     differing = differences(_settings(saved, constant), ours)
     first = {name: next(iter(places.items())) for name, places in differing.items() if name not in changed}
     if first:

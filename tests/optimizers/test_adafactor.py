@@ -96,6 +96,7 @@ VARIANTS = {
     "no momentum to speak of": {"beta1": 0.0},
     "eps": {"eps": (1e-3, 0.5)},
     "clip": {"clip_threshold": 0.3},
+    "weak clip": {"clip_threshold": 2.0},
     "hardly a clip": {"clip_threshold": 100.0},
     "no memory": {"decay_rate": 0.0},
     "short memory": {"decay_rate": -0.3},

@@ -493,7 +493,7 @@ def hook(function):
         ({"layerwise_decay": "0.8"}, TypeError, "Received: layerwise_decay='0.8'"),
         ({"layerwise_decay": True}, TypeError, "Received: layerwise_decay=True"),
         ({"layerwise_decay": ldopt.LayerDecay(0.5)}, TypeError, "as `layerwise_decay` also needs `layers`"),
-        ({"name_dict": None}, ValueError, "no effect without `layers`"),
+        ({"name_dict": None}, ValueError, "no effect without `layers`.*Received: .*name_dict=None, set_param_lr_fun="),
         ({"name_dict": ["a"]}, TypeError, "`name_dict` must be a dict .*Received: name_dict of type list"),
         ({"name_dict": {}}, ValueError, "lacks '"),
         ({"n_layers": 2}, ValueError, "Received: n_layers=2"),

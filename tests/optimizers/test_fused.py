@@ -260,6 +260,7 @@ def test_a_plain_step_passes_paddles_loops_by(name, monkeypatch):
     arrays, grads = bert_like(steps=3)
     with paddle.utils.unique_name.guard():
         params, _ = make_params(arrays)
+        next(iter(params.values())).optimize_attr["learning_rate"] = 1  # an int beside floats
         opt = make(name, params)
         take_steps(opt, params, grads[:1])
         monkeypatch.setattr(type(opt), "_append_optimize_op", None)

@@ -440,13 +440,14 @@ def test_groups_are_updated_in_one_call(name, monkeypatch):
 
 
 @every_optimizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("grouped", [False, True], ids=["whole steps", "groups"])
-def test_a_plan_is_made_once(name, grouped, monkeypatch):
+def test_a_plan_is_made_once(name, grouped, dtype, monkeypatch):
     calls = []
     for method in ("__init__", "select"):
         original = getattr(Plan, method)
         monkeypatch.setattr(Plan, method, lambda *given, m=method, of=original: calls.append(m) or of(*given))
-    params = parameters([3], [2, 2], dtype="bfloat16")
+    params = parameters([3], [2, 2], dtype=dtype)
     opt = make(name, [{"params": params}] if grouped else params, multi_precision=True)
     for _ in range(3):
         give_gradients(params)
@@ -596,6 +597,16 @@ def test_an_epsilon_that_the_library_takes_for_0_is_left_to_paddles_operations(n
     give_gradients([param], 0.0)
     opt.step()
     np.testing.assert_array_equal(param.numpy(), np.ones([2, 2], "float32"))
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor"])
+def test_the_library_computes_with_the_smallest_normal_float32_as_epsilon(name):
+    (param,) = parameters([2, 2])
+    eps = float(np.finfo("float32").tiny)
+    opt = make(name, [param], eps=(eps, 1e-3, 1e-16) if name == "came" else (eps, 1e-3), fused=True)
+    give_gradients([param])
+    opt.step()
+    assert (param.numpy() < 1.0).all()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

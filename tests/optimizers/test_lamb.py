@@ -257,10 +257,12 @@ def test_an_absolute_rate_of_a_group_is_scaled_by_the_layer():
 
 
 @pytest.mark.parametrize("shape, centralized", [([4, 3, 2, 2], 1), ([4, 3, 2, 2, 2], 1), ([4, 3, 2], 0), ([4, 3], 0)])
-def test_gradients_of_convolutions_are_centralized(shape, centralized):
+@pytest.mark.parametrize("dtype", ["float64", "float32"])  # Paddle's operations, the C library
+def test_gradients_of_convolutions_are_centralized(shape, centralized, dtype):
     arrays, grads = random_run(3, {"w": shape, "conv": [2, 2, 1, 1], "bias": [4]})
-    got = train(arrays, grads, 0.1, groups=lambda p: [{"params": list(p.values()), "grad_centralization": True}])
-    close(got, lamb(arrays, grads, lr=0.1, centralized={"w", "conv"} if centralized else {"conv"}))
+    groups = {"groups": lambda p: [{"params": list(p.values()), "grad_centralization": True}]}
+    got = train(arrays, grads, 0.1, dtype, **groups)
+    close(got, lamb(arrays, grads, lr=0.1, centralized={"w", "conv"} if centralized else {"conv"}), dtype)
 
 
 def test_centralization_without_a_convolution_warns():

@@ -199,6 +199,9 @@ def test_a_file_knows_over_how_many_steps_the_decay_moves(tmp_path, saved, now):
     with pytest.raises(ValueError, match=r"steps of the decay=\d+ \(in the file \d+\)"):
         ldopt.load_optimizer(tmp_path / "x.safetensors", second, models[1])
     assert ldopt.load_optimizer(tmp_path / "x.safetensors", second, models[1], changed=["layerwise_decay"])
+    constant = made("adamwdl", models[1], layerwise_decay=0.35)
+    with pytest.raises(ValueError, match=r"steps of the decay=absent \(in the file \d+\) of the optimizer"):
+        ldopt.load_optimizer(tmp_path / "x.safetensors", constant, models[1])
 
 
 def test_any_optimizer_of_paddles_moves_with_its_schedule():

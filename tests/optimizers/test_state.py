@@ -47,6 +47,20 @@ def test_the_size_of_the_state_is_the_documented_one(name, dtype):
         assert got == bytes_of_state(name, shapes.values()) * (2 if dtype == "float64" else 1)
 
 
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("name", ["adafactor", "came"])
+def test_the_factored_state_of_the_first_step_is_the_mean_of_rows_and_columns(name, fused):
+    """Steps do not depend on a constant factor of this state, but other programs read it from files."""
+    grad = np.random.default_rng(0).normal(size=(2, 3, 4))
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params({"batch of matrices": grad})
+        opt = make(name, list(params.values()), fused=fused)
+        take_steps(opt, params, [{"batch of matrices": grad}])
+    for kind, axis in (("row", -1), ("col", -2)):
+        (got,) = (value.numpy() for key, value in opt.state_dict().items() if f"exp_avg_sq_{kind}" in key)
+        np.testing.assert_allclose(got, (grad**2).mean(axis), rtol=1e-6)
+
+
 @every_optimizer
 @pytest.mark.parametrize("state", [[], {1: 2.0}, {"LR_Scheduler": 3}, {"master_weights": 3}], ids=str)
 def test_what_is_no_state_is_refused(name, state):

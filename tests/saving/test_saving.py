@@ -18,6 +18,7 @@ from saving_cases import ALL, CASES, HALF, PADDLES, Run, digest, read, refused, 
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.saving import safetensors_file
+from paddle_ldopt.saving.optimizer_record import describe, merged
 
 
 @pytest.mark.promise("a saved optimizer resumes bit for bit, with the C library and with Paddle's operations")
@@ -237,7 +238,22 @@ def test_the_file_is_plain_safetensors(saved):
     assert record["layerwise"] == {**dataclasses.asdict(ldopt.LayerDecay(0.5)), "n_layers": 12, "constant": True}
     assert record["parameters"]["blocks.0.weight"]["ratio"] == 0.25
     assert record["parameters"]["blocks.0.weight"]["layer"] == ["blocks", 1, 2]
+    assert record["packages"].keys() == {"paddle_ldopt", "paddle", "numpy", "safetensors", "python"}
     assert record["packages"]["paddle"] == paddle.__version__
+    assert record["naming"] == "structured"
+
+
+def test_a_file_with_paddles_names_says_so(path):
+    ldopt.save_optimizer(path, Run("lamb", layerwise=False).optimizer)
+    assert safetensors_file.read_record(path)[0]["naming"] == "paddle"
+
+
+def test_the_merged_record_of_two_processes_has_the_options_of_each_parameter():
+    run = Run("adamwdl", groups=[{"weight_decay": 0.1}, {"weight_decay": 0.2}])
+    names, params = {param.name: name for name, param in run.model.named_parameters()}, run.model.parameters()
+    record = merged([describe(run.optimizer, names, part) for part in (params[:3], params[3:])])
+    used = {name: record["options"][entry["options"]] for name, entry in record["parameters"].items()}
+    assert used == {names[param.name]: run.optimizer.options_of(param) for param in params}
 
 
 @pytest.mark.parametrize("kind, curve", [("constant_with_warmup", "Warmup"), ("linear", "Linear")])

@@ -39,6 +39,16 @@ def test_a_wave_begins_anew_after_each_third():
     np.testing.assert_allclose(got, [1, 0.853553, 0.5, 0.146447] * 3 + [0], atol=1e-6)
 
 
+def test_a_warmup_of_two_steps_from_a_given_rate_ends_at_the_peak():
+    specific = {"min_lr_rate": 0.2, "warmup_lr_rate": 0.25}
+    got = rates(get_scheduler("cosine_warmup_with_min_lr", 1.0, 2, 4, specific), 4)
+    np.testing.assert_allclose(got, [0.25, 1.0, 0.6, 0.2])
+
+
+def test_without_a_warmup_the_inverse_root_has_the_time_scale_of_10000_steps():
+    assert get_scheduler("inverse_sqrt", 1.0, 0).curve(30_000) == 0.5
+
+
 def test_lengths_of_all_phases():
     curves = [Curve(4), Cosine(4, 20), StableDecay(4, 7, 20)]
     assert [curve.length for curve in curves] == [None, 24, 31]

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import paddle
@@ -120,6 +120,12 @@ def test_arguments_from_a_command_line_and_from_json(tmp_path):
     assert args.layerwise_decay == ldopt.LayerDecay(0.8, freeze_below=0.3)
 
 
+def test_each_of_our_arguments_has_a_help_text():
+    ours = {field.name: field.metadata.get("help") for field in fields(LdoptArgumentsMixin)}
+    assert {"layerwise_lr_decay", "layerwise_min_ratio", "optim_kwargs", "allow_layerwise_change"} <= ours.keys()
+    assert all(ours.values()), ours
+
+
 def test_defaults_are_the_trainers(tmp_path):
     args = common.arguments(tmp_path)
     assert args.layerwise_decay == ldopt.LayerDecay(1.0)
@@ -183,7 +189,9 @@ def test_an_argument_for_adam_that_the_optimizer_lacks_is_warned_of(tmp_path, op
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         common.arguments(tmp_path, optim=optim, adam_beta1=0.8, adam_beta2=0.98, adam_epsilon=1e-6)
-    told = [str(warning.message) for warning in caught if "has no effect with optim" in str(warning.message)]
+    ours = [warning for warning in caught if "has no effect with optim" in str(warning.message)]
+    assert all(warning.filename == common.__file__ for warning in ours), "shown where the arguments are made"
+    told = [str(warning.message) for warning in ours]
     assert [message.split("`")[1] for message in told] == unused
     assert all(f"Received: {name}=" in message for name, message in zip(unused, told))
 

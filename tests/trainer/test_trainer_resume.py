@@ -260,9 +260,9 @@ def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form):
         run("resumed", str(checkpoint))
 
 
-def build_passed(model, decay=0.8, hook=False):
+def build_passed(model, decay=0.8, hook=False, rules=None):
     scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: min(1.0, (step + 1) / 5))
-    kwargs = {"layers": ldopt.LayerMap.from_model(model)}
+    kwargs = {"layers": ldopt.LayerMap.from_model(model, rules=rules)}
     if hook:
         names = {param.name: name for name, param in model.named_parameters()}
         depth = {"bert.encoder.layers.0.": 2, "bert.encoder.layers.1.": 1}
@@ -287,6 +287,13 @@ def test_resume_with_a_passed_optimizer(tmp_path, hook):
     settings["passed"] = functools.partial(build_passed, hook=hook, decay=0.5)
     with pytest.raises(ValueError, match=message):
         trainer_run.run(tmp_path / "other", resume=str(tmp_path / "whole/checkpoint-4"), **settings)
+
+
+def test_another_layer_map_of_a_passed_optimizer_is_refused(tmp_path):
+    trainer_run.run(tmp_path, passed=build_passed, max_steps=2, save_steps=2)
+    settings = {"passed": functools.partial(build_passed, rules={r"layers\.1\.linear1": "head"}), "max_steps": 4}
+    with pytest.raises(ValueError, match=r"the layer of '.*linear1\.weight' was block 1 of .* and is head of .* now"):
+        trainer_run.run(tmp_path / "other", resume=str(tmp_path / "checkpoint-2"), **settings)
 
 
 def mortal(folder, form, death, resume):
@@ -325,7 +332,7 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     "change, message",
     [
         ({"layerwise_lr_decay": 0.9}, "layerwise_lr_decay was 0.8 in the checkpoint and is 0.9 now"),
-        ({"layerwise_lr_decay": 1.0}, "layerwise_lr_decay was 0.8 in the checkpoint and is 1.0 now"),
+        ({"layerwise_lr_decay": 1.0}, "layerwise_lr_decay was 0.8 in the checkpoint and is 1.0 now. Use the same"),
         ({"layerwise_convention": "electra"}, "was 'paddlenlp' in the checkpoint and is 'electra' now"),
         ({"layerwise_freeze_below": 0.6}, "layerwise_freeze_below was 0.0 in the checkpoint and is 0.6 now"),
         ({"optim": "adamw"}, "the optimizer was AdamWDL in the checkpoint and is AdamW now"),
@@ -343,7 +350,7 @@ def test_resume_with_another_depth_or_layer_map_is_refused_before_anything_chang
     model = common.tiny_model(layers=3)
     before = common.weights(model)
     trainer = common.trainer(tmp_path, model=model, optim="adamwdl", layerwise_lr_decay=0.8)
-    stack = r"the number of blocks of 'bert\.encoder\.layers' was 2 in the checkpoint and is 3 now"
+    stack = r"the number of blocks of 'bert\.encoder\.layers' was 2 in the checkpoint and is 3 now\. Use the same"
     with pytest.raises(ValueError, match=stack):
         trainer.train(resume_from_checkpoint=saved)
     assert common.same(before, common.weights(model))
@@ -369,6 +376,13 @@ def test_added_and_removed_parameters_are_named(saved):
         "and 2 more",
     ]
     assert changes(comparable(now), comparable(was))[0] == f"'{names[0]}' is not in the checkpoint"
+
+
+def test_a_new_stack_had_no_blocks(saved):
+    was, now = record_in(saved), record_in(saved)
+    now["towers"]["decoder"] = 3
+    said = ["the number of blocks of 'decoder' was 0 in the checkpoint and is 3 now"]
+    assert changes(comparable(was), comparable(now)) == said
 
 
 def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):

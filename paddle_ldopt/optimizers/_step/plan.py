@@ -174,7 +174,7 @@ def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
     """Return why the C library cannot use a tensor as this state or master, None if it can."""
     if not tensor.is_contiguous():
         return "its state is not contiguous"
-    if place not in ("param", "copy", 2) and tensor.dtype != paddle.float32:
+    if place != 2 and tensor.dtype != paddle.float32:
         return f"its state is of type {tensor.dtype}"
     return None
 
