@@ -68,7 +68,9 @@ def say_cut(dataset, limit=0.05):
     line = f"{cut} of {len(lengths)} training texts ({share:.1%}) are cut to max_length={length}"
     if share > limit:
         enough = lengths[int((1 - limit) * (len(lengths) - 1))]
-        line = f"warning: {line}; --max_length {enough} would cut at most {limit:.0%}"
+        most = dataset.tokenizer.model_max_length  # 1e30 if unknown
+        advice = f"--max_length {enough} would cut at most {limit:.0%}"
+        line = f"warning: {line}; {advice if enough <= most else f'this model reads at most {most}'}"
     tokens = [token for row in dataset[:1000] for token in row["input_ids"]]
     unknown = tokens.count(dataset.tokenizer.unk_token_id) / len(tokens)
     if unknown > limit:
