@@ -172,7 +172,8 @@ def run(argv):
         raise error("F1 needs tags of the form B-, I-, O: use accuracy.", metric_for_best_model="f1")
     trainer, test = build(args, options, parts)
     score = Score(metric, "each word's usual tag", baseline[metric])
-    fine_tune(trainer, test, score, options, argv, parts)
+    characters = all(len(word) == 1 for words, _ in parts.train for word in words)  # as in Chinese data
+    fine_tune(trainer, test, score, options, argv, parts, noted={"characters": characters})
 
 
 main = entry_point(run)
