@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import error
-from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes, warn_of_few
+from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes, warn_of_few, warn_of_unknown
 from .text_sources import Rows, check_labels, file_rows, hub_text_rows
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
@@ -71,12 +71,7 @@ def say_cut(dataset, limit=0.05):
         most = dataset.tokenizer.model_max_length  # 1e30 if unknown
         advice = f"--max_length {enough} would cut at most {limit:.0%}"
         line = f"warning: {line}; {advice if enough <= most else f'this model reads at most {most}'}"
-    tokens = [token for row in dataset[:1000] for token in row["input_ids"]]
-    unknown = tokens.count(dataset.tokenizer.unk_token_id) / len(tokens)
-    if unknown > limit:
-        advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
-        line += f".\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}"
-    return f"{line}."
+    return f"{line}.{warn_of_unknown(dataset, dataset.tokenizer, limit)}"
 
 
 def load_splits(

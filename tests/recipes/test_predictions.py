@@ -70,7 +70,8 @@ def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa:
 def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
     for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
         (tmp_path / f"{split}.txt").write_text("张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n\n" * rows, encoding="utf-8")
-    start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    out = start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    assert "warning: the tokenizer does not know " in out, "the tiny model is English"
     predicted(capsys, tmp_path / "out", "李四在京", "--output", tmp_path / "a.jsonl")
     (row,) = rows_of(tmp_path / "a.jsonl")
     assert row["words"] == list("李四在京") and len(row["tags"]) == 4
