@@ -54,7 +54,9 @@ class TextDataset(list):
         """Return the number of tokens of each row before it is cut."""
         kept = [len(row["input_ids"]) for row in self]
         pairs = zip(kept, self.rows)
-        return [n if n < self.max_length else len(self._tokens(text)["input_ids"]) for n, (text, _) in pairs]
+        return [
+            n if n < self.max_length else len(self._tokens(text, verbose=False)["input_ids"]) for n, (text, _) in pairs
+        ]
 
 
 def say_cut(dataset, limit=0.05):
