@@ -25,7 +25,7 @@ from common.arguments import RecipeArguments, check_least, option, parse
 from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import docstring_texts
-from common.parts import load_parts
+from common.parts import load_parts, warn_of_unknown
 from common.pretrained import load_encoder
 from common.trainers import TokenTrainer, logits_of
 from paddlenlp.data import DataCollatorWithPadding
@@ -184,8 +184,8 @@ def run(argv):
         rows_of=lambda data, split: hub_texts(data, options.text_field),
         key=str,
     )
-    print(parts.description, flush=True)
     trainer, test, baseline = build(args, options, parts)
+    print(f"{parts.description}{warn_of_unknown(trainer.train_dataset, trainer.tokenizer)}", flush=True)
     score = Score("accuracy", "most frequent token", baseline)
     fine_tune(trainer, test, score, options, argv, parts)
 

@@ -23,7 +23,7 @@ from common.arguments import RecipeArguments, check_least, option, parse
 from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import signature_questions
-from common.parts import load_parts
+from common.parts import load_parts, warn_of_unknown
 from common.pretrained import load_encoder
 from common.text_scores import answer_scores
 from common.trainers import ScoringTuner
@@ -167,10 +167,10 @@ def run(argv):
     options, args, argv = parse(argv, Options, Arguments)
     reading = {"suffixes": (".json",), "read": read_squad, "rows_of": hub_rows, "key": lambda row: row[1]}
     parts = load_parts(options.data, own={"signatures": signature_questions}, **reading)
-    print(parts.description, flush=True)
     usual = Counter(answers[0] for _, _, answers, _ in parts.train).most_common(1)[0][0]
     baseline = answer_scores([usual] * len(parts.test), [row[2] for row in parts.test])["exact_match"]
     trainer, test = build(args, options, parts)
+    print(f"{parts.description}{warn_of_unknown(trainer.train_dataset, trainer.tokenizer)}", flush=True)
     score = Score("exact_match", "the most frequent answer", baseline)
     fine_tune(trainer, test, score, options, argv, parts)
 

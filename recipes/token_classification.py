@@ -20,7 +20,7 @@ from common.arguments import RecipeArguments, check_least, option, parse
 from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import tagged_docstrings
-from common.parts import load_parts
+from common.parts import load_parts, warn_of_unknown
 from common.pretrained import load_encoder
 from common.text_sources import label_names
 from common.trainers import FineTuner
@@ -165,14 +165,15 @@ def run(argv):
         rows_of=hub_rows,
         key=lambda row: " ".join(row[0]),
     )
-    print(parts.description, flush=True)
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
     metric = "f1" if "f1" in baseline else "accuracy"
     if args.metric_for_best_model not in (*baseline, "loss"):
         raise error("F1 needs tags of the form B-, I-, O: use accuracy.", metric_for_best_model="f1")
     trainer, test = build(args, options, parts)
+    print(f"{parts.description}{warn_of_unknown(trainer.train_dataset, trainer.tokenizer)}", flush=True)
     score = Score(metric, "each word's usual tag", baseline[metric])
-    fine_tune(trainer, test, score, options, argv, parts)
+    characters = all(len(word) == 1 for words, _ in parts.train for word in words)  # as in Chinese data
+    fine_tune(trainer, test, score, options, argv, parts, noted={"characters": characters})
 
 
 main = entry_point(run)

@@ -16,7 +16,7 @@ def check_found(names: list[str], lists: FoundLists, deepest: int) -> None:
     if not deepest:
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
-            f"{_advice(lists.others or {'cells': 0})}. Received: names=[{first_few(names, 8)}]"
+            f"{_advice(lists.others or lists.single or {'cells': 0})}. Received: names=[{first_few(names, 8)}]"
         )
     unknown = {
         tower: length
@@ -38,7 +38,8 @@ def _advice(lists: dict[str, int]) -> str:
     longest = max(outer, key=lists.__getitem__)
     pattern = (longest if "<i>" in longest else f"{longest}.<i>").replace(".", r"\.")
     pattern = pattern.replace("<i>", r"(\d+)", 1).replace("<i>", r"\d+")
-    return "give `rules`, such as " + json.dumps({rf"{pattern}\.": r"\1"})  # for Python, JSON and YAML alike
+    rules = json.dumps({rf"{pattern}\.": r"\1"}, ensure_ascii=False)  # for Python, JSON and YAML alike
+    return f"give `rules`, such as {rules}"
 
 
 def guesses_of_lists(lists: FoundLists, by_rules: dict[str, int], layers: dict[str, Layer]) -> list[str]:

@@ -1,5 +1,6 @@
 """Reads the state of a PyTorch optimizer by parameter name, from a dict, safetensors or a file of `torch.save`."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -62,6 +63,7 @@ def _by_torch(path: str) -> Any:
     try:
         import torch
     except ImportError:
+        os.stat(path)  # raises if the file is missing
         problem = "Only PyTorch reads this file: install it (a CPU build suffices), or convert the file to safetensors."
         raise refusal(ImportError, problem, path=path) from None
     if tuple(map(int, torch.__version__.split(".")[:2])) < _LEAST_TORCH:

@@ -1,4 +1,4 @@
-"""Facts of a run for its report: date, versions, machine, command, batch, seed and epochs."""
+"""Facts of a run for its report: date, versions, machine, command, batch, seed and length."""
 
 import datetime
 import os
@@ -11,7 +11,7 @@ import paddle
 
 
 def run_facts(args: Any) -> dict[str, Any]:
-    """Return date, versions, machine, seed, batch, epochs and command of the run with these Trainer's arguments."""
+    """Return date, versions, machine, command, batch, seed and length of the run with these Trainer's arguments."""
     facts = {
         "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
         "versions": _versions(),
@@ -26,9 +26,9 @@ def run_facts(args: Any) -> dict[str, Any]:
         facts["batch"] = batch * accumulated * processes
         if accumulated * processes > 1:
             facts["batch"] = f"{facts['batch']}: {batch} rows, {accumulated} accumulated, {processes} process(es)"
-    fields = {"seed": "seed", "epochs": "num_train_epochs", "logging folder": "logging_dir"}
-    if not hasattr(args, "num_train_epochs"):
-        fields["epochs"] = "epochs"
+    epochs = "num_train_epochs" if hasattr(args, "num_train_epochs") else "epochs"
+    length = {"steps": "max_steps"} if getattr(args, "max_steps", -1) > 0 else {"epochs": epochs}
+    fields = {"seed": "seed", **length, "logging folder": "logging_dir"}
     facts.update({name: getattr(args, field) for name, field in fields.items() if hasattr(args, field)})
     return facts
 

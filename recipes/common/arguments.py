@@ -109,6 +109,11 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
                 yield error(f"`{name}` exceeds the number of processes: {launch}.", **{name: degree})
 
 
+def decay_name(args):
+    """Return the decay of a Trainer's arguments in words, for tables and headings."""
+    return f"decay {args.layerwise_lr_decay:g}" + " with preserve_mean" * args.layerwise_preserve_mean
+
+
 def option(default, text):
     """Return a field of the command line."""
     if isinstance(default, list):

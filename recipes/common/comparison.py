@@ -20,7 +20,7 @@ from scipy import stats
 from paddle_ldopt.trainer.report_facts import run_facts
 from paddle_ldopt.trainer.report_page import pairs, paragraph, plots, section, side_by_side, table, write_page
 
-from .arguments import LOWER_IS_BETTER
+from .arguments import LOWER_IS_BETTER, decay_name
 from .run_folder import write_json
 
 DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite
@@ -46,7 +46,7 @@ def compare(args, learning_rates, seeds, train, description=""):
     The second arm has the decay of `args`; the `seeds` seeds begin with that of `args`. `train(args)` returns the
     validation score and the test score of a new model. `description` describes the data.
     """
-    arms, runs = {"uniform": 1.0, f"decay {args.layerwise_lr_decay:g}": args.layerwise_lr_decay}, []
+    arms, runs = {"uniform": 1.0, decay_name(args): args.layerwise_lr_decay}, []
     todo = [(rate, arm, args.seed + seed) for rate in learning_rates for arm in arms for seed in range(seeds)]
     for rate, arm, seed in todo:
         now = copy.deepcopy(args)

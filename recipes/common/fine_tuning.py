@@ -17,7 +17,7 @@ from paddlenlp.utils.log import logger
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
 
-from .arguments import LOWER_IS_BETTER
+from .arguments import LOWER_IS_BETTER, decay_name
 from .progress import replace_progress
 from .run_folder import NoteArguments, check_data, names_in, note_for_predictions, write_json
 from .stopping import StopWithCheckpoint
@@ -75,7 +75,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
         "defaults": defaults_of(settings, argv, options, args),
     }
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
-    rates = f"decay {args.layerwise_lr_decay:g}, learning rate {rate}"
+    rates = f"{decay_name(args)}, learning rate {rate}"
     report = RunReport(args.output_dir, f"{options.model} on {options.data}, {rates}", trainer.layer_map)
     check_data(args, parts)
     callbacks, stop = [report, LayerLRCallback()], StopWithCheckpoint()

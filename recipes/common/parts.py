@@ -89,6 +89,16 @@ def sizes(parts):
     return ", ".join(f"{len(parts[split])} {split}" for split in SPLITS)
 
 
+def warn_of_unknown(rows, tokenizer, limit=0.05):
+    """Return a warning if a tokenizer does not know more than `limit` of the tokens of `rows`, otherwise ""."""
+    tokens = [token for row in rows[:1000] for token in row["input_ids"]]
+    unknown = tokens.count(tokenizer.unk_token_id) / max(len(tokens), 1)
+    if unknown <= limit:
+        return ""
+    advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
+    return f"\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}."
+
+
 def warn_of_few(parts):
     """Return a line that warns if the validation or test rows are too few to judge a model by, or "" if not."""
     few = [f"{len(parts[split])} {split}" for split in ("validation", "test") if len(parts[split]) < FEW]

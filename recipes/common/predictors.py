@@ -116,12 +116,14 @@ class Images:
 
 
 class Tags(_Model):
-    """A tag for each word of a text; words that are cut off have none."""
+    """A tag for each word of a text, or each character if it was trained on these; words that are cut off have none."""
 
     recipe, task, collator = "token_classification", "TokenClassification", DataCollatorForTokenClassification
 
     def _apply(self, inputs):
         names, sentences = self.model.config.id2label, [text.split() for (text,) in inputs]
+        if getattr(self.options, "characters", False):
+            sentences = [list("".join(words)) for words in sentences]
         rows = [(words, [names[0]] * len(words)) for words in sentences]
         batch = self.collate(
             self.module.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)

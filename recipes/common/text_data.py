@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import error
-from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes, warn_of_few
+from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes, warn_of_few, warn_of_unknown
 from .text_sources import Rows, check_labels, file_rows, hub_text_rows
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
@@ -54,7 +54,9 @@ class TextDataset(list):
         """Return the number of tokens of each row before it is cut."""
         kept = [len(row["input_ids"]) for row in self]
         pairs = zip(kept, self.rows)
-        return [n if n < self.max_length else len(self._tokens(text)["input_ids"]) for n, (text, _) in pairs]
+        return [
+            n if n < self.max_length else len(self._tokens(text, verbose=False)["input_ids"]) for n, (text, _) in pairs
+        ]
 
 
 def say_cut(dataset, limit=0.05):
@@ -68,13 +70,10 @@ def say_cut(dataset, limit=0.05):
     line = f"{cut} of {len(lengths)} training texts ({share:.1%}) are cut to max_length={length}"
     if share > limit:
         enough = lengths[int((1 - limit) * (len(lengths) - 1))]
-        line = f"warning: {line}; --max_length {enough} would cut at most {limit:.0%}"
-    tokens = [token for row in dataset[:1000] for token in row["input_ids"]]
-    unknown = tokens.count(dataset.tokenizer.unk_token_id) / len(tokens)
-    if unknown > limit:
-        advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
-        line += f".\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}"
-    return f"{line}."
+        most = dataset.tokenizer.model_max_length  # 1e30 if unknown
+        advice = f"--max_length {enough} would cut at most {limit:.0%}"
+        line = f"warning: {line}; {advice if enough <= most else f'this model reads at most {most}'}"
+    return f"{line}.{warn_of_unknown(dataset, dataset.tokenizer, limit)}"
 
 
 def load_splits(

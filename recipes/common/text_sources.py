@@ -14,9 +14,12 @@ from .errors import error
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
-PAIRS = (("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2"))
+PAIRS = (
+    *(("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2")),
+    ("query", "title"),  # LCQMC and BQ of PaddleNLP
+)
 USUAL_NAMES = {
-    "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question", "query")
+    "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question")
     + ("文本", "文本内容", "句子", "内容", "评论", "评论内容", "正文"),
     "text_pair_column": tuple(b for _, b in PAIRS),
     "label_column": ("label", "labels", "class", "category", "intent", "sentiment")
@@ -103,7 +106,7 @@ def decode(path, encoding="utf-8"):
     except UnicodeDecodeError as cause:
         line = cause.object.count(b"\n", 0, cause.start) + 1
         marked = cause.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        advice = "`--encoding utf-16`" if marked else "the file's own, for example `--encoding cp1252` or `gb18030`"
+        advice = "`--encoding utf-16`" if marked else "its encoding, for example `--encoding cp1252` or `gb18030`"
         problem = f"Line {line} is not {encoding.upper()} ({cause.reason}): pass {advice}."
         raise error(problem, source=path, encoding=encoding) from cause
 
@@ -125,14 +128,14 @@ def _unique_keys(pairs):
 
 
 def _csv_records(text, suffix):
-    """Yield (line, cells) of each row that is not blank."""
+    """Yield (line, cells) of each row that is not blank: Excel ends a file with rows of empty cells, `,,`."""
     delimiter = _delimiter(text, suffix)
     options = {"delimiter": delimiter, "strict": True}
     if suffix == ".tsv" and not _is_quoted(text, delimiter):
         options = {"delimiter": delimiter, "quoting": csv.QUOTE_NONE}
     reader = csv.reader(io.StringIO(text, newline=""), **options)
     for cells in reader:
-        if cells:
+        if len(cells) == 1 or any(map(str.strip, cells)):
             yield reader.line_num, cells
 
 

@@ -183,13 +183,20 @@ def test_a_norm_that_precedes_stages_goes_by_its_width(width, index):
 
 def test_an_error_suggests_the_longest_list_of_the_model():
     nested = [f"scales.{i}.cells.{j}.{part}" for i in range(3) for j in range(5) for part in PARTS]
-    for names, pattern in ((names_of("cells"), r"cells\.(\d+)\."), (nested, r"scales\.(\d+)\.")):
+    single = [f"features.{i}.{part}" for i in range(4) for part in ("weight", "bias")]  # VGG's convolutions
+    for names, pattern, depth in (
+        (names_of("cells"), r"cells\.(\d+)\.", 3),
+        (names_of("层"), r"层\.(\d+)\.", 3),
+        (nested, r"scales\.(\d+)\.", 3),
+        (single, r"features\.(\d+)\.", 4),
+    ):
         with pytest.raises(ValueError, match="such as {") as refused:
             LayerMap.from_names(names)
         hint = re.search(r"such as (\{.*?\})\.", str(refused.value))[1]
         for read in (ast.literal_eval, json.loads, yaml.safe_load):  # it can be pasted into each of them
             assert read(hint) == {pattern: r"\1"}
-        assert LayerMap.from_names(names, {pattern: r"\1"}).n_layers == 3
+        assert LayerMap.from_names(names, {pattern: r"\1"}).n_layers == depth
+        assert pattern.partition("\\")[0] in str(refused.value), "readable in every script"
 
 
 def test_stacks_with_other_items_between_them_are_a_guess():

@@ -67,6 +67,16 @@ def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa:
             predict.main([str(tmp_path / "out"), "a text"])
 
 
+def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
+    for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
+        (tmp_path / f"{split}.txt").write_text("张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n\n" * rows, encoding="utf-8")
+    out = start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    assert "warning: the tokenizer does not know " in out, "the tiny model is English"
+    predicted(capsys, tmp_path / "out", "李四在京", "--output", tmp_path / "a.jsonl")
+    (row,) = rows_of(tmp_path / "a.jsonl")
+    assert row["words"] == list("李四在京") and len(row["tags"]) == 4
+
+
 def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
     start("image_classification", *two_steps("image_classification", tmp_path / "out"))
     for number in (1, 2):

@@ -211,6 +211,14 @@ def test_delimiters_are_detected(tmp_path, mark, suffix, header):
     assert len(everything(load_splits(path))) == 60
 
 
+def test_rows_of_empty_cells_count_as_blank(tmp_path):
+    rows = "".join(f"{i},{text.replace(',', '')},{label}\n" for i, (text, label) in enumerate(ROWS))
+    (tmp_path / "excel.csv").write_text(f"id,text,label\n{rows},,\n, ,\n")
+    assert len(everything(load_splits(tmp_path / "excel.csv"))) == 60
+    (tmp_path / "one.csv").write_text('text\na\n""\nb\n')  # an empty text, not a row of empty cells
+    assert len(text_sources.read_table(tmp_path / "one.csv", {"text_column": "text"})[1]) == 3
+
+
 def test_the_description_says_what_is_used(tmp_path):
     path = write(
         tmp_path / "a.csv", [(label, i, text) for i, (text, label) in enumerate(ROWS)], ("label", "id", "text")
@@ -364,7 +372,9 @@ MISTAKES = {  # name: (files, source, options, what the message says)
         "first row's label 'stars'.*pass `--text_column` and `--label_column`.*has_header F",
     ),
     "not UTF-8": of_file(
-        "a.tsv", GOOD.encode() + b"caf\xe9\tx\n", "Line 61 is not UTF-8.*`--encoding cp1252` or `gb18030`"
+        "a.tsv",
+        GOOD.encode() + b"caf\xe9\tx\n",
+        "Line 61 is not UTF-8.*pass its encoding.*`--encoding cp1252` or `gb18030`",
     ),
     "unknown encoding": of_file("a.tsv", GOOD, "Python does not know this encoding.*encoding='cp0'", encoding="cp0"),
     "UTF-16": of_file("a.csv", GOOD.encode("utf-16"), "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
@@ -498,7 +508,7 @@ def tokenizer(tmp_path_factory):
     return BertTokenizer(str(path))
 
 
-def test_what_is_cut_is_counted_and_warned_of(tokenizer):
+def test_what_is_cut_is_counted_and_warned_of(tokenizer, monkeypatch):
     rows = [("one", 0)] * 18 + [("one two three", 1), (("two", "three"), 0)]
     assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=5)) == (
         "0 of 20 training texts (0.0%) are cut to max_length=5."
@@ -507,6 +517,9 @@ def test_what_is_cut_is_counted_and_warned_of(tokenizer):
         "warning: 2 of 20 training texts (10.0%) are cut to max_length=4; --max_length 5 would cut at most 5%."
     )
     assert text_data.say_cut(TextDataset([*rows, *[("one", 0)] * 20], tokenizer, max_length=4)).startswith("2 of 40")
+    monkeypatch.setattr(tokenizer, "model_max_length", 4)
+    monkeypatch.setattr("paddlenlp.utils.log.logger.warning", pytest.fail)  # of errors to come
+    assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=3)).endswith("=3; this model reads at most 4.")
 
 
 def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):

@@ -216,7 +216,8 @@ def test_decay_and_optimizer_are_what_was_asked_for(run, optim, decay):
     for row, power in zip(done.trainer.layer_map.table(optimizer=done.trainer.optimizer).rows, (3, 2, 1, 0)):
         assert row.ratio == pytest.approx((decay**power / mean,) * 2)
     assert ("AdamWDL" in type(done.trainer.optimizer).__mro__[0].__name__) == (optim == "adamwdl")
-    assert f"decay {decay:g}, learning rate 0.0003" in (done.folder / "report.html").read_text()
+    kept = " with preserve_mean" if decay != 1 else ""
+    assert f"decay {decay:g}{kept}, learning rate 0.0003" in (done.folder / "report.html").read_text()
 
 
 def test_the_mean_rate_is_kept_unless_it_is_declined(run):
@@ -497,7 +498,9 @@ def test_the_comparison_trains_both_arms_alike(run, tmp_path):
     assert trained == grid
     assert len({t.state.global_step for t in done.trainers}) == 1 and done.trainer.state.global_step > 0
     runs = json.loads((tmp_path / "out/compare.json").read_text())
-    assert [(r["learning_rate"], {"uniform": 1.0, "decay 0.8": 0.8}[r["arm"]], r["seed"]) for r in runs] == grid
+    assert [
+        (r["learning_rate"], {"uniform": 1.0, "decay 0.8 with preserve_mean": 0.8}[r["arm"]], r["seed"]) for r in runs
+    ] == grid
     for i, (r, trainer) in enumerate(zip(runs, done.trainers), 1):
         assert f"[{i}/8] learning rate {r['learning_rate']:g}, {r['arm']}, seed {r['seed']}: " in done.out
         assert r["validation"] == trainer.evaluate()["eval_accuracy"]
@@ -513,17 +516,19 @@ def test_the_comparison_says_what_it_found_and_leaves_a_report(monkeypatch, tmp_
     compare(args, [1e-3, 3e-3], 2, train=lambda now: next(scores), description="the data")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "[1/8] learning rate 0.001, uniform, seed 42: validation 0.600, test 0.500"
-    assert [line.split("│")[1:4] for line in printed if line.startswith("│")] == [
-        [" 0.001         ", " 0.600 ± 0.141 ", " 0.800 ± 0.141 "],
-        [" 0.003         ", " 0.900 ± 0.000 ", " 0.200 ± 0.141 "],
+    assert [[cell.strip() for cell in line.split("│")[1:4]] for line in printed if line.startswith("│")] == [
+        ["0.001", "0.600 ± 0.141", "0.800 ± 0.141"],
+        ["0.003", "0.900 ± 0.000", "0.200 ± 0.141"],
     ]
     assert printed[-4:-2] == [
         "uniform: 0.600 ± 0.141 at learning rate 0.001, the best by validation",
-        "decay 0.9: 0.200 ± 0.141 at learning rate 0.003, the best by validation",
+        "decay 0.9 with preserve_mean: 0.200 ± 0.141 at learning rate 0.003, the best by validation",
     ]
     assert [(r["validation"], r["test"]) for r in json.loads((tmp_path / "out/compare.json").read_text())] == found
     page = (tmp_path / "out/report.html").read_text()
-    assert printed[-2].startswith("Verdict: decay 0.9 scores 0.400 less than uniform (95 % interval ")
+    assert printed[-2].startswith(
+        "Verdict: decay 0.9 with preserve_mean scores 0.400 less than uniform (95 % interval "
+    )
     assert f"<p>{printed[-2]}</p>" in page and "<p>the data</p>" in page and page.count("<img") == 1
     assert f"<p>{printed[-3]}</p>" in page and "logging folder" not in page, "a comparison writes none"
     assert "<td>0.003</td><td>0.900 ± 0.000</td><td>0.200 ± 0.141</td>" in page
@@ -547,7 +552,7 @@ def test_a_comparison_goes_on_with_what_has_not_diverged(monkeypatch, tmp_path, 
     assert rows == [["0.01", "diverged", "0.010"], ["0.001", "0.001", "0.001"]]
     assert printed[-4:-2] == [
         "uniform: 0.001 at learning rate 0.001, the best by validation",
-        "decay 0.9: 0.010 at learning rate 0.01, the best by validation",
+        "decay 0.9 with preserve_mean: 0.010 at learning rate 0.01, the best by validation",
     ]
     assert [r["test"] for r in json.loads((tmp_path / "out/compare.json").read_text())] == [None, 1e-2, 1e-3, 1e-3]
     with pytest.raises(ValueError, match="other"):

@@ -461,3 +461,16 @@ def test_a_split_that_is_missing_is_dealt_out_of_the_training_rows(tmp_path):
     assert parts.deal(rows[::-1], str, "rows").test == all_three.test[::-1], "whatever their order"
     with pytest.raises(ValueError, match="No rows are left for"):
         parts.deal(["one row"], str, "rows")
+
+
+@pytest.mark.parametrize("name, file", [("question_answering", "a.json"), ("masked_lm_pretraining", "a.txt")])
+def test_chinese_data_for_an_english_model_are_warned_of(start, tmp_path, name, file):
+    texts = [f"第{i}条：路径在北京。" for i in range(40)]
+    answers = [{"text": "北京", "answer_start": texts[0].index("北京")}]
+    asked = [{"context": text, "qas": [{"id": text, "question": "在哪？", "answers": answers}]} for text in texts[:10]]
+    content = json.dumps({"data": [{"paragraphs": asked}]}) if file.endswith("json") else "\n".join(texts)
+    for split in ("train", "dev", "test"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / file.replace("a", split)).write_text(content, encoding="utf-8")
+    out = start(name, *two_steps(name, tmp_path / "out"), "--data", str(tmp_path / "data"))
+    assert "warning: the tokenizer does not know " in out

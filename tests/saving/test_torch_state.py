@@ -258,6 +258,9 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
 def test_without_torch_its_files_are_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     run = Run("adamwdl").train(1)
+    with pytest.raises(FileNotFoundError, match=r"a\.pt"):
+        ldopt.convert_torch_optimizer(tmp_path / "a.pt", run.optimizer, run.model)
+    (tmp_path / "a.pt").touch()
     with refused("Only PyTorch reads this file", ImportError, run):
         ldopt.convert_torch_optimizer(tmp_path / "a.pt", run.optimizer, run.model)
 

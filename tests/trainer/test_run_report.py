@@ -143,7 +143,7 @@ def test_results_settings_and_description_are_shown(trained):
 
 def test_the_run_is_on_top(trained):
     facts = dict(trained.page.tables[0])
-    names = ["date", "versions", "machine", "device", "command", "batch", "seed", "epochs", "logging folder"]
+    names = ["date", "versions", "machine", "device", "command", "batch", "seed", "steps", "logging folder"]
     assert list(facts) == names
     args = trained.trainer.args
     assert facts["batch"] == str(args.per_device_train_batch_size) and facts["seed"] == str(args.seed)
@@ -156,6 +156,9 @@ def test_accumulated_rows_are_counted_in_the_batch():
     facts = run_report.run_facts(args)
     assert facts["batch"] == "32: 8 rows, 4 accumulated, 1 process(es)" and facts["epochs"] == 2 and "seed" not in facts
     assert run_report.run_facts(types.SimpleNamespace(batch_size=8, epochs=3))["epochs"] == 3
+    args.max_steps = 5  # overrides the epochs
+    facts = run_report.run_facts(args)
+    assert facts["steps"] == 5 and "epochs" not in facts
 
 
 def test_the_page_is_self_contained(trained):
