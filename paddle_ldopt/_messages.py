@@ -105,13 +105,15 @@ def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
     return "".join(f"; the nearest is {known[near]!r}" for near in found)
 
 
-def unknown(noun: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20) -> str:
+def unknown(
+    noun: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20, advice: str = ""
+) -> str:
     """Return the message for an unknown `key`, with the nearest known name; `received` replaces "key=value"."""
     names, name = list(known), shown(key)
     valid = f" Valid: {', '.join(names)}." if len(names) <= limit else ""
     plain = key if isinstance(key, str) and len(key) <= len(name) else name
     near, received = nearest(key, names, 0.4), received or f"{plain}={shown(value)}"
-    return f"{name} is not a known {noun}{near}.{valid} Received: {received}"
+    return f"{name} is not a known {noun}{near}.{valid}{advice and ' ' + advice} Received: {received}"
 
 
 def tell_all(problems: Iterable[str]) -> None:

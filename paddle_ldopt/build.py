@@ -175,7 +175,8 @@ def create(
         0.125
     """
     if not isinstance(name, str) or name not in OPTIMIZERS:
-        raise ValueError(unknown("optimizer", name, None, OPTIMIZERS, f"name={shown(name)}"))
+        others = "For another optimizer of Paddle, build it and call `apply_layerwise_decay`."
+        raise ValueError(unknown("optimizer", name, None, OPTIMIZERS, f"name={shown(name)}", advice=others))
     known = OPTIMIZERS[name].all_arguments | {"rules", "granularity", "layers", "groups", "max_grad_norm"}
     for argument in arguments.keys() - known:
         message = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."

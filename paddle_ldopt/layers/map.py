@@ -53,6 +53,9 @@ class LayerMap:
         self.name_dict = name_dict or {}
         self.n_layers = max(layer.depth for layer in layers.values())
 
+    def __repr__(self) -> str:
+        return f"LayerMap(towers={self.towers}, {len(self._layers)} parameters)"
+
     @classmethod
     def from_names(
         cls, names: Iterable[str], rules: Optional[Rules] = None, granularity: Granularity = "block"

@@ -21,6 +21,10 @@ def test_tied_parameters_count_once_at_the_lowest_layer():
     assert layers.name_dict == {p.name: n for n, p in model.named_parameters()}
 
 
+def test_a_map_prints_its_towers():
+    assert repr(LayerMap.from_names(names_of())) == f"LayerMap(towers={{'h': 3}}, {len(names_of())} parameters)"
+
+
 def test_frozen_parameters_shift_nothing():
     model = Tied()
     before = LayerMap.from_model(model).fingerprint()
