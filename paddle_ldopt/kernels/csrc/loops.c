@@ -254,7 +254,7 @@ HIDDEN CLONES void factored_step(float *restrict p, const float *restrict x, con
     }
 }
 
-/* ---- Adafactor and CAME: matrices of few columns
+/* ---- Adafactor and CAME: matrices with few columns
 
    The overhead of a loop over one short row exceeds its arithmetic. So the factors of several rows are laid out like
    the rows, and each loop covers all of their elements. Loops that need separate rows read and write them in quads of

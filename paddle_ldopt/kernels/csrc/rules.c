@@ -73,7 +73,7 @@ HIDDEN int64_t scratch_bytes(const struct work *w)
     return w->tiles * 2 * (int64_t)sizeof(double) + floats * (int64_t)sizeof(float);
 }
 
-/* ---- numbers of a step */
+/* ---- constants of a step */
 
 static double one_minus_power(double beta, double t) { return beta > 0 ? -expm1(t * log(beta)) : 1.0; }
 
@@ -81,7 +81,7 @@ static void begin_adamw(struct work *w)
 {
     const struct tensor *t = w->t;
     float power1 = *t->step, power2 = *t->aux, root = sqrtf(1.0f - power2), lr = (float)t->lr;
-    if (t->param_type == FLOAT32 && !t->copy) { /* as Paddle's kernel, which takes 1 - beta in float32 */
+    if (t->param_type == FLOAT32 && !t->copy) { /* like Paddle's kernel, which computes 1 - beta in float32 */
         w->rest1 = 1.0f - w->beta1;
         w->rest2 = 1.0f - w->beta2;
     }
@@ -331,7 +331,7 @@ static void run_rows(const struct work *w, int pass, struct part x, struct stage
     }
 }
 
-/* ---- the same for matrices of few columns: several rows at once, which are contiguous in memory */
+/* ---- the same for matrices with few columns: several rows at once, which are contiguous in memory */
 
 static int is_narrow(const struct tensor *t) { return t->cols <= LANES; }
 
@@ -442,7 +442,7 @@ HIDDEN void run_tile(const struct work *w, int phase, int64_t tile, struct stage
 
 /* ---- between the phases */
 
-/* Add up the sums of the tiles, in the place of the first tile's. */
+/* Add the sums of all tiles to those of the first tile. */
 static void add_parts(float *parts, int64_t n, int64_t count)
 {
     for (int64_t k = 1; k < count; k++)
@@ -464,7 +464,7 @@ static void factor(const struct work *w, struct averages a)
         double mean = 0;
         for (int64_t i = 0; i < t->rows; i += CHUNK)
             mean += sum(a.row_state + b * t->rows + i, smaller(CHUNK, t->rows - i));
-        /* not the root of row / mean: for a row without a gradient this may be denormal, which counts as 0 */
+        /* not the root of row / mean, which may be denormal, and so count as 0, for a row without a gradient */
         float root = (float)sqrt(mean / (double)t->rows) * a.scale;
         for (int64_t i = b * t->cols; i < (b + 1) * t->cols; i++) a.col[i] *= root;
     }

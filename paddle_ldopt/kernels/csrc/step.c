@@ -17,15 +17,15 @@ static int omp_get_max_threads(void) { return 1; }
 static int omp_get_thread_num(void) { return 0; }
 #endif
 
-/* Several threads always share a tensor of more elements than SHARED and never one of at most OWN. One more thread
-   needs PER_THREAD more elements. At a shared tensor the threads wait for one another, longer on a busy machine. */
+/* If there are several threads, they share each tensor of more than SHARED elements, and none of at most OWN. Each
+   additional thread requires PER_THREAD more elements. Threads that share a tensor wait for one another. */
 enum { SHARED = 1 << 22, OWN = 1 << 18, PER_THREAD = 1 << 14 };
 
 /* ---- denormal numbers: count as 0 within a step, because a state that decays to 0 would make it many times slower */
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-enum { FLUSH = 0x8040 }; /* of results and inputs */
+enum { FLUSH = 0x8040 }; /* denormal results and inputs to 0 */
 static unsigned long get_mode(void) { return _mm_getcsr(); }
 static void set_mode(unsigned long mode) { _mm_setcsr((unsigned)mode); }
 #elif defined(__aarch64__)
@@ -219,8 +219,8 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n)
     return total;
 }
 
-/* Update all tensors. Return 0, or with nothing changed 1 if there is not enough memory, 2 if the shape of a tensor
-   exceeds its memory. */
+/* Update all tensors and return 0. Or change nothing and return 1 (not enough memory) or 2 (the shape of a tensor
+   exceeds its memory). */
 EXPORT int ldopt_step(const struct tensor *tensors, int64_t n)
 {
     int64_t size = 0, most = SHARED;

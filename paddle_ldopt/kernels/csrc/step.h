@@ -5,22 +5,22 @@
 #include <stdint.h>
 
 enum { LANES = 32 };    /* partial sums of every inner loop: fixed, so that a sum is the same on every machine */
-enum { CHUNK = 4096 };  /* most elements of one inner loop: the size of a thread's staging buffers */
-enum { FEW = 1024 };    /* most elements of one inner loop over several rows */
+enum { CHUNK = 4096 };  /* maximum number of elements of one inner loop: the size of a thread's staging buffers */
+enum { FEW = 1024 };    /* the same for a loop over several rows */
 enum { TILE = 32768 };  /* approximate elements of a tile, the unit of work of one thread */
 
 enum dtype { FLOAT32, BFLOAT16, FLOAT16 };
 enum rule { ADAMW, ADAM_WEIGHT_DECAY, LAMB, ADAFACTOR, CAME };
 enum flag {
     FACTORED = 1,        /* Adafactor, Came: rank 2 and above */
-    MOMENTUM = 2,        /* Adafactor, Came: there is a beta1 */
+    MOMENTUM = 2,        /* Adafactor, Came: `beta1` is set */
     SCALE_PARAMETER = 4, /* Adafactor, Came */
     RELATIVE_STEP = 8,   /* Adafactor, Came */
     WARMUP_INIT = 16,    /* Adafactor, Came: with RELATIVE_STEP */
     CONSTANT_BETA2 = 32, /* Came: `beta2` instead of 1 - t^-decay_rate */
-    AMSGRAD = 64,        /* AdamWeightDecay: there is state[2] */
+    AMSGRAD = 64,        /* AdamWeightDecay: state[2] is used */
     CLIP_NORM = 128,     /* AdamWeightDecay: `clip` is the largest norm */
-    CLIP_VALUE = 256,    /* AdamWeightDecay: `clip_value` is there */
+    CLIP_VALUE = 256,    /* AdamWeightDecay: `clip_value` is set */
     CENTRALIZE = 512,    /* Lamb: rows are output channels, the mean of each is subtracted from the gradient */
 };
 
@@ -38,12 +38,12 @@ struct tensor {
     int64_t held[10]; /* bytes allocated from each pointer above onwards, in the same order */
     int64_t batch, rows, cols;
     double lr, weight_decay, beta1, beta2, beta3, eps[3], clip, clip_value, decay_rate;
-    double count;      /* ADAM_WEIGHT_DECAY: number of this update; LAMB, CAME: what `aux` becomes */
+    double count;      /* ADAM_WEIGHT_DECAY: number of this update; LAMB, CAME: the new value of `aux` */
     double grad_scale; /* the gradient is multiplied by it */
     int32_t rule, flags, param_type, copy_type, grad_type, moment_type;
 };
 
-/* The division of a tensor into tiles, which depends on its shape and rule only; and the numbers of its update. */
+/* The division of a tensor into tiles, which depends on its shape, rule and flags; and the constants of its update. */
 struct work {
     const struct tensor *t;
     int phases, phase[4]; /* passes over the tensor: each may begin when the one before is complete */
@@ -55,7 +55,7 @@ struct work {
     double *sums;                           /* two for each tile */
 };
 
-/* A thread's buffers. The last two are for matrices of few columns, see loops.c: factors and squares of a few rows. */
+/* A thread's buffers. The last two are for matrices with few columns, see loops.c: factors and squares of a few rows. */
 struct stage {
     float grad[CHUNK], param[CHUNK], moment[CHUNK], factor[FEW + LANES], square[FEW + LANES];
 };
