@@ -151,7 +151,7 @@ dist: $(STAMP) ## Build wheel and source archive; step with each in a venv of it
 	CC=/bin/false $(VENV)-dist/bin/python -m pip -q install --force-reinstall --no-deps dist/*.tar.gz
 	cd tests && $(abspath $(VENV)-dist)/bin/python support/smoke.py none
 
-bench: ## Measure every optimizer's step beside its peers (25 minutes), in a venv of its own (4 GB)
+bench: ## Measure every optimizer's step beside its peers (20 minutes), in a venv of its own (4 GB)
 	$(MAKE) $(VENV)-bench/.installed-bench VENV=$(VENV)-bench
 	$(VENV)-bench/bin/python benchmarks/bench.py --write $(ARGS)
 $(VENV)/.installed-bench: setup.cfg constraints.txt
