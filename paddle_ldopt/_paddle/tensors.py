@@ -69,7 +69,7 @@ def square_sum(tensor: paddle.Tensor) -> paddle.Tensor:
 def is_float64(tensor: paddle.Tensor) -> bool:
     """Return whether a tensor, or a variable of a graph, is of type float64."""
     dtype = tensor.dtype
-    return dtype is paddle.float64 or bool(not paddle.in_dynamic_mode() and dtype == _data_type().FLOAT64)
+    return dtype == paddle.float64 or bool(not paddle.in_dynamic_mode() and dtype == _data_type().FLOAT64)
 
 
 def dtype_name(dtype: Any) -> str:

@@ -134,4 +134,4 @@ class Batch:
 
 
 def cast(tensor: Any, dtype: Any) -> Any:
-    return tensor if tensor.dtype is dtype else tensor.astype(dtype)
+    return tensor if tensor.dtype == dtype else tensor.astype(dtype)

@@ -41,7 +41,7 @@ class KernelBatch:
         """Update all parameters once; each has its own `options`."""
         kernel = _paddle.adamw_kernel()
         if not self._has_masters:  # the kernel takes no other type
-            grads = [grad if grad.dtype is self._grad_dtype else grad.astype(self._grad_dtype) for grad in grads]
+            grads = [grad if grad.dtype == self._grad_dtype else grad.astype(self._grad_dtype) for grad in grads]
         for param, grad, inputs in zip(self.params, grads, self._inputs):
             kernel(param, grad, lr, *inputs)
 
