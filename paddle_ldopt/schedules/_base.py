@@ -55,7 +55,7 @@ OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of 
 _AnySchedule = TypeVar("_AnySchedule", bound=Schedule)
 
 
-def peak_of(optimizer: OptimizerOrRate) -> float:
+def peak_of(optimizer: OptimizerOrRate, argument: str = "optimizer") -> float:
     """Return the peak, above 0, of a new schedule for an optimizer, or the given learning rate.
 
     An optimizer that already has one of our schedules keeps that peak: its current rate may be that of a warm-up.
@@ -68,7 +68,8 @@ def peak_of(optimizer: OptimizerOrRate) -> float:
     expected = "a Paddle optimizer or a learning rate"
     if isinstance(optimizer, LRScheduler):
         expected += ". A schedule is built from a number, not from another schedule"
-    argument = "learning_rate" if isinstance(plain_number(optimizer), (int, float)) else "optimizer"
+    if isinstance(plain_number(optimizer), (int, float)):
+        argument = "learning_rate"
     return checked_number(optimizer, argument, ends="(]", expected=expected)
 
 

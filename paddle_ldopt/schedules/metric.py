@@ -45,7 +45,7 @@ class MetricSchedule(Schedule):
     ) -> None:
         # instead of Paddle's constructor, which steps once, without a metric
         start_without_step(self)
-        self.base_lr = self.last_lr = peak_of(learning_rate)
+        self.base_lr = self.last_lr = peak_of(learning_rate, "learning_rate")
         self.last_epoch = 0
         self.verbose = verbose
         self.mode = mode

@@ -310,6 +310,7 @@ BUILT = {  # optimizer -> what it is built with
     "Came": {"learning_rate": 0.01},
     "AdamWeightDecay": {"clipnorm": 1.0, "clipvalue": 1.0},
 }
+SCHEDULED = {"Lamb": ("learning_rate", "weight_decay"), "Came": ("learning_rate",)}  # may be functions of the step
 LOADED = {  # what has a state, built
     "GradientAccumulator": accumulator,
     "AdaptiveLossScaler": ldopt.AdaptiveLossScaler,
@@ -326,7 +327,7 @@ CALLS = {
             call(getattr(ldopt, name), parameters=Lazy(MODEL.parameters), **more),
             words=WORDS,
             free=("name",),
-            loose=("learning_rate", "weight_decay") if name == "Lamb" else (),  # which takes schedules
+            loose=SCHEDULED.get(name, ()),
         )
         for name, more in BUILT.items()
     },
@@ -334,6 +335,7 @@ CALLS = {
     "create": Row(
         call(ldopt.create, name="came", model=MODEL, layerwise_decay=0.5, learning_rate=0.01),
         words={**WORDS, "rules": "([Rr]ule)", "model": STACK, "groups": "group|`parameters`"},
+        loose=SCHEDULED["Came"],
     ),
     "optimizer_class": Row(call(ldopt.optimizer_class, name="lamb")),
     "list_optimizers": Row(call(ldopt.list_optimizers)),
