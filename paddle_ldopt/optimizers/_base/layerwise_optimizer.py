@@ -276,7 +276,7 @@ class LayerwiseOptimizer(LayerwiseMixin):
         """Raise if the shape of a parameter has changed since the optimizer or its state was made."""
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> Union[FusedRule, str]:
-        """Return the rule for the C library, of which only flags depend on the shape, or why there is none."""
+        """Return the rule for the C library, or why there is none; only its flags may depend on the shape."""
         return f"the C library has no rule of {type(self).__name__}"
 
     def rule_clips(self) -> bool:
