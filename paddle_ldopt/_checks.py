@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Collection, Iterator
 from typing import Any, Callable, Optional
 
-from ._messages import refusal, wrong_type
+from ._messages import first_few, nearest, problem, quoted, refusal, shown, tell_all, unknown, wrong_type  # noqa: F401
 
 REQUIRED = inspect.Parameter.empty  # the default of a required argument
 _MOST_STEPS = 2**53  # floats count exactly up to here

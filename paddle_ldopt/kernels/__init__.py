@@ -1,7 +1,7 @@
-"""The fused step on CPU: a C library that updates all tensors of an optimizer in one call.
+"""The C library of the fused step: one call updates all tensors of an optimizer on a CPU.
 
-This package handles addresses, shapes and numbers, which `optimizers._step` takes from a Paddle optimizer. It imports
-only NumPy. The library is optional: `library()` is None if the package was installed without a compiler, and
+This module handles addresses, shapes and numbers, which `optimizers.fused` takes from an optimizer. It imports only
+NumPy. The library is optional: `library()` is None if the package was installed without a compiler, and
 `unsupported_reason()` gives the reason.
 """
 
@@ -12,36 +12,39 @@ import pathlib
 import zlib
 from typing import Any, Optional
 
+import numpy as np
 from numpy.typing import NDArray
 
-from .layout import PLACES, RULE_FLAGS, RULES, TENSOR, TYPES
-
-__all__ = [
-    "PLACES",
-    "RULES",
-    "RULE_FLAGS",
-    "TENSOR",
-    "TYPES",
-    "largest_step",
-    "library",
-    "load",
-    "norm",
-    "outside",
-    "step",
-    "unsupported_reason",
-]
-
 _FOLDER = pathlib.Path(__file__).absolute().parent
+
+# The structs and enumerations of csrc/step.h
+_FLAGS = ["factored", "momentum", "scale_parameter", "relative_step", "warmup_init", "constant_beta2", "amsgrad"]
+_FLAGS += ["clip_norm", "clip_value", "centralize"]
+TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+RULES = {name: i for i, name in enumerate(("adamw", "adam_weight_decay", "lamb", "adafactor", "came"))}
+RULE_FLAGS = {name: 1 << i for i, name in enumerate(_FLAGS)}
+TENSOR = np.dtype(
+    [
+        *((name, "u8") for name in ("param", "copy", "grad")),
+        ("state", "u8", 5),
+        *((name, "u8") for name in ("step", "aux")),
+        *((name, "i8") for name in ("batch", "rows", "cols")),
+        *((name, "f8") for name in ("lr", "weight_decay", "beta1", "beta2", "beta3")),
+        ("eps", "f8", 3),
+        *((name, "f8") for name in ("clip", "clip_value", "decay_rate", "count", "grad_scale")),
+        *((name, "i4") for name in ("rule", "flags", "param_type", "copy_type", "grad_type", "moment_type")),
+    ],
+    align=True,
+)
 
 
 def load(path: str) -> ctypes.CDLL:
     """Return the C library in a file; raise OSError if it was built from other sources."""
     library = ctypes.CDLL(path)
     library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
-    for call in (library.ldopt_step, library.ldopt_square_sum, library.ldopt_outside, library.ldopt_largest_step):
+    for call in (library.ldopt_step, library.ldopt_square_sum):
         call.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.ldopt_outside.restype = ctypes.c_int64
-    library.ldopt_square_sum.restype = library.ldopt_largest_step.restype = ctypes.c_double
+    library.ldopt_square_sum.restype = ctypes.c_double
     sources = b"".join(source.read_bytes() for source in sorted(_FOLDER.glob("csrc/*.[ch]")))  # none in a wheel
     other_sources = sources and library.ldopt_sources() not in (0, zlib.crc32(sources))
     if library.ldopt_layout() != TENSOR.itemsize or other_sources:
@@ -72,44 +75,18 @@ def unsupported_reason() -> Optional[str]:
 
 
 def step(tensors: NDArray[Any]) -> None:
-    """Update all tensors in place; raise MemoryError, or ValueError if a shape exceeds its memory, with none changed.
+    """Update all tensors in place; raise MemoryError with none changed.
 
     `tensors` is contiguous and of dtype `TENSOR`; the memory that it points to must live until this returns.
     OMP_NUM_THREADS sets the number of threads.
     """
-    failed = library().ldopt_step(tensors.ctypes.data, len(tensors))
-    if failed == 1:
+    if library().ldopt_step(tensors.ctypes.data, len(tensors)):
         raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
-    if failed:
-        _refuse_outside(tensors)
 
 
 def norm(tensors: NDArray[Any]) -> float:
     """Return the norm of all gradients together; for arguments and errors see `step`."""
     squares = library().ldopt_square_sum(tensors.ctypes.data, len(tensors))
-    if squares == -1:
-        raise MemoryError("The norm of the gradients cannot be computed")
     if squares < 0:
-        _refuse_outside(tensors)
+        raise MemoryError("The norm of the gradients cannot be computed")
     return math.sqrt(squares)
-
-
-def outside(tensors: NDArray[Any]) -> Optional[int]:
-    """Return the index of the first tensor whose shape exceeds its memory, None if all fit."""
-    index = int(library().ldopt_outside(tensors.ctypes.data, len(tensors)))
-    return None if index < 0 else index
-
-
-def _refuse_outside(tensors: NDArray[Any]) -> None:
-    index = outside(tensors)
-    shape = [tensors[index][name].item() for name in ("batch", "rows", "cols")]
-    raise ValueError(
-        "A tensor's shape needs more memory than is allocated for it; this process may have only a part of the "
-        "parameter. Nothing was updated. "
-        f"Received: tensor {index} of shape {shape}, bytes allocated={tensors[index]['held'].tolist()}"
-    )
-
-
-def largest_step(tensors: NDArray[Any]) -> float:
-    """Return the largest step counter of the tensors, 0 without any."""
-    return float(library().ldopt_largest_step(tensors.ctypes.data, len(tensors)))

@@ -18,7 +18,7 @@ A complete optimizer::
             return param - lr * moment, {"moment": moment}
 
 From then on `create`, the Trainer's ``--optim``, `LdoptConfig`, the command line, the memory calculator and the tables
-of the docs know it. `RuleOptimizer` documents the declarations of a subclass; `_base` shows the path of a step. A new
+of the docs know it. `RuleOptimizer` documents the declarations of a subclass; `step` has the path of a step. A new
 optimizer of this package is one file beside these, an import here and its name in `__all__`. `AdamWDL` is not a
 `RuleOptimizer`: without the C library it runs Paddle's AdamW kernel, and its results equal Paddle's bit for bit.
 """
@@ -27,17 +27,16 @@ optimizer of this package is one file beside these, an import here and its name 
 from .adamwdl import AdamWDL
 from .came import Came
 from .lamb import Lamb
-from .adafactor import Adafactor
+from .adafactor import Adafactor, AdafactorSchedule
 from .adam_weight_decay import AdamWeightDecay
-from .adafactor_schedule import AdafactorSchedule
 # isort: on
 
 from .._checks import Option
-from ._base.layerwise_mixin import LayerwiseMixin as LayerwiseMixin
-from ._base.layerwise_optimizer import LayerwiseOptimizer as LayerwiseOptimizer
-from ._base.rule_optimizer import RuleOptimizer
 from .apply import apply_layerwise_decay, reset_layerwise_decay
-from .registry import OptimizerInfo, list_optimizers, optimizer_class, register
+from .base import LayerRates as LayerRates
+from .base import LayerwiseOptimizer as LayerwiseOptimizer
+from .options import OptimizerInfo, list_optimizers, optimizer_class, register
+from .rule_optimizer import RuleOptimizer
 from .states import COLUMN, ELEMENT, ROW, SCALAR, State
 
 __all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb"]

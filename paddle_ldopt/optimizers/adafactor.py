@@ -1,4 +1,4 @@
-"""Adam with a factored second moment (a port of `transformers.Adafactor`).
+"""Adam with a factored second moment, and its scheduler (ports of `transformers.Adafactor`, `AdafactorSchedule`).
 
 Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & Stern, https://arxiv.org/abs/1804.04235
 (Algorithm 4 for matrices, 5 for vectors; decay of the second moment: 7.2; relative step size: 8). Ported from
@@ -9,11 +9,12 @@ import math
 from typing import Any, ClassVar, Optional
 
 from paddle import Tensor
+from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, one_of_two
-from .._paddle import masters, parameters_of
-from ._base.arithmetic import add_, ema_, maximum, multiply_, power, subtract_
-from ._base.factored import (
+from .._checks import Option, checked_number, one_of_two, wrong_type
+from .._compat import parameters_of, unwrap
+from .arithmetic import add_, ema_, maximum, multiply_, power, subtract_
+from .factored import (
     FactoredOptimizer,
     clipped_,
     divided_by_root,
@@ -23,13 +24,10 @@ from ._base.factored import (
     relative_step_lr,
     rms,
 )
-from ._base.rule_state import state_of_all
-from ._shards import Shard
-from ._step.plan import FusedRule
-from ._step.updates import Update
-from .registry import register
-from .shared_options import bool_option, numbers, plain_weight_decay
-from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
+from .fused import FusedRule
+from .options import bool_option, numbers, plain_weight_decay, register
+from .sharded import Shard, Update
+from .states import ELEMENT, SCALAR, STEP, State
 
 _USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule`
 
@@ -73,7 +71,6 @@ def adafactor_update(
 @register(
     "T5 and similar models, almost without memory; below 0.02 bytes",
     external_rate={"relative_step": False, "scale_parameter": False},
-    torch_names={},
 )
 class Adafactor(FactoredOptimizer):
     r"""Adam that stores only row and column means of the second moment: the choice if memory is short.
@@ -164,12 +161,6 @@ class Adafactor(FactoredOptimizer):
         kinds = {_USED_LR: SCALAR, **kinds, **({} if options["beta1"] is None else {"exp_avg": ELEMENT})}
         return {name: State(kind) for name, kind in kinds.items()}
 
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of sums of each round."""
-        squares = [SCALAR, SCALAR] if options["scale_parameter"] else [SCALAR]
-        return [[ROW, COLUMN], squares] if is_factored(shape) else [squares]
-
     def __init__(
         self,
         parameters: Any = None,
@@ -237,10 +228,9 @@ class Adafactor(FactoredOptimizer):
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def _used_lr(self, param: Tensor) -> Optional[float]:
-        used, steps = state_of_all(self, _USED_LR), state_of_all(self, STEP)
-        owner = masters(self).get(param.name, param).name
-        known = isinstance(used.get(owner), Tensor) and steps[owner].item() > 0
-        return float(used[owner].item()) if known else None
+        state = self.state_of(param) if param.name in self._already_create_accumulator else {}
+        known = isinstance(state.get(_USED_LR), Tensor) and state[STEP].item() > 0
+        return float(state[_USED_LR].item()) if known else None
 
     def last_used_lr(self) -> Optional[dict[str, float]]:
         """Return `used_lr` with `relative_step`, None without it."""
@@ -253,3 +243,69 @@ class Adafactor(FactoredOptimizer):
     def get_lr(self) -> float:
         """Return `lr`; with `relative_step` the rate of the first parameter's last update, 0.0 before it."""
         return next(iter(self.used_lr().values()), 0.0) if self.sets_own_lr else float(super().get_lr())
+
+
+class AdafactorSchedule(LRScheduler):
+    """A scheduler that reports the rates `Adafactor` used and sets none, for logs and for a Trainer.
+
+    Pass it to a Trainer with an optimizer that sets its own rate: ``optimizers=(opt, AdafactorSchedule(opt))``.
+
+    Args:
+        optimizer (Adafactor): the optimizer, which may be wrapped; any other raises TypeError.
+        initial_lr: at least 0, the rate reported for a group before its first update.
+
+    Differs from transformers: a group whose first parameter has no gradient is reported too, and nothing is written
+    into the optimizer (in transformers an `lr` compounds with the parameter's scale from step to step).
+
+    Examples:
+        >>> import paddle
+        >>> from paddle_ldopt import Adafactor, AdafactorSchedule
+        >>> linear = paddle.nn.Linear(4, 2)
+        >>> opt = Adafactor([{"params": [linear.weight]}, {"params": [linear.bias]}], scale_parameter=False)
+        >>> schedule = AdafactorSchedule(opt, initial_lr=1e-3)
+        >>> linear(paddle.ones([1, 4])).mean().backward()
+        >>> print(schedule.get_lr())
+        [0.001, 0.001]
+        >>> opt.step()
+        >>> schedule.step()
+        >>> print([round(lr, 6) for lr in schedule.get_lr()])
+        [0.01, 0.01]
+
+    Source: ``transformers.optimization.AdafactorSchedule``, 4.37.
+    """
+
+    last_epoch: int
+
+    def __init__(self, optimizer: Any, initial_lr: float = 0.0) -> None:
+        self.optimizer = unwrap(optimizer)
+        if not isinstance(self.optimizer, Adafactor):
+            raise wrong_type(self.optimizer, "optimizer", "an Adafactor")
+        super().__init__(checked_number(initial_lr, "initial_lr"))
+
+    def get_lr(self) -> list[float]:
+        """Return the rate of each group's first updated parameter, in the order of the groups.
+
+        Rates differ within a group if scales or layers do; `Adafactor.used_lr` returns the rate of every parameter.
+        """
+        used = self.optimizer.used_lr()
+        groups = self.optimizer._param_groups or []
+        groups = [g["params"] for g in groups] if groups and isinstance(groups[0], dict) else [groups]
+        return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
+
+    def step(self, epoch: Optional[int] = None) -> None:
+        """Record the rates of the optimizer's last step; `last_lr` and ``schedule()`` are the first group's rate."""
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self.last_lrs = self.get_lr()
+        self.last_lr = self.last_lrs[0]
+
+    def get_last_lr(self) -> list[float]:
+        """Return the rate of each group at the scheduler's last `step`."""
+        return self.last_lrs
+
+    def state_keys(self) -> None:
+        """Set the keys of `state_dict`."""
+        self.keys = ["last_epoch", "last_lr", "last_lrs"]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, as `set_state_dict` does."""
+        self.set_state_dict(state_dict)

@@ -5,23 +5,43 @@ weight decay, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101; AMSGrad, Re
 https://arxiv.org/abs/1904.09237. Clipping and `decay` follow Keras 2 (`keras.optimizers.legacy`).
 """
 
+import re
+import warnings
 from typing import Any, ClassVar, Optional, Union
 
 import paddle
 from paddle import Tensor
+from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, one_of_two
-from .._messages import refusal
-from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, one_minus_power, sqrt, subtract_
-from ._ports.keras import PATTERNS, KerasOptimizer
-from ._shards import Shard
-from ._step.plan import FusedRule
-from ._step.updates import Update
-from .groups import is_listed
-from .registry import register
-from .shared_options import bool_option, plain_weight_decay
-from .states import ELEMENT, SCALAR, STEP, State
+from .._checks import Option, one_of_two, refusal
+from .._compat import flatten_groups, parameters_of
+from ..layers.decay import LayerDecay
+from ..layers.hook import layerwise_lr_decay
+from .arithmetic import add_, divide_, ema_, ema_of_squares_, one_minus_power, sqrt, subtract_
+from .fused import FusedRule
+from .options import LAYERWISE, bool_option, is_listed, plain_weight_decay, register
+from .rule_optimizer import RuleOptimizer
+from .sharded import Shard, Update
+from .states import ELEMENT, STEP, State, Values
+
+
+def _compiled(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
+        raise refusal(TypeError, f"`{name}` must be a list of strings or None.", **{name: value})
+    try:
+        return [re.compile(pattern) for pattern in value]
+    except re.error as error:
+        raise refusal(ValueError, f"`{name}` must hold regular expressions: {error}.", **{name: value}) from None
+
+
+def _option(doc: str) -> Option:
+    return Option(doc=doc, optional=True, check=_compiled, values="regular expressions")
+
+
+PATTERNS = {
+    "include_in_weight_decay": _option("name patterns of parameters that have weight decay even if excluded"),
+    "exclude_from_weight_decay": _option("name patterns of parameters without weight decay"),
+}
 
 
 def adam_weight_decay_update(
@@ -68,7 +88,7 @@ def adam_weight_decay_update(
     own_exclusion=tuple(PATTERNS),
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
-class AdamWeightDecay(KerasOptimizer):
+class AdamWeightDecay(RuleOptimizer):
     r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate / (1 + decay \, (t - 1))`, and t the
@@ -157,11 +177,6 @@ class AdamWeightDecay(KerasOptimizer):
         third = ["moment2_max"] if options["amsgrad"] else []
         return dict.fromkeys(("moment1", "moment2", *third), State(ELEMENT))
 
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of sums of each round: one for the norm of `clipnorm`."""
-        return [] if options["clipnorm"] is None else [[SCALAR]]
-
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -188,7 +203,8 @@ class AdamWeightDecay(KerasOptimizer):
     ) -> None:
         if name is not None and not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string or None.", name=name)
-        self._given = {"name": name, "grad_clip": grad_clip, **common}
+        self._given = {"name": name, "grad_clip": grad_clip, **common}  # arguments other than options, for `get_config`
+        self._decayed: dict[str, bool] = {}  # structured name -> whether the patterns allow weight decay
         if global_clipnorm is not None:
             norm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
             grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
@@ -214,7 +230,7 @@ class AdamWeightDecay(KerasOptimizer):
             fused=fused,
             **common,
         )
-        self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
+        self._warn_of_idle_patterns(flatten_groups(self._parameter_list or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError for `global_clipnorm` with another kind of gradient clipping."""
@@ -234,7 +250,7 @@ class AdamWeightDecay(KerasOptimizer):
         """Return the rule for the C library."""
         norm, most = options["clipnorm"], options["clipvalue"]
         fields = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}
-        fields.update(clip=norm or 0.0, clip_value=most or 0.0, decay_rate=options["decay"], count=self._this_step())
+        fields.update(clip=norm or 0.0, clip_value=most or 0.0, decay_rate=options["decay"])
         flags = {"amsgrad": options["amsgrad"], "clip_norm": norm is not None, "clip_value": most is not None}
         states = ("moment1", "moment2", "moment2_max")
         return FusedRule("adam_weight_decay", states, fields, flags)
@@ -246,7 +262,95 @@ class AdamWeightDecay(KerasOptimizer):
     def lr_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""
         decay: float = self._fixed["decay"]
-        return 1.0 + decay * (self._steps_taken() + ahead) if decay else 1.0
+        return 1.0 + decay * (self.steps_taken() + ahead) if decay else 1.0
+
+    # ---- one count of steps for all parameters, as Keras' `iterations`
+
+    def next_count(self) -> Optional[float]:
+        """Return the number of this step, 1 + the largest count of any parameter before it."""
+        return self.steps_taken() + 1.0
+
+    def counted(self, state: Values, count: Optional[float]) -> Values:
+        """Return the counters after this update, given the state before it."""
+        if count is None:  # a graph updates all its parameters: they count alike
+            return super().counted(state, count)
+        return {STEP: paddle.full([], count, state[STEP].dtype)}
+
+    def apply_gradients(self, params_grads: Any) -> Any:
+        """Take a step with the given (parameter, gradient) pairs, or with Keras' (gradient, parameter) pairs."""
+        names = {param.name for param in parameters_of(self)}
+        pairs = [(a, b, [getattr(item, "name", None) in names for item in (a, b)]) for a, b in params_grads]
+        return super().apply_gradients([(b, a) if known == [False, True] else (a, b) for a, b, known in pairs])
+
+    def has_weight_decay(self, param: Tensor) -> bool:
+        """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
+        if not super().has_weight_decay(param):
+            return False
+        name = self.structured_name(param)
+        if name not in self._decayed:
+            found = [any(p.search(f"{name}:0") for p in self._fixed[option] or ()) for option in PATTERNS]
+            self._decayed[name] = found[0] or not found[1]
+        return self._decayed[name]
+
+    def decay_list(self, params: list[Tensor]) -> list[bool]:
+        """Return `has_weight_decay` of each parameter."""
+        if not any(self._fixed[option] for option in PATTERNS):
+            return super().decay_list(params)
+        return list(map(self.has_weight_decay, params))
+
+    def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
+        names = [f"{self.structured_name(param)}:0" for param in params]
+        idle = {
+            option: [p.pattern for p in self._fixed[option] or () if not any(p.search(name) for name in names)]
+            for option in PATTERNS
+        }
+        if names and any(idle.values()):
+            found = ", ".join(f"{option}={patterns}" for option, patterns in idle.items() if patterns)
+            where = f"They were searched in names like {', '.join(map(repr, names[:4]))}."
+            remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
+            warnings.warn(f"Some patterns match no parameter. {where}{remedy} Received: {found}", stacklevel=3)
+
+    def check_in_step(self, params: list[Tensor]) -> None:
+        """Warn of patterns without effect in a static graph, whose parameters are known only now."""
+        super().check_in_step(params)
+        if self._parameter_list is None:
+            self._warn_of_idle_patterns(params)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments as a dict for JSON and `from_config`, with the present learning rate.
+
+        "not_in_config" lists the given arguments that JSON cannot hold, if there are any.
+        """
+        objects = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
+        objects.pop("batch_bytes", None)
+        plain = {name: objects.pop(name) for name in ("name", "n_layers")}
+        if objects["set_param_lr_fun"] is layerwise_lr_decay:
+            del objects["set_param_lr_fun"]
+        if not isinstance(objects["layerwise_decay"], LayerDecay):
+            plain["layerwise_decay"] = float(objects.pop("layerwise_decay"))
+        if isinstance(self._learning_rate, LRScheduler):
+            objects["learning_rate"] = self._learning_rate
+        else:
+            plain["learning_rate"] = self._learning_rate
+        patterns = {option: [p.pattern for p in self._fixed[option] or ()] or None for option in PATTERNS}
+        declared = {**self._defaults, **self._fixed, **patterns}
+        options = {self.OPTIONS[name].called or name: value for name, value in declared.items()}
+        own = {"multi_precision": self._multi_precision, "fused": self.fused, "batch_bytes": self.batch_bytes}
+        missing = [argument for argument, value in objects.items() if value is not None]
+        return {**options, **own, **plain, **({"not_in_config": missing} if missing else {})}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], **arguments: Any) -> Any:
+        """Build an optimizer from the `get_config` of this class or of transformers' class.
+
+        `arguments` are the parameters, a value or None for each name in "not_in_config", and arguments to override.
+        """
+        config = dict(config)
+        lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]
+        if lacking:
+            wrong = f"`from_config` needs the arguments that the configuration cannot hold: {', '.join(lacking)}."
+            raise ValueError(f"{wrong} Received: {', '.join(arguments) or 'nothing'}")
+        return cls(**{**config, **arguments})
 
 
 def _paddles_groups(parameters: Any) -> Any:

@@ -4,36 +4,23 @@ Papers: Decoupled Weight Decay Regularization, Loshchilov & Hutter, https://arxi
 layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, https://arxiv.org/abs/2003.10555 (3.2).
 """
 
-import math
-from typing import Any, Callable, ClassVar, Optional, Union
+from typing import Any, Callable, ClassVar, Optional
 
+import numpy as np
 import paddle
-from paddle import Tensor
+from paddle import Tensor, _C_ops
 from paddle.optimizer import AdamW
 
 from .._checks import Option
-from .._paddle import (
-    content_of,
-    param_lr,
-    parameters_of,
-    ratio_in_kernel,
-    set_attributes,
-    state_getter,
-    waiting_state,
-    with_state,
-)
-from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from ._base.arithmetic import sqrt
-from ._base.layerwise_mixin import LayerwiseMixin
-from ._base.layerwise_optimizer import LayerwiseOptimizer
-from ._base.rule_optimizer import checked_lr
-from ._step.kernel_step import KernelStep
-from ._step.plan import FusedRule
-from ._step.updates import Task, update
-from ._step.whole_step import all_parameters
-from .registry import register
-from .shared_options import bool_option, plain_weight_decay
-from .states import ELEMENT, SCALAR, State
+from .._compat import parameters_of
+from ..layers.hook import N_LAYERS, layerwise_lr_decay
+from .arithmetic import sqrt
+from .base import LayerwiseOptimizer
+from .fused import FusedRule
+from .options import bool_option, plain_weight_decay, register
+from .rule_optimizer import checked_lr
+from .states import ELEMENT, SCALAR, State, Values, compute_dtype
+from .step import Rows
 
 _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
 
@@ -68,7 +55,6 @@ def adamw_update(
 @register(
     "AdamW, layer by layer: the choice for fine-tuning; 8 bytes",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
-    torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
 class AdamWDL(LayerwiseOptimizer, AdamW):
     r"""AdamW with one learning rate per layer: the choice for fine-tuning a pretrained transformer.
@@ -196,9 +182,8 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             layers=layers,
             lr_ratio=lr_ratio,
         )
-        self._kernel_step, rate = KernelStep(), checked_lr(learning_rate, "learning_rate")
         super().__init__(
-            rate,
+            checked_lr(learning_rate, "learning_rate"),
             parameters=parameters,
             apply_decay_param_fun=apply_decay_param_fun,
             grad_clip=grad_clip,
@@ -206,122 +191,87 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             name=name,
             **self._defaults,
         )
-        if self.ratio_of is not None and paddle.is_compiled_with_cuda():
-            set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
     rule = staticmethod(adamw_update)
     counts_steps = False
+    takes_new_parameters = True
     fused_bumps_version = False  # like Paddle's kernel
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, also the loaded state of parameters that had no gradient yet, which Paddle omits."""
-        idle = tuple(f"{param.name}_" for param in parameters_of(self) if param.name not in with_state(self))
-        loaded = {key: value for key, value in waiting_state(self).items() if key.startswith(idle)}
-        return {**loaded, **super().state_dict()}
+    # ---- the update
 
-    # ---- the parts of `step`
+    def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
+        """Return the update of rows by Paddle's AdamW kernel, or by the rule where there is no exact kernel."""
+        by_rule = [i for i, param in enumerate(rows.params) if not self._has_kernel(param)]
+        if by_rule:
+            names = ("beta1", "beta2", "epsilon", "weight_decay")
+            options = [{name: float(chosen[name]) for name in names} for chosen in rows.options]
+            update_by_rule = self.batches.prepared(self, rows.take(by_rule)._replace(options=options))
+            rows = rows.take([i for i, param in enumerate(rows.params) if self._has_kernel(param)])
+        inputs, rates = [], dict[Any, Any]()
+        for param, grad, scale, kind, decays in zip(*rows[:5]):
+            self.check_shape(param)
+            state, options = self.state_of(param), rows.options[kind]
+            master = self._master_weights[param.name] if self.has_master(param) else None
+            if master is None and grad.dtype != param.dtype:
+                grad = grad.astype(param.dtype)  # the only type that the kernel takes
+            dtype, key = compute_dtype(param), (rows.rates[kind], scale, param.dtype == paddle.float64)
+            if key not in rates:
+                number = np.float64 if key[2] else np.float32
+                rates[key] = paddle.full([], float(number(rows.rates[kind]) * number(scale)), dtype)
+            moments = state["moment1"], state["moment2"], None, state["beta1_pow_acc"], state["beta2_pow_acc"]
+            numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], decays
+            more = options["lazy_mode"], 1000, master is not None, False, False
+            inputs.append((param, grad, rates[key], *moments, master, None, *numbers, *more))
 
-    def _backends(self) -> list[Any]:
-        return [self.fused_step, self._kernel_step]
+        def update(count: Optional[float]) -> None:
+            for row in inputs:
+                _C_ops.adamw_(*row)  # looked up in each step: PaddleNLP replaces it to offload state
+            if by_rule:
+                update_by_rule(count)
 
-    def has_kernel(self, param: Tensor, options: dict[str, Any]) -> bool:
-        """Return whether Paddle's kernel alone can update a parameter, with options that are numbers."""
-        if param.dtype in _LOW_PRECISION and param.place.is_cpu_place():
-            return False
-        return not self._decays_apart(param) and not any(isinstance(value, Tensor) for value in options.values())
+        return update
 
-    def _decays_apart(self, param: Tensor) -> bool:
-        """Return whether Paddle's kernel, which rounds weight decay to float32, is too coarse for a parameter."""
-        return self.ratio_of is not None and param.dtype == paddle.float64
+    def _has_kernel(self, param: Tensor) -> bool:
+        """Return whether Paddle's kernel updates a parameter; it rounds weight decay to float32."""
+        if param.dtype in _LOW_PRECISION:
+            return not param.place.is_cpu_place()
+        return param.dtype != paddle.float64 or not (self.ratios or self.hook)
 
-    def _collects(self) -> bool:
-        return super()._collects() and not self.fused_step.leaves_all_to_paddle(self, all_parameters(self))
+    def _append_to_graph(self, block: Any, param_and_grad: Any) -> Any:
+        return AdamW._append_optimize_op(self, block, param_and_grad)
 
-    def fused_rule(self, options: dict[str, Any], shape: Any) -> Union[FusedRule, str]:
-        """Return the rule for the C library, or the reason why it cannot do it."""
-        tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], Tensor)]
-        if tensors:
-            return f"`{tensors[0]}` is a Tensor"
-        fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["epsilon"], 0, 0)}
+    def fused_rule(self, options: Values, shape: Any) -> FusedRule:
+        """Return the rule for the C library."""
+        beta1, beta2, epsilon = (float(options[name]) for name in ("beta1", "beta2", "epsilon"))
+        fields = {"beta1": beta1, "beta2": beta2, "eps": (epsilon, 0, 0)}
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
 
+    def takes_sparse(self, param: Tensor) -> bool:
+        """Return whether sparse gradients of a parameter are supported: only CUDA has a kernel that works."""
+        return bool(param.place.is_gpu_place())
+
+    # ---- state
+
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
-        for param in content_of(parameters):
-            self.check_type(param)
-        if isinstance(parameters, dict) or not any(map(self._group_of, parameters)):
+        if isinstance(parameters, dict):
             return super()._create_accumulators(block, parameters)
-        for param in parameters:  # the powers begin with the betas of the group
-            super()._create_accumulators(block, {**self._group_of(param), "params": [param]})
+        for param in parameters:
+            self.check_type(param)
+            group = self.group_of(param)  # the powers begin with the betas of the group
+            super()._create_accumulators(block, {**group, "params": [param]} if group else [param])
 
     def check_shape(self, param: Tensor) -> None:
         """Raise if the shape or the type of a parameter has changed since its state was made."""
         self.check_type(param)
-        if param.name not in with_state(self):
-            return
-        moment = state_getter(self)("moment1", param)
-        if list(moment.shape) != list(param.shape):
+        moment = self._get_accumulator_master("moment1", param)
+        if not moment.is_same_shape(param):
             raise ValueError(
                 f"'{param.name}' had another shape when its state was made: build a new optimizer for it. "
                 f"Received: shape {list(param.shape)}, state of shape {list(moment.shape)}"
             )
 
-    def takes_sparse(self, param: Tensor) -> bool:
-        """Return whether sparse gradients of a parameter are supported."""
-        return not param.place.is_cpu_place()  # Paddle's sparse kernel aborts on a CPU
-
-    def _update(self, tasks: list[Task]) -> None:
-        block = paddle.static.default_main_program().global_block()  # Paddle needs one in dygraph too
-        for task in self.fused_step.update(self, tasks):
-            self._update_by_paddle(block, task.param, task.grad)
-
-    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        param, grad = content_of(param_and_grad)
-        if self._tasks is None:
-            if self.fused and paddle.in_dynamic_mode():
-                why = "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations"
-                raise ValueError(f"{why}: use None or False. Received: fused=True")
-            return self._update_by_paddle(block, param, grad)
-        if not self._is_frozen(param) and math.prod(param.shape) != 0:
-            self._tasks.append(Task(param, grad, self.step_options(param), self._param_lr(param, grad)))
-        return None
-
-    # ---- the step by Paddle's operations
-
-    def _ratio_for_kernel(self, param: Tensor) -> float:  # used on a GPU only, where it saves an operation
-        return self.layerwise_ratio(param) if paddle.in_dynamic_mode() and param.place.is_gpu_place() else 1.0
-
-    def _create_param_lr(self, param_and_grad: Any) -> Any:
-        param, dygraph = param_and_grad[0], paddle.in_dynamic_mode()
-        if ratio_in_kernel(self) is not None and dygraph and param.place.is_gpu_place():
-            return super(LayerwiseMixin, self)._create_param_lr(param_and_grad)  # Paddle's
-        lr = super()._create_param_lr(param_and_grad)
-        if not dygraph or lr.dtype == param.dtype:
-            return lr
-        # Paddle gives the rate the type of the first parameter; the kernel needs the type of this one
-        double = paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION
-        return lr.astype(param.dtype) if double else lr
-
-    def _update_by_paddle(self, block: Any, param: Tensor, grad: Tensor) -> Any:
-        """Update a parameter by Paddle's code, which reads the options of a group and the decay function itself."""
-        if self._is_frozen(param):
-            return None
-        if paddle.in_dynamic_mode():
-            low_precision = param.dtype in _LOW_PRECISION
-            if low_precision and param.place.is_cpu_place():  # where Paddle has no kernel
-                options = self.step_options(param)
-                options = {name: float(options[name]) for name in options.keys() - {"lazy_mode"}}
-                lr = param_lr(self)((param, grad)).astype("float32").reshape([])  # of 16 bits, 1 - lr * decay is 1
-                return update(self, Task(param, grad, options, lr))
-            if not low_precision and grad.dtype != param.dtype:
-                grad = grad.astype(param.dtype)  # the only type that Paddle's kernel takes
-        group = self._group_of(param)
-        given = {**group, "params": (param, grad)} if group else (param, grad)
-        decay = self.step_options(param)["weight_decay"] if self._decays_apart(param) else 0.0
-        if not decay:
-            return super()._append_optimize_op(block, given)
-        paddle.assign(param * (1.0 - param_lr(self)((param, grad)) * decay), param)
-        try:
-            undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}
-            return super()._append_optimize_op(block, undecayed)
-        finally:
-            set_attributes(self, weight_decay=self._defaults["weight_decay"])  # for parameters without a group
+    def state_dict(self) -> Values:
+        """Return the state, also the loaded state of parameters that had no gradient yet, which Paddle omits."""
+        idle = tuple(f"{p.name}_" for p in parameters_of(self) if p.name not in self._already_create_accumulator)
+        loaded = {key: value for key, value in self._accumulators_holder.items() if key.startswith(idle)}
+        return {**loaded, **super().state_dict()}

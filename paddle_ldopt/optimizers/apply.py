@@ -7,13 +7,13 @@ from typing import Any, Optional, Union
 import paddle
 from paddle.optimizer import Optimizer
 
-from .. import _paddle
+from .. import _compat
+from .._compat import parameters_of
 from ..layers.decay import LayerDecay
-from ..layers.ratio_checks import check_trained
-from ._base.layerwise_arguments import ratio_fn
-from ._base.layerwise_mixin import LayerwiseMixin
+from .base import LayerRates
 
-_ATTRIBUTES = ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")  # set by the first function
+# what `apply_layerwise_decay` sets
+_ATTRIBUTES = ("layers", "decay", "ratios", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")
 
 
 def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
@@ -43,25 +43,27 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
         0.125
     """
-    _paddle.run_untranslated()
+    _compat.run_untranslated()
     inner = _inside(optimizer)
     plain = plain_class(inner) or type(inner)
     name = plain.__name__
-    if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
+    if isinstance(inner, LayerRates) and type(inner) is plain:
         advice = "give it `layers` and `layerwise_decay` when built."
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
-    if _paddle.has_single_lr(plain):
+    if _compat.has_single_lr(plain):
         raise TypeError(
             f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay. "
             f"Use another optimizer. Received: optimizer={name}"
         )
-    ratio_of = ratio_fn(layers, layerwise_decay)
-    check_trained(ratio_of, _paddle.parameters_of(inner))
+    rates = LayerRates.__new__(LayerRates)
+    rates.set_layers(layers, layerwise_decay)
+    for param in parameters_of(inner):
+        rates.ratio_of(param)  # raises if the map lacks it
     # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
     # object, because these could not call the methods that they replace by `super()`.
     inner.__class__ = _layerwise_class(plain)
-    values: Any = ratio_of, layerwise_decay, layers.n_layers, layers.name_dict, set()
-    vars(inner).update(zip(_ATTRIBUTES, values))
+    more = {"layerwise_decay": layerwise_decay, "n_layers": layers.n_layers, "_lr_asked": set()}
+    vars(inner).update(vars(rates), **more)
     return optimizer
 
 
@@ -80,7 +82,7 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
     """
     inner = _inside(optimizer)
     plain = plain_class(inner)
-    if plain is None and isinstance(inner, LayerwiseMixin):
+    if plain is None and isinstance(inner, LayerRates):
         name = type(inner).__name__
         idle = (
             f"`reset_layerwise_decay` does not change {name}, which was built with its decay: build another optimizer."
@@ -100,47 +102,42 @@ def plain_class(optimizer: Optimizer) -> Optional[type]:
 
 def _inside(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer, taken out of LookAhead; raise TypeError for wrappers of `fleet`."""
-    inner = _paddle.unwrap(optimizer)
-    if _paddle.may_have_cut(optimizer) or not isinstance(inner, Optimizer):
+    inner = _compat.unwrap(optimizer)
+    if _compat.may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
         raise TypeError(f"{wrong} Received: optimizer={type(optimizer).__name__}")
     return inner
 
 
-class _Applied(LayerwiseMixin):
+class _Applied(LayerRates):
     """The mixin for any Paddle optimizer. The first step raises if Paddle's code did not ask for every scaled rate."""
 
     _lr_asked: Optional[set[str]] = None  # names of the parameters of the first step; None after it
-    # for files of its state (`saving`)
-    set_param_lr_fun = None
-    counts_steps = False
+    counts_steps = False  # for files of its state, as the next three methods
 
     def fixed_options(self) -> dict[str, Any]:
         """Return the options that no parameter group can override."""
-        return _paddle.other_options(self)
+        return _compat.other_options(self)
 
     def options_of(self, param: paddle.Tensor) -> dict[str, Any]:
         """Return the options of a parameter's group."""
-        return _paddle.group_options(self, param, self._group_of(param))
+        return _compat.group_options(self, param, _compat.groups_by_name(self).get(param.name, {}))
 
     def has_weight_decay(self, param: paddle.Tensor) -> bool:
         """Return whether the user's functions let weight decay apply to a parameter."""
-        chosen, excluded = _paddle.weight_decay_fun(self), self.options_of(param).get("exclude_from_weight_decay_fn")
+        chosen = getattr(self, "_apply_decay_param_fun", None)
+        excluded = self.options_of(param).get("exclude_from_weight_decay_fn")
         return not (chosen and not chosen(param.name)) and not (excluded and excluded(param))
 
     def step(self) -> Any:
-        if not paddle.in_dynamic_mode():
+        if self._lr_asked is None or not paddle.in_dynamic_mode():
             return super().step()
-        with self._with_ratios(_paddle.parameters_of(self)):
-            return super().step() if self._lr_asked is None else self._first_step()
-
-    def _first_step(self) -> Any:
-        params = [p for p in _paddle.parameters_of(self) if not p.stop_gradient and _paddle.grad_of(p) is not None]
+        params = [p for p in parameters_of(self) if not p.stop_gradient and p._grad_ivar() is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
         self._lr_asked = set()
         done = super().step()
         not_asked = scaled - self._lr_asked
-        if not_asked and not _paddle.found_inf(self):  # an overflow skips the step
+        if not_asked and not self._get_auxiliary_var("found_inf"):  # an overflow skips the step
             name = type(self).__name__
             raise RuntimeError(
                 f"The step of {name} did not ask `_create_param_lr` for all rates and updated some parameters without "
@@ -151,17 +148,9 @@ class _Applied(LayerwiseMixin):
             self._lr_asked = None
         return done
 
-    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        params = [param for param, _ in _paddle.content_of(params_grads)]
-        self.check_in_step(params)
-        if self._step_ratios is not None:
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-        with self._with_ratios(params):  # `minimize` and the sharding wrappers do not call `step`
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        param, _ = _paddle.content_of(param_and_grad)
-        return None if self._is_frozen(param) else super()._append_optimize_op(block, param_and_grad)
+        pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
+        return None if self.layerwise_ratio(pair[0]) == 0.0 else super()._append_optimize_op(block, param_and_grad)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         if self._lr_asked is not None:

@@ -10,10 +10,9 @@ from typing import Any, Callable, ClassVar, Optional
 import paddle
 from paddle import Tensor
 
-from .._checks import Option, checked_int, one_of_two
-from .._messages import refusal
-from ._base.arithmetic import add_, ema_, maximum, power, square_, subtract_
-from ._base.factored import (
+from .._checks import Option, checked_int, one_of_two, refusal
+from .arithmetic import add_, ema_, maximum, power, square_, subtract_
+from .factored import (
     FactoredOptimizer,
     clipped_,
     divided_by_root,
@@ -23,14 +22,11 @@ from ._base.factored import (
     relative_step_lr,
     rms,
 )
-from ._base.rule_state import largest_of
-from ._ports.mindspore import LR, ScheduledOptimizer, lr_or_function, parameters_first, without_order
-from ._shards import Shard
-from ._step.plan import FusedRule
-from ._step.updates import Update
-from .registry import register
-from .shared_options import bool_option, numbers, plain_weight_decay
-from .states import COLUMN, ELEMENT, GLOBAL_STEP, ROW, SCALAR, STEP, State
+from .fused import FusedRule
+from .mindspore import LR, ScheduledOptimizer, lr_or_function, parameters_first, without_order
+from .options import bool_option, numbers, plain_weight_decay, register
+from .sharded import Shard, Update
+from .states import ELEMENT, GLOBAL_STEP, STEP, State, largest
 
 _DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
@@ -94,7 +90,6 @@ def _fit_for_float16(m: Any) -> Any:
 @register(
     "large language models in half of AdamW's memory; needs a warm-up; 4 bytes",
     trainer={"beta1": "adam_beta1"},
-    torch_names={},
 )
 class Came(ScheduledOptimizer, FactoredOptimizer):
     r"""Adafactor's low memory, with momentum and longer steps where updates are stable: the choice for large models.
@@ -205,13 +200,6 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         half = "float16" if options["compression"] else None
         return {name: State(kind, half if name == "exp_avg" else None) for name, kind in kinds.items()}
 
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of sums of each round."""
-        lines = [ROW, COLUMN] if is_factored(shape) else []
-        squares = [SCALAR, SCALAR] if options["scale_parameter"] else [SCALAR]
-        return [kinds for kinds in (lines, squares, lines if options["beta1"] else []) if kinds]
-
     @parameters_first
     def __init__(
         self,
@@ -279,7 +267,6 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         """Return the rule for the C library."""
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
-        fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
         flags["factored"] = is_factored(shape)
         flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
@@ -294,4 +281,6 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         """Return the rate of the next step for a layer whose ratio is 1, without the factor of `scale_parameter`."""
         if not self._fixed["relative_step"] or not paddle.in_dynamic_mode():
             return super().get_lr()
-        return float(relative_step_lr(largest_of(self, STEP) + 1.0, self._fixed["warmup_init"]))
+        counts = self._accumulators.get(self.state_key(STEP), self._accumulators_holder)
+        t = paddle.to_tensor(largest([*counts.values()]) + 1.0)
+        return float(relative_step_lr(t, self._fixed["warmup_init"]))

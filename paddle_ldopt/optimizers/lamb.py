@@ -9,19 +9,16 @@ import warnings
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
-from paddle import Tensor
+from paddle import Tensor, _C_ops
 
-from .._checks import Option, one_of_two
-from .._messages import problem
-from .._paddle import flatten_groups, minimum, weight_decay_fun, where
-from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
-from ._ports.mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
-from ._shards import Shard
-from ._step.plan import FusedRule
-from ._step.updates import Update
-from .registry import register
-from .shared_options import bool_option
-from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
+from .._checks import Option, one_of_two, problem
+from .._compat import flatten_groups
+from .arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
+from .fused import FusedRule
+from .mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
+from .options import bool_option, register
+from .sharded import Shard, Update
+from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY = "[0, inf) or a function of the step"
 
@@ -58,15 +55,14 @@ def lamb_update(
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
-    one, adapted = paddle.ones_like(x_norm), minimum(x_norm, u_norm) > 0
-    trust_ratio = where(adapted, x_norm / where(adapted, u_norm, one), one)
+    one, adapted = paddle.ones_like(x_norm), _C_ops.minimum(x_norm, u_norm) > 0
+    trust_ratio = _C_ops.where(adapted, x_norm / _C_ops.where(adapted, u_norm, one), one)
     return subtract_(param, multiply_(u, lr * trust_ratio)), {"moment1": m, "moment2": v}
 
 
 @register(
     "batches of thousands of rows; 8 bytes",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
-    torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
 class Lamb(ScheduledOptimizer):
     r"""Adam with each parameter's step scaled to the norm of its weights: the choice for very large batches.
@@ -148,11 +144,6 @@ class Lamb(ScheduledOptimizer):
         """Return state name -> its kind and type."""
         return dict.fromkeys(("moment1", "moment2"), State(ELEMENT))
 
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of sums of each round: one for each norm."""
-        return [[SCALAR, SCALAR]]
-
     @parameters_first
     def __init__(
         self,
@@ -204,13 +195,16 @@ class Lamb(ScheduledOptimizer):
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         """Return the rule for the C library."""
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0)}
-        fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
         flags = {"centralize": options["grad_centralization"] and is_convolution(shape)}
         return FusedRule("lamb", ("moment1", "moment2"), fields, flags, aux=GLOBAL_STEP)
 
     def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""
-        if self._grouped or weight_decay_fun(self) is not None:
+        if self._grouped or self._apply_decay_param_fun is not None:
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))
+
+    def decay_list(self, params: list[Tensor]) -> list[bool]:
+        """Return `has_weight_decay` of each parameter."""
+        return super().decay_list(params) if self._grouped else list(map(self.has_weight_decay, params))

@@ -1,13 +1,14 @@
-"""The states of an optimizer: kinds, shapes, types, names in checkpoints, and the check of a state to load."""
+"""The states of an optimizer: kinds, shapes and types, names in checkpoints, and the check of a state to load."""
 
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
 from paddle import Tensor
+from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
-from .._messages import refusal
-from .._paddle import dtype_name, is_float64
+from .._checks import refusal, shown, wrong_type
+from .._compat import dtype_name, flatten_groups, is_float64
 
 # The kinds of state: one number per element of the parameter, per row, per column (of the last two axes), one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -22,6 +23,10 @@ GLOBAL_STEP = "global_step"
 
 POWERS = (STEP, "beta2_pow_acc")  # every optimizer has one of them or both
 COUNTERS = (*POWERS, GLOBAL_STEP)  # neither negative nor NaN
+
+Values = dict[str, Any]  # by name, of states or of options
+
+_INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
 
 
 class State(NamedTuple):
@@ -40,6 +45,147 @@ def rule_shape(kind: str, shape: Any) -> list[int]:
 def compute_dtype(param: Tensor) -> Any:
     """Return the type in which a parameter's update is computed."""
     return paddle.float64 if is_float64(param) else paddle.float32
+
+
+def largest(counts: list[Any]) -> float:
+    """Return the largest of the counts in Tensors and arrays, 0 without any; it waits for the device."""
+    alike: dict[Any, list[Any]] = {}
+    for count in counts:
+        if isinstance(count, np.ndarray):
+            count = paddle.to_tensor(count)
+        if isinstance(count, Tensor) and 0 not in count.shape:
+            alike.setdefault((count.dtype, tuple(count.shape)), []).append(count)
+    return max([float(paddle.stack(group).max()) for group in alike.values()], default=0.0)
+
+
+# ---- names in checkpoints
+
+
+def unified_name(key: str, names: set[str]) -> str:
+    """Return a key of `state_dict` in the form of PaddleNLP's unified checkpoints; `names` are of all states."""
+    if _INFIX in key:
+        return key
+    ending = next((f"_{name}_0" for name in names if key.endswith(f"_{name}_0")), None)
+    return key if ending is None else key[: -len(ending)] + _INFIX + ending[1:]
+
+
+def plain(state_dict: Any) -> dict[str, Any]:
+    """Return a state under Paddle's names, with numbers of shape [1]; raise TypeError unless it is a dict."""
+    if not isinstance(state_dict, dict):
+        raise wrong_type(state_dict, "state_dict", "a dict")
+    weights = state_dict.get("master_weights")  # other types are refused later
+    names = {getattr(weight, "name", None) for weight in weights.values()} if isinstance(weights, dict) else set()
+    plain_state = {}
+    for key, value in state_dict.items():
+        owner, infix, rest = str(key).partition(_INFIX)
+        of_parameter = infix and f"{owner}_fp32_master_0" not in names
+        if isinstance(value, Tensor) and not value.shape:
+            value = value.reshape([1])
+        plain_state[f"{owner}_{rest}" if of_parameter else key] = value
+    return plain_state
+
+
+# ---- a state to load
+
+
+def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
+    """Return a state under the names that Paddle's `set_state_dict` expects; raise if Paddle could not load it.
+
+    Paddle would stop halfway through a bad one.
+    """
+    if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
+        raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
+    for key in ("master_weights", "LR_Scheduler"):
+        if not isinstance(state_dict.get(key, {}), dict):
+            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
+    schedule, schedule_state = optimizer._learning_rate, state_dict.get("LR_Scheduler")
+    if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
+        schedule.state_keys()
+        missing = [key for key in schedule.keys if key not in (schedule_state or {})]
+        if missing:
+            wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
+            raise ValueError(f"{wrong} Received: a state without {missing}")
+    if not paddle.in_dynamic_mode():
+        return state_dict
+    params = flatten_groups(optimizer._parameter_list)
+    masters, prefix, waiting = state_dict.get("master_weights", {}), optimizer.state_key(""), []
+    for param in params:
+        if param.name not in optimizer._already_create_accumulator:
+            master = masters.get(param.name) if optimizer.has_master(param) else param
+            owner = getattr(master, "name", f"{param.name}_fp32_master_0")
+            layout = optimizer.state_layout(param).items()
+            waiting.append((param, master, {f"{owner}_{prefix}{name}_0": (name, form) for name, form in layout}))
+    live = {
+        value.name: (name[len(prefix) :], (value.dtype, value.shape))
+        for name, values in optimizer._accumulators.items()
+        for value in values.values()
+    }
+    expected = {*live, *(key for _, _, layout in waiting for key in layout)}
+    # `paddle.Model` repeats entries under keys with such beginnings
+    added = tuple(f"{param.name}_{prefix}_" for param in params)
+    renumbered = _renumbered(state_dict, expected)
+    state_dict = {key: value for key, value in renumbered.items() if key in expected or not key.startswith(added)}
+    for key, (name, form) in live.items():
+        if key not in state_dict:
+            raise ValueError(f"`state_dict` lacks a state of the optimizer. Received: no '{key}'")
+        _check_state(key, state_dict[key], name, form)
+    _check_waiting(optimizer, params, state_dict, waiting, set(live))
+    if masters:  # Paddle would go on with the caller's own Tensors
+        copies = {key: m.detach().clone() if isinstance(m, Tensor) else m for key, m in masters.items()}
+        for key, master in masters.items():
+            if copies[key] is not master:
+                copies[key].name, copies[key].persistable = master.name, master.persistable
+        state_dict = {**state_dict, "master_weights": copies}
+    return state_dict
+
+
+def _renumbered(state_dict: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return a state under `names`, which may end in other numbers: Paddle numbers the optimizers of a process."""
+    alike: dict[str, list[str]] = {}
+    for key in state_dict.keys() - names:
+        alike.setdefault(key.rstrip("0123456789"), []).append(key)
+    candidates = {name: alike.get(name.rstrip("0123456789"), ()) for name in names - state_dict.keys()}
+    new = {keys[0]: name for name, keys in candidates.items() if len(keys) == 1}
+    return {new.get(key, key): value for key, value in state_dict.items()}
+
+
+def _check_waiting(optimizer: Any, params: list[Tensor], state_dict: Values, waiting: Any, known: set[str]) -> None:
+    """Raise if state for a parameter's first update is incomplete, malformed, or of other parameters."""
+    keys, missing = set(state_dict) - {"master_weights", "LR_Scheduler"}, []
+    for param, master, layout in waiting:
+        present = layout.keys() & keys
+        for key in present:
+            name, form = layout[key]
+            _check_state(key, state_dict[key], name, form)
+        lacking = sorted(layout.keys() - present) + [f"master_weights of {param.name}"] * (master is None)
+        if present and lacking:
+            wrong = "`state_dict` must have all state of a parameter or none: build the optimizer like the saved one."
+            raise ValueError(f"{wrong} Received: no {lacking} beside '{min(present)}'")
+        if not present and not param.stop_gradient:
+            missing.append(param.name)
+        known |= present
+    own = tuple(f"{param.name}_" for param in params)
+    surplus = sorted(k for k in keys - known if k.startswith(own) and any(f"_{power}_" in k for power in POWERS))
+    if surplus:
+        wrong = f"`state_dict` has states that this {type(optimizer).__name__} lacks"
+        advice = "build the optimizer like the saved one."
+        raise ValueError(f"{wrong}: {advice} Received: {len(surplus)} of these, such as {surplus[:2]}")
+    names = tuple(f"{name}_" for name in optimizer.structured_names)  # the others are of parameters not trained here
+    unknown = sorted(key for key in keys - known if not (names and key.startswith(names)))
+    if unknown and (missing or not keys & known):
+        raise ValueError(
+            "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which "
+            "gives its parameters the saved names, and the optimizer with the same `name`; or remove the entries of "
+            f"parameters that no longer exist. Received: {len(unknown)} unknown entries such as {unknown[:2]}, and "
+            f"nothing for {len(missing)} trainable parameters such as {missing[:2]}"
+        )
+
+
+def _check_state(key: str, value: Any, name: str, form: tuple[Any, Any]) -> None:
+    """Raise TypeError or ValueError unless an entry of a state is a Tensor or array that fits."""
+    if not isinstance(value, (Tensor, np.ndarray)):
+        raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(value)} as '{key}'")
+    check_value(f"'{key}' of `state_dict`", name, value, form)
 
 
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:

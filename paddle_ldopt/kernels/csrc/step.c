@@ -57,30 +57,6 @@ struct plan {
     int64_t shared_bytes, own_bytes;
 };
 
-/* ---- sizes: a process may have only a part of a parameter, and less memory than the shape needs */
-
-static int reaches_outside(const struct tensor *t)
-{
-    static const int64_t bytes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
-    int64_t n = elements(t), factored = (t->rule == ADAFACTOR || t->rule == CAME) && t->flags & FACTORED;
-    int64_t rows = factored ? t->batch * t->rows : n, cols = factored ? t->batch * t->cols : n;
-    const void *at[] = {t->param,    t->copy,     t->grad,     t->state[0], t->state[1],
-                        t->state[2], t->state[3], t->state[4], t->step,     t->aux};
-    int64_t need[] = {n * bytes[t->param_type], n * bytes[t->copy_type], n * bytes[t->grad_type],
-                      rows * 4, cols * 4, n * bytes[t->moment_type], rows * 4, cols * 4, 4, 4};
-    for (int i = 0; i < 10; i++)
-        if (at[i] && t->held[i] < need[i]) return 1;
-    return 0;
-}
-
-/* Return the index of the first tensor whose shape exceeds its memory, -1 if all fit. */
-EXPORT int64_t ldopt_outside(const struct tensor *tensors, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (elements(&tensors[i]) > 0 && reaches_outside(&tensors[i])) return i;
-    return -1;
-}
-
 static void divide(const struct tensor *tensors, int64_t n, int64_t most, struct plan *plan)
 {
     int64_t others = 0, in_run = 0;
@@ -169,14 +145,12 @@ static int team(int64_t size)
     return threads > 1 + size / PER_THREAD ? (int)(1 + size / PER_THREAD) : threads;
 }
 
-/* Return the sum of the squares of all gradients, or -1 if there is not enough memory,
-   -2 if the shape of a tensor exceeds its memory. */
+/* Return the sum of the squares of all gradients, or -1 if there is not enough memory. */
 EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n)
 {
     int64_t size = 0, *first;
     double *sums, total = 0;
     struct stage *stages;
-    if (ldopt_outside(tensors, n) >= 0) return -2;
     first = malloc(((size_t)n + 1) * sizeof *first);
     if (!first) return -1;
     first[0] = 0;
@@ -219,15 +193,13 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n)
     return total;
 }
 
-/* Update all tensors and return 0. Or change nothing and return 1 (not enough memory) or 2 (the shape of a tensor
-   exceeds its memory). */
+/* Update all tensors and return 0, or change nothing and return 1 if there is not enough memory. */
 EXPORT int ldopt_step(const struct tensor *tensors, int64_t n)
 {
     int64_t size = 0, most = SHARED;
     struct plan plan = {0};
     char *scratch = NULL;
     int failed;
-    if (ldopt_outside(tensors, n) >= 0) return 2;
     for (int64_t i = 0; i < n; i++) size += elements(&tensors[i]);
     int threads = team(size);
     if (most > size / (4 * threads)) most = larger(OWN, size / (4 * threads));
@@ -245,14 +217,6 @@ EXPORT int ldopt_step(const struct tensor *tensors, int64_t n)
     free(plan.starts);
     free(plan.order);
     return failed;
-}
-
-/* Return the largest of the tensors' step counters, 0 if there are none. */
-EXPORT double ldopt_largest_step(const struct tensor *tensors, int64_t n)
-{
-    double largest = 0;
-    for (int64_t i = 0; i < n; i++) largest = *tensors[i].step > largest ? *tensors[i].step : largest;
-    return largest;
 }
 
 #ifndef LDOPT_SOURCES

@@ -24,7 +24,7 @@ enum flag {
     CENTRALIZE = 512,    /* Lamb: rows are output channels, the mean of each is subtracted from the gradient */
 };
 
-/* One tensor of the optimizer. kernels/layout.py declares the same for NumPy; ldopt_layout() guards it. */
+/* One tensor of the optimizer. kernels/__init__.py declares the same for NumPy; ldopt_layout() guards it. */
 struct tensor {
     void *param;      /* the weights that are updated: the master weights, if there are any */
     void *copy;       /* low-precision weights that follow the master, or NULL */
@@ -35,7 +35,6 @@ struct tensor {
                          and Came's instability (rows, columns) */
     float *step;      /* ADAMW: beta1^t of this update; the others: updates so far */
     float *aux;       /* ADAMW: beta2^t; LAMB, CAME: count of the optimizer's steps, or NULL; ADAFACTOR: the rate used */
-    int64_t held[10]; /* bytes allocated from each pointer above onwards, in the same order */
     int64_t batch, rows, cols;
     double lr, weight_decay, beta1, beta2, beta3, eps[3], clip, clip_value, decay_rate;
     double count;      /* ADAM_WEIGHT_DECAY: number of this update; LAMB, CAME: the new value of `aux` */

@@ -8,37 +8,38 @@ import math
 from typing import Any, Optional
 
 import paddle
+from paddle import _C_ops
 
-from ... import _paddle
+from .._compat import flags, is_float64
 
 
 def add_(x: Any, y: Any) -> Any:
     """Return x + y; overwrites x. y is a Tensor or a float."""
     if not paddle.in_dynamic_mode():
         return x + y
-    return _paddle.scale_(x, 1.0, y, True) if isinstance(y, float) else _paddle.add_(x, y)
+    return _C_ops.scale_(x, 1.0, y, True) if isinstance(y, float) else _C_ops.add_(x, y)
 
 
 def subtract_(x: Any, y: Any) -> Any:
     """Return x - y; overwrites x."""
-    return _paddle.subtract_(x, y) if paddle.in_dynamic_mode() else x - y
+    return _C_ops.subtract_(x, y) if paddle.in_dynamic_mode() else x - y
 
 
 def multiply_(x: Any, y: Any) -> Any:
     """Return x * y; overwrites x. y is a Tensor or a float."""
     if not paddle.in_dynamic_mode():
         return x * y
-    return _paddle.scale_(x, y, 0.0, True) if isinstance(y, float) else _paddle.multiply_(x, y)
+    return _C_ops.scale_(x, y, 0.0, True) if isinstance(y, float) else _C_ops.multiply_(x, y)
 
 
 def divide_(x: Any, y: Any) -> Any:
     """Return x / y; overwrites x."""
-    return _paddle.divide_(x, y) if paddle.in_dynamic_mode() else x / y
+    return _C_ops.divide_(x, y) if paddle.in_dynamic_mode() else x / y
 
 
 def maximum(x: Any, least: float) -> Any:
     """Return max(x, least)."""
-    return _paddle.clip(x, least, math.inf)
+    return _C_ops.clip(x, least, math.inf)
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
@@ -59,19 +60,19 @@ def square_(x: Any) -> Any:
 
 def power(t: Any, exponent: float) -> Any:
     """Return t^exponent in the type of t: Paddle rounds a float exponent to float32."""
-    return t ** (paddle.full_like(t, exponent) if _paddle.is_float64(t) else exponent)
+    return t ** (paddle.full_like(t, exponent) if is_float64(t) else exponent)
 
 
 def sqrt(x: Any) -> Any:
     """Return the square roots of x; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
-    if _paddle.flags()["FLAGS_check_nan_inf"]:  # the `rsqrt` of 0 would stop the step
+    if flags()["FLAGS_check_nan_inf"]:  # the `rsqrt` of 0 would stop the step
         return x.sqrt()
     return x.rsqrt().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal()
 
 
 def sqrt_(x: Any) -> Any:
     """Return the `sqrt` of x; overwrites x."""
-    if not paddle.in_dynamic_mode() or _paddle.flags()["FLAGS_check_nan_inf"]:
+    if not paddle.in_dynamic_mode() or flags()["FLAGS_check_nan_inf"]:
         return sqrt(x)
     return x.rsqrt_().reciprocal_()
 

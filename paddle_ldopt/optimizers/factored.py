@@ -3,7 +3,7 @@
 Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1). The last two dimensions
 are the matrix, the others a batch of matrices. Vectors and scalars are not factored.
 
-Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by sizes from the shape of the whole
+Rules yield sums over the whole tensor (see `RuleOptimizer`) and divide them by sizes from the shape of the whole
 parameter, `Shard.shape`:
 
     v = yield from factored_ema("exp_avg_sq", grad * grad + eps, state, shard, 1 - beta2)
@@ -15,14 +15,12 @@ from collections.abc import Generator
 from typing import Any
 
 import paddle
-from paddle import Tensor
+from paddle import Tensor, _C_ops
 
-from ... import _paddle
-from ..._messages import refusal
-from .._step.updates import Values
-from ..states import COLUMN, ROW
+from .._checks import refusal
 from .arithmetic import divide_, ema_, maximum, multiply_
 from .rule_optimizer import RuleOptimizer, checked_lr
+from .states import COLUMN, ROW, Values
 
 
 def is_factored(shape: Any) -> bool:
@@ -63,7 +61,7 @@ def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
         return multiply_(v.rsqrt(), x)
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
-    row = row.rsqrt() * _paddle.mean_over(row, [-2], True).sqrt()
+    row = row.rsqrt() * _C_ops.mean(row, [-2], True).sqrt()
     return multiply_(shard.spread_product(row, col.rsqrt()), x)
 
 

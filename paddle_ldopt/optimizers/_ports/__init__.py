@@ -1,1 +1,0 @@
-"""Features that our optimizers take from the library they are ported from."""

@@ -1,0 +1,397 @@
+"""The base classes of the optimizers: ratios of layers, options, groups and states. `step` has the way of a step.
+
+Each class inherits from the next one:
+
+- `RuleOptimizer` (`rule_optimizer.py`) updates by a function of tensors. `AdamWDL` is not a `RuleOptimizer`: it has Paddle's own update.
+- `LayerwiseOptimizer` has the options and states of each parameter.
+- `LayerRates` multiplies each parameter's rate by its layer's ratio. It also serves Paddle's optimizers
+  (`apply_layerwise_decay`).
+"""
+
+from typing import Any, Callable, ClassVar, Optional, Union
+
+import paddle
+from paddle import Tensor
+from paddle.base.layer_helper import LayerHelper
+from paddle.optimizer import Optimizer
+
+from .._checks import Option, checked_bool, checked_int, checked_number, nearest, one_of_two, refusal
+from .._compat import (
+    check_weight_decay_fun,
+    dtype_name,
+    flatten_groups,
+    name_before_copy,
+    run_untranslated,
+    structured_names,
+)
+from ..layers.decay import LayerDecay, as_decay, checked_decay
+from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay
+from .batches import Batches
+from .fused import FusedRule, FusedStep, check_fused
+from .options import LAYERWISE, checked_group, checked_parameters
+from .sharded import MissingGradients, ShardFinder, sharded_state
+from .states import COLUMN, ELEMENT, ROW, SCALAR, State, Values, compute_dtype, loadable
+from .step import OneStep, Rows
+
+
+class LayerRates(Optimizer):
+    """Multiplies the rate of each parameter by its layer's ratio. A class lists it before Paddle's optimizer.
+
+    A ratio of 0 freezes: neither the parameter nor its state is updated.
+    """
+
+    layers: Any = None  # the LayerMap of `decay`
+    decay: Optional[LayerDecay] = None
+    hook: Optional[Callable[[Tensor], Any]] = None  # parameter -> ratio, called in every step; instead of `layers`
+    ratios: dict[str, Any] = {}  # param.name -> ratio; empty if every ratio is 1
+    structured_names: Any = {}  # param.name -> structured name, if given
+    sets_own_lr = False  # whether the optimizer computes its rate itself, so that a scheduler has no effect
+
+    def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
+        """Take the ratios of a LayerMap and a decay; raise if `layers` is not a LayerMap."""
+        if not hasattr(layers, "ratios") or isinstance(layers, type):
+            raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
+        decay, ratios = as_decay(layerwise_decay), layers.ratios(layerwise_decay)
+        self.layers, self.decay, self.structured_names = layers, decay, layers.name_dict
+        self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
+
+    def ratio_of(self, param: Tensor) -> Any:
+        """Return the ratio of a parameter in this step."""
+        ratio = self.ratios.get(param.name)
+        if ratio is None:
+            name = name_before_copy(param.name, self.ratios.__contains__)  # a deep copy's parameters have other names
+            if name not in self.ratios:
+                name = self.layers.name_of(param.name)  # raises
+            ratio = self.ratios[param.name] = self.ratios[name]
+        return ratio
+
+    def layerwise_ratio(self, param: Tensor) -> Any:
+        """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
+        if self.hook is not None:
+            return self.hook(param)
+        return self.ratio_of(param) if self.ratios else 1.0
+
+    def last_used_lr(self) -> Optional[dict[str, float]]:
+        """Return tensor name -> rate of the last update if the optimizer computes and keeps it, None otherwise."""
+        return None
+
+    def lr_divisor(self, ahead: int = 0) -> float:
+        """Return the divisor of the optimizer's rate in its next step, or `ahead` steps later."""
+        return 1.0
+
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+        """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
+
+        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
+        """
+        return None
+
+    def has_nonzero_weight_decay(self, param: Tensor) -> Optional[bool]:
+        """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
+        return None
+
+    def _create_param_lr(self, param_and_grad: Any) -> Any:
+        lr, ratio = super()._create_param_lr(param_and_grad), self.layerwise_ratio(param_and_grad[0])
+        if isinstance(ratio, float):
+            return lr if ratio == 1.0 else lr * ratio
+        return lr * ratio.astype(lr.dtype)  # a static graph's
+
+
+class LayerwiseOptimizer(LayerRates, OneStep):
+    """The base of all optimizers of this package, listed before Paddle's class."""
+
+    OPTIONS: ClassVar[dict[str, Option]] = {}
+    counts_steps = True  # whether the state `STEP` is a number of steps
+    takes_new_parameters = False  # whether groups may be added once it is built, without ratios
+    rule: ClassVar[Callable[..., Any]]
+    regularization: Any  # Paddle's: an L2 penalty
+    batch_bytes: Optional[int] = None
+    n_layers: int = N_LAYERS
+    _defaults: Values  # the optimizer's own value of each option that a group may override
+    _fixed: Values  # the other options
+    _groups: dict[str, Values] = {}  # param.name -> its group
+
+    def _read_arguments(
+        self,
+        parameters: Any,
+        apply_decay_param_fun: Optional[Callable[..., Any]],
+        multi_precision: Any,
+        fused: Any,
+        **arguments: Any,
+    ) -> Any:
+        """Check a constructor's arguments (see `AdamWDL`), keep them and return the parameters or groups as a list."""
+        known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
+        for name in arguments.keys() - known:
+            wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
+            raise refusal(TypeError, wrong, **{name: arguments[name]})
+        checked_bool(multi_precision, "multi_precision")
+        self.fused = check_fused(fused)
+        if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
+            wrong = "`apply_decay_param_fun` must be callable."
+            raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
+        groups = checked_parameters(parameters, self.group_options())
+        options = self._checked({**{name: option.default for name, option in self.OPTIONS.items()}, **arguments})
+        self.check_together(options, {})
+        self._defaults = {name: value for name, value in options.items() if self.OPTIONS[name].group}
+        self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
+        for group in groups or []:
+            if isinstance(group, dict):
+                self._check_group_options(group)
+        params = None if groups is None else flatten_groups(groups)
+        self._set_ratios(params, **{name: arguments.get(name, default) for name, default in LAYERWISE.items()})
+        if apply_decay_param_fun is not None:
+            check_weight_decay_fun(apply_decay_param_fun, params or [])
+        self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
+        self.fused_step, self.batches = FusedStep(), Batches()
+        run_untranslated()
+        return groups
+
+    def _set_ratios(
+        self,
+        params: Optional[list[Tensor]],
+        layerwise_decay: Any,
+        n_layers: Any,
+        set_param_lr_fun: Any,
+        name_dict: Any,
+        layers: Any,
+        lr_ratio: Any,
+    ) -> None:
+        """Set `layers` and `decay`, or `hook`; `params` is None in a static graph."""
+        hook = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
+        documented = hook is layerwise_lr_decay
+        self.layerwise_decay, self.n_layers = layerwise_decay, checked_int(n_layers, "n_layers")
+        self.structured_names = structured_names(name_dict, layers)
+        if layers is not None:
+            if not documented or name_dict is not None or n_layers != N_LAYERS:
+                wrong = "`layers` takes the place of `name_dict`, `n_layers` and `set_param_lr_fun`: leave them out."
+                raise refusal(ValueError, wrong, name_dict=name_dict, n_layers=n_layers, set_param_lr_fun=hook)
+            self.set_layers(layers, layerwise_decay)
+            for param in params or []:
+                self.ratio_of(param)  # raises if the map lacks it
+            return
+        if isinstance(layerwise_decay, LayerDecay):
+            wrong = "A LayerDecay as `layerwise_decay` also needs `layers`."
+            raise refusal(TypeError, wrong, layerwise_decay=layerwise_decay, layers=None)
+        decay = checked_decay(layerwise_decay)
+        if hook is None or (documented and name_dict is None):
+            if decay != 1.0:
+                needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`"
+                received = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
+                raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **received)
+            return
+        if documented and decay == 1.0:  # `name_dict` then only gives structured names
+            return
+        self.hook = bind_hook(hook, decay, name_dict, self.n_layers)
+        if params is not None:
+            trained = [param for param in params if not param.stop_gradient]
+            for param in trained:
+                self.hook(param)
+            if documented:
+                check_documented_hook([name_dict[param.name] for param in trained])
+
+    # ---- options
+
+    def check_together(self, options: Values, group: Values) -> None:
+        """Raise ValueError if options exclude each other; `group` has the options that a group overrides."""
+
+    def group_options(self) -> list[str]:
+        """Return the names of the options that a parameter group may override."""
+        return [name for name, option in self.OPTIONS.items() if option.group]
+
+    def _checked(self, given: Values) -> Values:
+        """Return the checked values of the options in `given`."""
+        return {name: self.OPTIONS[name].checked(given[name], name) for name in given.keys() & self.OPTIONS.keys()}
+
+    def _check_group_options(self, group: Values) -> None:
+        own = self._checked(group)
+        self.check_together({**self._defaults, **self._fixed, **own}, own)
+        group.update(own)
+
+    def fixed_options(self) -> Values:
+        """Return the rule's options that no parameter group overrides."""
+        return dict(self._fixed)
+
+    def options_of(self, param: Tensor) -> Values:
+        """Return the options of a parameter's group that override the optimizer's, and the other defaults."""
+        group = self.group_of(param)
+        return {name: group.get(name, default) for name, default in self._defaults.items()}
+
+    def step_options(self, group: Values) -> Values:
+        """Return the rule's options for a parameter group ({}: none) with their values in this step."""
+        options = {**self.fixed_options(), **{name: group.get(name, value) for name, value in self._defaults.items()}}
+        options.pop("lr", None)  # see `rate_now`
+        return options
+
+    def rate_now(self, group: Values) -> float:
+        """Return the rate of a parameter group ({}: none) in this step, without its factor and the layers' ratios."""
+        return float(self.get_lr())
+
+    def has_weight_decay(self, param: Tensor) -> bool:
+        """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""
+        chosen = self._apply_decay_param_fun
+        return chosen is None or bool(chosen(param.name))
+
+    def decay_list(self, params: list[Tensor]) -> list[bool]:
+        """Return `has_weight_decay` of each parameter."""
+        if self._apply_decay_param_fun is None:
+            return [True] * len(params)
+        return list(map(self.has_weight_decay, params))
+
+    def has_nonzero_weight_decay(self, param: Tensor) -> bool:
+        """Return whether the next step applies weight decay to a parameter."""
+        return bool(self.step_options(self.group_of(param)).get("weight_decay")) and self.has_weight_decay(param)
+
+    def structured_name(self, param: Tensor) -> str:
+        """Return the parameter's name in the model, or ``param.name`` if it is unknown."""
+        return self.structured_names.get(param.name, param.name)
+
+    # ---- groups
+
+    def group_of(self, param: Tensor) -> Values:
+        """Return the parameter group of `param`, {} without one."""
+        if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
+            groups = [group for group in self._param_groups or [] if isinstance(group, dict)]
+            self._groups = {param.name: group for group in groups for param in group["params"]}
+        return self._groups.get(param.name, {})
+
+    def _add_param_group(self, param_group: Values) -> None:
+        if hasattr(self, "_already_create_accumulator"):  # a group added to a built optimizer
+            param_group = checked_group(param_group, self.group_options())
+            self._check_group_options(param_group)
+            new = [p.name for p in param_group["params"] if self.finder.params and p.name not in self.finder.params]
+            if new and (self.ratios or self.hook is not None or not self.takes_new_parameters):
+                wrong = "An optimizer takes no more parameters once it is built: build another optimizer for them."
+                raise ValueError(f"{wrong} Received: {len(new)} more parameters, such as '{new[0]}'")
+        super()._add_param_group(param_group)
+
+    # ---- states
+
+    @staticmethod
+    def states(options: Values, shape: Any) -> dict[str, State]:
+        """Return state name -> kind and type, for a parameter of this shape."""
+        return {}
+
+    def state_key(self, name: str) -> str:
+        """Return the key of a state in Paddle's dict: its name with the optimizer's prefix, if any."""
+        return f"{self._name}_{name}" if self._name else name
+
+    def has_master(self, param: Tensor) -> bool:
+        """Return whether the parameter has, or will have, a float32 master."""
+        return bool(self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype))
+
+    def owner_of(self, param: Tensor) -> Tensor:
+        """Return the tensor that is updated and by whose name Paddle keeps the state: the master, if there is one."""
+        return self._master_weights[param.name] if self.has_master(param) else param
+
+    def state_of(self, param: Tensor) -> dict[str, Any]:
+        """Return state name -> Tensor of a parameter, with its counters."""
+        owner, begin = self.owner_of(param).name, len(self.state_key(""))
+        return {key[begin:]: values[owner] for key, values in self._accumulators.items() if owner in values}
+
+    def _whole_shape(self, param: Tensor) -> list[int]:
+        """Return the shape of the whole parameter, of which `param` may be a shard."""
+        return list(param.shape)
+
+    def _states_of(self, param: Tensor) -> dict[str, State]:
+        return self.states({**self._fixed, **self.options_of(param)}, self._whole_shape(param))
+
+    def state_kinds(self, param: Tensor) -> dict[str, str]:
+        """Return state name -> kind of a parameter, without its step counter."""
+        return {name: state.kind for name, state in self._states_of(param).items()}
+
+    def state_shapes(self, param: Tensor) -> dict[str, list[int]]:
+        """Return state name -> shape of a parameter; rows and columns are the whole tensor's."""
+        whole = self._whole_shape(param)
+        shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
+        return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
+
+    def state_layout(self, param: Tensor) -> dict[str, Any]:
+        """Return state name -> (dtype, shape) of a parameter's stored state; a single number has shape [1]."""
+        layout, shapes = {}, self.state_shapes(param)
+        for name, state in self._states_of(param).items():
+            dtype = getattr(paddle, state.dtype) if state.dtype else compute_dtype(param)
+            layout[name] = dtype, [1] if state.kind == SCALAR else shapes[name]
+        return layout
+
+    def check_shape(self, param: Tensor) -> None:
+        """Raise if the shape of a parameter has changed since the optimizer or its state was made."""
+
+    def check_type(self, param: Tensor) -> None:
+        """Raise if a parameter was cast after its state was created, between a type with and one without a master."""
+        has = param.name in self._master_weights
+        if paddle.in_dynamic_mode() and param.name in self._already_create_accumulator and has != self.has_master(param):
+            raise ValueError(
+                f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
+                "build a new optimizer for it. "
+                f"Received: dtype {dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
+            )
+
+    def create_state(self, params: list[Tensor]) -> None:
+        """Create the state of parameters that have none yet, as Paddle's first step would."""
+        ready = self._already_create_accumulator
+        new = [param for param in params if param.name not in ready]
+        if new:
+            with paddle.no_grad():
+                self.helper = LayerHelper(type(self).__name__)
+                self._create_accumulators(paddle.static.default_main_program().global_block(), new)
+
+    def _add_accumulator(self, name: str, param: Tensor, *args: Any, **kwargs: Any) -> Any:
+        loaded = self._accumulators_holder
+        if not loaded or not paddle.in_dynamic_mode():
+            return super()._add_accumulator(name, param, *args, **kwargs)
+        if f"{param.name}_{self.state_key(name)}_0" not in loaded:
+            self._accumulators_holder = {}  # the parameter had no gradient before the state was saved
+        # Paddle looks for the names of a process's first optimizer
+        try:
+            with paddle.utils.unique_name.guard():
+                return super()._add_accumulator(name, param, *args, **kwargs)
+        finally:
+            self._accumulators_holder = loaded
+
+    def set_state_dict(self, state_dict: Values) -> None:
+        """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
+        super().set_state_dict(loadable(self, state_dict))
+        self.fused_step, self.batches, self.taken = FusedStep(), Batches(), None
+
+    def load_state_dict(self, state_dict: Values) -> None:
+        """Load the result of `state_dict`, as `set_state_dict` does."""
+        self.set_state_dict(state_dict)
+
+    def sharded_state_dict(self, model_sharded_state_dict: Values, shards: Any = None) -> Values:
+        """Return key -> ShardedWeight of all state and masters; missing state is created, to be loaded into.
+
+        If a wrapper has cut the parameters, `shards` maps ``param.name`` to the range (begin, end) of the flattened
+        parameter in this process; parameters without an entry have no element here.
+        """
+        self.taken = None
+        return sharded_state(self, model_sharded_state_dict, shards)
+
+    # ---- for subclasses to override
+
+    def set_lr(self, value: float) -> None:
+        """Set the rate, at least 0; with a scheduler, Paddle raises."""
+        super().set_lr(checked_number(value, "value"))
+
+    def takes_sparse(self, param: Tensor) -> bool:
+        """Return whether sparse gradients of a parameter are supported."""
+        return False
+
+    def fused_rule(self, options: Values, shape: Any) -> Union[FusedRule, str]:
+        """Return the rule for the C library, or why there is none; only its flags may depend on the shape."""
+        return f"the C library has no rule of {type(self).__name__}"
+
+    def rule_clips(self) -> bool:
+        """Return whether the rule itself clips a gradient, after `grad_clip`."""
+        return False
+
+    def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
+        """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step."""
+        raise NotImplementedError
+
+    def next_count(self) -> Optional[float]:
+        """Return the number of this step, in optimizers with one count for all parameters."""
+        return None
+
+    def counted(self, state: Values, count: Optional[float]) -> Values:
+        """Return the counters after this update, given the state before it; none if the rule counts."""
+        return {}

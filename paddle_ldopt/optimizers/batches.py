@@ -1,0 +1,292 @@
+"""The update by Paddle's operations: the rule on a stack [k, ...] of parameters of one shape, type and set of options.
+
+On an accelerator the launches of operations from Python limit a step; a `Batch` launches them once for all parameters.
+The state in Paddle's dicts shares the memory of a row of the stack. If a state has other memory (after loading, casting
+or copying), the batch is built again. Parameters and gradients are copied into a stack for each step.
+"""
+
+import collections
+import math
+import operator
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+import paddle
+from paddle import Tensor, _C_ops
+
+from .sharded import Shard, run_locally, run_together
+from .states import ELEMENT, SCALAR, STEP, Values, compute_dtype, rule_shape
+
+if TYPE_CHECKING:
+    from .base import LayerwiseOptimizer
+    from .step import Rows
+
+_MASTER = "master"
+_dtype = Tensor.dtype.__get__
+
+
+class Batch:
+    """Parameters that are updated together, and the stacks of their state."""
+
+    def __init__(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> None:
+        first = params[0]
+        self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
+        self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
+        self._stored = [*self._kinds, *([_MASTER] if optimizer.has_master(first) else [])]
+        self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
+        self._form = list(first.shape), first.dtype
+        for name in self._stored:
+            tensors = self._tensors(name)
+            if len(tensors) == 1:
+                self._stacks[name] = tensors[0]
+                continue
+            stack = self._stacks[name] = _C_ops.stack(tensors, 0)
+            for row, tensor in enumerate(tensors):
+                stack._slice(row, row + 1)._share_buffer_to(tensor)
+        self._addresses = [list(map(Tensor.data_ptr, self._tensors(name))) for name in self._stored]
+
+    def _tensors(self, name: str) -> list[Any]:
+        """Return the optimizer's tensors of a state or the masters."""
+        optimizer, owners = self._optimizer, self._optimizer._master_weights
+        if name == _MASTER:
+            return [owners[param.name] for param in self.params]
+        by_owner = optimizer._accumulators[optimizer.state_key(name)]
+        return [by_owner[owners.get(param.name, param).name] for param in self.params]
+
+    def is_valid(self) -> bool:
+        """Return whether the parameters have their form, and the optimizer's tensors still share the stacks' memory."""
+        if (list(self.params[0].shape), self.params[0].dtype) != self._form:
+            return False
+        try:
+            now = [self._tensors(name) for name in self._stored]
+        except KeyError:  # a state was removed
+            return False
+        same = all(list(map(Tensor.data_ptr, tensors)) == at for tensors, at in zip(now, self._addresses))
+        return same and all(all(map(Tensor.is_contiguous, tensors)) for tensors in now)
+
+    def release(self, names: set[str]) -> None:
+        """Give parameters that leave the batch memory of their own for their state, unless it was removed."""
+        optimizer, owners = self._optimizer, self._optimizer._master_weights
+        for name, addresses in zip(self._stacks, self._addresses) if len(self.params) > 1 else ():
+            state = owners if name == _MASTER else optimizer._accumulators[optimizer.state_key(name)]
+            for param, address in zip(self.params, addresses):
+                if param.name in names:
+                    tensor = state.get(param.name if name == _MASTER else owners.get(param.name, param).name)
+                    if tensor is not None and tensor.data_ptr() == address:
+                        tensor.clone()._share_buffer_to(tensor)
+
+    def _as_rule_sees(self, name: str) -> Any:
+        """Return a stack in the type and the shape of the rule: [k, *shape for one parameter]."""
+        shape, kind = self._shard.shape, self._kinds[name]
+        form = rule_shape(kind, shape)
+        if len(self.params) > 1:
+            form = [len(self.params), *([1] * len(shape) if kind == SCALAR else form)]
+        stack = cast(self._stacks[name], self.dtype)
+        return stack if list(stack.shape) == form else stack.reshape(form)
+
+    def spread(self, values: list[float]) -> Any:
+        """Return one number for each parameter as a Tensor for the rule; the number itself if all are equal."""
+        if all(value == values[0] for value in values):
+            return float(values[0])
+        return paddle.to_tensor(values, self.dtype).reshape([len(values), *[1] * len(self._shard.shape)])
+
+    def update(self, grads: list[Tensor], lr: Any, options: Values, count: Optional[float]) -> None:
+        """Update all parameters once."""
+        master, single = self._stacks.get(_MASTER), len(self.params) == 1
+        params, grad = master, grads[0] if single else _C_ops.stack(grads, 0)
+        if master is None:
+            params = self.params[0] if single else _C_ops.stack(self.params, 0)
+        params, grad = cast(params, self.dtype), cast(grad, self.dtype)
+        state = {name: self._as_rule_sees(name) for name in self._kinds}
+        counted = self._optimizer.counted(state, count)
+        state.update(counted)
+        rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
+        new_params, new_state = without_old(*run_locally(rule), state)
+        for name, value in {**new_state, **counted}.items():
+            stack = self._stacks[name]
+            if value is stack:  # overwritten by the rule
+                continue
+            if not isinstance(value, Tensor):  # one rate for all
+                value = paddle.full([], value, self.dtype)
+            if value.size != stack.size:
+                value = value.reshape([1] * len(stack.shape)).expand(stack.shape)
+            _C_ops.assign_out_(cast(value, stack.dtype).reshape(stack.shape), stack)
+        if master is not None and new_params is not master:
+            _C_ops.assign_out_(new_params, master)
+        new_params = cast(new_params, self.params[0].dtype)
+        rows = [new_params] if single else _C_ops.unbind(new_params, 0)
+        if rows[0] is not self.params[0]:
+            collections.deque(map(_C_ops.assign_out_, rows, self.params), maxlen=0)
+
+
+class Batches:
+    """The batches of one optimizer, and the division of the last step's rows into them."""
+
+    def __init__(self) -> None:
+        self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
+        self._key: Any = None  # all on which the division depends
+        self._units: list[tuple[Batch, list[int], Any]] = []  # (batch, its rows, factor of its rate)
+
+    def __deepcopy__(self, memo: Any) -> "Batches":
+        return Batches()  # the copied optimizer has tensors of its own
+
+    def prepared(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> Callable[[Optional[float]], None]:
+        """Return the update of rows, whose checks are done; it takes the number of the step."""
+        key = rows.params, list(map(_dtype, rows.grads)), *rows[2:5], len(rows.options), optimizer.batch_bytes
+        same = self._key is not None and len(key[0]) == len(self._key[0]) and key[1:] == self._key[1:]
+        same = same and all(map(operator.is_, key[0], self._key[0]))
+        if not same or not all(batch.is_valid() for batch, *_ in self._units):
+            self._units = self._divided(optimizer, rows)
+            self._key = key
+        units = self._units
+
+        def update(count: Optional[float]) -> None:
+            for batch, members, scale in units:
+                grads = [rows.grads[i] for i in members]
+                batch.update(grads, rows.rates[rows.kinds[members[0]]] * scale, rows.options_of(members[0]), count)
+
+        return update
+
+    def _divided(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> list[tuple[Batch, list[int], Any]]:
+        """Return (batch, its rows, factor of its rate) of at most `batch_bytes` each."""
+        alike: dict[Any, list[int]] = {}
+        sharing: collections.Counter[Any] = collections.Counter()  # parameters of the same memory take turns
+        for i, (param, grad) in enumerate(zip(rows.params, rows.grads)):
+            optimizer.check_shape(param)
+            sharing[param.data_ptr()] += 1
+            form = sharing[param.data_ptr()], tuple(param.shape), param.dtype, grad.dtype, rows.kinds[i], rows.decays[i]
+            alike.setdefault(form, []).append(i)
+        units = []
+        for (_, shape, *_), members in alike.items():
+            param = rows.params[members[0]]
+            size = math.prod(shape) * (8 if compute_dtype(param) == paddle.float64 else 4)
+            most = 2**21 if param.place.is_cpu_place() else 2**26  # larger results get new memory pages on a CPU
+            limit = max((most if optimizer.batch_bytes is None else optimizer.batch_bytes) // max(size, 1), 1)
+            for begin in range(0, len(members), limit):
+                part = members[begin : begin + limit]
+                batch = self._batch(optimizer, [rows.params[i] for i in part])
+                units.append((batch, part, batch.spread([rows.scales[i] for i in part])))
+        return units
+
+    def _batch(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> Batch:
+        """Return the batch of these parameters, reused while it is valid."""
+        names = tuple(param.name for param in params)
+        batch = self._batches.get(names)
+        if batch is not None and all(map(operator.is_, batch.params, params)) and batch.is_valid():
+            return batch
+        for old in [old for old in self._batches if not set(names).isdisjoint(old)]:
+            self._batches.pop(old).release(set(old) - set(names))
+        batch = self._batches[names] = Batch(optimizer, params)
+        return batch
+
+
+def cast(tensor: Any, dtype: Any) -> Any:
+    return tensor if tensor.dtype == dtype else tensor.astype(dtype)
+
+
+def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Values]:
+    """Return a rule's result with a copy of each old state that is another's new value: writing may overwrite it."""
+    names = {id(value): name for name, value in old.items()}
+
+    def copied(value: Any, name: str) -> Any:
+        return value if names.get(id(value), name) == name else value.clone()
+
+    return copied(new_param, ""), {name: copied(value, name) for name, value in new_state.items()}
+
+
+# ---- single parameters: in a static graph, in `dist.shard_optimizer`, and split over processes
+
+
+def update_one(
+    optimizer: "LayerwiseOptimizer", param: Tensor, grad: Tensor, options: Values, lr: Any, count: Any = None
+) -> None:
+    """Update a parameter that this process has whole."""
+    rule, write = _start(optimizer, param, grad, options, lr, Shard(list(param.shape)), count)
+    write(*run_locally(rule))
+
+
+def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[str, Shard]) -> Callable[[Any], None]:
+    """Return the update of parameters in shards, together with the other processes that have shards of them."""
+    row_of = {param.name: i for i, param in enumerate(rows.params)}
+
+    def update(count: Optional[float]) -> None:
+        rules: list[tuple[Shard, Any]] = []
+        writes: list[Any] = []
+        for name, shard in shards.items():
+            param, row = optimizer.finder.params[name], row_of.get(name)
+            if row is not None:
+                lr = rows.rates[rows.kinds[row]] * rows.scales[row]
+                mine, grad = rows.params[row], rows.grads[row]
+                rule, write = _start(optimizer, mine, grad, rows.options_of(row), lr, shard, count)
+            elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
+                if optimizer.layerwise_ratio(param) == 0.0:
+                    continue
+                rule, write = _start_empty(optimizer, param, shard), None  # the other processes wait for its sums
+            else:
+                continue
+            rules.append((shard, rule))
+            writes.append(write)
+        for write, result in zip(writes, run_together(rules)):
+            if write is not None:
+                write(*result)
+
+    return update
+
+
+def _start(
+    optimizer: Any, param: Tensor, grad: Tensor, options: Values, lr: Any, shard: Shard, count: Any
+) -> tuple[Any, Callable[..., None]]:
+    """Return the rule of a parameter, not run yet, and a function that writes its result."""
+    target, dtype = optimizer.owner_of(param), compute_dtype(param)
+    kinds, stored = {**optimizer.state_kinds(param), STEP: SCALAR}, optimizer.state_of(param)
+    state = {name: stored[name].astype(dtype) for name in kinds}
+    for name, kind in kinds.items():
+        if kind == ELEMENT and target.shape:
+            state[name] = shard.view(state[name])
+        else:  # a number is stored as [1]
+            state[name] = state[name].reshape(rule_shape(kind, shard.shape) if target.shape else [])
+    counted = optimizer.counted(state, count)
+    state.update(counted)
+    tensors = shard.view(target.astype(dtype)), shard.view(grad.astype(dtype))
+    rule = optimizer.rule(*tensors, state, lr, shard=shard, **options)
+
+    def write(new_param: Any, new_state: Values) -> None:
+        new_param, new_state = without_old(new_param, new_state, state)
+        overflow = None if paddle.in_dynamic_mode() else optimizer._get_auxiliary_var("found_inf")
+        for name, value in {**new_state, **counted}.items():
+            _write(value, stored[name], overflow, shard if kinds[name] == ELEMENT else None)
+        _write(new_param, target, overflow, shard)
+        if target is not param:
+            _write(new_param, param, overflow, shard)
+
+    return rule, write
+
+
+def _start_empty(optimizer: Any, param: Tensor, shard: Shard) -> Any:
+    """Return the rule of a parameter of which this process has no element: its sums are zeros."""
+    dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
+    state = {
+        name: empty if kind == ELEMENT else paddle.zeros(rule_shape(kind, shard.shape), dtype)
+        for name, kind in optimizer.state_kinds(param).items()
+    }
+    state[STEP] = paddle.ones([], dtype)
+    options = optimizer.step_options(optimizer.group_of(param))
+    return optimizer.rule(empty, empty, state, paddle.zeros([], dtype), shard=shard, **options)
+
+
+def _write(value: Any, target: Any, overflow: Any = None, shard: Optional[Shard] = None) -> None:
+    if not isinstance(value, (Tensor, type(target))):
+        value = paddle.full([], value, target.dtype)
+    if overflow is not None:  # static AMP runs the update regardless; a CPU has no `where` of float16
+        value = paddle.where(overflow, target.astype(value.dtype), value.reshape(target.shape))
+    value = value.astype(target.dtype)
+    if shard is not None and shard.slice_size is not None:
+        _C_ops.assign_out_(value.flatten(), shard.stored(target))
+        return
+    if list(value.shape) != list(target.shape):  # [1] holds a state of shape []
+        value = value.reshape(target.shape)
+    if paddle.in_dynamic_mode():
+        _C_ops.assign_out_(value, target)
+    else:
+        frozen = target.stop_gradient
+        paddle.assign(value, target)
+        target.stop_gradient = frozen  # `assign` copies the value's, and a later `minimize` would skip the parameter

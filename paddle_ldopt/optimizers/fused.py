@@ -1,0 +1,249 @@
+"""The update by the C library of `kernels`: on a CPU, one call updates all parameters in place, in Paddle's own tensors.
+
+A `Plan` holds the library's struct of every parameter. It is made again if a tensor was added, replaced, moved or
+reshaped. Checkpoints do not depend on it.
+"""
+
+import functools
+import math
+import operator
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from .. import kernels
+from .._checks import problem, refusal
+from .._compat import flags, flatten_groups
+from .states import STEP, Values
+
+if TYPE_CHECKING:
+    from .base import LayerwiseOptimizer
+    from .step import Rows
+
+_SMALLEST = float(np.finfo("float32").tiny)
+TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
+_dtype = Tensor.dtype.__get__
+
+
+class FusedRule(NamedTuple):
+    """An update rule for the C library; see `struct tensor` in kernels/csrc/step.h."""
+
+    name: str  # in `kernels.RULES`
+    states: tuple[Any, ...]  # names in their order there; a tuple of names that exclude each other
+    fields: dict[str, Any]  # field of the struct -> number
+    flags: dict[str, Any] = {}  # name in `kernels.RULE_FLAGS` -> whether it is set
+    aux: Optional[str] = None  # name of another state of one number
+
+
+def check_fused(fused: Any) -> Optional[bool]:
+    """Return `fused`; raise unless it is None, False, or True where the C library can be used."""
+    if fused is not None and not isinstance(fused, bool):
+        raise refusal(TypeError, "`fused` must be None, True or False.", fused=fused)
+    if fused:
+        why = unsupported_here()
+        if why is not None:
+            raise _not_possible(why)
+    return fused
+
+
+def unsupported_here() -> Optional[str]:
+    """Return why no step can be fused now, None if one can."""
+    if not paddle.in_dynamic_mode():
+        return "a static graph, or `to_static`, consists of Paddle's operations"
+    if flags()["FLAGS_check_nan_inf"]:
+        return "FLAGS_check_nan_inf checks the results of Paddle's operations"
+    return kernels.unsupported_reason()
+
+
+def _not_possible(why: str) -> ValueError:
+    return refusal(ValueError, f"`fused=True` is not possible: {why}. Use None or False.", fused=True)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=6)
+
+
+class Plan:
+    """The structs of an optimizer's parameters, and all tensors that they point to."""
+
+    def __init__(
+        self, optimizer: "LayerwiseOptimizer", params: list[Tensor], kinds: list[int], options: list[Values]
+    ) -> None:
+        """`options[kinds[row]]` are the options of a parameter; all of them have state."""
+        self.optimizer, self.params, self.kinds = optimizer, params, kinds
+        self.row = {id(param): row for row, param in enumerate(params)}
+        self.structs, self.refused = np.zeros(len(params), kernels.TENSOR), dict[int, str]()
+        for row, (param, kind) in enumerate(zip(params, kinds)):
+            why = self._fill(self.structs[row], param, options[kind])
+            if why is not None:
+                self.refused[row] = why
+        self._state = state_tensors(optimizer)
+        self._at = list(map(Tensor.data_ptr, params + self._state))
+        self._is_contiguous = list(map(Tensor.is_contiguous, params + self._state))
+        self._forms = [form.reshape(form.shape) for form in map(Tensor.detach, params)]  # keep their shapes
+        self._types = list(map(_dtype, params))
+
+    def is_valid(self) -> bool:
+        """Return whether no tensor was added, removed, replaced, moved, cast or reshaped."""
+        state = state_tensors(self.optimizer)
+        return (
+            len(state) == len(self._state)
+            and all(map(operator.is_, state, self._state))
+            and list(map(Tensor.data_ptr, self.params + state)) == self._at
+            and all(map(Tensor.is_same_shape, self.params, self._forms))
+            and list(map(_dtype, self.params)) == self._types
+            and list(map(Tensor.is_contiguous, self.params + state)) == self._is_contiguous
+        )
+
+    def _fill(self, struct: Any, param: Tensor, options: Values) -> Optional[str]:
+        """Fill in the struct of a parameter, or return why the library cannot update it."""
+        optimizer, shape = self.optimizer, list(param.shape)
+        rule = library_rule(optimizer, options, shape)
+        if isinstance(rule, str):
+            return rule
+        state, owner = optimizer.state_of(param), optimizer.owner_of(param)
+        tensors: dict[Union[str, int], Any] = {"param": owner, "step": state[STEP]}
+        if owner is not param:
+            tensors["copy"] = param
+        if rule.aux in state:
+            tensors["aux"] = state[rule.aux]
+        for i, names in enumerate(rule.states):
+            known = [name for name in (names if isinstance(names, tuple) else (names,)) if name in state]
+            if known:
+                tensors[i] = state[known[0]]
+        for place, tensor in tensors.items():
+            why = unsupported_tensor(tensor)
+            if why is None and tensor is not param and place != 2 and tensor.dtype != paddle.float32:
+                why = f"its state is of type {tensor.dtype}"
+            if why is not None:
+                return why
+            field, at = (struct["state"], place) if isinstance(place, int) else (struct, place)
+            field[at] = tensor.data_ptr()
+        struct["param_type"], struct["copy_type"] = TYPES[owner.dtype], TYPES[param.dtype]
+        struct["moment_type"] = TYPES[tensors[2].dtype] if 2 in tensors else TYPES[paddle.float32]
+        sizes: Any = (1, 1, math.prod(shape))
+        if rule.flags.get("factored"):
+            sizes = (math.prod(shape[:-2]), *shape[-2:])
+        elif rule.flags.get("centralize"):
+            sizes = (1, shape[0], math.prod(shape[1:]))
+        struct["batch"], struct["rows"], struct["cols"] = sizes
+        struct["rule"] = kernels.RULES[rule.name]
+        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag, is_set in rule.flags.items() if is_set)
+        return None
+
+
+def state_tensors(optimizer: Any) -> list[Any]:
+    """Return the tensors of all states and masters of an optimizer."""
+    tensors: list[Tensor] = []
+    for by_name in (*optimizer._accumulators.values(), optimizer._master_weights):
+        tensors += by_name.values()
+    return tensors
+
+
+def unsupported_tensor(tensor: Any) -> Optional[str]:
+    """Return why the C library cannot use a tensor, None if it can."""
+    if tensor.is_selected_rows():
+        return "it is sparse"
+    if tensor.is_dist():
+        return "it is a DistTensor"  # this process may have a part of its shape
+    if tensor.data_ptr() is None:
+        return "its memory was freed"
+    if tensor.dtype not in TYPES:
+        return f"the type is {tensor.dtype}"
+    if not tensor.place.is_cpu_place():
+        return f"it is on {tensor.place}"
+    if not tensor.is_contiguous():
+        return "it is not contiguous"
+    if tensor._holder_size() - tensor._offset() < tensor.size * tensor.element_size():
+        return f"its memory is too small for its shape {list(tensor.shape)}"
+    return None
+
+
+def library_rule(optimizer: "LayerwiseOptimizer", options: Values, shape: Any = ()) -> Union[FusedRule, str]:
+    """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
+    cls = type(optimizer)
+    owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
+    if getattr(cls, "rule", None) is not getattr(owner, "rule", None):
+        return f"{cls.__name__} has a `rule` of its own and no `fused_rule` for it"
+    rule = optimizer.fused_rule(options, shape)
+    if not isinstance(rule, str) and any(0.0 < eps < _SMALLEST for eps in rule.fields["eps"]):
+        return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
+    return rule
+
+
+class FusedStep:
+    """The C library's part in the steps of one optimizer."""
+
+    def __init__(self) -> None:
+        self._plan: Optional[Plan] = None
+        self._forms: list[Any] = []  # states and flags of each kind of the plan
+
+    def __deepcopy__(self, memo: Any) -> "FusedStep":
+        return FusedStep()  # the copied optimizer has other tensors
+
+    def supports(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> bool:
+        """Return whether the library may update some of these parameters; warn once, or raise, if it is missing."""
+        if optimizer.fused is False or not params:
+            return False
+        why = unsupported_here()
+        if why is None and not params[0].place.is_cpu_place():
+            why = f"the parameters are on {params[0].place}"
+            if optimizer.fused is None:
+                return False
+        if why is not None and optimizer.fused:
+            raise _not_possible(why)
+        if why is not None and paddle.in_dynamic_mode():
+            _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
+        return why is None
+
+    def read(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], dict[int, str]]:
+        """Return the structs of the rows of a step, and index -> reason for the rows that it cannot update.
+
+        Gradients that are not contiguous are replaced in `rows`, which must live until the step's end.
+        """
+        params, grads, kinds, options = rows.params, rows.grads, rows.kinds, rows.options
+        rules = [library_rule(optimizer, chosen) for chosen in options]
+        forms = [rule if isinstance(rule, str) else (rule.states, rule.flags) for rule in rules]
+        plan = self._plan
+        at_row: Any = None if plan is None or forms != self._forms else list(map(plan.row.get, map(id, params)))
+        if at_row is None or None in at_row or [plan.kinds[row] for row in at_row] != kinds or not plan.is_valid():
+            every, of_every = list(params), list(kinds)
+            if at_row is not None and plan is not None:  # keep the other parameters: the next step may update them
+                known = {id(p) for p in flatten_groups(optimizer._parameter_list)} - set(map(id, params))
+                for param, kind in zip(plan.params, plan.kinds):
+                    if id(param) in known and param.name in optimizer._already_create_accumulator:
+                        every.append(param)
+                        of_every.append(kind)
+            with paddle.no_grad():
+                plan = self._plan = Plan(optimizer, every, of_every, options)
+            self._forms, at_row = forms, list(range(len(params)))
+        structs = plan.structs[at_row]
+        left = {i: plan.refused[row] for i, row in enumerate(at_row) if row in plan.refused} if plan.refused else {}
+        types: Any = list(map(TYPES.get, map(_dtype, grads)))
+        at, plain = list(map(Tensor.data_ptr, grads)), all(map(Tensor.is_contiguous, grads))
+        if None in types or None in at or not plain or not all(map(Tensor.is_same_shape, grads, params)):
+            for i, (param, grad) in enumerate(zip(params, grads)):
+                if not grad.is_selected_rows() and not grad.is_contiguous():
+                    grads[i] = grad = grad.contiguous()
+                why = unsupported_tensor(grad)
+                if why is None and grad.size != param.size:
+                    why = f"the shape is {list(grad.shape)}"
+                if why is not None:
+                    left.setdefault(i, f"of the gradient: {why}")
+                types[i], at[i] = (0, 0) if i in left else (TYPES[grad.dtype], grad.data_ptr())
+        structs["grad"], structs["grad_type"], structs["grad_scale"] = at, types, 1.0
+        which = np.array(kinds)
+        for kind, rule in enumerate(rules):
+            if not isinstance(rule, str):
+                of_kind: Any = slice(None) if len(rules) == 1 else which == kind
+                for field, value in rule.fields.items():
+                    structs[field][of_kind] = value
+        if left and optimizer.fused:
+            i, why = next(iter(left.items()))
+            raise _not_possible(f"for parameter '{params[i].name}': {why}")
+        return structs, left

@@ -1,0 +1,232 @@
+"""The options of the optimizers: the table of all classes, options that several declare, parameters and groups."""
+
+import dataclasses
+import inspect
+from collections.abc import Iterable
+from typing import Any, Callable, Optional, TypeVar
+
+import numpy as np
+import paddle
+from paddle.regularizer import WeightDecayRegularizer
+
+from .._checks import (
+    REQUIRED,
+    Option,
+    checked_bool,
+    checked_int,
+    checked_number,
+    nearest,
+    refusal,
+    shown,
+    wrong_type,
+)
+from .._compat import flatten_groups, is_sharded
+from ..layers.hook import N_LAYERS, layerwise_lr_decay
+from .states import SCALAR, STEP, State
+
+_Class = TypeVar("_Class", bound=type)
+
+# The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.
+LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
+LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
+
+
+def bool_option(doc: str, **more: Any) -> Option:
+    """Return an option that is True or False."""
+    return Option(doc=doc, check=checked_bool, **more)
+
+
+# The options that the base classes read; `AdamWDL` has no batches.
+COMMON = {
+    "multi_precision": bool_option("keep float32 masters of float16 and bfloat16 parameters"),
+    "fused": bool_option("take the step in the C library; None: if possible", optional=True),
+    "batch_bytes": Option(
+        doc="maximum bytes of parameters updated together", optional=True, check=checked_int, values="an int from 0"
+    ),
+}
+
+
+def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
+    """Return the check of an option that is a tuple of numbers of at least 0, each with the brackets of its range."""
+
+    def check(value: Any, name: str) -> tuple[float, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) != len(ends):
+            wrong = ValueError if isinstance(value, (list, tuple)) else TypeError
+            raise refusal(wrong, f"`{name}` must be a tuple of {len(ends)} numbers.", **{name: value})
+        return tuple(checked_number(v, f"{name}[{i}]", ends=e) for i, (v, e) in enumerate(zip(value, ends)))
+
+    return check
+
+
+def plain_weight_decay(value: Any, name: str) -> Any:
+    """Return 0 for a weight decay of None and any other value unchanged; raise TypeError for a regularizer."""
+    if isinstance(value, WeightDecayRegularizer):
+        penalty = type(value).__name__
+        raise TypeError(
+            f"`{name}` must be a number such as 0.01, which decays the weights themselves. {penalty} adds a penalty to "
+            f"the gradient, which only Paddle's own optimizers offer. Received: {name}={penalty}"
+        )
+    return 0.0 if value is None else value
+
+
+# ---- the table of optimizers
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerInfo:
+    """A registered optimizer; `create`, settings, the Trainer, the command line and the docs read it."""
+
+    cls: type[Any]
+    summary: str  # when to choose it, and bytes of state per parameter
+    # setting -> field of a Trainer's arguments that gives its value
+    trainer: dict[str, str] = dataclasses.field(default_factory=dict)
+    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments that go with a learning rate
+    own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
+    options: dict[str, Option] = dataclasses.field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Option]:
+        """Name in `create` and `LdoptConfig` -> option of the constructor, without the weight decay."""
+        chosen = {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
+        return {option.setting or name: option for name, option in chosen.items()}
+
+    def setting(self, name: str) -> str:
+        """Return the key in `settings` of an option, given that key or the option's name in the class."""
+        return (name in self.options and self.options[name].setting) or name
+
+    @property
+    def all_arguments(self) -> set[str]:
+        """The names of all arguments of its constructor, including arguments that it passes on to a base."""
+        return {*self.settings, *LAYERWISE, *_arguments(self.cls)} - {"self"}
+
+    def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
+        """Return state name -> kind and type, for a parameter of this shape; `options` override the defaults."""
+        defaults = {name: option.default for name, option in self.options.items()}
+        return {**self.cls.states({**defaults, **options}, shape), STEP: State(SCALAR)}
+
+
+REGISTRY: dict[str, OptimizerInfo] = {}
+
+
+def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
+    """Return a decorator that registers a class under its name in lower case.
+
+    `fields` are fields of `OptimizerInfo`. An option without a default takes the default of the constructor's argument.
+    """
+
+    def add(cls: Any) -> Any:
+        arguments = _arguments(cls)
+        options = {**cls.OPTIONS, **{name: option for name, option in COMMON.items() if name in arguments}}
+        for name, option in options.items():
+            if option.default is REQUIRED:
+                options[name] = dataclasses.replace(option, default=arguments[option.called or name])
+        REGISTRY[cls.__name__.lower()] = OptimizerInfo(cls, summary, options=options, **fields)
+        return cls
+
+    return add
+
+
+def _arguments(cls: type) -> dict[str, Any]:
+    """Return argument -> default of a constructor, including arguments that it passes on to a base."""
+    arguments: dict[str, Any] = {}
+    for init in [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]:
+        parameters = inspect.signature(init).parameters.values()
+        arguments = {**{p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}, **arguments}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return arguments
+
+
+def list_optimizers() -> list[str]:
+    """Return the names of our optimizers; `create` and the Trainer's ``--optim`` also accept "adamw", Paddle's own.
+
+    Examples:
+        >>> import paddle_ldopt as ldopt
+        >>> "adamwdl" in ldopt.list_optimizers()
+        True
+    """
+    return list(REGISTRY)
+
+
+def optimizer_class(name: str) -> type:
+    """Return the class of an optimizer by its name in `list_optimizers`; raise ValueError for any other name."""
+    if not isinstance(name, str) or name not in REGISTRY:
+        known = ", ".join(map(repr, REGISTRY)) + nearest(name, REGISTRY)
+        raise ValueError(f"`name` must be one of {known}. Received: name={shown(name)}")
+    return REGISTRY[name].cls
+
+
+# ---- parameters and groups
+
+_GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
+_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
+
+
+def parameters_to_train(model: Any) -> list[Any]:
+    """Return a model's parameters, also frozen ones, except under sharding, whose version 2 refuses them."""
+    sharded = is_sharded()
+    return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
+
+
+def is_listed(parameters: Any) -> bool:
+    """Return whether `parameters` is an iterable other than a Tensor, an array, a dict or a string."""
+    return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str))
+
+
+def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
+    """Return an optimizer's parameters or groups as lists, or None in a static graph; groups may have `options`."""
+    if parameters is None and not paddle.in_dynamic_mode():
+        return None
+    if not is_listed(parameters):
+        raise wrong_type(parameters, "parameters", "a list of parameters or of parameter groups")
+    items = list(parameters)
+    groups = [checked_group(item, options) for item in items if isinstance(item, dict)]
+    if groups and len(groups) < len(items):
+        raise TypeError("`parameters` must hold either parameters or parameter groups. Received: both")
+    params_by_name: dict[str, Any] = {}
+    for param in flatten_groups(groups or items):
+        if not hasattr(param, "stop_gradient"):
+            received = f"{shown(param)} of type {type(param).__name__}"
+            raise TypeError(f"`parameters` must hold parameters. Received: {received}")
+        if param.name in params_by_name:
+            if params_by_name[param.name] is param:
+                raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
+            raise ValueError(
+                "Two parameters have the same name, by which Paddle keeps their state: build their models in one "
+                f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
+            )
+        params_by_name[param.name] = param
+    if params_by_name and all(param.stop_gradient for param in params_by_name.values()) or not items:
+        received = f"{len(params_by_name)} parameters, all frozen" if items else "parameters=[]"
+        raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
+    if groups and is_sharded():
+        raise ValueError(
+            "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
+            f"`apply_decay_param_fun` for weight decay, or sharding_degree=1. Received: {len(groups)} groups"
+        )
+    return groups or items
+
+
+def checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of a parameter group, with its parameters as a list."""
+    if "params" not in group:
+        raise ValueError(f"A parameter group must have 'params'. Received: keys {shown(list(group))}")
+    unknown = group.keys() - _GROUP_KEYS - _LABELS - set(options)
+    if unknown:
+        known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options})))
+        received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
+        raise ValueError(f"A parameter group may only have the keys {known}. Received: {received}")
+    params, rate = group["params"], group.get("learning_rate", 1.0)
+    if "lr" in options and group.get("lr") is not None and "learning_rate" in group:
+        rates = "either 'lr', its absolute rate, or 'learning_rate', a multiplier of the optimizer's rate"
+        raise refusal(ValueError, f"A parameter group takes {rates}, not both.", lr=group["lr"], learning_rate=rate)
+    if isinstance(params, (set, str)):
+        raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
+    if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate
+        rate = checked_number(rate, "learning_rate", expected="a number: in a group it is a multiplier of the rate")
+    scale = checked_number(group.get("lr_scale", 1.0), "lr_scale", expected="a number: it is a label of a group")
+    if scale != 1.0 and "learning_rate" not in group and group.get("lr") is None:
+        advice = "give the group its 'learning_rate', a multiplier of the optimizer's."
+        raise refusal(ValueError, f"'lr_scale' is a label and has no effect: {advice}", lr_scale=group["lr_scale"])
+    given = {"learning_rate": rate} if "learning_rate" in group else {}
+    return {**group, **given, "params": [params] if hasattr(params, "stop_gradient") else list(params)}

@@ -1,0 +1,440 @@
+"""Tensors split over processes: the shard of a parameter, sums over its shards, and its state for checkpoints.
+
+A rule sees the tensors of one shard. It sums over the shard, yields the sums and receives the sums over all shards:
+`run_together` adds them up across processes, `run_locally` serves whole tensors. Sums over rows, columns or the
+channels of a convolution have the size of the whole tensor in every shard, with zeros where the shard has no element.
+
+Sums keep the summed dimensions with size 1: sums of rows are [..., R, 1], sums of columns [..., 1, C]. For a stack of
+whole parameters, [k, ..., R, C], they are sums of each parameter.
+"""
+
+import copy
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Generator, Sequence
+from typing import Any, Optional, Union
+
+import paddle
+import paddle.distributed as dist
+from paddle import Tensor, _C_ops
+
+from .._compat import is_sharded, parameters_of, square_sum, topology
+from .states import ELEMENT, ROW, SCALAR, STEP
+
+Update = Generator[list[Any], list[Any], tuple[Any, dict[str, Any]]]  # a running rule that asks for sums
+Rule = Union[Generator[list[Any], list[Any], Any], Any]  # a running rule, or the result of one without sums
+_INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
+
+@dataclasses.dataclass(eq=False)
+class Shard:
+    """A part of a tensor: all of it, a tensor-parallel part, or a range of the flattened elements of either."""
+
+    shape: list[int]  # of the whole tensor
+    split: Optional[tuple[int, int, int]] = None  # (axis, index, parts): tensor parallel, `index` of equal `parts`
+    span: Optional[tuple[int, int]] = None  # range of the flattened part; the rule's tensors then have one dimension
+    groups: tuple[Any, ...] = ()  # of processes; sums are added up over one after the other
+    slice_size: Optional[int] = None  # number of elements of a flat slice, without padding
+
+    def __post_init__(self) -> None:
+        axis, _, parts = self.split or (None, 0, 1)
+        self.part_shape = [n // parts if i == axis else n for i, n in enumerate(self.shape)]
+        self._begin, self._end = self.span or (0, 0)
+        self._but_rows = [*range(len(self.shape) - 2), len(self.shape) - 1]  # the dimensions of sums of columns
+
+    def view(self, stored: Any) -> Any:
+        """Return a stored tensor as the rule sees it; it may share memory."""
+        if self.slice_size is None:
+            return stored
+        return self.stored(stored) if self.span else self.stored(stored).reshape(self.part_shape)
+
+    def stored(self, tensor: Any) -> Any:
+        """Return the part of a stored tensor to which a flattened new value is written."""
+        return tensor._slice(0, self.slice_size)
+
+    def square_sum(self, x: Any) -> Any:
+        """Return the sum of all squares, of shape []; of a stack, for each parameter."""
+        rank = len(self.part_shape)
+        if self.span is not None or x.ndim == rank:
+            return square_sum(x)
+        if x.shape[0] == 1:
+            return square_sum(x).reshape([1] * (rank + 1))
+        if math.prod(self.part_shape) > 512 and x.place.is_cpu_place():  # where `sum` is inexact and slow
+            flat = x.reshape([x.shape[0], 1, -1])
+            return paddle.matmul(flat, flat, transpose_y=True).reshape([-1, *[1] * rank])
+        return _C_ops.sum(x * x, list(range(-rank, 0)), None, True) if rank else x * x
+
+    def row_sums(self, x: Any) -> Any:
+        """Return the sums of the rows of the last two dimensions, [..., R, 1] of a tensor [..., R, C]."""
+        return self._leading_sums(x, len(self.shape) - 1)
+
+    def channel_sums(self, x: Any) -> Any:
+        """Return the sums over all dimensions but the first."""
+        return self._leading_sums(x, 1)
+
+    def col_sums(self, x: Any) -> Any:
+        """Return the sums of the columns of the last two dimensions, [..., 1, C] of a tensor [..., R, C]."""
+        *batch, rows, cols = self.part_shape
+        if self.span is None:
+            sums = _col_sums(x)
+        elif math.prod(batch) == 1:
+            sums = _col_sums(self._padded(x, cols)[1]).reshape([*batch, 1, cols])
+        else:
+            first, matrices = self._padded(x, rows * cols)
+            sums = _col_sums(matrices.reshape([-1, rows, cols])).flatten()
+            sums = _placed(sums, first * cols, math.prod(batch) * cols).reshape([*batch, 1, cols])
+        return self._in_whole(sums, self._but_rows)
+
+    def _leading_sums(self, x: Any, dims: int) -> Any:
+        """Return the sums over all dimensions but the first `dims`."""
+        if self.span is None:
+            sums = _C_ops.sum(x, list(range(dims - len(self.shape), 0)), None, True)
+        else:
+            kept = self.part_shape[:dims]
+            first, block = self._padded(x, math.prod(self.part_shape[dims:]))
+            sums = _placed(block.sum(axis=-1), first, math.prod(kept))
+            sums = sums.reshape([*kept, *[1] * (len(self.shape) - dims)])
+        return self._in_whole(sums, range(dims))
+
+    def spread_rows(self, values: Any) -> Any:
+        """Return the value of each element's row, broadcastable to the shard."""
+        return self._spread_leading(values, len(self.shape) - 1)
+
+    def spread_channels(self, values: Any) -> Any:
+        """Return the value of each element's index in the first dimension, broadcastable to the shard."""
+        return self._spread_leading(values, 1)
+
+    def spread_cols(self, values: Any) -> Any:
+        """Return the value of each element's column, broadcastable to the shard."""
+        values = self._of_whole(values, self._but_rows)
+        if self.span is None:
+            return values
+        *batch, rows, cols = self.part_shape
+        first, last = self._covered(cols)
+        if math.prod(batch) == 1:
+            block = values.reshape([1, cols]).expand([last - first, cols])
+        else:
+            block = values.reshape([-1, cols])[paddle.arange(first, last) // rows]
+        return self._cut(block, cols)
+
+    def spread_product(self, rows: Any, cols: Any) -> Any:
+        """Return a new tensor: for each element the product of the values of its row and its column."""
+        rows, cols = self.spread_rows(rows), self.spread_cols(cols)
+        return _C_ops.matmul(rows, cols, False, False) if self.span is None and _has_products(rows) else rows * cols
+
+    def _spread_leading(self, values: Any, dims: int) -> Any:
+        values = self._of_whole(values, range(dims))
+        if self.span is None:
+            return values
+        width = math.prod(self.part_shape[dims:])
+        first, last = self._covered(width)
+        return self._cut(values.flatten()[first:last].unsqueeze(-1).expand([last - first, width]), width)
+
+    def _covered(self, width: int) -> tuple[int, int]:
+        """Return the range (begin, end) of the rows of this width that the span touches."""
+        return self._begin // width, -(-self._end // width)
+
+    def _padded(self, x: Any, width: int) -> tuple[int, Any]:
+        """Return the index of the first row that the span touches, and `x` padded with zeros to whole rows."""
+        first, last = self._covered(width)
+        return first, _placed(x, self._begin - first * width, (last - first) * width).reshape([last - first, width])
+
+    def _cut(self, block: Any, width: int) -> Any:
+        offset = self._covered(width)[0] * width
+        return block.flatten()[self._begin - offset : self._end - offset]
+
+    def _in_whole(self, sums: Any, kept: Sequence[int]) -> Any:
+        """Return sums over a tensor-parallel part, padded with zeros to the whole size in the `kept` dimensions."""
+        if self.split is None or self.split[0] not in kept:
+            return sums
+        axis, index, parts = self.split
+        zeros = paddle.zeros_like(sums)
+        return paddle.concat([sums if part == index else zeros for part in range(parts)], axis=axis)
+
+    def _of_whole(self, values: Any, kept: Sequence[int]) -> Any:
+        """Return the values of a tensor-parallel part from the values of the whole tensor."""
+        if self.split is None or self.split[0] not in kept:
+            return values
+        axis, index, parts = self.split
+        return paddle.split(values, parts, axis=axis)[index]
+
+
+def _placed(values: Any, first: int, size: int) -> Any:
+    """Return a vector of zeros of this size with `values` from index `first` on."""
+    around = [paddle.zeros([zeros], values.dtype) for zeros in (first, size - first - values.shape[0])]
+    return paddle.concat([around[0], values, around[1]])
+
+
+def _has_products(x: Any) -> bool:
+    """Return whether to use matrix products: up to 25 times as fast on a CPU, but rounded to TF32 on a GPU."""
+    return len(x.shape) in (2, 3) and paddle.in_dynamic_mode() and x.place.is_cpu_place()
+
+
+def _col_sums(x: Any) -> Any:
+    if math.prod(x.shape) > 4096 and _has_products(x):
+        return _C_ops.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)
+    return _C_ops.sum(x, [-2], None, True)
+
+
+def run_locally(rule: Rule) -> Any:
+    """Run a rule on whole tensors, whose sums need no other process, and return its result."""
+    if not isinstance(rule, Generator):
+        return rule
+    try:
+        request = next(rule)
+        while True:
+            request = rule.send(request)
+    except StopIteration as done:
+        return done.value
+
+
+def run_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
+    """Run rules together, the same in all processes, with one `all_reduce` for each group and round of sums."""
+    results: list[Any] = [rule for _, rule in rules]
+    answers: dict[int, Any] = {index: None for index, rule in enumerate(results) if isinstance(rule, Generator)}
+    while answers:
+        requests = {}
+        for index, answer in answers.items():
+            try:
+                requests[index] = rules[index][1].send(answer)
+            except StopIteration as done:
+                results[index] = done.value
+        answers = _added_up({index: (rules[index][0].groups, request) for index, request in requests.items()})
+    return results
+
+
+def _added_up(requests: dict[int, tuple[Any, list[Any]]]) -> dict[int, list[Any]]:
+    """Return, for each {key: (groups, tensors)}, the sums of the tensors over the groups."""
+    by_groups: dict[Any, Any] = {}
+    for key, (groups, tensors) in requests.items():
+        by_groups.setdefault(tuple(group.id for group in groups), (groups, {}))[1][key] = tensors
+    answers = {}
+    for groups, asked in by_groups.values():
+        parts = [tensor for tensors in asked.values() for tensor in tensors]
+        dtype = paddle.float64 if any(part.dtype == paddle.float64 for part in parts) else paddle.float32
+        packed = paddle.concat([part.astype(dtype).flatten() for part in parts])
+        for group in groups:
+            dist.all_reduce(packed, group=group)
+        sums = iter(paddle.split(packed, [part.size for part in parts]))
+        for key, tensors in asked.items():
+            answers[key] = [next(sums).astype(part.dtype).reshape(part.shape) for part in tensors]
+    return {key: answers[key] for key in requests}
+
+
+class ShardFinder:
+    """The parameters of an optimizer before any wrapper, and the shards that this process has."""
+
+    def __init__(self, params: list[Tensor]) -> None:
+        self.params = {param.name: param for param in params}
+        self._shapes = {name: list(param.shape) for name, param in self.params.items()}
+        self._found: dict[str, Shard] = {}
+        self._found_for: tuple[Any, Any] = (None, None)  # the parameter list and the topology of `_found`
+
+    def __deepcopy__(self, memo: Any) -> "ShardFinder":
+        return ShardFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
+
+    def shape(self, param: Tensor) -> list[int]:
+        """Return the shape of the whole parameter, of which `param` may be a shard."""
+        shape = self._shapes.get(param.name)
+        if shape is None:
+            return list(param.shape)
+        split = self._split(self.params[param.name])
+        return shape if split is None else [n * split[2] if i == split[0] else n for i, n in enumerate(shape)]
+
+    def original(self, param: Tensor) -> Any:
+        """Return the parameter of the same name, of which `param` may be a slice; raise if it is unknown."""
+        if self.params and param.name not in self.params:
+            raise ValueError(
+                f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut "
+                f"them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}. "
+                f"Received: '{param.name}' of shape {list(param.shape)}"
+            )
+        return self.params.get(param.name, param)
+
+    def check(self, param: Tensor) -> None:
+        """Raise unless the optimizer was built with a parameter, or it is a flat slice of such a parameter."""
+        original = self.original(param)
+        shape, built_with = list(param.shape), self._shapes[param.name]
+        if shape != built_with if param is original else len(shape) != 1:
+            raise ValueError(
+                f"'{param.name}' had another shape when the optimizer was built, and is not a slice of sharding stage "
+                "1. Build the optimizer after the model is complete; "
+                f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
+            )
+
+    def find(self, parameter_list: Any) -> dict[str, Shard]:
+        """Return name -> `Shard` of the parameters of a step; the optimizer's list may hold slices.
+
+        Every process of a group must call this in the same step: the first call gathers the slices of all.
+        """
+        if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
+            if self.is_sliced(parameter_list):
+                shards = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
+            else:
+                shards = {name: self._unsliced(param) for name, param in self.params.items()}
+            self._found = {name: shard for name, shard in shards.items() if shard is not None}
+            self._found_for = parameter_list, topology()
+        return self._found
+
+    def is_whole(self, parameter_list: Any) -> bool:
+        """Return whether this process has each parameter whole; it waits for no other process."""
+        if topology() is None:
+            return True
+        if self.is_sliced(parameter_list):
+            return False
+        return not any(shard.groups for shard in self.find(parameter_list).values())
+
+    def is_sliced(self, parameter_list: Any) -> bool:
+        """Return whether sharding with `split_param` has replaced the parameters by slices."""
+        name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
+        return name in self.params and parameter_list[0] is not self.params[name]
+
+    def _unsliced(self, param: Tensor, slice_size: Optional[int] = None) -> Shard:
+        """Return the shard of a parameter that is whole, or split only by tensor parallelism."""
+        split = self._split(param)
+        groups = () if split is None else (topology().get_model_parallel_group(),)
+        return Shard(self.shape(param), split, groups=groups, slice_size=slice_size)
+
+    def _split(self, param: Tensor) -> Optional[tuple[int, int, int]]:
+        """Return (axis, index, parts) of a tensor-parallel parameter, None for others."""
+        hcg = topology()
+        if hcg is None or hcg.get_model_parallel_world_size() == 1 or not getattr(param, "is_distributed", False):
+            return None
+        axis = getattr(param, "split_axis", None)
+        if axis is None:
+            raise ValueError(
+                "A tensor-parallel parameter needs the axis that it is split along, as in Paddle's layers: "
+                f"set `split_axis`. Received: '{param.name}' with is_distributed=True and no split_axis"
+            )
+        return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
+
+    def _gather(self, parameter_list: Any) -> dict[str, list[tuple[int, int]]]:
+        """Return name -> [(begin, end) of the flattened parameter that each process of the sharding group holds]."""
+        sizes = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
+        all_sizes: list[dict[str, int]] = []
+        dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
+        slices = {}
+        for name, shape in self._shapes.items():
+            size, ends = math.prod(shape), [0, *itertools.accumulate(sizes.get(name, 0) for sizes in all_sizes)]
+            if 0 < ends[-1] < size:
+                parts = f"The slices of '{name}' in the sharding group do not cover the parameter."
+                raise ValueError(f"{parts} Received: slices of {ends[-1]} elements, shape={shape}")
+            if ends[-1]:  # padding follows the last element
+                slices[name] = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]
+        return slices
+
+    def _sliced(self, name: str, spans: list[tuple[int, int]]) -> Optional[Shard]:
+        """Return this process's `Shard` of a sliced parameter, None if another process has all of it."""
+        begin, end = spans[topology().get_sharding_parallel_rank()]
+        shard = self._unsliced(self.params[name], slice_size=end - begin)
+        if (0, math.prod(self._shapes[name])) in spans:
+            return None if begin == end else shard
+        span = (begin, end) if begin < end else (0, 0)
+        return dataclasses.replace(shard, span=span, groups=(topology().get_sharding_parallel_group(), *shard.groups))
+
+
+class MissingGradients:
+    """Parameters that never had a gradient in any process: sharding gives them zeros, and they would be decayed."""
+
+    def __init__(self, params: list[Tensor]) -> None:
+        self._params = params if is_sharded() else []
+        self._here: set[str] = set()  # names of parameters that had a gradient in this process
+        self.names = [param.name for param in self._params]  # of the last `drop_from`
+        for param in self._params:
+            if param.stop_gradient:  # counts as having a gradient if it is unfrozen later
+                self._here.add(param.name)
+            else:
+                param.register_hook(functools.partial(self._note, param.name))
+
+    def __deepcopy__(self, memo: Any) -> "MissingGradients":
+        return MissingGradients([])
+
+    def _note(self, name: str, grad: Tensor) -> None:
+        self._here.add(name)
+
+    def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Return the pairs without parameters that never had a gradient; raise if processes freeze different ones.
+
+        All processes must call this.
+        """
+        if not self.names:
+            return params_grads
+        self._here |= {
+            p.name for p, grad in params_grads if p.name not in self._here and grad is not None and grad.any()
+        }
+        frozen = [param.stop_gradient for param in self._params]
+        seen = [param.name in self._here for param in self._params]
+        flags = paddle.to_tensor([seen, frozen, [not idle for idle in frozen]], "int32")
+        for group in (topology().get_sharding_parallel_group(), topology().get_data_parallel_group()):
+            if group.nranks > 1:
+                dist.all_reduce(flags, dist.ReduceOp.MAX, group)
+        seen, frozen, trained = flags.numpy()
+        for param, differs in zip(self._params, frozen & trained):
+            if differs:
+                raise ValueError(
+                    "Processes that share parameters must freeze the same ones: set `stop_gradient` equally in all. "
+                    f"Received: '{param.name}' with stop_gradient={param.stop_gradient} here, the opposite elsewhere"
+                )
+        self.names = [param.name for param, has in zip(self._params, seen) if not has]
+        return [(param, grad) for param, grad in params_grads if param.name not in self.names]
+
+    def others_may_have_updates(self) -> bool:
+        """Return whether some parameters never had a gradient and others did: a process may have no updates."""
+        return 0 < len(self.names) < len(self._params)
+
+
+def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
+    """Return key -> ShardedWeight of an optimizer's state; see `LayerwiseOptimizer.sharded_state_dict`.
+
+    `paddle.distributed.save_state_dict` and `load_state_dict` move such a dict between any two layouts. As in Paddle's
+    AdamW, keys are structured names: "<parameter>.<state>_0", and "<parameter>.w_0" for the float32 master.
+    """
+    keys: dict[str, str] = {}
+    for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
+        keys.setdefault(model_sharded_state_dict[key].local_tensor.name, key)
+    params = [p for p in parameters_of(optimizer) if not p.stop_gradient and p._is_initialized()]
+    unknown = [param.name for param in params if param.name not in keys]
+    if unknown:
+        wrong = "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model."
+        raise ValueError(f"{wrong} Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})")
+    optimizer.create_state([p for p in params if optimizer.layerwise_ratio(p) != 0.0])
+    sharded = {}
+    for param in params:
+        if (shards is not None and param.name not in shards) or param.name not in optimizer._already_create_accumulator:
+            continue  # only padding, or frozen
+        owner, kinds = optimizer.owner_of(param), {**optimizer.state_kinds(param), STEP: SCALAR}
+        state = {name: (value, kinds[name]) for name, value in optimizer.state_of(param).items()}
+        if owner is not param:
+            state["w"] = owner, ELEMENT
+        weight = model_sharded_state_dict[keys[param.name]]
+        for name, (value, kind) in state.items():
+            key = f"{keys[param.name]}.{name}_0"
+            sharded[key] = _placed(key, value, kind, weight, shards and shards[param.name])
+    return sharded
+
+
+def _placed(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
+    """Return the ShardedWeight of a state of the parameter that `weight` describes."""
+    ShardedWeight = type(weight)
+    places = [tuple(place) for place in (weight.local_shape, weight.global_shape, weight.global_offset)]
+    flat: dict[str, Any] = {}
+    if kind == SCALAR or not places[0]:
+        places = [tuple(value.shape), tuple(value.shape), (0,) * len(value.shape)]
+        size = value.size
+    elif kind == ELEMENT and shard is not None:
+        size = shard[1] - shard[0]
+        flat = {"is_flattened": True, "flattened_range": slice(*shard)}
+        if value.shape[0] > size:
+            value = value._slice(0, size)  # without the padding; shares memory, to be loaded into
+    else:
+        if kind != ELEMENT:  # every process has that of the whole parameter
+            shape = places[1][:-1] if kind == ROW else (*places[1][:-2], places[1][-1])
+            places = [shape, shape, (0,) * len(shape)]
+        size = math.prod(places[0])
+    if value.size != size:
+        raise ValueError(
+            f"The state '{key}' belongs to a shard of the parameter whose offset is unknown here: save with "
+            f"`paddle_ldopt.parallel.save_checkpoint`, which asks the wrapper. Received: {value.size} elements, not {size}"
+        )
+    return ShardedWeight(key, value, *places, **flat)
