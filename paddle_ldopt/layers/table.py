@@ -33,13 +33,7 @@ class LayerRow:
     peak_learning_rate: Optional[Ends]  #: rate at the peak of the schedule; None if unknown
     with_weight_decay: Optional[int]  #: number of tensors with weight decay; None if unknown
     frozen: int  #: number of frozen tensors
-    end_ratio: Optional[Ends] = None  #: the ratio at the end of the training; None if the decay does not move
-    multiplier: Optional[Ends] = None  #: product of the decay's `multipliers`, part of the ratio; None if all are 1
-
-    @property
-    def decayed(self) -> Optional[int]:
-        """Former name of `with_weight_decay`."""
-        return self.with_weight_decay
+    multiplier: Optional[Ends] = None  #: of the decay's `multipliers`, part of the ratio; None if all are 1
 
     @classmethod
     def of(cls, layer: Layer, entries: list[tuple[Optional[Tensor], Rate]]) -> "LayerRow":
@@ -57,7 +51,6 @@ class LayerRow:
             peak_learning_rate=_ends([rate.peak for rate in rates]),
             with_weight_decay=sum(weight_decay) if len(weight_decay) == len(rates) else None,
             frozen=sum(rate.frozen for rate in rates),
-            end_ratio=_ends([rate.end for rate in rates]),
             multiplier=_ends([rate.multiplier for rate in rates]) if {r.multiplier for r in rates} != {1.0} else None,
         )
 
@@ -86,7 +79,7 @@ class LayerTable:
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the rows as a list of dicts that JSON can hold."""
-        return [{**dataclasses.asdict(row), "decayed": row.decayed} for row in self.rows]
+        return [dataclasses.asdict(row) for row in self.rows]
 
     def to_markdown(self) -> str:
         """Return the table as GitHub Markdown."""
@@ -117,7 +110,6 @@ class LayerTable:
             "tensors": lambda row: str(row.tensors),
             "parameters": lambda row: _count(row.elements),
             "ratio": lambda row: _span(row.ratio, "{:.4g}"),
-            "ratio at end": lambda row: _span(row.end_ratio, "{:.4g}"),
             "multiplier": lambda row: _span(row.multiplier, "{:.4g}"),
             "lr now": lambda row: _span(row.learning_rate, "{:.3g}"),
             "lr peak": lambda row: _span(row.peak_learning_rate, "{:.3g}"),

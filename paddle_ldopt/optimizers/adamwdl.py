@@ -22,7 +22,7 @@ from .._paddle import (
     waiting_state,
     with_state,
 )
-from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
+from ..layers.hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import sqrt
 from ._base.layerwise_mixin import LayerwiseMixin
 from ._base.layerwise_optimizer import LayerwiseOptimizer
@@ -206,7 +206,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             name=name,
             **self._defaults,
         )
-        if self.ratio_of is not None and paddle.is_compiled_with_cuda():
+        if self.has_ratios and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
     rule = staticmethod(adamw_update)
@@ -232,7 +232,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     def _decays_apart(self, param: Tensor) -> bool:
         """Return whether Paddle's kernel, which rounds weight decay to float32, is too coarse for a parameter."""
-        return self.ratio_of is not None and param.dtype == paddle.float64
+        return self.has_ratios and param.dtype == paddle.float64
 
     def _collects(self) -> bool:
         return super()._collects() and not self.fused_step.leaves_all_to_paddle(self, all_parameters(self))

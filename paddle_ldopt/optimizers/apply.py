@@ -8,12 +8,19 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .. import _paddle
-from ..layers.decay import LayerDecay
-from ..layers.ratio_checks import check_trained
-from ._base.layerwise_arguments import ratio_fn
+from ..layers.decay import LayerDecay, as_decay
+from ._base.layerwise_arguments import checked_layers
 from ._base.layerwise_mixin import LayerwiseMixin
 
-_ATTRIBUTES = ("ratio_of", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")  # set by the first function
+_ATTRIBUTES = (
+    "layers",
+    "decay",
+    "_ratios",
+    "layerwise_decay",
+    "n_layers",
+    "structured_names",
+    "_lr_asked",
+)  # set by the first function
 
 
 def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
@@ -32,7 +39,7 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         TypeError: not a Paddle optimizer, or one wrapped by `fleet` or group sharding; an optimizer without
             per-parameter learning rates, such as LBFGS, Rprop, Muon and ModelAverage.
         ValueError: a parameter that is not in `layers`; an optimizer with a layer-wise decay of its own; a tower or a
-            multiplier for parameters that the optimizer lacks.
+            multiplier that matches nothing.
 
     Examples:
         >>> import paddle, paddle_ldopt as ldopt
@@ -55,12 +62,13 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
             f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay. "
             f"Use another optimizer. Received: optimizer={name}"
         )
-    ratio_of = ratio_fn(layers, layerwise_decay)
-    check_trained(ratio_of, _paddle.parameters_of(inner))
+    decay, ratios = as_decay(layerwise_decay), checked_layers(layers).ratios(layerwise_decay)
+    for param in _paddle.parameters_of(inner):
+        layers.name_of(param.name)  # raises for another model's
     # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
     # object, because these could not call the methods that they replace by `super()`.
     inner.__class__ = _layerwise_class(plain)
-    values: Any = ratio_of, layerwise_decay, layers.n_layers, layers.name_dict, set()
+    values: Any = layers, decay, ratios, layerwise_decay, layers.n_layers, layers.name_dict, set()
     vars(inner).update(zip(_ATTRIBUTES, values))
     return optimizer
 

@@ -1,52 +1,47 @@
 """The ratios that an optimizer's layer-wise arguments give, and contradictions between these arguments."""
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ..._messages import refusal
-from ...layers.decay import LayerDecay
-from ...layers.decay_checks import check_decay
-from ...layers.decay_ratios import LayerRatios
-from ...layers.hook_ratios import HookRatios, adapt_hook
-from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
+from ...layers.decay import LayerDecay, checked_decay
+from ...layers.hook import N_LAYERS, bind_hook, layerwise_lr_decay
 
 # The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.
 LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
 LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
-def ratio_fn(layers: Any, layerwise_decay: Any) -> LayerRatios:
-    """Return `layers.ratio_fn(layerwise_decay)`; raise if `layers` is not a `LayerMap`."""
-    if not hasattr(layers, "ratio_fn") or isinstance(layers, type):
+def checked_layers(layers: Any) -> Any:
+    """Return `layers`; raise if it is not a `LayerMap`."""
+    if not hasattr(layers, "ratios") or isinstance(layers, type):
         raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
-    ratios: LayerRatios = layers.ratio_fn(layerwise_decay)
-    return ratios
+    return layers
 
 
-def ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> LayerRatios:
-    """Return the ratios of a LayerMap; raise if another argument contradicts it."""
+def check_layers_alone(layers: Any, n_layers: int, hook: Any, name_dict: Any) -> None:
+    """Raise if another argument contradicts a LayerMap."""
     if hook is not layerwise_lr_decay or name_dict is not None:
         problem = "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other."
         raise refusal(ValueError, problem, name_dict=name_dict, set_param_lr_fun=hook)
-    ratio_of = ratio_fn(layers, layerwise_decay)
+    checked_layers(layers)
     if n_layers != N_LAYERS:
         problem = f"`layers` has {layers.n_layers} blocks, so `n_layers` would be ignored: leave it out."
         raise refusal(ValueError, problem, n_layers=n_layers)
-    return ratio_of
 
 
-def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[HookRatios]:
-    """Return the ratios of a hook, None if all are 1; raise if a decay would have no effect."""
+def hook_of(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[Callable[[Any], Any]]:
+    """Return the bound hook, None if all ratios are 1; raise if a decay would have no effect."""
     if isinstance(layerwise_decay, LayerDecay):
         problem = "A LayerDecay as `layerwise_decay` also needs `layers`."
         raise refusal(TypeError, problem, layerwise_decay=layerwise_decay, layers=None)
-    decay, documented = check_decay(layerwise_decay), hook is layerwise_lr_decay
+    decay, documented = checked_decay(layerwise_decay), hook is layerwise_lr_decay
     if decay != 1.0 and (hook is None or (documented and name_dict is None)):
         needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`"
         received = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
         raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **received)
     if hook is None or (documented and decay == 1.0):  # `name_dict` then only gives structured names
         return None
-    return adapt_hook(hook, decay, name_dict, n_layers)
+    return bind_hook(hook, decay, name_dict, n_layers)
 
 
 def check_parameters(params: Optional[list[Any]], names: Any, apply_decay_param_fun: Any) -> None:

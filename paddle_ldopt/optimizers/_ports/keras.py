@@ -14,9 +14,8 @@ from ... import kernels
 from ..._checks import Option
 from ..._messages import refusal
 from ..._paddle import keeps_masters, lr_or_scheduler, parameter_list, parameters_of
-from ...layers.decay import LayerDecay
-from ...layers.decay_checks import check_decay
-from ...layers.paddlenlp_hook import layerwise_lr_decay
+from ...layers.decay import LayerDecay, checked_decay
+from ...layers.hook import layerwise_lr_decay
 from .._base.layerwise_arguments import LAYERWISE
 from .._base.rule_optimizer import RuleOptimizer
 from .._base.rule_state import largest, loaded, state_of_all
@@ -124,7 +123,7 @@ class KerasOptimizer(RuleOptimizer):
         if objects["set_param_lr_fun"] is layerwise_lr_decay:
             del objects["set_param_lr_fun"]
         if not isinstance(objects["layerwise_decay"], LayerDecay):
-            plain["layerwise_decay"] = check_decay(objects.pop("layerwise_decay"))
+            plain["layerwise_decay"] = checked_decay(objects.pop("layerwise_decay"))
         if isinstance(lr_or_scheduler(self), LRScheduler):
             objects["learning_rate"] = lr_or_scheduler(self)
         else:
