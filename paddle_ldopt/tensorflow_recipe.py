@@ -15,7 +15,7 @@ from .layers.decay import LayerDecay
 from .layers.hook import layerwise_lr_decay
 from .layers.map import LayerMap
 from .layers.model_parameters import structured_names
-from .layers.weight_decay import decayed_parameter_names
+from .layers.rates import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
 from .schedules import WarmUp

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
 
 from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number
-from .._messages import first_few, quoted, refusal, unknown
+from .._messages import first_few, quoted, refusal
 from .layer import Layer
 
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
@@ -72,11 +72,8 @@ def _checked_towers(value: Any, name: str) -> Optional[dict[str, "LayerDecay"]]:
         raise refusal(TypeError, f"`{name}` must be a dict from the names of towers to decays.", **{name: value})
     towers = {}
     for tower, decay in value.items():
-        given = decay if isinstance(decay, dict) else {}
-        for option in given.keys() - OPTIONS.keys():
-            raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, given[option], OPTIONS)}")
         try:
-            towers[tower] = LayerDecay(**given) if isinstance(decay, dict) else as_decay(decay)
+            towers[tower] = LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)
         except (TypeError, ValueError) as error:
             raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
         for option in _OF_THE_WHOLE_MODEL:
@@ -186,12 +183,7 @@ class LayerDecay:
 
         Towers and multipliers are not applied: they depend on the parameter (`LayerMap.ratios`).
         """
-        if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
-            beyond = "`layer_id` must be at most `n_layers` + 1, the head."
-            raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
-        if self.preserve_mean and self.towers:
-            problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratios`."
-            raise refusal(ValueError, problem, towers=self.towers)
+        checked_int(layer_id, "layer_id"), checked_int(n_layers, "n_layers", 1)
         mean = self._mean(self._unscaled(i, n_layers) for i in range(1, n_layers + 1))
         return self._unscaled(layer_id, n_layers) * self.scale / mean
 

@@ -2,17 +2,15 @@
 
 import functools
 import inspect
-import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional
 
-import numpy as np
 import paddle
 
 from .._checks import checked_int, checked_number
-from .._messages import first_few, refusal, shown, wrong_type
+from .._messages import first_few, refusal, shown
 from .._paddle import graph_value
 from .decay import checked_decay
 
@@ -47,15 +45,12 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
     Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. For other architectures use ``LayerMap`` and ``layers=``.
     """
     d, n = checked_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
-    if name_dict is not None and not isinstance(name_dict, Mapping):
-        raise wrong_type(name_dict, "name_dict", "a dict")
-    if not isinstance(getattr(param, "name", None), str):
-        raise wrong_type(param, "param", "a parameter")
-    name = (name_dict or {}).get(param.name)
+    tensor = getattr(param, "name", param)
+    name = name_dict.get(tensor) if isinstance(name_dict, Mapping) and isinstance(tensor, str) else None
     if name is None:
         must = "`name_dict` must map every parameter's `name` to its structured name"
         build = "Build it after the model is complete: {p.name: n for n, p in model.named_parameters()}."
-        raise refusal(ValueError, f"{must}, but it lacks '{param.name}'. {build}", name_dict=name_dict)
+        raise refusal(ValueError, f"{must}, but it lacks {shown(tensor)}. {build}", name_dict=name_dict)
     block = _ENCODER_BLOCK.search(name)
     if block is None:
         return d ** (n + 1) if "embedding" in name else 1.0
@@ -95,14 +90,13 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
     Raises:
         TypeError, ValueError: another signature; a decay that the hook cannot see, because it only takes `param`.
     """
-    if not callable(hook):
-        raise refusal(TypeError, "`set_param_lr_fun` must be callable or None.", set_param_lr_fun=hook)
     settings = (layerwise_decay, name_dict, n_layers)
-    call: Callable[[paddle.Tensor], Any] = functools.partial(hook, *settings)
     try:
         signature = inspect.signature(hook)
     except ValueError:  # a builtin without a signature: the documented contract
         signature = inspect.signature(layerwise_lr_decay)
+    except TypeError:
+        signature = inspect.Signature()  # refused below
     arguments = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     required = [p for p in arguments if p.default is p.empty]
     positional = [p.name for p in arguments if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -118,11 +112,12 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
     else:
         try:
             signature.bind(*settings, None)
+            call = functools.partial(hook, *settings)
         except TypeError:
-            raise TypeError(
-                "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param). "
-                f"Received: {getattr(hook, '__name__', hook)}{signature}"
-            ) from None
+            must = (
+                "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param)."
+            )
+            raise refusal(TypeError, must, set_param_lr_fun=hook) from None
 
     def ratio_of(param: paddle.Tensor) -> Any:  # a plain function: a deep copy of an optimizer shares the hook
         attributes = getattr(param, "optimize_attr", None) or {}
@@ -141,18 +136,11 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
 
 def _checked_ratio(ratio: Any, name: str) -> Any:
     """Return a hook's ratio for parameter `name` as a float; a static graph's value unchanged."""
-    in_graph = not paddle.in_dynamic_mode() and isinstance(ratio, graph_value())
-    if in_graph or isinstance(ratio, (paddle.Tensor, np.ndarray)):
-        if math.prod(ratio.shape) != 1:
-            shape = list(ratio.shape)
-            raise ValueError(f"A learning-rate ratio must have one element. Received: shape={shape} for '{name}'")
-        if in_graph:  # known at run time only
-            return ratio
+    if not paddle.in_dynamic_mode() and isinstance(ratio, graph_value()):  # known at run time only
+        return ratio
     try:
         return checked_number(ratio, "ratio")
-    except TypeError:
-        must = "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and"
-        raise TypeError(f"{must} return None. Received: {shown(ratio)} for '{name}'") from None
-    except ValueError:
-        must = "A learning-rate ratio must be finite and not negative"
-        raise ValueError(f"{must}. Received: {shown(ratio)} for '{name}'") from None
+    except (TypeError, ValueError) as error:
+        must = "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return"
+        allowed = "None; the ratio must be finite and not negative"
+        raise type(error)(f"{must} {allowed}. Received: {shown(ratio)} for '{name}'") from None

@@ -74,12 +74,10 @@ class LayerMap:
         Warns:
             UserWarning: some layers are guesses.
         """
-        if isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "ndim", 1) != 1:
-            raise refusal(TypeError, "`names` must be an iterable of strings.", names=names)
-        names = list(names)
-        if not names or not all(isinstance(name, str) for name in names):
-            raise refusal(TypeError if names else ValueError, "`names` must be an iterable of strings.", names=names)
-        layers, towers, guesses = layers_of_names(names, rules, {})
+        listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
+        if not listed or not all(isinstance(name, str) for name in listed):
+            raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
+        layers, towers, guesses = layers_of_names(listed, rules, {})
         _warn_of(guesses, layers)
         return cls(layers, towers)
 
@@ -112,10 +110,8 @@ class LayerMap:
 
     def name_of(self, name: str) -> str:
         """Return the structured name for a ``param.name`` or structured name; raise like `layer_of`."""
-        if not isinstance(name, str):
-            raise refusal(TypeError, "`name` must be a string, such as `param.name`.", name=name)
-        structured = self.name_dict.get(name_before_copy(name, self.name_dict.__contains__), name)
-        if structured not in self._layers:
+        structured = self.name_dict.get(name_before_copy(str(name), self.name_dict.__contains__), name)
+        if not isinstance(structured, str) or structured not in self._layers:
             how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
             if not self.name_dict:
                 how = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"

@@ -1,28 +1,31 @@
-"""The learning rate of each parameter: read from an optimizer without changing it, or planned from a decay.
+"""The learning rate and weight decay of each parameter: read from an optimizer without changing it, or planned.
 
 Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so that another thread may take steps.
 """
 
 import dataclasses
-import math
+import re
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from paddle import Tensor
+from paddle.nn import Layer as Sublayer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
 from .._checks import checked_number
 from .._messages import refusal
-from ..schedules.ahead import peak_learning_rate
+from ..schedules.ahead import peak_of
 from .decay import LayerDecay
 from .layer import Layer
+from .model_parameters import name_before_copy
 
 if TYPE_CHECKING:
     from .map import LayerMap
 
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Layer, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
+_NORM = re.compile(r"Norm(\dD)?$")
 
 
 class LayerwiseInterface:
@@ -46,7 +49,7 @@ class LayerwiseInterface:
         return 1.0
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
+        """Return (rate of the next step, rate at the peak) of a parameter, each None if it is unknown.
 
         None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
         """
@@ -69,7 +72,7 @@ class Rate:
 
     ratio: float  # ratio to the optimizer's rate
     now: Optional[float]
-    peak: Optional[float]  # the highest rate from the next step on
+    peak: Optional[float]  # the rate at the schedule's peak
     has_weight_decay: Optional[bool]
     frozen: bool
     multiplier: float = 1.0  # of the decay's `multipliers`, part of the ratio
@@ -113,7 +116,10 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer."""
     params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
     interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _paddle.groups_by_name(optimizer)
-    peak = peak_learning_rate(_paddle.lr_or_scheduler(optimizer), None, interface.lr_divisor)
+    source, divisor = _paddle.lr_or_scheduler(optimizer), interface.lr_divisor
+    peak = now
+    if isinstance(source, LRScheduler):
+        peak = peak_of(source) if divisor(1) == divisor(0) else None  # the rate falls by itself, too
     parts, layers, rates = _paddle.lr_factors_and_own(optimizer, params), interface.layers, {}
     factors = {} if layers is None else interface.decay.factors(layers.names)
     for param in params:
@@ -142,14 +148,11 @@ def planned_rates(
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         wrong = "`apply_decay_param_fun` must be callable."
         raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
+    now, peak = None, None
     if isinstance(learning_rate, LRScheduler):
-        now, peak = learning_rate.last_lr, peak_learning_rate(learning_rate)
-        if peak is not None and not (math.isfinite(peak) and peak >= 0):
-            raise refusal(ValueError, "`learning_rate` must be finite and not negative.", learning_rate=learning_rate)
-    else:
-        expected = "a number or an LRScheduler"
-        now = None if learning_rate is None else checked_number(learning_rate, "learning_rate", expected=expected)
-        peak = now
+        now, peak = learning_rate.last_lr, peak_of(learning_rate)
+    elif learning_rate is not None:
+        now = peak = checked_number(learning_rate, "learning_rate", expected="a number or an LRScheduler")
     ratios, factors, rates = layers.ratios(decay), decay.factors(layers.names), {}
     for tensor, (_, name, param) in tensors.items():
         param_factor = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
@@ -163,3 +166,35 @@ def planned_rates(
             multiplier=factors.get(name, 1.0),
         )
     return rates
+
+
+class _Names(set[str]):
+    """Names of parameters, which also contain the names that Paddle gives to deep copies of these parameters."""
+
+    def __contains__(self, name: object) -> bool:
+        is_known = super().__contains__
+        return is_known(name_before_copy(str(name), is_known))
+
+
+def decayed_parameter_names(model: Sublayer) -> set[str]:
+    """Return the `param.name` of the parameters with weight decay: all except biases and parameters of norms.
+
+    Excluded are parameters with at most one axis, parameters of sublayers of a norm's class or a subclass (under any
+    name: `layer_norm`, `norm1`, `ln_1`, `input_layernorm`), and parameters with "bias" in their structured name. The
+    result also contains the names of deep copies of these parameters, so that a deep copy of a model and its optimizer
+    has the same weight decay.
+
+    Examples:
+        >>> import paddle
+        >>> from paddle_ldopt import decayed_parameter_names
+        >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
+        >>> decayed_parameter_names(model) == {model[0].weight.name}
+        True
+    """
+    left_out = set()
+    for path, sublayer in _paddle.checked_model(model).named_sublayers(include_self=True):
+        norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
+        for key, param in _paddle.own_parameters(sublayer).items():
+            if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
+                left_out.add(param.name)
+    return _Names({param.name for param in model.parameters()} - left_out)

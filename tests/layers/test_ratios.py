@@ -94,8 +94,6 @@ def test_the_mean_over_the_blocks_of_all_towers_is_kept():
     assert sum(one_tower.ratio(i, 12) for i in range(1, 13)) / 12 == pytest.approx(1, rel=1e-14)
     frozen = [LayerDecay(0.5, freeze_below=0.2, preserve_mean=True).ratio(i, 3) for i in range(5)]
     assert frozen == pytest.approx([0, 0, 0.25 / 0.375, 0.5 / 0.375, 1 / 0.375]), "frozen blocks do not count"
-    with pytest.raises(ValueError, match="use `LayerMap.ratios`"):
-        decay.ratio(1, 3)
 
 
 def test_a_scale_holds_beside_a_kept_mean():
