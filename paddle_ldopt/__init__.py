@@ -18,10 +18,10 @@ except ImportError as error:
 
 from .build import create
 from .layers.decay import LayerDecay
+from .layers.hook import layerwise_lr_decay
 from .layers.layer import Layer
 from .layers.map import LayerMap
-from .layers.paddlenlp_hook import layerwise_lr_decay
-from .layers.weight_decay import decayed_parameter_names
+from .layers.rates import decayed_parameter_names
 from .optimizers import (
     Adafactor,
     AdafactorSchedule,

@@ -10,9 +10,8 @@ from paddle.optimizer.lr import LRScheduler
 
 from ._checks import checked_number
 from ._messages import nearest, refusal, shown, unknown
-from ._paddle import checked_model, name_dict_of, unwrap
+from ._paddle import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
-from .layers.granularity import Granularity
 from .layers.user_rules import Rules
 from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
 from .optimizers.groups import parameters_to_train
@@ -34,7 +33,6 @@ def build_optimizer(
     layerwise_decay: Union[float, LayerDecay] = OFF,
     layers: Optional[LayerMap] = None,
     rules: Optional[Rules] = None,
-    granularity: Granularity = "block",
     groups: Optional[Iterable[Any]] = None,
     max_grad_norm: float = 0.0,
     **arguments: Any,
@@ -50,12 +48,8 @@ def build_optimizer(
     arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)
     decay = as_decay(layerwise_decay)
     needs_layers = decay != OFF and layers is None and not _has_hook(arguments)
-    for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
-        if not needs_layers and not (isinstance(value, type(default)) and value == default):
-            message = f"`{argument}` has no effect without a layer-wise decay, or together with `layers`."
-            raise refusal(ValueError, message, **{argument: value})
     if needs_layers and model is not None:
-        layers = LayerMap.from_model(model, rules, granularity)
+        layers = LayerMap.from_model(model, rules)
     if not issubclass(info.cls, LayerwiseMixin):
         if decay == OFF and layers is not None:
             raise refusal(ValueError, "`layers` has no effect without a layer-wise decay.", layers=layers)
@@ -66,12 +60,6 @@ def build_optimizer(
     elif decay == OFF and not _has_hook(arguments) and model is not None:
         arguments["name_dict"] = name_dict_of(model)
     return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
-
-
-def set_training_steps(optimizer: Any, steps: Optional[int]) -> None:
-    """Give an optimizer with layer-wise rates, or a wrapper of it, the number of steps, which a moving decay needs."""
-    if isinstance(inner := unwrap(optimizer), LayerwiseMixin):
-        inner.training_steps = steps
 
 
 def _arguments_of(
@@ -132,7 +120,6 @@ def create(
     model: paddle.nn.Layer,
     layerwise_decay: Union[float, LayerDecay] = 1.0,
     rules: Optional[Rules] = None,
-    granularity: Granularity = "block",
     *,
     layers: Optional[LayerMap] = None,
     groups: Optional[Iterable[Any]] = None,
@@ -151,7 +138,6 @@ def create(
         model: the network.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
-        granularity: the `granularity` of `LayerMap.from_model`.
         layers: a layer map to use instead of the model's.
         groups: parameters, or groups of parameters as dicts, to train instead of all parameters. With dicts,
             biases and norms are not excluded from weight decay.
@@ -164,7 +150,7 @@ def create(
 
     Raises:
         TypeError: an argument that the class does not have.
-        ValueError: an unknown name; `rules` or `granularity` without a decay.
+        ValueError: an unknown name.
 
     Examples:
         >>> import paddle
@@ -177,7 +163,7 @@ def create(
     if not isinstance(name, str) or name not in OPTIMIZERS:
         others = "For another optimizer of Paddle, build it and call `apply_layerwise_decay`."
         raise ValueError(unknown("optimizer", name, None, OPTIMIZERS, f"name={shown(name)}", advice=others))
-    known = OPTIMIZERS[name].all_arguments | {"rules", "granularity", "layers", "groups", "max_grad_norm"}
+    known = OPTIMIZERS[name].all_arguments | {"rules", "layers", "groups", "max_grad_norm"}
     for argument in arguments.keys() - known:
         message = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
         raise refusal(TypeError, message, **{argument: arguments[argument]})
@@ -188,7 +174,6 @@ def create(
         model,
         layerwise_decay=layerwise_decay,
         rules=rules,
-        granularity=granularity,
         layers=layers,
         groups=groups,
         weight_decay=weight_decay,

@@ -67,9 +67,6 @@ def plot_table(table: Any, path: Path) -> str:
     for tower, rows in towers.items():
         heights = [(row.peak_learning_rate if rated else row.ratio)[1] for row in rows]
         axes.plot([row.index for row in rows], heights, marker="o", label=tower)
-        if rows[0].end_ratio is not None:
-            ends = [row.end_ratio[1] for row in rows]
-            axes.plot([row.index for row in rows], ends, marker="o", ls="--", label=f"{tower} at the end".strip())
     longest = max(towers.values(), key=len)
     step = max(1, math.ceil(len(longest) / 14))
     ticks = {row.index: row.label for i, row in enumerate(longest) if i % step == 0 or row is longest[-1]}

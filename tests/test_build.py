@@ -115,8 +115,6 @@ def test_create_takes_a_model_without_blocks_if_there_is_no_decay():
         ),
         ({"name": "AdamWDL"}, ValueError, "the nearest is 'adamwdl'.*Received: name='AdamWDL'"),
         ({"name": None}, ValueError, "Received: name=None"),
-        ({"rules": {"a": 1}}, ValueError, "`rules` has no effect without a layer-wise decay"),
-        ({"granularity": 2}, ValueError, "`granularity` has no effect without .*Received: granularity=2"),
         ({"momentum": 0.9}, TypeError, "momentum"),
         ({"layerwise_decay": 2.0}, ValueError, "Received: layerwise_decay=2.0"),
     ],

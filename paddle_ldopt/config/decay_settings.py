@@ -4,11 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._checks import checked_bool, refused
-from .._messages import refusal
+from .._checks import checked_bool
 from ..layers.decay import OPTIONS, LayerDecay
-from ..layers.decay_checks import idle_options
-from ..layers.granularity import checked_granularity
 from .files import json_object
 
 # field of `LayerDecay` -> our setting
@@ -74,21 +71,8 @@ def option_of(value: Any, field: str, name: str = "") -> Any:
 
 def decay_problems(settings: Any) -> Iterator[str]:
     """Yield the problems of the layer-wise settings of an object with the attributes of `DecaySettings`."""
-    values = {}
-    granularity, rules = settings.layerwise_granularity, settings.layerwise_rules
-    problems = list(refused({"layerwise_granularity": (checked_granularity, granularity)}))
     for field, name in SETTINGS.items():
         try:
-            values[field] = option_of(getattr(settings, name), field)
+            option_of(getattr(settings, name), field)
         except (TypeError, ValueError) as error:
-            problems.append(str(error))
-    yield from problems
-    if problems:
-        return
-    yield from idle_options(values, OPTIONS, SETTINGS)
-    if all(OPTIONS[field].default == value for field, value in values.items()):
-        off = "no effect without a layer-wise decay."
-        if isinstance(rules, (str, dict)) and rules:
-            yield str(refusal(ValueError, f"`layerwise_rules` have {off}", layerwise_rules=rules))
-        if granularity != "block":
-            yield str(refusal(ValueError, f"`layerwise_granularity` has {off}", layerwise_granularity=granularity))
+            yield str(error)

@@ -28,7 +28,7 @@ class _Argument(NamedTuple):
 ARGUMENTS = {
     "layerwise_lr_decay_bound": _Argument(
         1.0,
-        ("layerwise_decay", "convention", "bound", "end", "min_ratio"),
+        ("layerwise_decay", "convention", "bound", "min_ratio"),
         "`layerwise_bound` and layerwise_convention='linear'",
     ),
     "vit_lr_ratio": _Argument(None, ("towers",), _VISION),

@@ -14,7 +14,7 @@ from ..layers.user_rules import checked_rules
 from ..schedules import get_scheduler
 from ..schedules.factory import kwargs_problems
 from ..schedules.kinds import SCHEDULES
-from .decay_settings import decay_from, decay_problems
+from .decay_settings import decay_problems
 from .schedule import build_schedule
 
 MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
@@ -55,11 +55,6 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
         yield unknown("schedule", kind, None, SCHEDULES, f"lr_scheduler_type={shown(kind)}")
     elif not unreadable:
         yield from _schedule_problems(config, defaults)
-    has_steps = config.learning_rate is not None and not (known and SCHEDULES[kind].on_metric)
-    if not layerwise and not has_steps and decay_from(vars(config)).moves:
-        message = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
-        received = {name: getattr(config, name) for name in ("learning_rate", "lr_scheduler_type", "layerwise_end")}
-        yield problem(f"{message} an `lr_scheduler_type` that does not follow a metric.", **received)
 
 
 def schedule_problems(settings: Any, steps: int) -> Iterator[str]:

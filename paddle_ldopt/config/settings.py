@@ -13,9 +13,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import plain_number
 from .._files import Path, checked_path, read_json
 from .._messages import problem, refusal, tell_all, unknown, wrong_type
-from .._paddle import parameters_of
-from ..build import OPTIMIZERS, build_optimizer, set_training_steps
-from ..layers.granularity import checked_granularity
+from ..build import OPTIMIZERS, build_optimizer
 from ..optimizers import Adafactor, AdafactorSchedule
 from . import erniekit
 from .decay_settings import DecaySettings, decay_setting, setting, settings_of
@@ -43,7 +41,7 @@ class LdoptConfig(DecaySettings):
         max_grad_norm: at least 0, the global norm for gradient clipping; 0 is off.
         layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each further option of
             `LayerDecay` is a setting of its own, such as `layerwise_min_ratio`.
-        layerwise_rules, layerwise_granularity: the `rules` and the `granularity` of `LayerMap.from_model`.
+        layerwise_rules: the `rules` of `LayerMap.from_model`.
         lr_scheduler_type: any `SchedulerType`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`.
         warmup_steps: at least 0, steps of the warm-up.
@@ -79,15 +77,12 @@ class LdoptConfig(DecaySettings):
     layerwise_freeze_below: float = decay_setting("freeze_below")
     layerwise_bound: float = decay_setting("bound")
     layerwise_scale: float = decay_setting("scale")
-    layerwise_end: Optional[float] = decay_setting("end")
-    layerwise_steps: Optional[int] = decay_setting("steps")
     layerwise_preserve_mean: bool = decay_setting("preserve_mean")
     layerwise_towers: Optional[dict] = decay_setting("towers")  # type: ignore[type-arg]
     layerwise_multipliers: Optional[dict] = decay_setting("multipliers")  # type: ignore[type-arg]
     layerwise_rules: Optional[dict] = setting(  # type: ignore[type-arg]
         None, 'layer by parameter-name pattern, as JSON: \'{"adapter": "head"}\''
     )
-    layerwise_granularity: str = setting("block", "what forms a layer: block, stage or N (N groups of blocks)")
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict = setting(  # type: ignore[type-arg]
         {}, "more options of the schedule, as JSON: '{\"num_cycles\": 3}'"
@@ -103,7 +98,6 @@ class LdoptConfig(DecaySettings):
         object.__setattr__(self, "optim_kwargs", {option(name): value for name, value in self.optim_kwargs.items()})
         for field, value in settings_of(self.layerwise_decay).items():
             object.__setattr__(self, field, value)
-        object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
 
     def build(
         self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None
@@ -119,15 +113,11 @@ class LdoptConfig(DecaySettings):
             model,
             layerwise_decay=self.layerwise_decay,
             rules=self.layerwise_rules,
-            granularity=checked_granularity(self.layerwise_granularity),
             max_grad_norm=self.max_grad_norm,
             weight_decay=self.weight_decay,
             **({} if schedule is None else {"learning_rate": schedule}),
             **self.optim_kwargs,
         )
-        if self.layerwise_decay.moves:
-            set_training_steps(opt, num_training_steps)
-            opt.layerwise_ratio(parameters_of(opt)[0])  # raises if the number of steps is unknown
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
 
     @classmethod

@@ -37,7 +37,6 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
         "max_grad_norm": clip_norm(args),
         **settings_of(decay_of_arguments(args)),
         "layerwise_rules": json_argument(args, "layerwise_rules") or None,
-        "layerwise_granularity": getattr(args, "layerwise_granularity", "block"),
         **schedule_settings(args),
     }
 

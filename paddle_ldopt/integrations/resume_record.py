@@ -7,7 +7,7 @@ from typing import Any, Optional
 from .._messages import problem
 from .._paddle import parameters_of
 from ..layers.decay import OPTIONS
-from ..layers.optimizer_interface import ratios_of
+from ..layers.rates import layerwise_interface
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 from ..saving.optimizer_record import check_class
 
@@ -35,7 +35,7 @@ def with_record(cls: Any) -> Any:
 
 def _record(optimizer: Any) -> dict[str, Any]:
     """Return the options of the decay and the layer of each parameter by `param.name`; both empty without a decay."""
-    ratios = ratios_of(optimizer)
+    ratios = layerwise_interface(optimizer)
     if ratios.decay is None:
         return {"decay": {}, "layers": {}}
     places = {param.name: ratios.layers.layer_of(param.name) for param in parameters_of(optimizer)}

@@ -21,7 +21,6 @@ from ..saving.layerwise_record import ALLOW
 from .resume_record import with_record
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
-_OF_THE_MAP = ("rules", "granularity")
 
 
 def framework(module: str, name: str) -> Any:
@@ -56,7 +55,7 @@ def from_settings(
     Args:
         name: the class name in the file, such as "AdamWDL".
         model: the network.
-        settings: options of the optimizer and of `LayerDecay`, `rules` and `granularity` of `LayerMap.from_model`, and
+        settings: options of the optimizer and of `LayerDecay`, `rules` of `LayerMap.from_model`, and
             `allow_layerwise_change`.
         learning_rate: a number or a schedule.
         weight_decay: None for the class's default, a number or a `paddle.regularizer.L2Decay`.
@@ -69,8 +68,8 @@ def from_settings(
     options = numbers_read(dict(settings))
     allowed = checked_bool(options.pop(ALLOW, False), ALLOW)
     decay = LayerDecay(**{key: options.pop(key) for key in DECAY_OPTIONS if key in options})
-    mapping = {key: options.pop(key) for key in _OF_THE_MAP if key in options}
-    known = [*info.settings, *DECAY_OPTIONS, *_OF_THE_MAP, ALLOW]
+    rules = options.pop("rules", None)
+    known = [*info.settings, *DECAY_OPTIONS, "rules", ALLOW]
     for key, value in options.items():
         if info.setting(key) not in known:
             raise ValueError(unknown(f"setting of {name}", key, value, [*own, *known], limit=40))
@@ -80,7 +79,7 @@ def from_settings(
     arguments["apply_decay_param_fun"] = _Decays(undecayed)
     plain: Any = info.cls
     recorded = dataclasses.replace(info, cls=with_record(plain))
-    optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
+    optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, rules=rules, **arguments)
     setattr(optimizer, ALLOW, allowed)
     if decay != OFF and all(
         optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient

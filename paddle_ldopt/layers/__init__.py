@@ -2,21 +2,17 @@
 
 - `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find_layers` finds them by a user's rules
   (`user_rules`), by lists of blocks (`numbered_lists`, `stacks`), by the tables of `known_names`, then by order and
-  shape (`before_blocks`); `doubtful_lists` reports guesses; `granularity` makes several blocks one layer.
-- `decay`: `LayerDecay`, checked by `decay_checks`; `decay_ratios`: its ratio of each parameter of a map, checked by
-  `ratio_checks`; `hook_ratios`: the ratios of a function; `paddlenlp_hook`: PaddleNLP's function, the default.
-- `optimizer_interface`: the methods of an optimizer that this package calls; `rates`: the learning rate of each
-  parameter, read with these methods; `table`: ratios and rates by layer, to print.
+  shape (`before_blocks`); `doubtful_lists` reports guesses.
+- `decay`: `LayerDecay` and its ratio of each parameter; `hook`: the ratios of a function, PaddleNLP's by default.
+- `rates`: the learning rate and weight decay of each parameter, read or planned; `table`: both by layer, to print.
 """
 
 from .decay import CONVENTIONS, LayerDecay, as_decay
-from .decay_ratios import LayerRatios
-from .hook_ratios import adapt_hook
+from .hook import layerwise_lr_decay
 from .layer import Layer
 from .map import LayerMap
-from .paddlenlp_hook import layerwise_lr_decay
+from .rates import decayed_parameter_names
 from .table import LayerRow, LayerTable
-from .weight_decay import decayed_parameter_names
 
-__all__ = ["CONVENTIONS", "Layer", "LayerDecay", "LayerMap", "LayerRatios", "LayerRow", "LayerTable", "adapt_hook"]
-__all__ += ["as_decay", "decayed_parameter_names", "layerwise_lr_decay"]
+__all__ = ["CONVENTIONS", "Layer", "LayerDecay", "LayerMap", "LayerRow", "LayerTable", "as_decay"]
+__all__ += ["decayed_parameter_names", "layerwise_lr_decay"]

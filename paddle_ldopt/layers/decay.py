@@ -1,16 +1,15 @@
-"""LayerDecay: how learning rates fall from the head to the embeddings."""
+"""LayerDecay: how learning rates fall from the head to the embeddings, and the ratio of each parameter of a model."""
 
 import dataclasses
-from collections.abc import Iterable
+import difflib
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
 
-from paddle import Tensor
-
 from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number
-from .._messages import refusal, unknown
-from .decay_checks import OF_THE_WHOLE_MODEL, check_decay, checked_multipliers, idle_options
+from .._messages import first_few, quoted, refusal
+from .layer import Layer
 
-Ratio = Union[float, Tensor]  # a Tensor in a static graph
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # top block d, embeddings d^(n+1), as in BEiT's LayerDecayValueAssigner
@@ -24,32 +23,70 @@ CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # a straight line, as in ERNIEKit: embeddings and first block at the bound, the head 3 steps above the top block
     "linear": lambda bound, i, n: bound + max(i - 1, 0) / (n + 2) * (1 - bound),
 }
+_OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean")  # not options of a tower
+
+
+def checked_patterns(value: Any, argument: str, values: str) -> dict[str, Any]:
+    """Return a dict from regular expressions to `values` (in words); raise for any other value."""
+    if not isinstance(value, dict):
+        problem = f"`{argument}` must be a dict from regular expressions to {values}."
+        raise refusal(TypeError, problem, **{argument: value})
+    for pattern in value:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            problem = f"The keys of `{argument}` must be regular expressions ({error})."
+            raise refusal(ValueError, problem, pattern=pattern) from error
+    return value
+
+
+def matches(patterns: Iterable[str], names: Iterable[str], argument: str) -> dict[str, list[str]]:
+    """Return pattern -> the structured names that it matches; raise if it matches none."""
+    names = list(names)
+    found = {pattern: [*filter(re.compile(pattern).search, names)] for pattern in patterns}
+    for pattern in [pattern for pattern, matched in found.items() if not matched]:
+        first = {part: name for name in reversed(names) for part in name.split(".")}
+        words = re.findall(r"[^\W\d]\w+", re.sub(r"\\[a-zA-Z]", " ", pattern))
+        near = dict.fromkeys(first[part] for word in words for part in difflib.get_close_matches(word, first, 3, 0.6))
+        hint = f"similar names are {quoted([*near][:3])}" if near else f"the names are [{first_few(names, 8)}]"
+        raise refusal(ValueError, f"A pattern of `{argument}` matches no parameter; {hint}.", pattern=pattern)
+    return found
+
+
+def checked_decay(value: Any, argument: str = "layerwise_decay") -> float:
+    """Return `value` as a float; raise unless it is a decay in (0, 1]."""
+    return checked_number(
+        value, argument, 0.0, 1.0, "(]", expected="a number in (0, 1]; 1 is the same rate for all layers"
+    )
+
+
+def _checked_multipliers(value: Any, name: str) -> Optional[dict[str, float]]:
+    """Return regular expression -> factor, each from 0."""
+    patterns = checked_patterns(value, name, "factors")
+    return {key: checked_number(factor, f"{name}[{key!r}]") for key, factor in patterns.items()} or None
+
+
+def _checked_towers(value: Any, name: str) -> Optional[dict[str, "LayerDecay"]]:
+    """Return tower -> `LayerDecay`, built from a number or a dict of options."""
+    if not isinstance(value, dict) or not all(isinstance(tower, str) and tower for tower in value):
+        raise refusal(TypeError, f"`{name}` must be a dict from the names of towers to decays.", **{name: value})
+    towers = {}
+    for tower, decay in value.items():
+        try:
+            towers[tower] = LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
+        for option in _OF_THE_WHOLE_MODEL:
+            if getattr(towers[tower], option) != OPTIONS[option].default:
+                problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
+                raise refusal(ValueError, problem, **{tower: towers[tower]})
+    return towers or None
 
 
 def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
     """Return a field of `LayerDecay` with its declaration, which settings, command line and docs read."""
     fields["optional"] = default is None
     return dataclasses.field(default=default, metadata={"option": Option(default, doc, *limits, **fields)})
-
-
-def _built_towers(value: Any, name: str) -> dict[str, "LayerDecay"]:
-    """Return tower -> `LayerDecay`, built from a number or a dict of options; raise for other values."""
-    if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
-        problem = f"`{name}` must be a non-empty dict from the names of towers to decays."
-        raise refusal(TypeError, problem, **{name: value})
-    towers = {}
-    for tower, decay in value.items():
-        for option in decay.keys() - OPTIONS.keys() if isinstance(decay, dict) else ():
-            raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, decay[option], OPTIONS)}")
-        try:
-            towers[tower] = LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
-        for option in OF_THE_WHOLE_MODEL:
-            if getattr(towers[tower], option) != OPTIONS[option].default:
-                problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
-                raise refusal(ValueError, problem, **{tower: towers[tower]})
-    return towers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +97,8 @@ class LayerDecay:
         r_i = s \max(d^{e(i)}, \text{min\_ratio}), \qquad e(i) = n + 1 - i \text{ (paddlenlp)}, \qquad
         r_{n+1} = s \cdot \text{head\_ratio}
 
-    for a tower of n blocks. The ratio of a parameter is r_i times all multipliers that match its name. `preserve_mean`
-    divides r_i by its mean over the blocks.
+    for a tower of n blocks. The ratio of a parameter is r_i times its multiplier. `preserve_mean` divides r_i by its
+    mean over the blocks.
 
     Args:
         layerwise_decay: d, the ratio between the rates of neighbouring layers, in (0, 1].
@@ -72,24 +109,22 @@ class LayerDecay:
         min_ratio: lower bound of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often above 1 for a newly initialised head.
         freeze_below: freeze layers with a ratio below this, in [0, 1]: neither their weights nor their optimizer state
-            change. Cannot be combined with `min_ratio` or `end`.
+            change.
         bound: b of the convention "linear", in (0, 1].
         scale: s, above 0; multiplies all ratios, including the head's. With `towers`, it multiplies only the ratios
             outside the towers.
-        end: final value of d, in (0, 1]: :math:`(1 - p) d + p \cdot end` after a fraction p of
-            the steps.
-        steps: number of steps until d reaches `end`, at least 1. None: all steps of the run, if the schedule or the
-            Trainer knows their number.
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform
             training fits any decay. The mean leaves out `scale`, multipliers and the blocks that `freeze_below`
             freezes.
         towers (dict): name of a part of the model with its own blocks ("vision_model", or a dotted name such as
             "vision_model.encoder") -> its decay: a number, a `LayerDecay`, or a dict of options.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
-            0 freezes. The factors of all matching patterns are multiplied.
+            0 freezes. If several patterns match a name, the last one in the dict counts. Multipliers need no blocks:
+            ``LayerDecay(1.0, multipliers={"^backbone\.": 0.1})`` fits any model.
 
     Raises:
-        TypeError, ValueError: an option of the wrong type, out of range, or without effect given the others.
+        TypeError, ValueError: an option of the wrong type or out of range; `bound` without the convention "linear", or
+            this convention with a `layerwise_decay`.
 
     Examples:
         >>> from paddle_ldopt import LayerDecay
@@ -101,12 +136,10 @@ class LayerDecay:
         [0.2, 0.2, 0.4, 1.0]
         >>> [LayerDecay(0.5, preserve_mean=True).ratio(i, n_layers=2) for i in (1, 2)]
         [0.6666666666666666, 1.3333333333333333]
-        >>> [LayerDecay(0.5, end=1.0).ratio(1, n_layers=1, progress=p) for p in (0, 0.5, 1)]
-        [0.5, 0.75, 1.0]
     """
 
     layerwise_decay: float = _option(
-        1.0, "rate of a layer / rate of the layer above; 1 is off", 0.0, 1.0, "(]", check=check_decay
+        1.0, "rate of a layer / rate of the layer above; 1 is off", 0.0, 1.0, "(]", check=checked_decay
     )
     convention: str = _option(
         "paddlenlp",
@@ -119,73 +152,87 @@ class LayerDecay:
     freeze_below: float = _option(0.0, "freeze layers with a ratio below this value", 0.0, 1.0)
     bound: float = _option(1.0, "lowest ratio of the convention 'linear'", 0.0, 1.0, "(]")
     scale: float = _option(1.0, "factor of all ratios outside `towers`", ends="()")
-    end: Optional[float] = _option(None, "decay at the end of the training", 0.0, 1.0, "(]")
-    steps: Optional[int] = _option(
-        None,
-        "steps until the decay reaches `end` (default: all)",
-        check=lambda value, name: checked_int(value, name, 1),
-        values="an int from 1",
-    )
     preserve_mean: bool = _option(False, "divide all ratios by their mean over the blocks", check=checked_bool)
     towers: Optional[dict[str, "LayerDecay"]] = _option(
         None,
         "decay of each tower (a part of the model with its own blocks)",
-        check=_built_towers,
+        check=_checked_towers,
         values='a dict such as {"vision_model": 0.65}',
     )
     multipliers: Optional[dict[str, float]] = _option(
         None,
         "factor of the ratios of parameters whose names match a pattern",
-        check=checked_multipliers,
+        check=_checked_multipliers,
         values='a dict such as {"crf": 10.0}',
     )
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
-        for problem in idle_options(vars(self), OPTIONS):
-            raise ValueError(problem)
+        linear, bounded = self.convention == "linear", self.bound != 1.0
+        if linear != bounded or (linear and self.layerwise_decay != 1.0):
+            problem = "The convention 'linear' takes `bound` below 1 instead of `layerwise_decay`; no other takes it."
+            given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
+            raise refusal(ValueError, problem, **given)
 
     def __hash__(self) -> int:  # without the dicts, which cannot be hashed
         return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))
 
-    def ratio(self, layer_id: int, n_layers: int, progress: float = 0.0) -> float:
+    def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks.
 
-        `progress` is the fraction of the training steps taken, in [0, 1]. Towers and multipliers are not applied: they
-        depend on the parameter (`LayerMap.ratio_fn`).
+        Towers and multipliers are not applied: they depend on the parameter (`LayerMap.ratios`).
         """
-        checked_number(progress, "progress", 0.0, 1.0)
-        if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
-            beyond = "`layer_id` must be at most `n_layers` + 1, the head."
-            raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
-        if self.preserve_mean and self.towers:
-            problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
-            raise refusal(ValueError, problem, towers=self.towers)
-        blocks = (self.unscaled_ratio(i, n_layers, progress) for i in range(1, n_layers + 1))
-        mean = mean_of(blocks) if self.preserve_mean else 1.0
-        return self.unscaled_ratio(layer_id, n_layers, progress) * self.scale / mean
+        checked_int(layer_id, "layer_id"), checked_int(n_layers, "n_layers", 1)
+        mean = self._mean(self._unscaled(i, n_layers) for i in range(1, n_layers + 1))
+        return self._unscaled(layer_id, n_layers) * self.scale / mean
 
-    def unscaled_ratio(self, layer_id: int, n_layers: int, progress: Ratio = 0.0) -> Ratio:
-        """Return the ratio of a layer before scale, multipliers and mean; `progress` may be a static graph's value."""
+    def ratios(self, layers: Mapping[str, Layer]) -> dict[str, float]:
+        """Return structured name -> ratio, given the layer of each parameter; raise as `LayerMap.ratios`."""
+        towers, decays = self.towers or {}, {"": self, **(self.towers or {})}
+        patterns = {tower: re.compile(rf"(^|\.){re.escape(tower)}\.") for tower in towers}
+        tower_of = dict.fromkeys(layers, "")
+        for name in layers:  # the outermost, then the longest name of a tower
+            found = [(match.start(), -len(tower), tower) for tower in towers if (match := patterns[tower].search(name))]
+            tower_of[name] = min(found)[2] if found else ""
+        with_blocks = {tower_of[name] for name, layer in layers.items() if layer.is_block}
+        for tower in towers.keys() - with_blocks:
+            stacks = dict.fromkeys(layer.tower for layer in layers.values() if layer.is_block)
+            why = f"The model has no blocks in a part of this name (its stacks are {first_few(stacks)})"
+            raise refusal(ValueError, f"{why}: use `multipliers` for parts without blocks.", towers=tower)
+        if not with_blocks and (self.layerwise_decay, self.bound) != (1.0, 1.0):
+            why = "The model has no blocks that a decay could follow: give `rules` that number them, or `multipliers`"
+            raise refusal(ValueError, f"{why} with a decay of 1.", layerwise_decay=self, names=[*layers][:3])
+        places = {name: (layer, tower_of[name]) for name, layer in layers.items()}
+        unscaled = dict.fromkeys(places.values(), 1.0)
+        for layer, tower in unscaled:
+            unscaled[layer, tower] = decays[tower]._unscaled(layer.index, layer.depth)
+        mean = self._mean(ratio for (layer, _), ratio in unscaled.items() if layer.is_block)
+        factors = self.factors(layers)
+        return {n: unscaled[at] * decays[at[1]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
+
+    def factors(self, names: Iterable[str]) -> dict[str, float]:
+        """Return structured name -> its multiplier, for names that a pattern matches; raise for one without match."""
+        multipliers = self.multipliers or {}
+        found = matches(multipliers, names, "multipliers")
+        return {name: multipliers[pattern] for pattern, matched in found.items() for name in matched}
+
+    def _unscaled(self, layer_id: int, n_layers: int) -> float:
+        """Return the ratio of a layer before scale, multiplier and mean."""
         if layer_id > n_layers:
             return self.head_ratio
         d = self.bound if self.convention == "linear" else self.layerwise_decay
-        if self.end is not None:
-            d = (1.0 - progress) * d + progress * self.end
-        ratio: Ratio = CONVENTIONS[self.convention](d, layer_id, n_layers)
-        if self.min_ratio:
-            ratio = ratio.clip(self.min_ratio) if hasattr(ratio, "clip") else max(ratio, self.min_ratio)
-        return 0.0 if self.freeze_below and ratio < self.freeze_below else ratio
+        ratio = max(CONVENTIONS[self.convention](d, layer_id, n_layers), self.min_ratio)
+        return 0.0 if ratio < self.freeze_below else ratio
 
-    @property
-    def moves(self) -> bool:
-        """Whether the ratios change during training."""
-        return any(decay.end is not None for decay in (self, *(self.towers or {}).values()))
+    def _mean(self, ratios: Iterable[float]) -> float:
+        """Return the mean of the ratios of blocks that train; 1 without `preserve_mean`."""
+        trained = [ratio for ratio in ratios if ratio]
+        return sum(trained) / len(trained) if self.preserve_mean and trained else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return option -> value for JSON; `LayerDecay(**options)` restores the decay."""
-        towers = {name: decay.to_tower() for name, decay in self.towers.items()} if self.towers else None
+        towers = self.towers and {name: decay.to_tower() for name, decay in self.towers.items()}
         return {**vars(self), "towers": towers, "multipliers": self.multipliers and dict(self.multipliers)}
 
     def to_tower(self) -> Union[float, dict[str, Any]]:
@@ -196,12 +243,6 @@ class LayerDecay:
 
 Decay = Union[float, LayerDecay]
 OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in dataclasses.fields(LayerDecay)}
-
-
-def mean_of(ratios: Iterable[Ratio]) -> float:
-    """Return the mean of the ratios other than 0; 1 if all are 0."""
-    trained = [ratio for ratio in ratios if not isinstance(ratio, float) or ratio]
-    return sum(trained) / len(trained) if trained else 1.0
 
 
 def as_decay(layerwise_decay: Decay) -> LayerDecay:

@@ -12,7 +12,6 @@ import paddle
 
 from .before_blocks import PartBeforeBlocks, is_head
 from .doubtful_lists import check_found, guesses_of_lists
-from .granularity import Granularity, grouped
 from .known_names import ONE_FOR_ALL_BLOCKS, index_by_paths, index_by_words
 from .layer import EMBEDDINGS, HEAD, Layer
 from .model_parameters import ParameterInfo, parameter_infos
@@ -42,15 +41,13 @@ class _Blocks(NamedTuple):
 Found = tuple[dict[str, Layer], dict[str, int], list[str]]  # name -> Layer, tower -> depth, a sentence for each guess
 
 
-def layers_of_model(
-    model: paddle.nn.Layer, names: Mapping[str, str], rules: Optional[Rules], granularity: Granularity
-) -> Found:
+def layers_of_model(model: paddle.nn.Layer, names: Mapping[str, str], rules: Optional[Rules]) -> Found:
     """Return the layers of a model's parameters; `names` maps ``param.name`` to the structured name."""
     infos = parameter_infos(model, names)  # a shared parameter under all its names
     in_sublayers = {info.tensor for info in infos.values()}
     outside = {name: tensor for tensor, name in names.items() if tensor not in in_sublayers}  # ReFT
     infos.update((name, ParameterInfo(tensor, "", ())) for name, tensor in outside.items())
-    by_name, depths, guesses = layers_of_names(list(infos), rules, granularity, infos, whole=not outside)
+    by_name, depths, guesses = layers_of_names(list(infos), rules, infos, whole=not outside)
     of_tensor: dict[str, list[Layer]] = {}
     for name, info in infos.items():
         of_tensor.setdefault(info.tensor, []).append(by_name[name])
@@ -68,7 +65,6 @@ def layers_of_model(
 def layers_of_names(
     names: list[str],
     rules: Optional[Rules],
-    granularity: Granularity,
     infos: Mapping[str, ParameterInfo],
     whole: bool = False,
 ) -> Found:
@@ -84,8 +80,7 @@ def layers_of_names(
     guesses = guesses_of_lists(blocks.lists, blocks.by_rules, layers)
     guesses += _move_heads(parts, blocks, infos, layers)
     depths = {stack.tower: stack.depth for stack in blocks.lists.stacks}
-    stages = {stack.tower: stack.stages for stack in blocks.lists.stacks if stack.stages}
-    return (*grouped(layers, depths, stages, granularity), guesses)
+    return layers, depths, guesses
 
 
 def _find_blocks(names: list[str], rules: Optional[Rules], infos: Mapping[str, ParameterInfo], whole: bool) -> _Blocks:

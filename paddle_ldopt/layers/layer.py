@@ -13,16 +13,10 @@ class Layer:
     tower: str  #: name of its stack of blocks; "" for parameters of several towers
     index: int  #: layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head
     depth: int  #: number of blocks of the tower; of the deepest one for parameters of several towers
-    unit: str = "block"  #: "block", or with a granularity "stage" or "group"
-
-    @property
-    def kind(self) -> str:
-        """Former name of `unit`."""
-        return self.unit
 
     @property
     def is_block(self) -> bool:
-        """Whether the layer is a block (or stage, or group)."""
+        """Whether the layer is a block."""
         return 0 < self.index <= self.depth
 
     @property
@@ -34,5 +28,5 @@ class Layer:
     def label(self) -> str:
         """The layer's name: "embeddings", "block 3" (from 0, as in the model's names) or "head"."""
         if self.is_block:
-            return f"{self.unit} {self.index - 1}"
+            return f"block {self.index - 1}"
         return "head" if self.index else "embeddings"

@@ -7,19 +7,15 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._checks import checked_steps
 from .._files import Path
 from .._messages import first_few, nearest, refusal, shown
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .decay import Decay, as_decay
-from .decay_ratios import LayerRatios
 from .find_layers import layers_of_model, layers_of_names
-from .granularity import Granularity, checked_granularity
 from .layer import Layer
 from .model_parameters import check_mappable, name_before_copy
-from .rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
-from .ratio_checks import check_effects
+from .rates import RateOrSchedule, check_readable, planned_rates, rates_of_optimizer
 from .table import LayerTable
 from .user_rules import Rules
 
@@ -56,10 +52,11 @@ class LayerMap:
     def __repr__(self) -> str:
         return f"LayerMap(towers={self.towers}, {len(self._layers)} parameters)"
 
+    def __deepcopy__(self, memo: Any) -> "LayerMap":
+        return self  # a copied optimizer shares the map, which holds the model's parameters
+
     @classmethod
-    def from_names(
-        cls, names: Iterable[str], rules: Optional[Rules] = None, granularity: Granularity = "block"
-    ) -> "LayerMap":
+    def from_names(cls, names: Iterable[str], rules: Optional[Rules] = None) -> "LayerMap":
         r"""Map structured parameter names.
 
         Args:
@@ -69,25 +66,23 @@ class LayerMap:
                 numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the number of blocks found form a
                 deeper tower of their own. A callable takes a name and returns a layer id, "embeddings", "head", or None
                 to keep the layer found.
-            granularity: one layer per "block"; per "stage" in towers whose blocks are in stages (ConvNeXt, Swin,
-                ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
 
         Raises:
             TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; at least half of
-                the numbered blocks in lists with unknown names; a rule that is invalid or leaves layers empty; a
-                granularity without effect.
+                the numbered blocks in lists with unknown names; a rule that is invalid or leaves layers empty.
 
         Warns:
             UserWarning: some layers are guesses.
         """
-        layers, towers, guesses = layers_of_names(_checked_names(names), rules, checked_granularity(granularity), {})
+        listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
+        if not listed or not all(isinstance(name, str) for name in listed):
+            raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
+        layers, towers, guesses = layers_of_names(listed, rules, {})
         _warn_of(guesses, layers)
         return cls(layers, towers)
 
     @classmethod
-    def from_model(
-        cls, model: paddle.nn.Layer, rules: Optional[Rules] = None, granularity: Granularity = "block"
-    ) -> "LayerMap":
+    def from_model(cls, model: paddle.nn.Layer, rules: Optional[Rules] = None) -> "LayerMap":
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
         Shared parameters count once, in the lowest of their layers. A single pipeline stage raises ValueError; use
@@ -97,7 +92,7 @@ class LayerMap:
         check_mappable(model)
         model = unwrap_model(model)
         name_dict = name_dict_of(model)
-        layers, towers, guesses = layers_of_model(model, name_dict, rules, checked_granularity(granularity))
+        layers, towers, guesses = layers_of_model(model, name_dict, rules)
         _warn_of(guesses, layers)
         return cls(layers, towers, name_dict, dict(model.named_parameters()))
 
@@ -115,10 +110,8 @@ class LayerMap:
 
     def name_of(self, name: str) -> str:
         """Return the structured name for a ``param.name`` or structured name; raise like `layer_of`."""
-        if not isinstance(name, str):
-            raise refusal(TypeError, "`name` must be a string, such as `param.name`.", name=name)
-        structured = self.name_dict.get(name_before_copy(name, self.name_dict.__contains__), name)
-        if structured not in self._layers:
+        structured = self.name_dict.get(name_before_copy(str(name), self.name_dict.__contains__), name)
+        if not isinstance(structured, str) or structured not in self._layers:
             how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
             if not self.name_dict:
                 how = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
@@ -126,20 +119,18 @@ class LayerMap:
             raise refusal(ValueError, f"The parameter is not in the LayerMap{near}: {how}.", name=name)
         return structured
 
-    def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
-        """Return the function that maps a parameter to the ratio of its learning rate, for an optimizer.
+    def ratios(self, layerwise_decay: Decay) -> dict[str, float]:
+        r"""Return structured name -> ratio of the parameter's learning rate to the optimizer's; 0 is frozen.
 
-        Raises ValueError for a tower without blocks in this map, and for an option or a multiplier that changes no
-        ratio. Warns of a multiplier whose parameters are all frozen, and with `towers` of options that change no ratio
-        outside them.
+        Raises ValueError for a decay or a tower without blocks in this map, and for a multiplier without a match.
+
+        Examples:
+            >>> from paddle_ldopt import LayerDecay, LayerMap
+            >>> layers = LayerMap.from_names(["embed.w", "h.0.a.w", "h.0.b.w", "h.1.a.w", "h.1.b.w", "norm.w"])
+            >>> layers.ratios(LayerDecay(0.5, multipliers={r"b\.w": 2.0}))
+            {'embed.w': 0.125, 'h.0.a.w': 0.25, 'h.0.b.w': 0.5, 'h.1.a.w': 0.5, 'h.1.b.w': 1.0, 'norm.w': 1.0}
         """
-        ratios = LayerRatios(self, as_decay(layerwise_decay))
-        check_effects(ratios)
-        return ratios
-
-    def is_trainable(self, name: str) -> bool:
-        """Return whether a parameter is trainable now, by its structured name; True in a map made from names."""
-        return name not in self._parameters or not self._parameters[name].stop_gradient
+        return as_decay(layerwise_decay).ratios(self._layers)
 
     def table(
         self,
@@ -147,43 +138,35 @@ class LayerMap:
         learning_rate: RateOrSchedule = None,
         optimizer: Optional[Optimizer] = None,
         apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
-        num_steps: Optional[int] = None,
     ) -> LayerTable:
         """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
 
         With an `optimizer` the table has the rates of its next step, the highest rates from now on, weight decay and
-        frozen parameters, all read from the optimizer. Otherwise it has the rates planned by `layerwise_decay`.
+        frozen parameters, all read from the optimizer. Otherwise it has the rates planned by `layerwise_decay`. The
+        highest rates are known for numbers and for the schedules of this package that follow no metric.
 
         Args:
             layerwise_decay: required without `optimizer`.
             learning_rate (float|LRScheduler): rate of a layer whose ratio is 1; without it the table has ratios only.
             optimizer: any optimizer of Paddle or of this package, layer-wise or not.
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
-            num_steps: number of steps to search for the peak of the schedule. None: all steps of a `CurveSchedule`;
-                10,000 steps of any other schedule, or more if its warm-up is long.
 
         Raises:
             ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that is read from
                 `optimizer`; an optimizer of another model.
         """
-        num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
-        tensors = self._tensors()
         if (layerwise_decay is None) == (optimizer is None):
             raise ValueError(
                 "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
                 f"Received: layerwise_decay={shown(layerwise_decay)}, optimizer={type(optimizer).__name__}"
             )
+        names = self.name_dict or {name: name for name in self._layers}
+        tensors = {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
         if layerwise_decay is None:
             check_readable(self, optimizer, learning_rate=learning_rate, apply_decay_param_fun=apply_decay_param_fun)
-            return LayerTable.build(tensors, rates_of_optimizer(optimizer, num_steps))
-        ratios = self.ratio_fn(layerwise_decay)
-        return LayerTable.build(
-            tensors, planned_rates(tensors, ratios, learning_rate, apply_decay_param_fun, num_steps)
-        )
-
-    def _tensors(self) -> Tensors:
-        names = self.name_dict or {name: name for name in self._layers}
-        return {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
+            return LayerTable.build(tensors, rates_of_optimizer(optimizer))
+        rates = planned_rates(self, tensors, as_decay(layerwise_decay), learning_rate, apply_decay_param_fun)
+        return LayerTable.build(tensors, rates)
 
     def plot(
         self,
@@ -201,19 +184,6 @@ class LayerMap:
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
         }
-
-
-def _checked_names(names: Iterable[str]) -> list[str]:
-    """Return structured names as a list; raise for other values and without names."""
-    if isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "ndim", 1) != 1:
-        raise refusal(TypeError, "`names` must be an iterable of strings.", names=names)
-    names = list(names)
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"`names` must be an iterable of strings. Received: {shown(name)}")
-    if not names:
-        raise ValueError("There are no parameters to map. Received: names=[]")
-    return names
 
 
 def _warn_of(guesses: list[str], names: Iterable[str]) -> None:

@@ -1,29 +1,69 @@
-"""The learning rate of each parameter: read from an optimizer without changing it, or planned from a decay.
+"""The learning rate and weight decay of each parameter: read from an optimizer without changing it, or planned.
 
 Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so that another thread may take steps.
 """
 
 import dataclasses
-import math
+import re
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from paddle import Tensor
+from paddle.nn import Layer as Sublayer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
 from .._checks import checked_number
 from .._messages import refusal
-from ..schedules.ahead import peak_learning_rate
-from .decay_ratios import LayerRatios
+from ..schedules.ahead import peak_of
+from .decay import LayerDecay
 from .layer import Layer
-from .optimizer_interface import layerwise_interface
+from .model_parameters import name_before_copy
 
 if TYPE_CHECKING:
     from .map import LayerMap
 
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Layer, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
+_NORM = re.compile(r"Norm(\dD)?$")
+
+
+class LayerwiseInterface:
+    """All that this package reads from an optimizer; the defaults are true of Paddle's optimizers."""
+
+    layers: Any = None  # the `LayerMap` of its decay; None without one
+    decay: Optional[LayerDecay] = None  # None without a `LayerMap`
+    hook: Optional[Callable[[Tensor], Any]] = None  # the bound `set_param_lr_fun`
+    sets_own_lr = False  # whether the optimizer computes its rate itself, so that a scheduler has no effect
+
+    def layerwise_ratio(self, param: Tensor) -> Any:
+        """Return the current ratio of a parameter's rate to the optimizer's, without groups and ParamAttr."""
+        return 1.0
+
+    def last_used_lr(self) -> Optional[dict[str, float]]:
+        """Return tensor name -> rate of the last update if the optimizer computes and keeps it, None otherwise."""
+        return None
+
+    def lr_divisor(self, ahead: int = 0) -> float:
+        """Return the divisor of the optimizer's rate in its next step, or `ahead` steps later."""
+        return 1.0
+
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+        """Return (rate of the next step, rate at the peak) of a parameter, each None if it is unknown.
+
+        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
+        """
+        return None
+
+    def has_nonzero_weight_decay(self, param: Tensor) -> Optional[bool]:
+        """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
+        return None
+
+
+def layerwise_interface(optimizer: Optimizer) -> Any:
+    """Return the optimizer inside wrappers, or the defaults of `LayerwiseInterface` for one of Paddle's."""
+    inner = _paddle.unwrap(optimizer)
+    return inner if hasattr(inner, "layerwise_ratio") else LayerwiseInterface()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +72,10 @@ class Rate:
 
     ratio: float  # ratio to the optimizer's rate
     now: Optional[float]
-    peak: Optional[float]  # the highest rate from the next step on
+    peak: Optional[float]  # the rate at the schedule's peak
     has_weight_decay: Optional[bool]
     frozen: bool
-    multiplier: float = 1.0  # product of the decay's `multipliers`, part of the ratio
-    end: Optional[float] = None  # the ratio at the end of the training, if the decay moves
+    multiplier: float = 1.0  # of the decay's `multipliers`, part of the ratio
 
 
 def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -> dict[str, float]:
@@ -47,21 +86,16 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     """
     params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
-    rates = used_rates(optimizer)
+    rates = layerwise_interface(optimizer).last_used_lr()
     if rates is None:
         parts = _paddle.lr_factors_and_own(optimizer, params)
         rates = {name: factor * now + fixed for name, (factor, fixed) in parts.items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
-def used_rates(optimizer: Optimizer) -> Optional[dict[str, float]]:
-    """Return tensor name -> rate of the last update if the optimizer computes its own (`Adafactor`), None otherwise."""
-    return layerwise_interface(optimizer).last_used_lr()
-
-
 def next_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
-    return float(_paddle.unwrap(optimizer).get_lr()) / layerwise_interface(optimizer).lr_divisor()
+    return float(_paddle.unwrap(optimizer).get_lr()) / float(layerwise_interface(optimizer).lr_divisor())
 
 
 def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
@@ -78,12 +112,16 @@ def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
         layers.layer_of(param.name)  # raises for another model's
 
 
-def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) -> dict[str, Rate]:
-    """Return tensor name -> `Rate`, read from an optimizer; `num_steps` as in `peak_learning_rate`."""
+def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
+    """Return tensor name -> `Rate`, read from an optimizer."""
     params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
     interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _paddle.groups_by_name(optimizer)
-    peak = peak_learning_rate(_paddle.lr_or_scheduler(optimizer), num_steps, interface.lr_divisor)
-    parts, ratios, rates = _paddle.lr_factors_and_own(optimizer, params), interface.ratio_of, {}
+    source, divisor = _paddle.lr_or_scheduler(optimizer), interface.lr_divisor
+    peak = now
+    if isinstance(source, LRScheduler):
+        peak = peak_of(source) if divisor(1) == divisor(0) else None  # the rate falls by itself, too
+    parts, layers, rates = _paddle.lr_factors_and_own(optimizer, params), interface.layers, {}
+    factors = {} if layers is None else interface.decay.factors(layers.names)
     for param in params:
         factor, fixed = parts[param.name]
         scheduled_rate = factor * now + fixed
@@ -94,54 +132,69 @@ def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) ->
         if has_weight_decay is None:
             has_weight_decay = _paddle.has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
-        multiplier, end = 1.0, None
-        if isinstance(ratios, LayerRatios):
-            multiplier = ratios.multiplier_of(param)
-            if ratios.decay.moves:  # the peak is unknown: rate and ratio both move
-                layer_ratio = interface.layerwise_ratio(param)
-                end, at_peak = ratio / layer_ratio * ratios.at(1.0)(param) if layer_ratio else 0.0, None
-        rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier, end)
+        multiplier = 1.0 if layers is None else factors.get(layers.name_of(param.name), 1.0)
+        rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier)
     return rates
 
 
 def planned_rates(
+    layers: "LayerMap",
     tensors: Tensors,
-    ratios: LayerRatios,
+    decay: LayerDecay,
     learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
-    num_steps: Optional[int],
 ) -> dict[str, Rate]:
     """Return tensor name -> planned `Rate` of a decay, with the arguments of `LayerMap.table`."""
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         wrong = "`apply_decay_param_fun` must be callable."
         raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
-    now, peak = _planned_rate(learning_rate, num_steps)
-    moves, rates = ratios.decay.moves, {}
+    now, peak = None, None
+    if isinstance(learning_rate, LRScheduler):
+        now, peak = learning_rate.last_lr, peak_of(learning_rate)
+    elif learning_rate is not None:
+        now = peak = checked_number(learning_rate, "learning_rate", expected="a number or an LRScheduler")
+    ratios, factors, rates = layers.ratios(decay), decay.factors(layers.names), {}
     for tensor, (_, name, param) in tensors.items():
         param_factor = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
-        ratio = ratios.of(name) * (param_factor if isinstance(param_factor, (int, float)) else 1.0)
+        ratio = ratios[name] * (param_factor if isinstance(param_factor, (int, float)) else 1.0)
         rates[tensor] = Rate(
             ratio=ratio,
             now=None if now is None else ratio * now,
-            peak=None if peak is None or moves else ratio * peak,  # unknown if rate and ratio both move
+            peak=None if peak is None else ratio * peak,
             has_weight_decay=None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor)),
             frozen=ratio == 0 or (param is not None and bool(param.stop_gradient)),
-            multiplier=ratios.multipliers.get(name, 1.0),
-            end=ratios.at(1.0).of(name) if moves else None,
+            multiplier=factors.get(name, 1.0),
         )
     return rates
 
 
-def _planned_rate(learning_rate: RateOrSchedule, num_steps: Optional[int]) -> tuple[Optional[float], Optional[float]]:
-    """Return the present rate and the peak of a number or a schedule, None if unknown; raise if invalid."""
-    if not isinstance(learning_rate, LRScheduler):
-        expected = "a number or an LRScheduler"
-        rate = None if learning_rate is None else checked_number(learning_rate, "learning_rate", expected=expected)
-        if num_steps is not None:
-            idle = "`num_steps` has no effect without a schedule as `learning_rate`."
-            raise refusal(ValueError, idle, num_steps=num_steps, learning_rate=rate)
-        return rate, rate
-    peak = peak_learning_rate(learning_rate, num_steps)
-    if peak is not None and not (math.isfinite(peak) and peak >= 0):
-        raise refusal(ValueError, "`learning_rate` must be finite and not negative.", learning_rate=learning_rate)
-    return learning_rate.last_lr, peak
+class _Names(set[str]):
+    """Names of parameters, which also contain the names that Paddle gives to deep copies of these parameters."""
+
+    def __contains__(self, name: object) -> bool:
+        is_known = super().__contains__
+        return is_known(name_before_copy(str(name), is_known))
+
+
+def decayed_parameter_names(model: Sublayer) -> set[str]:
+    """Return the `param.name` of the parameters with weight decay: all except biases and parameters of norms.
+
+    Excluded are parameters with at most one axis, parameters of sublayers of a norm's class or a subclass (under any
+    name: `layer_norm`, `norm1`, `ln_1`, `input_layernorm`), and parameters with "bias" in their structured name. The
+    result also contains the names of deep copies of these parameters, so that a deep copy of a model and its optimizer
+    has the same weight decay.
+
+    Examples:
+        >>> import paddle
+        >>> from paddle_ldopt import decayed_parameter_names
+        >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
+        >>> decayed_parameter_names(model) == {model[0].weight.name}
+        True
+    """
+    left_out = set()
+    for path, sublayer in _paddle.checked_model(model).named_sublayers(include_self=True):
+        norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
+        for key, param in _paddle.own_parameters(sublayer).items():
+            if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
+                left_out.add(param.name)
+    return _Names({param.name for param in model.parameters()} - left_out)

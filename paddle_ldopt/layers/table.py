@@ -33,35 +33,10 @@ class LayerRow:
     peak_learning_rate: Optional[Ends]  #: rate at the peak of the schedule; None if unknown
     with_weight_decay: Optional[int]  #: number of tensors with weight decay; None if unknown
     frozen: int  #: number of frozen tensors
-    end_ratio: Optional[Ends] = None  #: the ratio at the end of the training; None if the decay does not move
-    multiplier: Optional[Ends] = None  #: product of the decay's `multipliers`, part of the ratio; None if all are 1
-
-    @property
-    def decayed(self) -> Optional[int]:
-        """Former name of `with_weight_decay`."""
-        return self.with_weight_decay
-
-    @classmethod
-    def of(cls, layer: Layer, entries: list[tuple[Optional[Tensor], Rate]]) -> "LayerRow":
-        """Return the row of a layer from (Parameter or None, `Rate`) of its parameters."""
-        params, rates = [param for param, _ in entries if param is not None], [rate for _, rate in entries]
-        weight_decay = [rate.has_weight_decay for rate in rates if rate.has_weight_decay is not None]
-        return cls(
-            tower=layer.tower,
-            index=layer.index,
-            label=layer.label,
-            tensors=len(entries),
-            elements=sum(int(param.size) for param in params) if len(params) == len(entries) else None,
-            ratio=(min(rate.ratio for rate in rates), max(rate.ratio for rate in rates)),
-            learning_rate=_ends([rate.now for rate in rates]),
-            peak_learning_rate=_ends([rate.peak for rate in rates]),
-            with_weight_decay=sum(weight_decay) if len(weight_decay) == len(rates) else None,
-            frozen=sum(rate.frozen for rate in rates),
-            end_ratio=_ends([rate.end for rate in rates]),
-            multiplier=_ends([rate.multiplier for rate in rates]) if {r.multiplier for r in rates} != {1.0} else None,
-        )
+    multiplier: Optional[Ends] = None  #: of the decay's `multipliers`, part of the ratio; None if all are 1
 
 
+@dataclasses.dataclass
 class LayerTable:
     """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
 
@@ -69,8 +44,7 @@ class LayerTable:
     parameters, are omitted.
     """
 
-    def __init__(self, rows: list[LayerRow]) -> None:
-        self.rows = rows
+    rows: list[LayerRow]
 
     @classmethod
     def build(cls, tensors: Tensors, rates: dict[str, Rate]) -> "LayerTable":
@@ -80,13 +54,29 @@ class LayerTable:
             statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)
             if tensor_name in rates and not statistic:
                 grouped.setdefault(layer, []).append((param, rates[tensor_name]))
-        towers = list(dict.fromkeys(layer.tower for layer in grouped))
-        order = sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index))
-        return cls([LayerRow.of(layer, grouped[layer]) for layer in order])
+        towers, rows = list(dict.fromkeys(layer.tower for layer in grouped)), []
+        for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
+            params, found = [param for param, _ in grouped[layer]], [rate for _, rate in grouped[layer]]
+            weight_decay = [rate.has_weight_decay for rate in found]
+            row = LayerRow(
+                tower=layer.tower,
+                index=layer.index,
+                label=layer.label,
+                tensors=len(found),
+                elements=None if None in params else sum(int(param.size) for param in params),
+                ratio=(min(rate.ratio for rate in found), max(rate.ratio for rate in found)),
+                learning_rate=_ends([rate.now for rate in found]),
+                peak_learning_rate=_ends([rate.peak for rate in found]),
+                with_weight_decay=None if None in weight_decay else sum(weight_decay),
+                frozen=sum(rate.frozen for rate in found),
+                multiplier=_ends([rate.multiplier for rate in found]),
+            )
+            rows.append(row if row.multiplier != (1.0, 1.0) else dataclasses.replace(row, multiplier=None))
+        return cls(rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the rows as a list of dicts that JSON can hold."""
-        return [{**dataclasses.asdict(row), "decayed": row.decayed} for row in self.rows]
+        return [dataclasses.asdict(row) for row in self.rows]
 
     def to_markdown(self) -> str:
         """Return the table as GitHub Markdown."""
@@ -117,7 +107,6 @@ class LayerTable:
             "tensors": lambda row: str(row.tensors),
             "parameters": lambda row: _count(row.elements),
             "ratio": lambda row: _span(row.ratio, "{:.4g}"),
-            "ratio at end": lambda row: _span(row.end_ratio, "{:.4g}"),
             "multiplier": lambda row: _span(row.multiplier, "{:.4g}"),
             "lr now": lambda row: _span(row.learning_rate, "{:.3g}"),
             "lr peak": lambda row: _span(row.peak_learning_rate, "{:.3g}"),

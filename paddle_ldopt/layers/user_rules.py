@@ -4,9 +4,9 @@ import re
 from typing import Any, Callable, Optional, Union
 
 from .._messages import first_few, refusal, shown
+from .decay import checked_patterns, matches
 from .layer import HEAD
 from .numbered_lists import is_index
-from .patterns import check_matches, checked_patterns, matches_of
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
@@ -35,9 +35,7 @@ def _by_patterns(names: list[str], rules: dict[str, Place]) -> tuple[dict[str, i
     """Return name -> layer id by the first pattern that matches, and the names numbered by a template."""
     placed: dict[str, int] = {}
     numbered: set[str] = set()
-    matches = matches_of(rules, names)
-    check_matches(matches, names, "rules")
-    for pattern, matched in matches.items():
+    for pattern, matched in matches(rules, names, "rules").items():
         for name in [name for name in matched if name not in placed]:
             number = _expanded(rules[pattern], re.search(pattern, name))
             if isinstance(number, str) and is_index(number):

@@ -14,9 +14,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import quoted, refusal, shown
 from .._paddle import dtype_name, grad_clip, inner_clip, lr_or_scheduler, parameters_of, weight_decay_coefficient
-from ..layers.decay_ratios import LayerRatios
-from ..layers.optimizer_interface import ratios_of
-from ..layers.paddlenlp_hook import layerwise_lr_decay
+from ..layers.hook import layerwise_lr_decay
 from ..version import __version__
 from .json_state import to_json
 from .layerwise_record import ABSENT, differences
@@ -32,7 +30,7 @@ _WEIGHT_DECAY = ("lamb_weight_decay", "regularization_coeff", "regularization_me
 def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
     """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the file."""
     options: list[Record] = []
-    parameters, layers = {}, ratios_of(optimizer).layers
+    parameters, layers = {}, optimizer.layers
     for param in parameters_of(optimizer) if params is None else params:
         param_options = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
         at = None if layers is None else layers.layer_of(param.name)
@@ -42,7 +40,7 @@ def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Itera
             "dtype": dtype_name(param.dtype),
             "options": _index(options, param_options),
             "decayed": bool(optimizer.has_weight_decay(param)),
-            "ratio": _ratio(optimizer, param),
+            "ratio": _plain(optimizer.layerwise_ratio(param)),
             "multiplier": _plain((getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)),
             **layer,
         }
@@ -71,13 +69,6 @@ def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
     return rate if isinstance(rate, LRScheduler) else None
 
 
-def _ratio(optimizer: Optimizer, param: paddle.Tensor) -> Any:
-    """Return the ratio of a parameter for JSON; for a moving decay, the ratios at its start and end."""
-    if ratios_of(optimizer).moves:
-        return [_plain(optimizer.ratio_of.at(progress)(param)) for progress in (0.0, 1.0)]
-    return _plain(optimizer.layerwise_ratio(param))
-
-
 def _index(options: list[Record], param_options: Record) -> int:
     """Return the index of `param_options` in `options`; append it if missing."""
     if param_options not in options:
@@ -97,12 +88,9 @@ def _plain(value: object) -> Any:
 
 def _layerwise(optimizer: Optimizer) -> Record:
     """Return the decay, and whether the ratios are constant; a user's hook may change them."""
-    decay, ratio_of = optimizer.layerwise_decay, optimizer.ratio_of
-    documented = optimizer.set_param_lr_fun is layerwise_lr_decay
-    constant = ratio_of is None or isinstance(ratio_of, LayerRatios) or documented
+    decay = optimizer.layerwise_decay
+    constant = optimizer.hook is None or optimizer.set_param_lr_fun is layerwise_lr_decay
     plain = dataclasses.asdict(decay) if _is_dataclass(decay) else {"layerwise_decay": _plain(decay)}
-    if ratios_of(optimizer).moves:
-        plain["moves_over"] = optimizer.steps_of_decay()
     return {**plain, "n_layers": _plain(optimizer.n_layers), "constant": constant}
 
 

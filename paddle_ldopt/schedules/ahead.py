@@ -10,7 +10,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float
-from ._base import Curve, CurveSchedule
+from ._base import Curve, CurveSchedule, Schedule
 from ._copies import copy_schedule
 from .metric import follows_metric
 from .warmup import WarmUp
@@ -37,6 +37,11 @@ def _curve_of(schedule: LRScheduler) -> Optional[Curve]:
     """Return the curve of a schedule if it is a `Curve`, with known turns and length."""
     curve = schedule.curve if isinstance(schedule, CurveSchedule) else None
     return curve if isinstance(curve, Curve) else None
+
+
+def peak_of(schedule: LRScheduler) -> Optional[float]:
+    """Return the rate at the peak of a schedule; None for a schedule of another package."""
+    return schedule.base_lr if isinstance(schedule, Schedule) else None
 
 
 def peak_learning_rate(

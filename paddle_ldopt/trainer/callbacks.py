@@ -1,7 +1,6 @@
 """Callbacks that log the rate of each layer, or show the whole schedule."""
 
 import os
-from collections.abc import Iterable
 from typing import Any, Optional, Union
 
 import paddle
@@ -9,10 +8,8 @@ from paddle.optimizer import Optimizer
 
 from .._messages import refusal
 from .._paddle import parameters_of, unwrap
-from ..layers.decay_ratios import LayerRatios
 from ..layers.map import LayerMap
-from ..layers.optimizer_interface import layerwise_interface, ratios_of
-from ..layers.rates import applied_rates, next_rate
+from ..layers.rates import applied_rates, layerwise_interface, next_rate
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import schedule_rates
@@ -69,7 +66,7 @@ class LayerLRCallback(Callback):
         """Note the rate of the coming step, because the schedule advances before the log."""
         # reading the rates of `Adafactor` waits for the device
         reports = layerwise_interface(optimizer).sets_own_lr and hasattr(unwrap(optimizer), "used_lr")
-        self._step = _at_this_step(optimizer), None if reports else next_rate(optimizer)
+        self._step = optimizer, None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
         """Return the rates of the last step by their names in the logs."""
@@ -139,35 +136,14 @@ def _rates_by_row(layers: LayerMap, optimizer: Optimizer, first: int, rates: lis
     """Return the label of each row of the layer table -> its rate in every step from `first`."""
     opened, starts = all_open(optimizer)
     rows = layers.table(optimizer=opened).rows
-    moved = _moved_ratios(unwrap(opened), range(first, first + len(rates)))
     short, series = short_names([row.tower for row in rows]), {}
     for row in rows:
         ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
         closed = starts.get((row.tower, row.index), 0) - first
         row_rates = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
-        if moved and ratio:
-            row_rates = [rate * ratios[row.tower, row.index] for rate, ratios in zip(row_rates, moved)]
         series[short[row.tower] + row.label] = row_rates
     return series
 
 
-def _at_this_step(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer to read from, with a moving decay fixed at its present value."""
-    inner = unwrap(optimizer)
-    if ratios_of(inner).moves:
-        return inner.reading_copy(inner.current_ratio_of(), parameters_of(optimizer))
-    return optimizer
-
-
-def _moved_ratios(optimizer: Optimizer, steps: Iterable[int]) -> list[dict[tuple[str, int], float]]:
-    """Return for each step (tower, layer id) -> ratio relative to now; empty if the decay does not move."""
-    ratios = ratios_of(optimizer)
-    if not isinstance(ratios, LayerRatios) or not ratios.decay.moves:
-        return []
-    now = optimizer.current_ratio_of().by_layer()
-    moved = [ratios.at(optimizer.progress_at(step)).by_layer() for step in steps]
-    return [{at: ratio / now[at] if now[at] else 0.0 for at, ratio in then.items()} for then in moved]
-
-
 def _find_layers(layers: Optional[LayerMap], optimizer: Optimizer, model: paddle.nn.Layer) -> LayerMap:
-    return layers or ratios_of(optimizer).layers or map_layers(model)
+    return layers or layerwise_interface(optimizer).layers or map_layers(model)

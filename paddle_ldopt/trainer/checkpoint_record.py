@@ -12,11 +12,8 @@ from .._paddle import name_dict_of, parameters_of, unwrap
 from ..build import OFF
 from ..config.decay_settings import decay_from, settings_of
 from ..config.trainer_arguments import name_of
-from ..layers.decay_ratios import LayerRatios
-from ..layers.hook_ratios import HookRatios
 from ..layers.layer import Layer
-from ..layers.map import LayerMap
-from ..layers.optimizer_interface import ratios_of
+from ..layers.rates import layerwise_interface
 from ..optimizers.registry import REGISTRY
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 from .folders import FORMAT, LAYERWISE
@@ -44,9 +41,9 @@ def constant_settings(trainer: Trainer) -> Record:
         layers = None if decay == OFF else trainer.layer_map
     else:
         optimizer = unwrap(trainer.optimizer)
-        name, decay = type(optimizer).__name__, ratios_of(optimizer).decay or OFF
+        name, decay = type(optimizer).__name__, layerwise_interface(optimizer).decay or OFF
         ratios = _hook_ratios(optimizer, trainer.model)
-        layers = None if decay == OFF else ratios_of(optimizer).layers
+        layers = None if decay == OFF else layerwise_interface(optimizer).layers
     fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
     return {"optimizer": name, DECAY_KEY: settings_of(decay), "ratios": ratios, **fingerprint}
 
@@ -64,7 +61,7 @@ def _optimizer_name(trainer: Trainer) -> str:
 
 def _hook_ratios(optimizer: Optimizer, model: paddle.nn.Layer) -> Optional[dict[str, float]]:
     """Return structured name -> ratio if the ratios come from a user's hook, else None."""
-    if not isinstance(ratios_of(optimizer), HookRatios):
+    if layerwise_interface(optimizer).hook is None:
         return None
     names = name_dict_of(model)
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
@@ -171,7 +168,5 @@ def _check_frozen(folder: str, was: Record, record: Record) -> None:
 def _frozen(record: Record) -> set[str]:
     """Return the names of the parameters that a record's decay freezes."""
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
-    if not layers:
-        return set()
-    ratios = LayerRatios(LayerMap(layers, record["towers"]), decay_from(record[DECAY_KEY]))
-    return {name for name in layers if ratios.of(name) == 0}
+    ratios = decay_from(record[DECAY_KEY]).ratios(layers) if layers else {}
+    return {name for name, ratio in ratios.items() if ratio == 0}

@@ -9,14 +9,13 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
-from ..build import OFF, build_optimizer, set_training_steps
+from ..build import OFF, build_optimizer
 from ..config.erniekit import left_to_us
 from ..config.files import json_argument
 from ..config.trainer_arguments import builds_schedule, clip_norm, decay_of_arguments, mapped_options, name_of
 from ..layers.decay import LayerDecay
-from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap
-from ..layers.optimizer_interface import layerwise_interface, ratios_of
+from ..layers.rates import layerwise_interface
 from ..optimizers import OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
@@ -41,7 +40,6 @@ class LayerwiseRatesMixin(Trainer):
 
     _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
     _own_scheduler: Any = None  # the schedule that we built
-    _num_training_steps: Optional[int] = None  # None until the Trainer knows it
     _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -60,8 +58,7 @@ class LayerwiseRatesMixin(Trainer):
         if rules and self.layer_rules is not None:
             message = "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out."
             raise refusal(ValueError, message, layerwise_rules=rules)
-        granularity = checked_granularity(getattr(self.args, "layerwise_granularity", "block"))
-        return map_layers(self.model, rules or self.layer_rules, granularity)
+        return map_layers(self.model, rules or self.layer_rules)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step."""
@@ -101,7 +98,6 @@ class LayerwiseRatesMixin(Trainer):
                 apply_layerwise_decay(self.optimizer, layers, decay)
         self._own_optimizer = unwrap(self.optimizer)
         leave_out_frozen(self._own_optimizer)
-        set_training_steps(self.optimizer, self._num_training_steps)
         return self.optimizer
 
     def _build(
@@ -124,8 +120,6 @@ class LayerwiseRatesMixin(Trainer):
 
     def create_scheduler(self, num_training_steps: int) -> LRScheduler:
         """Return the Trainer's schedule; if it has none, create ours."""
-        self._num_training_steps = num_training_steps
-        set_training_steps(self.optimizer, num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and layerwise_interface(self.optimizer).sets_own_lr:
             self.lr_scheduler = lr_scheduler.OwnRate(self.optimizer)
@@ -168,11 +162,9 @@ class LayerwiseRatesMixin(Trainer):
         """Called before the first step, with the training's state loaded."""
         if unwrap(self.optimizer) is not self._own_optimizer:  # the Trainer's `create_optimizer_and_scheduler` made it
             self._check_optimizer()
-        set_training_steps(self.optimizer, self.state.max_steps)
-        layers = ratios_of(self.optimizer).layers
+        layers = layerwise_interface(self.optimizer).layers
         if layers is not None:
-            ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
-            table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)
+            table = layers.table(optimizer=all_open(self.optimizer)[0])
             inform(self, f"Learning rates by layer:\n{table}")
 
     @property
@@ -194,8 +186,8 @@ class LayerwiseRatesMixin(Trainer):
 
     def _freeze(self, layers: LayerMap) -> None:
         """Set `stop_gradient` of the parameters whose ratio is 0."""
-        params, ratio_of = self.model.parameters(), layers.ratio_fn(self._decay)
-        frozen = [param for param in params if not param.stop_gradient and ratio_of(param) == 0]
+        params, ratios = self.model.parameters(), layers.ratios(self._decay)
+        frozen = [param for param in params if not param.stop_gradient and ratios[layers.name_of(param.name)] == 0]
         if not frozen and not self._decay.freeze_below:
             return
         for param in frozen:

@@ -12,7 +12,7 @@ from ..config.files import json_argument
 from ..config.trainer_arguments import name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
-from ..layers.optimizer_interface import layerwise_interface, ratios_of
+from ..layers.rates import layerwise_interface
 from ..optimizers.registry import REGISTRY
 from ..schedules.kinds import metric_kinds
 from .types import Args
@@ -29,7 +29,7 @@ def check_trainer_optimizer(
     chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
-    optimizer_decay = ratios_of(optimizer).decay
+    optimizer_decay = layerwise_interface(optimizer).decay
     if decay not in (optimizer_decay, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",
@@ -54,7 +54,7 @@ def check_settings(optimizer: Optimizer, args: Args, layers: Optional[LayerMap])
                 raise _ignored("`optim_kwargs`", f"{remedy} the same", received)
         if layers is None:
             continue
-        layer = optimizer.ratio_of.layers.layer_of(param.name)
+        layer = optimizer.layers.layer_of(param.name)
         if layers.layer_of(param.name) != layer:
             rules = f"layerwise_rules={shown(args.layerwise_rules)}"
             received = f"{rules}, and {name} with '{param.name}' in {layer.label}"

@@ -16,8 +16,7 @@ from .._files import Path, checked_path, write_whole
 from .._messages import wrong_type
 from .._paddle import parameters_of
 from ..layers.map import LayerMap
-from ..layers.optimizer_interface import ratios_of
-from ..layers.rates import applied_rates, next_rate, used_rates
+from ..layers.rates import applied_rates, layerwise_interface, next_rate
 from ..layers.table import LayerTable
 from ..plots import draw_rates, font_families, name_lines
 from . import report_page as page
@@ -58,9 +57,8 @@ class RunReport(Callback):
         """Take the layer table; drop the lines logged after the checkpoint that the run resumes from."""
         self._recording = state.is_world_process_zero
         self.facts = {} if args is None else run_facts(args)
-        ahead = max(state.max_steps - 1 - state.global_step, 0)
         # in all processes: each process of a pipeline has a stage
-        table = self.layers.table(optimizer=all_open(optimizer)[0], num_steps=ahead)
+        table = self.layers.table(optimizer=all_open(optimizer)[0])
         if self._recording:
             self._table, self._starts, self._rates = table, None, []
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []
@@ -71,14 +69,12 @@ class RunReport(Callback):
         """Record the rate of the step if known; before the first step, also the step that unfreezes each layer."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
-        if self._recording and ratios_of(optimizer).moves:
-            self._rates.append(self._by_layer(all_open(optimizer)[0]))
-        elif self._recording and used_rates(optimizer) is None:
+        if self._recording and layerwise_interface(optimizer).last_used_lr() is None:
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the greatest rate of each layer if the optimizer sets its own rates."""
-        if self._recording and used_rates(optimizer) is not None and not ratios_of(optimizer).moves:
+        if self._recording and layerwise_interface(optimizer).last_used_lr() is not None:
             self._rates.append(self._by_layer(optimizer))
 
     def _by_layer(self, optimizer: Optimizer) -> list[Optional[float]]:

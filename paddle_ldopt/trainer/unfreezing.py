@@ -1,6 +1,5 @@
 """A callback for gradual unfreezing, and how to read an optimizer with layers that are still frozen."""
 
-import copy
 import warnings
 from typing import Any, Optional
 
@@ -9,9 +8,9 @@ from paddle.optimizer import Optimizer
 
 from .._checks import checked_steps
 from .._messages import refusal
-from .._paddle import parameters_of, unwrap
+from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
-from ..layers.optimizer_interface import Ratios, ratios_of
+from ..layers.rates import layerwise_interface
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay, plain_class
 from .shared import Callback
@@ -46,19 +45,18 @@ class GradualUnfreezeCallback(Callback):
     def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
         self.every_k_steps = checked_steps(every_k_steps, "every_k_steps", 1)
         self.layers: Any = layers
-        self._ratio: Any = None  # the optimizer's own ratios, during training
+        self._ratio: Any = None  # during training
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
-        """Wrap the optimizer's ratios in `UnfreezingRatios`."""
+        """Freeze the layers that are not due yet."""
         optimizer = unwrap(optimizer)
-        own_layers = ratios_of(optimizer).layers
+        own_layers = layerwise_interface(optimizer).layers
         _check_layers(optimizer, own_layers, self.layers)
         if own_layers is None and isinstance(optimizer, LayerwiseMixin) and plain_class(optimizer) is None:
-            optimizer.ratio_of = self.layers.ratio_fn(1.0)
+            optimizer.set_layers(self.layers, 1.0)
         elif own_layers is None:
             apply_layerwise_decay(optimizer, self.layers, 1.0)
-        self._restore(optimizer)  # left by an interrupted training
-        self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
+        self._ratio = optimizer.is_closed = Unfreezing(optimizer.layers, self.every_k_steps)
         self._ratio.step = state.global_step
         late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)
         if late:
@@ -72,7 +70,7 @@ class GradualUnfreezeCallback(Callback):
         """Unfreeze the layers due in the coming step; clear the gradients of the layers that are still frozen."""
         self._ratio.step = state.global_step
         for param in parameters_of(unwrap(optimizer)):
-            if not param.stop_gradient and self._ratio.is_closed(param):
+            if not param.stop_gradient and self._ratio(param):
                 # zeros, not None: Paddle creates state only for gradients, and a checkpoint needs all state
                 param.clear_gradient(True)
                 if getattr(param, "main_grad", None) is not None:
@@ -80,50 +78,37 @@ class GradualUnfreezeCallback(Callback):
 
     def on_train_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Restore the optimizer's ratios."""
-        self._restore(unwrap(optimizer))
-
-    def _restore(self, optimizer: Optimizer) -> None:
-        if isinstance(optimizer.ratio_of, UnfreezingRatios):
-            optimizer.ratio_of = optimizer.ratio_of.when_open
+        unwrap(optimizer).is_closed = None
 
 
 def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
     """Raise ValueError unless the layers are known: the optimizer's own, or the callback's if it has no ratios."""
-    hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
+    hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.has_ratios
     if hooked or (own_layers or layers) is None or (own_layers is not None and layers not in (None, own_layers)):
         message = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or pass"
         advice = "layers=LayerMap.from_model(model) with an optimizer without ratios of its own."
         raise refusal(ValueError, f"{message} {advice}", optimizer=type(optimizer).__name__, layers=layers)
 
 
-class UnfreezingRatios(Ratios):
-    """The ratios of an optimizer, with 0 for layers frozen at `step`."""
+class Unfreezing:
+    """Whether the layer of a parameter is still frozen at `step`."""
 
-    def __init__(self, when_open: Ratios, every_k_steps: int):
-        self.when_open, self.decay, self.layers, self.step = when_open, when_open.decay, when_open.layers, 0
-        layers = {self.layers.layer_of(name) for name in self.layers.names}
+    def __init__(self, layers: LayerMap, every_k_steps: int):
+        self.layers, self.step = layers, 0
+        places = {layers.layer_of(name) for name in layers.names}
         # (tower, layer id) -> the step from which it is trained
-        self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
+        self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in places}
 
-    def is_closed(self, param: paddle.Tensor) -> bool:
+    def __call__(self, param: paddle.Tensor) -> bool:
         """Return whether the layer of a parameter is still frozen."""
         layer = self.layers.layer_of(param.name)
         return self.step < self.starts[layer.tower, layer.index]
 
-    def __call__(self, param: paddle.Tensor) -> Any:
-        """Return the ratio of a parameter."""
-        return 0.0 if self.is_closed(param) else self.when_open(param)
-
-    def at(self, progress: Any) -> "UnfreezingRatios":
-        """Return the ratios at the fraction `progress` of the training."""
-        other = copy.copy(self)
-        other.when_open = self.when_open.at(progress)
-        return other
-
 
 def all_open(optimizer: Optimizer) -> tuple[Any, dict[tuple[str, int], int]]:
     """Return the optimizer to read from with no frozen layer, and (tower, layer id) -> the step that unfreezes it."""
-    ratios = ratios_of(optimizer)
-    if not isinstance(ratios, UnfreezingRatios):
+    unfreezing = getattr(unwrap(optimizer), "is_closed", None)
+    if unfreezing is None:
         return optimizer, {}
-    return unwrap(optimizer).reading_copy(ratios.when_open, parameters_of(optimizer)), ratios.starts
+    params = parameters_of(optimizer)
+    return stand_in(unwrap(optimizer), params, is_closed=None, _step_ratios=None), unfreezing.starts

@@ -124,13 +124,6 @@ def test_shapes_of_the_decay_are_settings(built, shape):
     frameworks.assert_shape(shape, build, ratio, DECAY, 5, "backbone")
 
 
-def test_stages_are_layers(built):
-    builder = built(granularity="stage")
-    for name, param in builder.model.named_parameters():
-        if found := re.match(r"backbone\.block(\d)", name):
-            assert builder.optimizer.layerwise_ratio(param) == pytest.approx(DECAY ** (5 - int(found[1]))), name
-
-
 def test_custom_cfg_multiplies_the_rates_of_the_layers(built):
     custom = [{"name": "linear_pred", "lr_mult": 10.0}, {"name": "norm", "weight_decay_mult": 0.0}]
     builder = built(weight_decay=0.1, custom_cfg=custom, grad_clip_cfg={"name": "ClipGradByNorm", "clip_norm": 1.0})

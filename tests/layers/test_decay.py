@@ -1,4 +1,4 @@
-"""LayerDecay: its conventions against the peers' own numbers, its limits, and options that have no effect."""
+"""LayerDecay: its conventions against the peers' own numbers, and its limits."""
 
 import json
 import pickle
@@ -44,53 +44,31 @@ def test_floor_head_and_freezing():
     assert [LayerDecay(0.5, freeze_below=0.25).ratio(i, 2) for i in range(4)] == [0.0, 0.25, 0.5, 1.0]
 
 
-SCALED = {"v": LayerDecay(scale=0.1)}
-
-
 @pytest.mark.parametrize(
     "arguments, error, match",
     [
         ({"layerwise_decay": 0.0}, ValueError, "Received: layerwise_decay=0.0"),
-        ({"layerwise_decay": -0.1}, ValueError, "Received: layerwise_decay=-0.1"),
         ({"layerwise_decay": 1.01}, ValueError, "Received: layerwise_decay=1.01"),
         ({"layerwise_decay": None}, TypeError, "Received: layerwise_decay=None"),
         ({"convention": "beit2"}, ValueError, "'paddlenlp', .*'linear'. Received: convention='beit2'"),
         ({"convention": ["xlnet"]}, ValueError, "Received: convention="),
-        ({"min_ratio": -0.1}, ValueError, "Received: min_ratio=-0.1"),
         ({"min_ratio": 1.1}, ValueError, r"must be in \[0, 1\]. Received: min_ratio=1.1"),
         ({"min_ratio": "0"}, TypeError, "Received: min_ratio='0'"),
         ({"head_ratio": 0}, ValueError, r"must be in \(0, inf\). Received: head_ratio=0"),
-        ({"head_ratio": float("inf")}, ValueError, "Received: head_ratio=inf"),
-        ({"freeze_below": 2}, ValueError, "Received: freeze_below=2"),
         ({"freeze_below": float("nan")}, ValueError, "Received: freeze_below=nan"),
-        ({"layerwise_decay": 1, "convention": "xlnet"}, ValueError, "`convention` has no effect while `layerwise_d"),
-        ({"layerwise_decay": 1, "min_ratio": 0.1}, ValueError, "Received: min_ratio=0.1"),
-        ({"layerwise_decay": 1, "freeze_below": 0.1}, ValueError, "Received: freeze_below=0.1"),
-        ({"convention": "linear"}, ValueError, "`layerwise_decay` has no effect with a linear decay"),
-        ({"layerwise_decay": 1, "convention": "linear"}, ValueError, "needs `bound` below 1. Received: bound=1.0"),
-        ({"layerwise_decay": 1, "convention": "linear", "bound": 0.5, "end": 0.5}, ValueError, "Received: end=0.5"),
-        ({"layerwise_decay": 1, "convention": "linear", "bound": 0.5, "min_ratio": 0.5}, ValueError, "min_ratio=0.5"),
-        ({"bound": 0.5}, ValueError, "`bound` has no effect unless `convention` is 'linear'. Received: bound=0.5"),
+        ({"convention": "linear", "bound": 0.5}, ValueError, "instead of `layerwise_decay`.*layerwise_decay=0.8"),
+        ({"layerwise_decay": 1, "convention": "linear"}, ValueError, "takes `bound` below 1.*convention='linear'"),
+        ({"bound": 0.5}, ValueError, "no other takes it. Received: .*convention='paddlenlp', bound=0.5"),
         ({"bound": 0}, ValueError, r"must be in \(0, 1\]. Received: bound=0"),
         ({"scale": 0}, ValueError, "Received: scale=0"),
-        ({"layerwise_decay": 1, "preserve_mean": True, "towers": SCALED}, ValueError, "`preserve_mean` has no effect"),
-        ({"end": 0.8}, ValueError, "if the decay starts at this value. Received: end=0.8"),
-        ({"end": 1, "freeze_below": 0.1}, ValueError, "exclude each other: frozen layers stay frozen"),
-        ({"steps": 10}, ValueError, "`steps` has no effect without `end`. Received: steps=10"),
-        ({"end": 1.0, "steps": 0}, ValueError, "must be at least 1. Received: steps=0"),
         ({"preserve_mean": 1}, TypeError, "must be a bool. Received: preserve_mean=1"),
-        ({"layerwise_decay": 1, "preserve_mean": True}, ValueError, "`preserve_mean` has no effect while"),
-        ({"towers": {}}, TypeError, "`towers` must be a non-empty dict from the names of towers to decays"),
+        ({"towers": [0.5]}, TypeError, "`towers` must be a dict from the names of towers to decays"),
         ({"towers": {"left": 2.0}}, ValueError, "decay of the tower 'left': .*Received: layerwise_decay=2.0"),
-        ({"towers": {"v": 0.8}}, ValueError, "no effect if its decay is the decay of the rest. Received: v=0.8"),
-        ({"towers": {"v": {"decay": 0.5}}}, ValueError, "'decay' is not a known option of LayerDecay; the nearest"),
+        ({"towers": {"v": {"decay": 0.5}}}, TypeError, "decay of the tower 'v': .*unexpected keyword argument 'decay'"),
         ({"towers": {"v": LayerDecay(0.5, preserve_mean=True)}}, ValueError, "is an option of the whole model"),
-        ({"multipliers": ["crf"]}, TypeError, "must be a non-empty dict from regular expressions to factors"),
+        ({"multipliers": ["crf"]}, TypeError, "must be a dict from regular expressions to factors"),
         ({"multipliers": {"(": 2}}, ValueError, "must be regular expressions .*Received: pattern='\\('"),
-        ({"multipliers": {"crf": 1}}, ValueError, "A factor of 1 in `multipliers` has no effect"),
         ({"multipliers": {"crf": -1}}, ValueError, r"Received: multipliers\['crf'\]=-1"),
-        ({"multipliers": {}}, TypeError, "non-empty dict .* to factors. Received: multipliers={}"),
-        ({"min_ratio": 0.2, "freeze_below": 0.3}, ValueError, "exclude each other: .*min_ratio=0.2, freeze_below=0.3"),
     ],
 )
 def test_bad_values(arguments, error, match):
@@ -99,13 +77,15 @@ def test_bad_values(arguments, error, match):
 
 
 def test_decays_are_picklable_hashable_and_held_by_json():
-    tower = LayerDecay(0.6, scale=0.1, end=1.0)
-    whole = LayerDecay(0.7, "electra", 0.1, 2.0, steps=9, towers={"v": tower, "t": 0.5}, multipliers={"crf": 10})
+    tower = LayerDecay(0.6, scale=0.1)
+    whole = LayerDecay(0.7, "electra", 0.1, 2.0, towers={"v": tower, "t": 0.5}, multipliers={"crf": 10})
     for decay in (LayerDecay(0.7, "electra", 0.1, 2.0), whole):
         assert pickle.loads(pickle.dumps(decay)) == decay and len({decay, LayerDecay(**decay.to_dict())}) == 1
         assert LayerDecay(**json.loads(json.dumps(decay.to_dict()))) == decay
-    assert whole.moves and not LayerDecay(0.7).moves
-    assert whole.to_dict()["towers"] == {"v": {"layerwise_decay": 0.6, "scale": 0.1, "end": 1.0}, "t": 0.5}
+    assert whole.to_dict()["towers"] == {"v": {"layerwise_decay": 0.6, "scale": 0.1}, "t": 0.5}
+    assert LayerDecay(0.7, towers={}, multipliers={}) == LayerDecay(0.7)
+    whole.to_dict()["multipliers"].clear()
+    assert whole.multipliers == {"crf": 10.0}
 
 
 def test_the_docstring_names_every_option():
@@ -113,22 +93,7 @@ def test_the_docstring_names_every_option():
     assert re.findall(r"^        (\w+)(?: \(dict\))?: ", arguments, re.M) == list(OPTIONS)
 
 
-def test_what_a_decay_hands_out_is_not_its_own():
-    decay = LayerDecay(0.9, multipliers={"a": 3.0})
-    decay.to_dict()["multipliers"].clear()
-    assert decay.multipliers == {"a": 3.0}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ((-1, 3), ValueError, "layer_id=-1"),
-        ((9, 3), ValueError, "layer_id=9, n_layers=3"),
-        ((1.5, 3), TypeError, "layer_id=1.5"),
-        ((0, 0), ValueError, "n_layers=0"),
-        ((1, 3, 2.0), ValueError, "progress=2.0"),
-    ],
-)
-def test_arguments_of_ratio(arguments, error, match):
-    with pytest.raises(error, match=f"Received: {match}"):
+@pytest.mark.parametrize(("arguments", "match"), [((-1, 3), "layer_id=-1"), ((0, 0), "n_layers=0")])
+def test_arguments_of_ratio(arguments, match):
+    with pytest.raises(ValueError, match=f"Received: {match}"):
         LayerDecay(0.5).ratio(*arguments)

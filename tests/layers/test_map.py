@@ -115,7 +115,7 @@ def test_a_models_own_parameter_that_a_sublayer_shares_is_mapped_as_the_lower():
         ({"h": r"\2"}, ValueError, r"bad template .*Received: template='.*2'"),
         ({r"^h\.0": 9}, ValueError, "leave no layer empty after the 3 blocks.*Received: layer 9 for 'h.0.attn.w'"),
         ({r"^h\.0": 4, "norm": 6}, ValueError, "Received: layer 4 for 'h.0.attn.w', and 6 as the last"),
-        ([("h", 1)], TypeError, "must be a non-empty dict from regular expressions to layers.*Received: rules="),
+        ([("h", 1)], TypeError, "must be a dict from regular expressions to layers.*Received: rules="),
     ],
 )
 def test_illegal_rules(rules, error, match):

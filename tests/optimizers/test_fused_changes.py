@@ -8,7 +8,6 @@ from reference import needs_library
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
-from paddle_ldopt.layers import adapt_hook
 from paddle_ldopt.optimizers._base import layerwise_optimizer
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers._step.plan import Plan
@@ -502,23 +501,6 @@ class Constant(ldopt.Lamb):
     def rule(param, grad, state, lr, **options):
         yield []
         return param * 0.0 + 42.0, {name: state[name] for name in ("moment1", "moment2")}
-
-
-@every_optimizer
-def test_ratios_of_layers_are_asked_for_once_and_again_where_something_is_unfrozen(name):
-    params, asked = parameters([3], [2, 2], [4]), []
-    opt = make(name, params)
-    opt.ratio_of = adapt_hook(lambda param: asked.append(param.name) or 0.5)
-    opt.ratio_of.is_constant = True  # as a LayerMap's
-    params[2].stop_gradient = True
-    for _ in range(3):
-        give_gradients(params[:2])
-        opt.step()
-    assert asked == [param.name for param in params[:2]]
-    params[2].stop_gradient = False
-    give_gradients(params)
-    opt.step()
-    assert asked[2:] == [param.name for param in params]
 
 
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])

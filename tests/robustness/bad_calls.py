@@ -15,8 +15,7 @@ from project import public_names
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
-from paddle_ldopt.layers.decay_checks import check_decay
-from paddle_ldopt.layers.hook_ratios import adapt_hook, check_ratio
+from paddle_ldopt.layers.hook import bind_hook
 from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
 from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.tools import memory
@@ -372,7 +371,7 @@ CALLS = {
         words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},
     ),
     "LayerMap.layer_of": Row(method(layer_map, "layer_of", name="head.weight")),
-    "LayerMap.ratio_fn": Row(method(layer_map, "ratio_fn", layerwise_decay=0.5)),
+    "LayerMap.ratios": Row(method(layer_map, "ratios", layerwise_decay=0.5)),
     "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1), words=WORDS),
     "LayerMap.plot": Row(
         method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5), words=WORDS, also=(OSError,)
@@ -382,16 +381,10 @@ CALLS = {
         state=lambda function, arguments: type(arguments["optimizer"]),
     ),
     "reset_layerwise_decay": Row(call(ldopt.reset_layerwise_decay, optimizer=Lazy(sgd))),
-    "hook_ratios.adapt_hook": Row(
-        call(adapt_hook, hook=lambda param: 1.0),
+    "hook.bind_hook": Row(
+        call(bind_hook, hook=lambda param: 1.0, layerwise_decay=1.0, name_dict=None, n_layers=12),
         words={"hook": "set_param_lr_fun"},
         free=("layerwise_decay", "name_dict", "n_layers"),
-    ),
-    "decay_checks.check_decay": Row(
-        call(check_decay, value=0.5), words={"value": "layerwise_decay"}, free=("argument",)
-    ),
-    "hook_ratios.check_ratio": Row(
-        call(check_ratio, ratio=0.5, name="w"), words={"ratio": "(ratio|learning-rate)"}, free=("name",)
     ),
     # ---- accumulation
     "GradientAccumulator": Row(call(ldopt.GradientAccumulator, reduction="mean")),

@@ -15,10 +15,6 @@ SHAPES = {  # settings of a YAML file -> ratio of a layer so many below the head
         {"layerwise_decay": 0.5, "multipliers": {r"\.bias$": 3.0}},
         lambda below, n, name: 0.5**below * (3.0 if name.endswith(".bias") else 1.0),
     ),
-    "granularity": (
-        {"layerwise_decay": 0.5, "granularity": 2},
-        lambda below, n, name: 0.5 ** (3 if below > n else math.ceil(below / max(n // 2, 1)) if below else 0),
-    ),
     "towers": ({"layerwise_decay": 1.0}, lambda below, n, name: 0.5**below if name.startswith("TOWER.") else 1.0),
 }
 

@@ -12,7 +12,7 @@ from trainer_run import checkpoint_format
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.layers import rates
-from paddle_ldopt.layers.optimizer_interface import layerwise_interface
+from paddle_ldopt.layers.rates import layerwise_interface
 from paddle_ldopt.plots import text_plot
 from paddle_ldopt.schedules import ahead
 from paddle_ldopt.schedules.ahead import schedule_rates
@@ -271,17 +271,6 @@ def test_layers_come_from_the_optimizer_or_from_the_callback():
         begin(ldopt.Lamb(1e-3, parameters=params, set_param_lr_fun=lambda param: 0.5), layers)
 
 
-def test_a_decay_that_moves_goes_on_in_open_layers():
-    model = common.tiny_model()
-    layers, params = ldopt.LayerMap.from_model(model), model.parameters()
-    optimizer = ldopt.Lamb(1e-3, parameters=params, layers=layers, layerwise_decay=ldopt.LayerDecay(0.5, end=1.0))
-    begin(optimizer, None)
-    ends = optimizer.ratio_of.at(1.0)
-    assert [ends(param) for param in (params[0], params[-1])] == [0.0, 1.0]
-    ends.step = 8
-    assert ends(params[0]) == 1.0 and optimizer.ratio_of(params[0]) == 0.0
-
-
 def test_accumulated_gradients_of_closed_layers_are_zeros():
     model = common.tiny_model()
     params = model.parameters()
@@ -371,7 +360,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
     state = types.SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
     if name == "opening":
         GradualUnfreezeCallback(2).on_train_begin(None, state, None, optimizer=optimizer)
-        watch(optimizer.ratio_of, written)
+        watch(optimizer.is_closed, written)
     if stepped:
         for param in model.parameters():
             param.grad = paddle.ones_like(param)

@@ -11,7 +11,6 @@ import paddle
 from ..._messages import refusal
 from ...config.decay_settings import decay_help, option_of
 from ...layers.decay import OPTIONS, LayerDecay
-from ...layers.decay_checks import idle_options
 
 MODEL = "a PaddleNLP class such as BertForSequenceClassification (in its default size), a local folder, or a hub name"
 NAMES = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}" for name in OPTIONS}
@@ -67,8 +66,6 @@ def add_decay_arguments(add: Callable[..., argparse.Action], *without: str) -> N
 def decay_from_arguments(options: argparse.Namespace) -> LayerDecay:
     """Return the decay of the arguments; errors name the arguments."""
     values = {name: option_of(value, name, NAMES[name]) for name, value in _values(options).items()}
-    for problem in idle_options(values, OPTIONS, NAMES):
-        raise ValueError(problem)
     return LayerDecay(**values)
 
 

@@ -7,7 +7,6 @@ from typing import Callable
 
 from ..._checks import checked_number
 from ...config.files import json_object
-from ...layers.granularity import checked_granularity
 from ...layers.map import LayerMap
 from ...plots import check_picture
 from .arguments import MODEL, add_decay_arguments, decay_from_arguments, load_model
@@ -18,11 +17,6 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add("--model", required=True, help=MODEL)
     add("--lr", type=float, help="learning rate of a layer whose ratio is 1")
     add_decay_arguments(add)
-    add(
-        "--granularity",
-        default="block",
-        help="what forms a layer: block, stage or N (N groups of blocks)",
-    )
     add("--rules", metavar="JSON", help='layer by parameter-name pattern: \'{"adapter": "head"}\'')
     add("--plot", metavar="FILE", help="draw a chart of the rates into a .png, .svg or .pdf file")
     add("--json", action="store_true", help="print JSON instead of a table")
@@ -34,9 +28,9 @@ def show(options: argparse.Namespace) -> None:
         check_picture(options.plot, "--plot")
     if options.lr is not None:
         checked_number(options.lr, "--lr")
-    decay, granularity = decay_from_arguments(options), checked_granularity(options.granularity, "--granularity")
+    decay = decay_from_arguments(options)
     rules = json_object(options.rules, "--rules") or None
-    layers = LayerMap.from_model(load_model(options.model), rules, granularity)
+    layers = LayerMap.from_model(load_model(options.model), rules)
     table = layers.table(decay, options.lr)
     if options.json:
         print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))

@@ -1,0 +1,146 @@
+"""Hooks (`set_param_lr_fun`, `lr_ratio`): a user's function that maps a parameter to its ratio. PaddleNLP's is here."""
+
+import functools
+import inspect
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Optional
+
+import paddle
+
+from .._checks import checked_int, checked_number
+from .._messages import first_few, refusal, shown
+from .._paddle import graph_value
+from .decay import checked_decay
+
+Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
+N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
+_ENCODER_BLOCK = re.compile(r"encoder\.layers\.(\d+)")
+_ANY_BLOCK = re.compile(r"[\w.]*\b(block|blocks|h|layer|layers|resblocks|stages)\.\d+")
+
+
+def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param: paddle.Tensor) -> float:
+    r"""Return the ratio of a parameter, for models whose blocks are called ``encoder.layers.<i>``.
+
+    .. math::
+        r = d^{n-i} \text{ (block } i\text{)}, \qquad d^{n+1} \text{ (embedding)}, \qquad 1 \text{ (all else)}
+
+    Args:
+        decay_rate: d, in (0, 1].
+        name_dict: ``param.name`` -> structured name, for every parameter.
+        n_layers: number of encoder blocks, at least the model's.
+        param: the parameter.
+
+    Raises:
+        ValueError: `name_dict` lacks the parameter, or the model has more blocks than `n_layers`.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> from paddle_ldopt import layerwise_lr_decay
+        >>> names = {"linear_0.w_0": "bert.encoder.layers.10.linear1.weight"}
+        >>> print(layerwise_lr_decay(0.5, names, 12, SimpleNamespace(name="linear_0.w_0")))
+        0.25
+
+    Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. For other architectures use ``LayerMap`` and ``layers=``.
+    """
+    d, n = checked_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
+    tensor = getattr(param, "name", param)
+    name = name_dict.get(tensor) if isinstance(name_dict, Mapping) and isinstance(tensor, str) else None
+    if name is None:
+        must = "`name_dict` must map every parameter's `name` to its structured name"
+        build = "Build it after the model is complete: {p.name: n for n, p in model.named_parameters()}."
+        raise refusal(ValueError, f"{must}, but it lacks {shown(tensor)}. {build}", name_dict=name_dict)
+    block = _ENCODER_BLOCK.search(name)
+    if block is None:
+        return d ** (n + 1) if "embedding" in name else 1.0
+    if int(block[1]) >= n:
+        must = "`n_layers` must be at least the number of encoder blocks"
+        raise refusal(ValueError, f"{must}, or '{name}' would get a rate above the head's.", n_layers=n)
+    return d ** (n - int(block[1]))
+
+
+def check_documented_hook(names: Iterable[str]) -> None:
+    """Raise if PaddleNLP's hook finds no block among the structured `names`; warn if it skips numbered blocks."""
+    names = list(names)
+    others = [name for name in names if not _ENCODER_BLOCK.search(name)]
+    if len(others) == len(names):
+        raise ValueError(
+            "The default hook decays blocks called 'encoder.layers.<i>' and finds none: `layerwise_decay` would have "
+            "no effect on this model's blocks. Give layers=LayerMap.from_model(model), which finds other blocks too. "
+            f"Received: parameters {first_few(map(repr, names))}"
+        )
+    skipped = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})
+    if skipped:
+        warnings.warn(
+            "The default hook decays only blocks called 'encoder.layers.<i>' and leaves other blocks at the full rate. "
+            f"Give layers=LayerMap.from_model(model) to decay them too. Received: blocks=[{first_few(skipped)}]",
+            stacklevel=5,
+        )
+
+
+def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int) -> Callable[[paddle.Tensor], Any]:
+    """Return a hook as a function of the parameter alone, which returns a checked ratio.
+
+    A hook is ``f(layerwise_decay, name_dict, n_layers, param)``, a `functools.partial` of it, or ``f(param)``. It
+    returns a ratio (a number or a one-element Tensor), or multiplies ``param.optimize_attr["learning_rate"]`` and
+    returns None. The attribute is restored after each call, so ratios never compound. The ratio is a float, or in a
+    static graph the hook's variable.
+
+    Raises:
+        TypeError, ValueError: another signature; a decay that the hook cannot see, because it only takes `param`.
+    """
+    settings = (layerwise_decay, name_dict, n_layers)
+    try:
+        signature = inspect.signature(hook)
+    except ValueError:  # a builtin without a signature: the documented contract
+        signature = inspect.signature(layerwise_lr_decay)
+    except TypeError:
+        signature = inspect.Signature()  # refused below
+    arguments = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p for p in arguments if p.default is p.empty]
+    positional = [p.name for p in arguments if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(required) == 1 and not (len(positional) == 4 and positional[-1] == "param"):
+        only, call = required[0], hook
+        if only.kind is only.KEYWORD_ONLY:  # partial(hook, decay_rate=..., name_dict=..., n_layers=...)
+            call = lambda param: hook(**{only.name: param})  # noqa: E731
+        bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
+        if layerwise_decay not in [1.0, *bound]:
+            unseen = "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`"
+            how = "leave the decay out, or give a hook that takes (layerwise_decay, name_dict, n_layers, param)."
+            raise refusal(ValueError, f"{unseen}: {how}", layerwise_decay=layerwise_decay, set_param_lr_fun=hook)
+    else:
+        try:
+            signature.bind(*settings, None)
+            call = functools.partial(hook, *settings)
+        except TypeError:
+            must = (
+                "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param)."
+            )
+            raise refusal(TypeError, must, set_param_lr_fun=hook) from None
+
+    def ratio_of(param: paddle.Tensor) -> Any:  # a plain function: a deep copy of an optimizer shares the hook
+        attributes = getattr(param, "optimize_attr", None) or {}
+        before = attributes.get("learning_rate", 1.0)
+        attributes["learning_rate"] = 1.0
+        try:
+            ratio = call(param)
+            if ratio is None:
+                ratio = attributes["learning_rate"]
+        finally:
+            attributes["learning_rate"] = before
+        return _checked_ratio(ratio, param.name)
+
+    return ratio_of
+
+
+def _checked_ratio(ratio: Any, name: str) -> Any:
+    """Return a hook's ratio for parameter `name` as a float; a static graph's value unchanged."""
+    if not paddle.in_dynamic_mode() and isinstance(ratio, graph_value()):  # known at run time only
+        return ratio
+    try:
+        return checked_number(ratio, "ratio")
+    except (TypeError, ValueError) as error:
+        must = "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return"
+        allowed = "None; the ratio must be finite and not negative"
+        raise type(error)(f"{must} {allowed}. Received: {shown(ratio)} for '{name}'") from None
