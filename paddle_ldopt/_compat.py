@@ -1,5 +1,446 @@
-"""Temporary."""
-from ._paddle import *  # noqa
-from ._paddle.optimizers import *
-from ._paddle import flags, is_float64, dtype_name, flatten_groups, is_sharded, parameters_of, square_sum, topology
-from .layers.model_parameters import name_before_copy
+"""Paddle's private parts that code outside the optimizers needs, and what differs between versions of Paddle.
+
+Subclasses of Paddle's classes read protected attributes directly. `tests/test_compat.py` lists every private name of
+Paddle that this package uses and tells which one a new Paddle has moved.
+"""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import math
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Optional
+
+import paddle
+from paddle.base.layer_helper import LayerHelper
+from paddle.optimizer import Optimizer
+
+from ._checks import refusal, wrong_type
+
+try:  # since Paddle 3.3
+    from paddle.distributed.auto_parallel.auto_dp_utils import in_auto_dp_mode
+    from paddle.distributed.auto_parallel.fully_shard_fusion import get_fsdp_context
+except ImportError:
+    in_auto_dp_mode = get_fsdp_context = bool
+
+# ---- tensors and networks
+
+flags = functools.cache(paddle.base.core.globals)  # `paddle.get_flags` takes 7 us
+
+
+def is_float64(tensor: paddle.Tensor) -> bool:
+    """Return whether a tensor, or a variable of a graph, is of type float64."""
+    dtype = tensor.dtype
+    return dtype == paddle.float64 or bool(not paddle.in_dynamic_mode() and dtype == paddle.base.core.DataType.FLOAT64)
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype of Paddle or NumPy, such as "float32"."""
+    return str(dtype).rpartition(".")[2]
+
+
+def state_dtype(dtype: Any) -> Any:
+    """Return a dtype in the form that `_add_accumulator` takes in the present mode."""
+    if paddle.framework.in_pir_mode():
+        return paddle.pir.core.convert_np_dtype_to_dtype_(dtype_name(dtype))
+    return dtype
+
+
+def checked_model(model: Any, argument: str = "model") -> paddle.nn.Layer:
+    """Return `model`; raise TypeError unless it is a `paddle.nn.Layer`."""
+    if not isinstance(model, paddle.nn.Layer):
+        raise wrong_type(model, argument, "a paddle.nn.Layer")
+    return model
+
+
+def name_dict_of(model: paddle.nn.Layer) -> dict[str, str]:
+    """Return ``param.name`` -> structured name of the parameters of a model."""
+    return {param.name: name for name, param in model.named_parameters()}
+
+
+def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
+    """Return the structured names of `name_dict` or a LayerMap, {} without them; raise if `name_dict` is no dict."""
+    if name_dict is not None and not isinstance(name_dict, Mapping):
+        raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
+    return name_dict or getattr(layers, "name_dict", None) or {}
+
+
+def name_before_copy(name: str, is_known: Any) -> str:
+    """Return the known name of a parameter that Paddle renamed when it was copied; any other name unchanged."""
+    original, is_copy = name, "_deepcopy_"
+    while is_copy and not is_known(original):
+        original, is_copy, _ = original.rpartition("_deepcopy_")
+    return original or name
+
+
+@functools.cache
+def run_untranslated() -> None:
+    """Exclude this package from `paddle.jit.to_static`, as Paddle excludes its own code.
+
+    The bytecode translator would enter the optimizer and fail there, on `super()` of a `super()`. Its import takes a
+    third of this package's, so the first optimizer calls this function.
+    """
+    try:
+        from paddle.jit.sot.opcode_translator import skip_files
+    except ImportError:  # this Paddle has no translator, or has moved it
+        return
+    package = os.path.dirname(os.path.abspath(__file__))
+    skip_files.skip_file_names.add(package + os.sep)
+    paddle.framework.core.eval_frame_skip_file_prefix(tuple(skip_files.skip_file_names))
+
+
+# ---- parameters and groups of an optimizer
+
+
+def flatten_groups(parameters: Any) -> list[paddle.Tensor]:
+    """Return the parameters in a list of Tensors or parameter groups."""
+    out: list[Any] = []
+    for item in parameters:
+        params = item["params"] if isinstance(item, dict) else item
+        out.extend([params] if hasattr(params, "stop_gradient") else params)
+    return out
+
+
+def groups_by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
+    """Return ``param.name`` -> group of the optimizer's parameters, {} without a group."""
+    groups: dict[str, dict[str, Any]] = {}
+    for item in optimizer._param_groups or []:
+        grouped = isinstance(item, dict)
+        groups.update((param.name, item if grouped else {}) for param in (item["params"] if grouped else [item]))
+    return groups
+
+
+def group_options(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a Paddle optimizer for a parameter in `group`, an empty dict without groups."""
+    defaults = {"weight_decay": optimizer.regularization, "grad_clip": optimizer._grad_clip, **optimizer._default_dict}
+    options = {name: group.get(name, default) for name, default in defaults.items()}
+    # the regularizer of a parameter in a group is the group's weight decay
+    return {**options, "regularizer": None if group else param.regularizer}
+
+
+def other_options(optimizer: Any) -> dict[str, Any]:
+    """Return the options of a Paddle optimizer that groups cannot override."""
+    names = inspect.signature(type(optimizer)).parameters.keys() - optimizer._default_dict.keys()
+    kept = {name: key for name in sorted(names) for key in (name, f"_{name}") if key in vars(optimizer)}
+    elsewhere = ("learning_rate", "grad_clip", "name")  # arguments that are not options
+    return {name: vars(optimizer)[key] for name, key in kept.items() if name not in elsewhere}
+
+
+def check_weight_decay_fun(decays: Any, params: list[Any]) -> None:
+    """Raise if `apply_decay_param_fun` knows the names that parameters had before `dist.shard_tensor`."""
+
+    def answer(name: str) -> Optional[bool]:
+        try:
+            return bool(decays(name))
+        except LookupError:
+            return None
+
+    for param in params:
+        before = param.name.removesuffix(".dist")
+        if before != param.name and answer(param.name) == answer("no parameter's name") != answer(before):
+            raise ValueError(
+                "`apply_decay_param_fun` must know a parameter by its name after `dist.shard_tensor`, which adds "
+                "'.dist': shard the model first, then collect the names. "
+                f"Received: '{before}' is known, '{param.name}' is not"
+            )
+
+
+# ---- state of an optimizer
+
+MASTER = "master"  # name of the float32 master of a parameter of lower precision, among its states
+
+
+class StateForm(NamedTuple):
+    """Type, shape and initial value of a state of a parameter."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fill: float
+
+
+def prefixed(optimizer: Optimizer, state: str = "") -> str:
+    """Return the key of a state in `_accumulators`: its name with the optimizer's prefix, if any."""
+    return f"{optimizer._name}_{state}" if optimizer._name else state
+
+
+def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
+    """Create the state that the first step would create."""
+    with paddle.no_grad():
+        optimizer.helper = LayerHelper(type(optimizer).__name__)
+        optimizer._create_accumulators(paddle.static.default_main_program().global_block(), params)
+
+
+def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, StateForm]:
+    """Return the state that a step would create for a parameter in `group`; its float32 master is under `MASTER`.
+
+    It creates nothing: functions that note their arguments replace the functions that create state.
+    """
+    forms: dict[str, StateForm] = {}
+
+    def note(name: str, param: Any, dtype: Any = None, fill_value: Any = 0.0, shape: Any = None, **_: Any) -> None:
+        shape = param.shape if shape is None else shape
+        forms[name] = StateForm(dtype_name(dtype or param.dtype), tuple(shape), float(fill_value))
+
+    def note_master(param: Any) -> Any:
+        note(MASTER, param, "float32")
+        return types.SimpleNamespace(name=param.name, shape=param.shape, dtype=paddle.float32)
+
+    replaced = {"_add_accumulator": note, "_create_master_weight": note_master}
+    other = stand_in(optimizer, **replaced, _already_create_accumulator=set())
+    block = paddle.static.default_main_program().global_block()
+    other._create_accumulators(block, {**group, "params": [param]} if group else [param])
+    return forms
+
+
+def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Any:
+    """Return a copy that shares the state of an optimizer, with its own attributes and optionally parameters.
+
+    Attributes that are set on it do not change the original, so it can be read without a trace.
+    """
+    other = object.__new__(type(optimizer))
+    for name, value in dict(vars(optimizer)).items():  # a copy of the dict: another thread may add to it
+        bound = isinstance(value, types.MethodType) and value.__self__ is optimizer
+        vars(other)[name] = types.MethodType(value.__func__, other) if bound else value
+    if params is not None:
+        other._parameter_list = params
+    vars(other).update(attributes)
+    return other
+
+
+def is_called_by(name: str) -> bool:
+    """Return whether the caller of this function, a method that may be overridden, was called by one of this name.
+
+    DygraphShardingOptimizerV2.sharded_state_dict reads `state_dict` like any caller, but misplaces rows and columns.
+    It passes no argument, and the optimizer does not know its wrapper, so only the caller's name distinguishes it.
+    """
+    frame: Any = sys._getframe(1)
+    method = frame.f_code.co_name
+    while frame.f_code.co_name == method:  # an override calls the method of its base
+        frame = frame.f_back
+    return bool(frame.f_code.co_name == name)
+
+
+# ---- rates and weight decay of an optimizer
+
+# Paddle's optimizers that ignore groups and ratios; no attribute of a class shows it. Muon is new after Paddle 3.3.
+_ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
+
+
+def has_single_lr(cls: type) -> bool:
+    """Return whether an optimizer class has one rate for all parameters: its step never calls `_create_param_lr`."""
+    return any(base.__name__ in _ONE_RATE for base in cls.__mro__)
+
+
+def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:
+    """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
+    if has_single_lr(type(optimizer)):  # regardless of groups
+        return {param.name: (1.0, 0.0) for param in params}
+    other, rates = stand_in(optimizer), []
+    for rate in (0.0, 1.0):  # at 0 only a parameter's own rate is left (a Tensor in `optimize_attr`, a group's "lr")
+        tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # reading it waits for no device
+        vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
+        with paddle.no_grad():
+            # the method of the class: a function on the instance would ask the live object
+            rates.append([float(type(other)._create_param_lr(other, (param, None))) for param in params])
+    return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
+
+
+def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
+    """Return whether a Paddle optimizer applies weight decay to `param` in `group`, by any of its options."""
+    chosen = getattr(optimizer, "_apply_decay_param_fun", None)
+    excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
+    if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
+        return False
+    for name in ("_weight_decay", "_lamb_weight_decay"):  # of AdamW and Lamb
+        decay = getattr(optimizer, name, None)
+        if isinstance(decay, (int, float)):
+            return group.get("weight_decay", decay) != 0
+    regularizer = param.regularizer or optimizer.regularization  # L1Decay or L2Decay, added to the gradient
+    return bool(getattr(regularizer, "_coeff", None) or getattr(optimizer, "_regularization_coeff", None))
+
+
+# ---- wrappers of `fleet`, `amp`, group sharding and LookAhead
+
+# attributes in which wrappers keep their optimizer: of fleet and amp, of group sharding, LookAhead, static `fleet`, asp
+_INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
+_INSIDE = ("_layers", "_layer")  # the same for networks: DataParallel, GroupShardedStage2
+# Compared by name: no version of Paddle has all. MetaParallelBase: tensor, pipeline, sharding and segment parallel.
+_WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer"}
+_WRAPPERS |= {"GroupShardedStage2", "GroupShardedStage3", "FullyShard"}
+
+
+def wrappers(optimizer: Optimizer) -> list[Any]:
+    """Return the wrappers of an optimizer from the outermost in, and last the optimizer itself."""
+    chain: list[Any] = [optimizer]
+    while True:
+        inner = [value for name in _INNER for value in [getattr(chain[-1], name, None)] if value is not None]
+        if not inner:
+            return chain
+        chain.append(inner[0])
+
+
+def unwrap(optimizer: Optimizer) -> Any:
+    """Return the optimizer inside the wrappers of `fleet` and `amp`, and inside LookAhead."""
+    return wrappers(optimizer)[-1]
+
+
+def may_have_cut(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is a wrapper of `fleet` or group sharding, which may have split parameters."""
+    return hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")
+
+
+def is_group_sharded(optimizer: Optimizer) -> bool:
+    """Return whether `group_sharded_parallel` (stages 2 and 3) has wrapped an optimizer."""
+    return any(hasattr(wrapper, "_optim") for wrapper in wrappers(optimizer))
+
+
+def check_wrapper_state(optimizer: Optimizer) -> None:
+    """Raise TypeError if a wrapper keeps state that checkpoints of the optimizer would lack."""
+    for wrapper in wrappers(optimizer)[:-1]:
+        if not may_have_cut(wrapper):
+            name = type(wrapper).__name__
+            raise TypeError(
+                f"{name} keeps state of its own, such as slow weights or masks, which a checkpoint of the optimizer "
+                f"inside would lose: train without {name}, or save both states yourself. Received: optimizer={name}"
+            )
+
+
+def parameters_of(optimizer: Optimizer) -> list[Any]:
+    """Return the parameters of an optimizer in order, without groups; under sharding, of all processes."""
+    # the optimizer inside the sharding wrapper has only this process's parameters
+    lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
+    found = max(lists, key=len)
+    if found and isinstance(found[0], dict):  # the groups know of groups that were added later
+        found = unwrap(optimizer)._param_groups
+    return flatten_groups(found)
+
+
+def unwrap_model(model: paddle.nn.Layer) -> paddle.nn.Layer:
+    """Return the network inside the wrappers of `fleet`, group sharding and `paddle.DataParallel`."""
+    while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):
+        inside = next((layer for key in _INSIDE for layer in [model._sub_layers.get(key)] if layer), None)
+        if inside is None:
+            break
+        model = inside
+    return model
+
+
+# ---- several processes
+
+
+def _fleet(path: str) -> Any:
+    """Return an object in `paddle.distributed.fleet`, imported on demand."""
+    module, _, name = f"paddle.distributed.fleet.{path}".rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+#: () -> the hybrid communicate group of `fleet`, None before `fleet.init`
+topology = functools.partial(getattr, paddle.distributed.fleet.fleet, "_hcg", None)
+
+
+def topology_of(network: paddle.nn.Layer) -> Any:
+    """Return the hybrid communicate group of a network from `fleet`, None for another network."""
+    engines = _fleet("meta_parallel.ShardingParallel"), _fleet("meta_parallel.TensorParallel")
+    return network._hcg if is_pipeline_engine(network) or isinstance(network, engines) else None
+
+
+def is_sharded() -> bool:
+    """Return whether `fleet` was started with sharding."""
+    hcg = topology()
+    return hcg is not None and hcg.get_sharding_parallel_world_size() > 1
+
+
+def sharding_setting(*names: str) -> Any:
+    """Return the first enabled one of these settings in the `sharding_configs` of `fleet`, None without sharding."""
+    if not is_sharded():
+        return None
+    configs = paddle.distributed.fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
+    return next((name for name in names if getattr(configs, name)), None)
+
+
+def check_own_gradients(until: str) -> None:
+    """Raise ValueError if the sharding of `fleet` fuses or reduces gradients earlier."""
+    setting = sharding_setting("tensor_fusion", "comm_overlap")
+    if setting:
+        todo = f"set {setting}=False in the strategy's sharding_configs."
+        raise refusal(ValueError, f"Each parameter must keep its own gradient until {until}: {todo}", **{setting: True})
+
+
+def check_weight_decay_in_step(optimizer: Optimizer) -> None:
+    """Raise if sharding version 1 has replaced `apply_decay_param_fun` by a function for its buffers."""
+    module = getattr(getattr(optimizer, "_apply_decay_param_fun", None), "__module__", None)
+    if topology() is None or module != sharding_v1().__module__:
+        return
+    if not (sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")):
+        setting = sharding_setting("comm_overlap", "tensor_fusion")
+        raise ValueError(
+            f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed: set "
+            f"{setting}=False in the strategy's sharding_configs. Received: {setting}=True"
+        )
+
+
+def sharding_v1() -> Any:
+    """Return the class of `fleet` for sharding version 1."""
+    return _fleet("meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizer")
+
+
+def sharding_v2() -> Any:
+    """Return the class of `fleet` for sharding version 2."""
+    return _fleet("meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizerV2")
+
+
+def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
+    """Return ``param.name`` -> range of the flattened parameter here, and fill the slices as the first step would."""
+    optimizer._collect_comm_buffers()
+    ranges = {}
+    for buffer in optimizer._comm_buffer_list:
+        for name, view in buffer._sharding_param_grad_view.items():
+            begin, end = view._param_begin, view._param_end  # in the buffer, like the parameter's index
+            if begin < end:
+                view.fill_slice_param(optimizer._slice_params[name])
+                ranges[name] = (begin - view._index, min(end - view._index, math.prod(view._param.shape)))
+    return {name: (begin, end) for name, (begin, end) in ranges.items() if begin < end}
+
+
+def leave_out_frozen(optimizer: Any) -> None:
+    """Remove frozen parameters from an optimizer under sharding version 2, which cannot split them."""
+    # sharding itself refuses parameter groups
+    if sharding_setting("split_param") and not isinstance(optimizer._param_groups[0], dict):
+        trained = [param for param in optimizer._parameter_list if not param.stop_gradient]
+        optimizer._parameter_list = optimizer._param_groups = trained  # as Paddle replaces parameters by slices
+
+
+def is_pipeline_engine(network: paddle.nn.Layer) -> bool:
+    """Return whether `fleet` made an engine of a PipelineLayer: of stages or, since Paddle 3.3, for one process."""
+    alone = any(cls.__name__ == "NoPipelineParallel" for cls in type(network).__mro__)
+    return alone or isinstance(network, _fleet("meta_parallel.PipelineParallel"))
+
+
+def pipeline_of(model: paddle.nn.Layer) -> Any:
+    """Return the `PipelineLayer` of several stages in a model, None without one."""
+    layer = _fleet("meta_parallel.PipelineLayer")
+    parts = [part for part in model.sublayers(include_self=True) if isinstance(part, layer)]
+    return next((part for part in parts if part._num_stages > 1), None)
+
+
+@contextlib.contextmanager
+def stage_functions(engine: Any, loss: paddle.Tensor, forward: Any, backward: Any) -> Iterator[None]:
+    """Replace loss, forward and backward step of a pipeline engine's stage; its hooks cannot change results."""
+    layers = engine._layers
+    replaced = [(layers, "_loss_fn", [loss]), (layers, "forward", forward), (engine, "_backward_step", backward)]
+    with contextlib.ExitStack() as stack:
+        for instance, name, value in replaced:
+            had, before = name in vars(instance), vars(instance).get(name)
+            stack.callback(vars(instance).__setitem__ if had else vars(instance).pop, name, before)
+            vars(instance)[name] = value
+        yield
+
+
+def forget_checkpoint(folder: str) -> None:
+    """Clear the list of files that `paddle.distributed.load_state_dict` keeps of a folder, which may have changed."""
+    module = importlib.import_module(paddle.distributed.load_state_dict.__module__)
+    module.PATH_TO_CHECKPOINT_FILES.pop(folder, None)

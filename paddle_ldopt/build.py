@@ -13,10 +13,10 @@ from ._messages import nearest, refusal, shown, unknown
 from ._paddle import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.user_rules import Rules
-from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
-from .optimizers.groups import parameters_to_train
-from .optimizers.registry import REGISTRY
-from .optimizers.shared_options import bool_option
+from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
+from .optimizers.options import parameters_to_train
+from .optimizers.options import REGISTRY
+from .optimizers.options import bool_option
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
@@ -50,7 +50,7 @@ def build_optimizer(
     needs_layers = decay != OFF and layers is None and not _has_hook(arguments)
     if needs_layers and model is not None:
         layers = LayerMap.from_model(model, rules)
-    if not issubclass(info.cls, LayerwiseMixin):
+    if not issubclass(info.cls, LayerRates):
         if decay == OFF and layers is not None:
             raise refusal(ValueError, "`layers` has no effect without a layer-wise decay.", layers=layers)
         opt = info.cls(**arguments)

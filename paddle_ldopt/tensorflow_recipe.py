@@ -17,7 +17,7 @@ from .layers.map import LayerMap
 from .layers.model_parameters import structured_names
 from .layers.rates import decayed_parameter_names
 from .optimizers import AdamWeightDecay
-from .optimizers.groups import checked_parameters
+from .optimizers.options import checked_parameters
 from .schedules import WarmUp
 from .schedules.basic import Polynomial
 from .schedules.option_types import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments

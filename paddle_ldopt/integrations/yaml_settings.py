@@ -16,7 +16,7 @@ from .._paddle import parameters_of, weight_decay_coefficient
 from ..build import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
-from ..optimizers.registry import REGISTRY
+from ..optimizers.options import REGISTRY
 from ..saving.layerwise_record import ALLOW
 from .resume_record import with_record
 

@@ -53,17 +53,6 @@ def load(path: str) -> ctypes.CDLL:
 
 
 @functools.cache
-def _found() -> tuple[Optional[ctypes.CDLL], Optional[str]]:
-    """Return (library, None), or (None, reason) if it is unavailable."""
-    paths = sorted(_FOLDER.glob("libstep*.so"))
-    if not paths:
-        return None, "the C library was not built: install a C compiler, then paddle_ldopt again"
-    try:
-        return load(str(paths[0])), None
-    except (OSError, AttributeError) as error:
-        return None, f"the C library cannot be loaded: {error}"
-
-
 def library() -> Any:
     """Return the C library of this package, or None."""
     return _found()[0]
@@ -72,6 +61,17 @@ def library() -> Any:
 def unsupported_reason() -> Optional[str]:
     """Return why there is no library, None if there is one."""
     return _found()[1]
+
+
+@functools.cache
+def _found() -> tuple[Optional[ctypes.CDLL], Optional[str]]:
+    paths = sorted(_FOLDER.glob("libstep*.so"))
+    if not paths:
+        return None, "the C library was not built: install a C compiler, then paddle_ldopt again"
+    try:
+        return load(str(paths[0])), None
+    except (OSError, AttributeError) as error:
+        return None, f"the C library cannot be loaded: {error}"
 
 
 def step(tensors: NDArray[Any]) -> None:

@@ -168,14 +168,6 @@ def planned_rates(
     return rates
 
 
-class _Names(set[str]):
-    """Names of parameters, which also contain the names that Paddle gives to deep copies of these parameters."""
-
-    def __contains__(self, name: object) -> bool:
-        is_known = super().__contains__
-        return is_known(name_before_copy(str(name), is_known))
-
-
 def decayed_parameter_names(model: Sublayer) -> set[str]:
     """Return the `param.name` of the parameters with weight decay: all except biases and parameters of norms.
 
@@ -197,4 +189,4 @@ def decayed_parameter_names(model: Sublayer) -> set[str]:
         for key, param in _paddle.own_parameters(sublayer).items():
             if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
                 left_out.add(param.name)
-    return _Names({param.name for param in model.parameters()} - left_out)
+    return {param.name for param in model.parameters()} - left_out

@@ -8,23 +8,23 @@ Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & 
 import math
 from typing import Any, ClassVar, Optional
 
+import paddle
 from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option, checked_number, one_of_two, wrong_type
 from .._compat import parameters_of, unwrap
-from .arithmetic import add_, ema_, maximum, multiply_, power, subtract_
-from .factored import (
+from .fused import FusedRule
+from .moments import (
     FactoredOptimizer,
     clipped_,
     divided_by_root,
+    ema_,
     factored_ema,
     factored_kinds,
     is_factored,
     relative_step_lr,
-    rms,
 )
-from .fused import FusedRule
 from .options import bool_option, numbers, plain_weight_decay, register
 from .sharded import Shard, Update
 from .states import ELEMENT, SCALAR, STEP, State
@@ -50,22 +50,20 @@ def adafactor_update(
 ) -> Update:
     """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options."""
     t = state[STEP]
-    one_minus_beta2 = power(t, decay_rate)  # (7.2)
-    g_square = add_(grad * grad, eps[0])
-    v = yield from factored_ema("exp_avg_sq", g_square, state, shard, one_minus_beta2)
+    one_minus_beta2 = t ** paddle.full_like(t, decay_rate)  # (7.2), in the type of t
+    v = yield from factored_ema("exp_avg_sq", (grad * grad).scale_(1.0, eps[0]), state, shard, one_minus_beta2)
     u = divided_by_root(grad, v, shard)
-    rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
-    u = clipped_(u, rms_u, clip_threshold)
+    u, rms_p = yield from clipped_(u, param, clip_threshold, scale_parameter, shard)
     alpha = lr * relative_step_lr(t, warmup_init) if relative_step else lr
     if scale_parameter:
-        alpha = alpha * maximum(rms_p[0], eps[1])
+        alpha = alpha * rms_p.clip(min=eps[1])
     new_state = {**v, _USED_LR: alpha}
-    u = multiply_(u, alpha)
+    u = u.scale_(alpha) if isinstance(alpha, float) else u.multiply_(alpha)
     if beta1 is not None:  # an average of steps, rates included
         u = new_state["exp_avg"] = ema_(state["exp_avg"], u, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = subtract_(param, param * (weight_decay * alpha))
-    return subtract_(param, u), new_state
+        param = param.subtract_(param * (weight_decay * alpha))
+    return param.subtract_(u), new_state
 
 
 @register(

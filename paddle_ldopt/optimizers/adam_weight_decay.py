@@ -17,12 +17,12 @@ from .._checks import Option, one_of_two, refusal
 from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
 from ..layers.hook import layerwise_lr_decay
-from .arithmetic import add_, divide_, ema_, ema_of_squares_, one_minus_power, sqrt, subtract_
 from .fused import FusedRule
+from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import LAYERWISE, bool_option, is_listed, plain_weight_decay, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
-from .states import ELEMENT, STEP, State, Values
+from .states import ELEMENT, STEP, State
 
 
 def _compiled(value: Any, name: str) -> list[Any]:
@@ -71,7 +71,7 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:  # first, and not with the bias-corrected rate
-        param = subtract_(param, param * (weight_decay * lr))
+        param = param.subtract_(param * (weight_decay * lr))
     m = ema_(state["moment1"], grad, beta_1)
     v = ema_of_squares_(state["moment2"], grad, beta_2)
     new_state = {"moment1": m, "moment2": v}
@@ -79,8 +79,7 @@ def adam_weight_decay_update(
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: alpha_t has both corrections, and epsilon is added to the root of an uncorrected v
     alpha_t = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    step = divide_(m * alpha_t, add_(sqrt(v), epsilon))
-    return subtract_(param, step), new_state
+    return param.subtract_((m * alpha_t).divide_(sqrt(v).scale_(1.0, epsilon))), new_state
 
 
 @register(
@@ -264,17 +263,7 @@ class AdamWeightDecay(RuleOptimizer):
         decay: float = self._fixed["decay"]
         return 1.0 + decay * (self.steps_taken() + ahead) if decay else 1.0
 
-    # ---- one count of steps for all parameters, as Keras' `iterations`
-
-    def next_count(self) -> Optional[float]:
-        """Return the number of this step, 1 + the largest count of any parameter before it."""
-        return self.steps_taken() + 1.0
-
-    def counted(self, state: Values, count: Optional[float]) -> Values:
-        """Return the counters after this update, given the state before it."""
-        if count is None:  # a graph updates all its parameters: they count alike
-            return super().counted(state, count)
-        return {STEP: paddle.full([], count, state[STEP].dtype)}
+    counts_together = True  # as Keras' `iterations`
 
     def apply_gradients(self, params_grads: Any) -> Any:
         """Take a step with the given (parameter, gradient) pairs, or with Keras' (gradient, parameter) pairs."""
@@ -310,9 +299,8 @@ class AdamWeightDecay(RuleOptimizer):
             remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
             warnings.warn(f"Some patterns match no parameter. {where}{remedy} Received: {found}", stacklevel=3)
 
-    def check_in_step(self, params: list[Tensor]) -> None:
-        """Warn of patterns without effect in a static graph, whose parameters are known only now."""
-        super().check_in_step(params)
+    def check_graph(self, params: list[Tensor]) -> None:
+        """Warn of patterns without effect in a static graph."""
         if self._parameter_list is None:
             self._warn_of_idle_patterns(params)
 

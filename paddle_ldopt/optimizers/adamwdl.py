@@ -14,11 +14,10 @@ from paddle.optimizer import AdamW
 from .._checks import Option
 from .._compat import parameters_of
 from ..layers.hook import N_LAYERS, layerwise_lr_decay
-from .arithmetic import sqrt
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
-from .options import bool_option, plain_weight_decay, register
-from .rule_optimizer import checked_lr
+from .moments import sqrt
+from .options import bool_option, checked_lr, plain_weight_decay, register
 from .states import ELEMENT, SCALAR, State, Values, compute_dtype
 from .step import Rows
 
@@ -205,7 +204,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         if by_rule:
             names = ("beta1", "beta2", "epsilon", "weight_decay")
             options = [{name: float(chosen[name]) for name in names} for chosen in rows.options]
-            update_by_rule = self.batches.prepared(self, rows.take(by_rule)._replace(options=options))
+            update_by_rule = super().prepared(rows.take(by_rule)._replace(options=options))
             rows = rows.take([i for i, param in enumerate(rows.params) if self._has_kernel(param)])
         inputs, rates = [], dict[Any, Any]()
         for param, grad, scale, kind, decays in zip(*rows[:5]):
@@ -242,8 +241,8 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     def fused_rule(self, options: Values, shape: Any) -> FusedRule:
         """Return the rule for the C library."""
-        beta1, beta2, epsilon = (float(options[name]) for name in ("beta1", "beta2", "epsilon"))
-        fields = {"beta1": beta1, "beta2": beta2, "eps": (epsilon, 0, 0)}
+        fields = {"beta1": float(options["beta1"]), "beta2": float(options["beta2"])}
+        fields["eps"] = float(options["epsilon"]), 0, 0
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
 
     def takes_sparse(self, param: Tensor) -> bool:

@@ -2,18 +2,21 @@
 
 Each class inherits from the next one:
 
-- `RuleOptimizer` (`rule_optimizer.py`) updates by a function of tensors. `AdamWDL` is not a `RuleOptimizer`: it has Paddle's own update.
+- `RuleOptimizer` (in `rule_optimizer`) updates by a function of tensors. `AdamWDL` is none: it has Paddle's own update.
 - `LayerwiseOptimizer` has the options and states of each parameter.
 - `LayerRates` multiplies each parameter's rate by its layer's ratio. It also serves Paddle's optimizers
   (`apply_layerwise_decay`).
 """
 
+import copy
+import operator
 from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
 from paddle import Tensor
 from paddle.base.layer_helper import LayerHelper
 from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option, checked_bool, checked_int, checked_number, nearest, one_of_two, refusal
 from .._compat import (
@@ -26,26 +29,25 @@ from .._compat import (
 )
 from ..layers.decay import LayerDecay, as_decay, checked_decay
 from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay
-from .batches import Batches
+from ..layers.rates import LayerwiseInterface
+from .batches import Batches, prepared_shards
 from .fused import FusedRule, FusedStep, check_fused
 from .options import LAYERWISE, checked_group, checked_parameters
 from .sharded import MissingGradients, ShardFinder, sharded_state
-from .states import COLUMN, ELEMENT, ROW, SCALAR, State, Values, compute_dtype, loadable
+from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, StepFunction, Values, compute_dtype, largest, loadable
 from .step import OneStep, Rows
 
+_NAME = operator.attrgetter("name")
 
-class LayerRates(Optimizer):
+
+class LayerRates(LayerwiseInterface, Optimizer):
     """Multiplies the rate of each parameter by its layer's ratio. A class lists it before Paddle's optimizer.
 
     A ratio of 0 freezes: neither the parameter nor its state is updated.
     """
 
-    layers: Any = None  # the LayerMap of `decay`
-    decay: Optional[LayerDecay] = None
-    hook: Optional[Callable[[Tensor], Any]] = None  # parameter -> ratio, called in every step; instead of `layers`
     ratios: dict[str, Any] = {}  # param.name -> ratio; empty if every ratio is 1
     structured_names: Any = {}  # param.name -> structured name, if given
-    sets_own_lr = False  # whether the optimizer computes its rate itself, so that a scheduler has no effect
 
     def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
         """Take the ratios of a LayerMap and a decay; raise if `layers` is not a LayerMap."""
@@ -71,25 +73,6 @@ class LayerRates(Optimizer):
             return self.hook(param)
         return self.ratio_of(param) if self.ratios else 1.0
 
-    def last_used_lr(self) -> Optional[dict[str, float]]:
-        """Return tensor name -> rate of the last update if the optimizer computes and keeps it, None otherwise."""
-        return None
-
-    def lr_divisor(self, ahead: int = 0) -> float:
-        """Return the divisor of the optimizer's rate in its next step, or `ahead` steps later."""
-        return 1.0
-
-    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
-
-        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
-        """
-        return None
-
-    def has_nonzero_weight_decay(self, param: Tensor) -> Optional[bool]:
-        """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
-        return None
-
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr, ratio = super()._create_param_lr(param_and_grad), self.layerwise_ratio(param_and_grad[0])
         if isinstance(ratio, float):
@@ -109,6 +92,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     n_layers: int = N_LAYERS
     _defaults: Values  # the optimizer's own value of each option that a group may override
     _fixed: Values  # the other options
+    _rule_options: Values  # all that the rule takes, without the rate
+    lr_function: Optional[StepFunction] = None  # a rate that depends on the optimizer's own steps
     _groups: dict[str, Values] = {}  # param.name -> its group
 
     def _read_arguments(
@@ -134,6 +119,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         self.check_together(options, {})
         self._defaults = {name: value for name, value in options.items() if self.OPTIONS[name].group}
         self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
+        self._rule_options = {name: v for name, v in {**self.fixed_options(), **self._defaults}.items() if name != "lr"}
         for group in groups or []:
             if isinstance(group, dict):
                 self._check_group_options(group)
@@ -189,6 +175,14 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             if documented:
                 check_documented_hook([name_dict[param.name] for param in trained])
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        other = memo[id(self)] = object.__new__(type(self))
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        decays = self._apply_decay_param_fun
+        if decays is not None:  # it knows the names of the original parameters
+            other._apply_decay_param_fun = lambda name: decays(name_before_copy(name, decays))
+        return other
+
     # ---- options
 
     def check_together(self, options: Values, group: Values) -> None:
@@ -216,15 +210,21 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         group = self.group_of(param)
         return {name: group.get(name, default) for name, default in self._defaults.items()}
 
-    def step_options(self, group: Values) -> Values:
-        """Return the rule's options for a parameter group ({}: none) with their values in this step."""
-        options = {**self.fixed_options(), **{name: group.get(name, value) for name, value in self._defaults.items()}}
-        options.pop("lr", None)  # see `rate_now`
-        return options
+    def values_now(self, group: Values) -> tuple[Values, float]:
+        """Return the rule's options and the rate of a parameter group ({}: none) in this step.
 
-    def rate_now(self, group: Values) -> float:
-        """Return the rate of a parameter group ({}: none) in this step, without its factor and the layers' ratios."""
-        return float(self.get_lr())
+        The rate is without the factor of the group and the layers' ratios.
+        """
+        options, rate = dict(self._rule_options), group.get("lr")
+        for name in group.keys() & options.keys():
+            options[name] = group[name]
+        if isinstance(options["weight_decay"], StepFunction):
+            options["weight_decay"] = options["weight_decay"](int(self.steps_taken()))
+        if rate is None:
+            rate = self.lr_function or self._learning_rate
+        if isinstance(rate, StepFunction):
+            rate = rate(int(self.steps_taken()))
+        return options, float(rate() if isinstance(rate, LRScheduler) else rate)
 
     def has_weight_decay(self, param: Tensor) -> bool:
         """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""
@@ -235,11 +235,11 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """Return `has_weight_decay` of each parameter."""
         if self._apply_decay_param_fun is None:
             return [True] * len(params)
-        return list(map(self.has_weight_decay, params))
+        return list(map(bool, map(self._apply_decay_param_fun, map(_NAME, params))))
 
     def has_nonzero_weight_decay(self, param: Tensor) -> bool:
         """Return whether the next step applies weight decay to a parameter."""
-        return bool(self.step_options(self.group_of(param)).get("weight_decay")) and self.has_weight_decay(param)
+        return bool(self.values_now(self.group_of(param))[0]["weight_decay"]) and self.has_weight_decay(param)
 
     def structured_name(self, param: Tensor) -> str:
         """Return the parameter's name in the model, or ``param.name`` if it is unknown."""
@@ -319,7 +319,11 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def check_type(self, param: Tensor) -> None:
         """Raise if a parameter was cast after its state was created, between a type with and one without a master."""
         has = param.name in self._master_weights
-        if paddle.in_dynamic_mode() and param.name in self._already_create_accumulator and has != self.has_master(param):
+        if (
+            paddle.in_dynamic_mode()
+            and param.name in self._already_create_accumulator
+            and has != self.has_master(param)
+        ):
             raise ValueError(
                 f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
                 "build a new optimizer for it. "
@@ -368,6 +372,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     # ---- for subclasses to override
 
+    def check_graph(self, params: list[Tensor]) -> None:
+        """Check the parameters of a static graph, which are known only now."""
+
     def set_lr(self, value: float) -> None:
         """Set the rate, at least 0; with a scheduler, Paddle raises."""
         super().set_lr(checked_number(value, "value"))
@@ -385,13 +392,41 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return False
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step."""
-        raise NotImplementedError
+        """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step.
 
-    def next_count(self) -> Optional[float]:
-        """Return the number of this step, in optimizers with one count for all parameters."""
-        return None
+        Whole parameters are updated in batches, others together with the processes that share them.
+        """
+        if self.finder.is_whole(self._parameter_list) and not any(map(Tensor.is_dist, rows.params)):
+            return self.batches.prepared(self, rows)
+        shards = self.finder.find(self._parameter_list)
+        if self.fused and any(shard.groups or shard.slice_size is not None for shard in shards.values()):
+            where = "parameters in shards (tensor parallel, sharding version 2)"
+            raise refusal(ValueError, f"`fused=True` does not support {where}: use None or False.", fused=True)
+        whole, pieces = [], []
+        for i, param in enumerate(rows.params):
+            self.check_shape(param)
+            shard = shards.get(param.name)
+            if shard is not None:
+                in_pieces = shard.groups or shard.slice_size is not None or param.is_dist()
+                (pieces if in_pieces else whole).append(i)
+        names = {rows.params[i].name for i in whole}
+        others = {name: shard for name, shard in shards.items() if name not in names}
+        update_whole = self.batches.prepared(self, rows.take(whole))
+        update_pieces = prepared_shards(self, rows.take(pieces), others)
 
-    def counted(self, state: Values, count: Optional[float]) -> Values:
-        """Return the counters after this update, given the state before it; none if the rule counts."""
-        return {}
+        def update(count: Optional[float]) -> None:
+            update_whole(count)
+            update_pieces(count)
+
+        return update
+
+    _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
+
+    def steps_taken(self) -> float:
+        """Return the number of steps taken; after loading, it reads the state once."""
+        if self.taken is None:
+            key = self.state_key(self._COUNT)
+            live = {value.name: value for value in self._accumulators.get(key, {}).values()}
+            loaded = {name: value for name, value in self._accumulators_holder.items() if f"_{key}_" in name}
+            self.taken = largest([*{**loaded, **live}.values()])
+        return self.taken

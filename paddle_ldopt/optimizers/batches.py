@@ -14,7 +14,7 @@ import paddle
 from paddle import Tensor, _C_ops
 
 from .sharded import Shard, run_locally, run_together
-from .states import ELEMENT, SCALAR, STEP, Values, compute_dtype, rule_shape
+from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, Values, compute_dtype, rule_shape
 
 if TYPE_CHECKING:
     from .base import LayerwiseOptimizer
@@ -28,60 +28,48 @@ class Batch:
     """Parameters that are updated together, and the stacks of their state."""
 
     def __init__(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> None:
-        first = params[0]
+        first, owners = params[0], optimizer._master_weights
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
-        self._stored = [*self._kinds, *([_MASTER] if optimizer.has_master(first) else [])]
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
-        self._form = list(first.shape), first.dtype
-        for name in self._stored:
-            tensors = self._tensors(name)
-            if len(tensors) == 1:
-                self._stacks[name] = tensors[0]
-                continue
-            stack = self._stacks[name] = _C_ops.stack(tensors, 0)
-            for row, tensor in enumerate(tensors):
-                stack._slice(row, row + 1)._share_buffer_to(tensor)
-        self._addresses = [list(map(Tensor.data_ptr, self._tensors(name))) for name in self._stored]
-
-    def _tensors(self, name: str) -> list[Any]:
-        """Return the optimizer's tensors of a state or the masters."""
-        optimizer, owners = self._optimizer, self._optimizer._master_weights
-        if name == _MASTER:
-            return [owners[param.name] for param in self.params]
-        by_owner = optimizer._accumulators[optimizer.state_key(name)]
-        return [by_owner[owners.get(param.name, param).name] for param in self.params]
+        self._shapes: dict[str, list[int]] = {}  # of the stacks as the rule sees them: [k, *shape for one parameter]
+        self._forms, self._dtype = [param.detach() for param in params], first.dtype
+        self._dicts: list[dict[str, Any]] = []  # where the optimizer keeps each tensor
+        self._keys: list[str] = []
+        for name in [*self._kinds, *([_MASTER] if optimizer.has_master(first) else [])]:
+            by_owner = owners if name == _MASTER else optimizer._accumulators[optimizer.state_key(name)]
+            keys = [p.name if name == _MASTER else owners.get(p.name, p).name for p in params]
+            tensors = [by_owner[key] for key in keys]
+            self._dicts += [by_owner] * len(keys)
+            self._keys += keys
+            self._stacks[name] = tensors[0]
+            if len(tensors) > 1:
+                stack = self._stacks[name] = _C_ops.stack(tensors, 0)
+                for row, tensor in enumerate(tensors):
+                    stack._slice(row, row + 1)._share_buffer_to(tensor)
+        for name, kind in self._kinds.items():
+            shape = rule_shape(kind, first.shape)
+            if len(params) > 1:
+                shape = [len(params), *([1] * len(first.shape) if kind == SCALAR else shape)]
+            self._shapes[name] = shape
+        self._addresses = [mapping[key].data_ptr() for mapping, key in zip(self._dicts, self._keys)]
 
     def is_valid(self) -> bool:
         """Return whether the parameters have their form, and the optimizer's tensors still share the stacks' memory."""
-        if (list(self.params[0].shape), self.params[0].dtype) != self._form:
-            return False
         try:
-            now = [self._tensors(name) for name in self._stored]
+            now = list(map(operator.getitem, self._dicts, self._keys))
         except KeyError:  # a state was removed
             return False
-        same = all(list(map(Tensor.data_ptr, tensors)) == at for tensors, at in zip(now, self._addresses))
-        return same and all(all(map(Tensor.is_contiguous, tensors)) for tensors in now)
+        shapes = all(map(Tensor.is_same_shape, self.params, self._forms)) and self.params[0].dtype == self._dtype
+        return shapes and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
 
     def release(self, names: set[str]) -> None:
         """Give parameters that leave the batch memory of their own for their state, unless it was removed."""
-        optimizer, owners = self._optimizer, self._optimizer._master_weights
-        for name, addresses in zip(self._stacks, self._addresses) if len(self.params) > 1 else ():
-            state = owners if name == _MASTER else optimizer._accumulators[optimizer.state_key(name)]
-            for param, address in zip(self.params, addresses):
-                if param.name in names:
-                    tensor = state.get(param.name if name == _MASTER else owners.get(param.name, param).name)
-                    if tensor is not None and tensor.data_ptr() == address:
-                        tensor.clone()._share_buffer_to(tensor)
-
-    def _as_rule_sees(self, name: str) -> Any:
-        """Return a stack in the type and the shape of the rule: [k, *shape for one parameter]."""
-        shape, kind = self._shard.shape, self._kinds[name]
-        form = rule_shape(kind, shape)
-        if len(self.params) > 1:
-            form = [len(self.params), *([1] * len(shape) if kind == SCALAR else form)]
-        stack = cast(self._stacks[name], self.dtype)
-        return stack if list(stack.shape) == form else stack.reshape(form)
+        rows = [param.name in names for param in self.params] * len(self._stacks)
+        for leaves, by_owner, key, address in zip(rows, self._dicts, self._keys, self._addresses):
+            tensor = by_owner.get(key) if leaves and len(self.params) > 1 else None
+            if tensor is not None and tensor.data_ptr() == address:
+                tensor.clone()._share_buffer_to(tensor)
 
     def spread(self, values: list[float]) -> Any:
         """Return one number for each parameter as a Tensor for the rule; the number itself if all are equal."""
@@ -95,9 +83,14 @@ class Batch:
         params, grad = master, grads[0] if single else _C_ops.stack(grads, 0)
         if master is None:
             params = self.params[0] if single else _C_ops.stack(self.params, 0)
-        params, grad = cast(params, self.dtype), cast(grad, self.dtype)
-        state = {name: self._as_rule_sees(name) for name in self._kinds}
-        counted = self._optimizer.counted(state, count)
+        params = params if params.dtype == self.dtype else params.astype(self.dtype)
+        grad = grad if grad.dtype == self.dtype else grad.astype(self.dtype)
+        state = {}
+        for name, shape in self._shapes.items():
+            stack = self._stacks[name]
+            value = stack if stack.dtype == self.dtype else stack.astype(self.dtype)
+            state[name] = value if value.shape == shape else value.reshape(shape)
+        counted = counters(self._optimizer, state, count)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
         new_params, new_state = without_old(*run_locally(rule), state)
@@ -109,10 +102,10 @@ class Batch:
                 value = paddle.full([], value, self.dtype)
             if value.size != stack.size:
                 value = value.reshape([1] * len(stack.shape)).expand(stack.shape)
-            _C_ops.assign_out_(cast(value, stack.dtype).reshape(stack.shape), stack)
+            _C_ops.assign_out_(value.astype(stack.dtype).reshape(stack.shape), stack)
         if master is not None and new_params is not master:
             _C_ops.assign_out_(new_params, master)
-        new_params = cast(new_params, self.params[0].dtype)
+        new_params = new_params if new_params.dtype == self._dtype else new_params.astype(self._dtype)
         rows = [new_params] if single else _C_ops.unbind(new_params, 0)
         if rows[0] is not self.params[0]:
             collections.deque(map(_C_ops.assign_out_, rows, self.params), maxlen=0)
@@ -125,6 +118,7 @@ class Batches:
         self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
         self._key: Any = None  # all on which the division depends
         self._units: list[tuple[Batch, list[int], Any]] = []  # (batch, its rows, factor of its rate)
+        self._used: list[Batch] = []
 
     def __deepcopy__(self, memo: Any) -> "Batches":
         return Batches()  # the copied optimizer has tensors of its own
@@ -133,16 +127,17 @@ class Batches:
         """Return the update of rows, whose checks are done; it takes the number of the step."""
         key = rows.params, list(map(_dtype, rows.grads)), *rows[2:5], len(rows.options), optimizer.batch_bytes
         same = self._key is not None and len(key[0]) == len(self._key[0]) and key[1:] == self._key[1:]
-        same = same and all(map(operator.is_, key[0], self._key[0]))
-        if not same or not all(batch.is_valid() for batch, *_ in self._units):
+        if not (same and all(map(operator.is_, key[0], self._key[0])) and all(map(Batch.is_valid, self._used))):
             self._units = self._divided(optimizer, rows)
-            self._key = key
+            self._used, self._key = [batch for batch, *_ in self._units], key
         units = self._units
 
         def update(count: Optional[float]) -> None:
             for batch, members, scale in units:
-                grads = [rows.grads[i] for i in members]
-                batch.update(grads, rows.rates[rows.kinds[members[0]]] * scale, rows.options_of(members[0]), count)
+                first, kind = members[0], rows.kinds[members[0]]
+                options = rows.options[kind] if rows.decays[first] else {**rows.options[kind], "weight_decay": 0.0}
+                grads = list(map(rows.grads.__getitem__, members))
+                batch.update(grads, rows.rates[kind] * scale, options, count)
 
         return update
 
@@ -179,18 +174,25 @@ class Batches:
         return batch
 
 
-def cast(tensor: Any, dtype: Any) -> Any:
-    return tensor if tensor.dtype == dtype else tensor.astype(dtype)
+def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
+    """Return the counters after an update, given the state before it; none if the rule counts."""
+    counted = {}
+    if optimizer.counts_steps:
+        together = optimizer.counts_together and GLOBAL_STEP not in state and count is not None
+        counted[STEP] = paddle.full([], count, state[STEP].dtype) if together else state[STEP] + 1.0
+    if GLOBAL_STEP in state:
+        counted[GLOBAL_STEP] = paddle.full([], count)
+    return counted
 
 
 def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Values]:
     """Return a rule's result with a copy of each old state that is another's new value: writing may overwrite it."""
-    names = {id(value): name for name, value in old.items()}
-
-    def copied(value: Any, name: str) -> Any:
-        return value if names.get(id(value), name) == name else value.clone()
-
-    return copied(new_param, ""), {name: copied(value, name) for name, value in new_state.items()}
+    names = dict(zip(map(id, old.values()), old))
+    result = {"": new_param, **new_state}
+    for name, value in result.items():
+        if names.get(id(value), name) != name:
+            result[name] = value.clone()
+    return result.pop(""), result
 
 
 # ---- single parameters: in a static graph, in `dist.shard_optimizer`, and split over processes
@@ -216,7 +218,9 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
             if row is not None:
                 lr = rows.rates[rows.kinds[row]] * rows.scales[row]
                 mine, grad = rows.params[row], rows.grads[row]
-                rule, write = _start(optimizer, mine, grad, rows.options_of(row), lr, shard, count)
+                options = rows.options[rows.kinds[row]]
+                options = options if rows.decays[row] else {**options, "weight_decay": 0.0}
+                rule, write = _start(optimizer, mine, grad, options, lr, shard, count)
             elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
                 if optimizer.layerwise_ratio(param) == 0.0:
                     continue
@@ -244,7 +248,7 @@ def _start(
             state[name] = shard.view(state[name])
         else:  # a number is stored as [1]
             state[name] = state[name].reshape(rule_shape(kind, shard.shape) if target.shape else [])
-    counted = optimizer.counted(state, count)
+    counted = counters(optimizer, state, count)
     state.update(counted)
     tensors = shard.view(target.astype(dtype)), shard.view(grad.astype(dtype))
     rule = optimizer.rule(*tensors, state, lr, shard=shard, **options)
@@ -269,7 +273,7 @@ def _start_empty(optimizer: Any, param: Tensor, shard: Shard) -> Any:
         for name, kind in optimizer.state_kinds(param).items()
     }
     state[STEP] = paddle.ones([], dtype)
-    options = optimizer.step_options(optimizer.group_of(param))
+    options, _ = optimizer.values_now(optimizer.group_of(param))
     return optimizer.rule(empty, empty, state, paddle.zeros([], dtype), shard=shard, **options)
 
 

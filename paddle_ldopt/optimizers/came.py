@@ -11,19 +11,18 @@ import paddle
 from paddle import Tensor
 
 from .._checks import Option, checked_int, one_of_two, refusal
-from .arithmetic import add_, ema_, maximum, power, square_, subtract_
-from .factored import (
+from .fused import FusedRule
+from .mindspore import LR, ScheduledOptimizer, lr_or_function, parameters_first, without_order
+from .moments import (
     FactoredOptimizer,
     clipped_,
     divided_by_root,
+    ema_,
     factored_ema,
     factored_kinds,
     is_factored,
     relative_step_lr,
-    rms,
 )
-from .fused import FusedRule
-from .mindspore import LR, ScheduledOptimizer, lr_or_function, parameters_first, without_order
 from .options import bool_option, numbers, plain_weight_decay, register
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State, largest
@@ -57,28 +56,30 @@ def came_update(
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale
-    one_minus_beta2 = power(t, -decay_rate) if beta2 is None else 1 - beta2
-    v = yield from factored_ema("exp_avg_sq", add_(grad * grad, eps[0]), state, shard, one_minus_beta2)
+    # t^-decay_rate in the type of t: Paddle rounds a float exponent to float32
+    one_minus_beta2 = t ** paddle.full_like(t, -decay_rate) if beta2 is None else 1 - beta2
+    v = yield from factored_ema("exp_avg_sq", (grad * grad).scale_(1.0, eps[0]), state, shard, one_minus_beta2)
     u = divided_by_root(grad, v, shard)  # g / sqrt(V)
-    rms_u, *rms_p = yield from rms([u, param] if scale_parameter else [u], shard)
-    u = clipped_(u, rms_u, clip_threshold)
+    u, rms_p = yield from clipped_(u, param, clip_threshold, scale_parameter, shard)
     new_state = dict(v)
     if beta1:
         m = ema_(state["exp_avg"], u, beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
-        if is_factored(shard.shape):
-            s = yield from factored_ema("exp_avg_res", add_(square_(u - m), eps[2]), state, shard, 1 - beta3)
+        if len(shard.shape) >= 2:
+            residual = u.subtract_(m)
+            residual = residual.multiply_(residual).scale_(1.0, eps[2])
+            s = yield from factored_ema("exp_avg_res", residual, state, shard, 1 - beta3)
             u = divided_by_root(m, s, shard)  # m / sqrt(S)
             new_state.update(s)
         else:
             u = m
     if weight_decay:
-        u = add_(param * weight_decay, u)
+        u = (param * weight_decay).add_(u)
     if relative_step:
         lr = lr * relative_step_lr(t, warmup_init)
     if scale_parameter:
-        lr = lr * maximum(rms_p[0], eps[1])
-    return subtract_(param, u * lr), new_state
+        lr = lr * rms_p.clip(min=eps[1])
+    return param.subtract_(u * lr), new_state
 
 
 def _fit_for_float16(m: Any) -> Any:

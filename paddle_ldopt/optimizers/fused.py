@@ -1,4 +1,4 @@
-"""The update by the C library of `kernels`: on a CPU, one call updates all parameters in place, in Paddle's own tensors.
+"""The update by the C library of `kernels`: on a CPU, one call updates all parameters in place.
 
 A `Plan` holds the library's struct of every parameter. It is made again if a tensor was added, replaced, moved or
 reshaped. Checkpoints do not depend on it.
@@ -82,15 +82,22 @@ class Plan:
             why = self._fill(self.structs[row], param, options[kind])
             if why is not None:
                 self.refused[row] = why
-        self._state = state_tensors(optimizer)
+        self._state = self._state_now()
         self._at = list(map(Tensor.data_ptr, params + self._state))
         self._is_contiguous = list(map(Tensor.is_contiguous, params + self._state))
         self._forms = [form.reshape(form.shape) for form in map(Tensor.detach, params)]  # keep their shapes
         self._types = list(map(_dtype, params))
 
+    def _state_now(self) -> list[Any]:
+        """Return the tensors of all states and masters of the optimizer."""
+        tensors: list[Tensor] = []
+        for by_name in (*self.optimizer._accumulators.values(), self.optimizer._master_weights):
+            tensors += by_name.values()
+        return tensors
+
     def is_valid(self) -> bool:
         """Return whether no tensor was added, removed, replaced, moved, cast or reshaped."""
-        state = state_tensors(self.optimizer)
+        state = self._state_now()
         return (
             len(state) == len(self._state)
             and all(map(operator.is_, state, self._state))
@@ -137,14 +144,6 @@ class Plan:
         return None
 
 
-def state_tensors(optimizer: Any) -> list[Any]:
-    """Return the tensors of all states and masters of an optimizer."""
-    tensors: list[Tensor] = []
-    for by_name in (*optimizer._accumulators.values(), optimizer._master_weights):
-        tensors += by_name.values()
-    return tensors
-
-
 def unsupported_tensor(tensor: Any) -> Optional[str]:
     """Return why the C library cannot use a tensor, None if it can."""
     if tensor.is_selected_rows():
@@ -167,12 +166,15 @@ def unsupported_tensor(tensor: Any) -> Optional[str]:
 def library_rule(optimizer: "LayerwiseOptimizer", options: Values, shape: Any = ()) -> Union[FusedRule, str]:
     """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
     cls = type(optimizer)
-    owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
+    for owner in cls.__mro__:
+        if "fused_rule" in vars(owner):
+            break
     if getattr(cls, "rule", None) is not getattr(owner, "rule", None):
         return f"{cls.__name__} has a `rule` of its own and no `fused_rule` for it"
     rule = optimizer.fused_rule(options, shape)
-    if not isinstance(rule, str) and any(0.0 < eps < _SMALLEST for eps in rule.fields["eps"]):
-        return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
+    for eps in () if isinstance(rule, str) else rule.fields["eps"]:
+        if 0.0 < eps < _SMALLEST:
+            return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
     return rule
 
 
@@ -186,20 +188,17 @@ class FusedStep:
     def __deepcopy__(self, memo: Any) -> "FusedStep":
         return FusedStep()  # the copied optimizer has other tensors
 
-    def supports(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> bool:
-        """Return whether the library may update some of these parameters; warn once, or raise, if it is missing."""
-        if optimizer.fused is False or not params:
-            return False
-        why = unsupported_here()
-        if why is None and not params[0].place.is_cpu_place():
-            why = f"the parameters are on {params[0].place}"
-            if optimizer.fused is None:
-                return False
-        if why is not None and optimizer.fused:
-            raise _not_possible(why)
-        if why is not None and paddle.in_dynamic_mode():
+    def is_possible(self, optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
+        """Return whether the library may update parameters like this; warn once, or raise, if it is missing."""
+        on_cpu = not param._is_initialized() or param.place.is_cpu_place()
+        if on_cpu and kernels.library() is not None and not flags()["FLAGS_check_nan_inf"]:
+            return True
+        why = unsupported_here() if on_cpu else f"the parameters are on {param.place}"
+        if optimizer.fused:
+            raise _not_possible(str(why))
+        if on_cpu:
             _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
-        return why is None
+        return False
 
     def read(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], dict[int, str]]:
         """Return the structs of the rows of a step, and index -> reason for the rows that it cannot update.
@@ -207,11 +206,18 @@ class FusedStep:
         Gradients that are not contiguous are replaced in `rows`, which must live until the step's end.
         """
         params, grads, kinds, options = rows.params, rows.grads, rows.kinds, rows.options
-        rules = [library_rule(optimizer, chosen) for chosen in options]
-        forms = [rule if isinstance(rule, str) else (rule.states, rule.flags) for rule in rules]
-        plan = self._plan
+        rules, forms, plan = [], [], self._plan
+        for chosen in options:
+            rule = library_rule(optimizer, chosen)
+            rules.append(rule)
+            forms.append(rule if isinstance(rule, str) else (rule.states, rule.flags))
         at_row: Any = None if plan is None or forms != self._forms else list(map(plan.row.get, map(id, params)))
-        if at_row is None or None in at_row or [plan.kinds[row] for row in at_row] != kinds or not plan.is_valid():
+        if (
+            at_row is None
+            or None in at_row
+            or list(map(plan.kinds.__getitem__, at_row)) != kinds
+            or not plan.is_valid()
+        ):
             every, of_every = list(params), list(kinds)
             if at_row is not None and plan is not None:  # keep the other parameters: the next step may update them
                 known = {id(p) for p in flatten_groups(optimizer._parameter_list)} - set(map(id, params))

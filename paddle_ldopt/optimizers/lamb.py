@@ -13,9 +13,9 @@ from paddle import Tensor, _C_ops
 
 from .._checks import Option, one_of_two, problem
 from .._compat import flatten_groups
-from .arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
 from .fused import FusedRule
 from .mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
+from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import bool_option, register
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
@@ -50,14 +50,14 @@ def lamb_update(
     v = ema_of_squares_(state["moment2"], grad, beta2)
     m_hat = m / one_minus_power(beta1, t)
     v_hat = v / one_minus_power(beta2, t)
-    r = divide_(m_hat, add_(sqrt_(v_hat), eps))
-    u = add_(r, param * weight_decay)
+    r = m_hat.divide_(sqrt(v_hat).scale_(1.0, eps))
+    u = r.add_(param * weight_decay)
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
     one, adapted = paddle.ones_like(x_norm), _C_ops.minimum(x_norm, u_norm) > 0
     trust_ratio = _C_ops.where(adapted, x_norm / _C_ops.where(adapted, u_norm, one), one)
-    return subtract_(param, multiply_(u, lr * trust_ratio)), {"moment1": m, "moment2": v}
+    return param.subtract_(u.multiply_(lr * trust_ratio)), {"moment1": m, "moment2": v}
 
 
 @register(

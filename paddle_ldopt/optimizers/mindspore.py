@@ -17,33 +17,9 @@ from .._checks import checked_number, plain_number, refusal, shown
 from .._compat import flatten_groups
 from .options import is_listed, plain_weight_decay
 from .rule_optimizer import RuleOptimizer
-from .states import GLOBAL_STEP, SCALAR, STEP, State, Values, largest, plain
+from .states import GLOBAL_STEP, SCALAR, STEP, State, StepFunction, Values, largest, plain
 
 LR = "[0, inf) or a schedule"  # the values of `lr_or_function` in words
-
-
-class StepFunction:
-    """A number that depends on the optimizer's steps: element i of a sequence, or a function of i."""
-
-    def __init__(self, source: Any, argument: str) -> None:
-        self.source, self.argument = source, argument
-
-    def __call__(self, step: int) -> float:
-        if callable(self.source):
-            return checked_number(self.source(step), f"{self.argument}({step})")
-        if step >= len(self.source):
-            over = f"has run out: it has {len(self.source)} values, and this is step {step + 1}"
-            advice = "Give a value for every step, or a callable of the step."
-            wrong = f"The schedule given as `{self.argument}` {over}. {advice}"
-            raise refusal(ValueError, wrong, **{self.argument: self})
-        return float(self.source[step])
-
-    def reported(self, step: float) -> float:
-        """Return the value at a step, or the last one of a sequence that has run out."""
-        return self(int(step) if callable(self.source) else min(int(step), len(self.source) - 1))
-
-    def __repr__(self) -> str:
-        return repr(self.source) if callable(self.source) else f"[{', '.join(f'{v:g}' for v in self.source[:3])}, ...]"
 
 
 def lr_or_function(value: Any, argument: str) -> Any:
@@ -86,7 +62,6 @@ class ScheduledOptimizer(RuleOptimizer):
     """
 
     _COUNT = GLOBAL_STEP
-    lr_function: Optional[StepFunction] = None
 
     def _checked_lr(self, learning_rate: Any) -> Any:
         return lr_or_function(learning_rate, "learning_rate")
@@ -96,39 +71,18 @@ class ScheduledOptimizer(RuleOptimizer):
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         functions = [value for value in values if isinstance(value, StepFunction)]
-        self._has_schedules = bool(functions)
+        self.counts_together = bool(functions)
         if functions and not paddle.in_dynamic_mode():
             name = functions[0].argument
             wrong = f"`{name}` advances with the optimizer's steps, which a static graph does not count."
-            advice = "Give a number, or as the rate a scheduler stepped after each run, such as LambdaDecay(1.0, function)."
+            advice = (
+                "Give a number, or as the rate a scheduler stepped after each run, such as LambdaDecay(1.0, function)."
+            )
             raise refusal(ValueError, f"{wrong} {advice}", **{name: functions[0]})
         for function in functions:
             function(0)  # checks it
         self.lr_function = rate if isinstance(rate, StepFunction) else None
         return rate(0) if isinstance(rate, StepFunction) else rate
-
-    # ---- values of this step
-
-    def rate_now(self, group: Values) -> float:
-        """Return the rate of a parameter group in this step: its own "lr", or the optimizer's."""
-        rate = self.lr_function if group.get("lr") is None else group["lr"]
-        return rate(int(self.steps_taken())) if isinstance(rate, StepFunction) else super().rate_now(group)
-
-    def step_options(self, group: Values) -> Values:
-        """Return the options with their values in this step."""
-        options = super().step_options(group)
-        if isinstance(options["weight_decay"], StepFunction):
-            options["weight_decay"] = options["weight_decay"](int(self.steps_taken()))
-        return options
-
-    def next_count(self) -> Optional[float]:
-        """Return the number of this step if anything depends on it."""
-        return self.steps_taken() + 1.0 if self._has_schedules else None
-
-    def counted(self, state: Values, count: Optional[float]) -> Values:
-        """Return the counters after this update, with the number of this step."""
-        counted = super().counted(state, count)
-        return counted if count is None else {**counted, GLOBAL_STEP: paddle.full([], count)}
 
     # ---- the rate as others see it
 
@@ -169,12 +123,12 @@ class ScheduledOptimizer(RuleOptimizer):
 
     def _states_of(self, param: Tensor) -> dict[str, State]:
         # float32 even for float64 parameters, so that all counts can be compared
-        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._has_schedules else {}
+        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self.counts_together else {}
         return {**super()._states_of(param), **counted}
 
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`, also of a run without schedules."""
-        counted = [key for key in plain(state_dict) if str(key).endswith(f"_{STEP}_0")] if self._has_schedules else []
+        counted = [key for key in plain(state_dict) if str(key).endswith(f"_{STEP}_0")] if self.counts_together else []
         steps = {key: largest([state_dict[key]]) for key in counted}
         counts = {}
         for key in steps:

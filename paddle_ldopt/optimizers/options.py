@@ -3,10 +3,11 @@
 import dataclasses
 import inspect
 from collections.abc import Iterable
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 import paddle
+from paddle.optimizer.lr import LRScheduler
 from paddle.regularizer import WeightDecayRegularizer
 
 from .._checks import (
@@ -67,6 +68,15 @@ def plain_weight_decay(value: Any, name: str) -> Any:
             f"the gradient, which only Paddle's own optimizers offer. Received: {name}={penalty}"
         )
     return 0.0 if value is None else value
+
+
+def checked_lr(learning_rate: Any, argument: str) -> Any:
+    """Return a learning rate as a float or a scheduler; raise if it is neither."""
+    if isinstance(learning_rate, LRScheduler):
+        return learning_rate
+    return checked_number(
+        learning_rate, argument, expected="a number or an LRScheduler; parameters go into `parameters=`"
+    )
 
 
 # ---- the table of optimizers

@@ -4,16 +4,13 @@ from typing import Any, Callable, Optional
 
 import paddle
 from paddle import Tensor
-from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_number, refusal
 from .._compat import is_called_by, state_dtype
-from .arithmetic import add_
 from .base import LayerwiseOptimizer
-from .batches import prepared_shards, update_one
-from .options import COMMON
-from .states import COLUMN, ELEMENT, ROW, STEP, Values, compute_dtype, largest, plain, unified_name
-from .step import Rows, in_shape
+from .batches import update_one
+from .options import COMMON, checked_lr
+from .states import COLUMN, ELEMENT, ROW, STEP, Values, compute_dtype, plain, unified_name
+from .step import in_shape
 
 
 class RuleOptimizer(LayerwiseOptimizer):
@@ -78,16 +75,11 @@ class RuleOptimizer(LayerwiseOptimizer):
         """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""
         return rate
 
-    def rate_now(self, group: Values) -> float:
-        """Return the rate of a parameter group in this step: its own "lr", or the optimizer's."""
-        own = group.get("lr")
-        return super().rate_now(group) if own is None else float(own() if isinstance(own, LRScheduler) else own)
-
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         group = self.group_of(param_and_grad[0])
         if group.get("lr") is None:
             return super()._create_param_lr(param_and_grad)
-        lr = paddle.full_like(self._global_learning_rate(), self.rate_now(group))
+        lr = paddle.full_like(self._global_learning_rate(), self.values_now(group)[1])
         return lr * self.layerwise_ratio(param_and_grad[0])
 
     # ---- groups
@@ -101,36 +93,10 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     # ---- the update
 
-    def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Return the update of rows: whole parameters in batches, others with the processes that share them."""
-        if self.finder.is_whole(self._parameter_list) and not any(map(Tensor.is_dist, rows.params)):
-            return self.batches.prepared(self, rows)
-        shards = self.finder.find(self._parameter_list)
-        if self.fused and any(shard.groups or shard.slice_size is not None for shard in shards.values()):
-            where = "parameters in shards (tensor parallel, sharding version 2)"
-            raise refusal(ValueError, f"`fused=True` does not support {where}: use None or False.", fused=True)
-        whole, pieces = [], []
-        for i, param in enumerate(rows.params):
-            self.check_shape(param)
-            shard = shards.get(param.name)
-            if shard is not None:
-                in_pieces = shard.groups or shard.slice_size is not None or param.is_dist()
-                (pieces if in_pieces else whole).append(i)
-        names = {rows.params[i].name for i in whole}
-        others = {name: shard for name, shard in shards.items() if name not in names}
-        update_whole = self.batches.prepared(self, rows.take(whole))
-        update_pieces = prepared_shards(self, rows.take(pieces), others)
-
-        def update(count: Optional[float]) -> None:
-            update_whole(count)
-            update_pieces(count)
-
-        return update
-
     def _append_to_graph(self, block: Any, param_and_grad: Any) -> None:
         param, grad = param_and_grad
         self.check_shape(param)
-        options = self.step_options({})
+        options, _ = self.values_now({})
         if not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
         lr = self._create_param_lr(param_and_grad).astype(compute_dtype(param)).reshape([])
@@ -140,23 +106,6 @@ class RuleOptimizer(LayerwiseOptimizer):
         """Raise if the optimizer was not built with this parameter, or its shape has changed."""
         if paddle.in_dynamic_mode() and self.finder.params:
             self.finder.check(param)
-
-    # ---- counts
-
-    _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
-
-    def counted(self, state: Values, count: Optional[float]) -> Values:
-        """Return the counters after this update, given the state before it."""
-        return {STEP: add_(state[STEP], 1.0)}
-
-    def steps_taken(self) -> float:
-        """Return the number of steps taken; after loading, it reads the state once."""
-        if self.taken is None:
-            key = self.state_key(self._COUNT)
-            live = {value.name: value for value in self._accumulators.get(key, {}).values()}
-            loaded = {name: value for name, value in self._accumulators_holder.items() if f"_{key}_" in name}
-            self.taken = largest([*{**loaded, **live}.values()])
-        return self.taken
 
     # ---- state
 
@@ -207,12 +156,3 @@ class RuleOptimizer(LayerwiseOptimizer):
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`, including "master_weights" and "LR_Scheduler" if present."""
         super().set_state_dict(plain(state_dict))
-
-
-def checked_lr(learning_rate: Any, argument: str) -> Any:
-    """Return a learning rate as a float or a scheduler; raise if it is neither."""
-    if isinstance(learning_rate, LRScheduler):
-        return learning_rate
-    return checked_number(
-        learning_rate, argument, expected="a number or an LRScheduler; parameters go into `parameters=`"
-    )

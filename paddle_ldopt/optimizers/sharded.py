@@ -9,7 +9,6 @@ whole parameters, [k, ..., R, C], they are sums of each parameter.
 """
 
 import copy
-import dataclasses
 import functools
 import itertools
 import math
@@ -20,31 +19,92 @@ import paddle
 import paddle.distributed as dist
 from paddle import Tensor, _C_ops
 
-from .._compat import is_sharded, parameters_of, square_sum, topology
+from .._compat import is_sharded, parameters_of, topology
 from .states import ELEMENT, ROW, SCALAR, STEP
 
 Update = Generator[list[Any], list[Any], tuple[Any, dict[str, Any]]]  # a running rule that asks for sums
 Rule = Union[Generator[list[Any], list[Any], Any], Any]  # a running rule, or the result of one without sums
+_PRODUCTS = (2, 3)  # ranks for matrix products: up to 25 times as fast on a CPU, but rounded to TF32 on a GPU
 _INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
 
-@dataclasses.dataclass(eq=False)
-class Shard:
-    """A part of a tensor: all of it, a tensor-parallel part, or a range of the flattened elements of either."""
 
-    shape: list[int]  # of the whole tensor
-    split: Optional[tuple[int, int, int]] = None  # (axis, index, parts): tensor parallel, `index` of equal `parts`
-    span: Optional[tuple[int, int]] = None  # range of the flattened part; the rule's tensors then have one dimension
+class Shard:
+    """A whole tensor as a rule sees it, and the base of `PartialShard`: sums over it, and values spread over it."""
+
     groups: tuple[Any, ...] = ()  # of processes; sums are added up over one after the other
     slice_size: Optional[int] = None  # number of elements of a flat slice, without padding
+    span: Optional[tuple[int, int]] = None  # range of the flattened part; the rule's tensors then have one dimension
 
-    def __post_init__(self) -> None:
-        axis, _, parts = self.split or (None, 0, 1)
-        self.part_shape = [n // parts if i == axis else n for i, n in enumerate(self.shape)]
-        self._begin, self._end = self.span or (0, 0)
-        self._but_rows = [*range(len(self.shape) - 2), len(self.shape) - 1]  # the dimensions of sums of columns
+    def __init__(self, shape: list[int]) -> None:
+        self.shape = shape  # of the whole tensor
 
     def view(self, stored: Any) -> Any:
         """Return a stored tensor as the rule sees it; it may share memory."""
+        return stored
+
+    def square_sum(self, x: Any) -> Any:
+        """Return the sum of all squares, of shape []; of a stack, for each parameter."""
+        rank = len(self.shape)
+        if not paddle.in_dynamic_mode():
+            return (x * x).sum()
+        if x.ndim == rank or x.shape[0] == 1:
+            return _C_ops.squared_l2_norm(x).reshape([1] * (x.ndim if x.ndim > rank else 0))
+        if math.prod(self.shape) > 512 and x.place.is_cpu_place():  # where `sum` is inexact and slow
+            flat = x.reshape([x.shape[0], 1, -1])
+            return paddle.matmul(flat, flat, transpose_y=True).reshape([-1, *[1] * rank])
+        return _C_ops.sum(x * x, list(range(-rank, 0)), None, True) if rank else x * x
+
+    def row_sums(self, x: Any) -> Any:
+        """Return the sums of the rows of the last two dimensions, [..., R, 1] of a tensor [..., R, C]."""
+        return _C_ops.sum(x, [-1], None, True)
+
+    def col_sums(self, x: Any) -> Any:
+        """Return the sums of the columns of the last two dimensions, [..., 1, C] of a tensor [..., R, C]."""
+        by_product = len(x.shape) in _PRODUCTS and math.prod(x.shape) > 4096 and paddle.in_dynamic_mode()
+        if by_product and x.place.is_cpu_place():
+            len(x.shape) in _PRODUCTS
+            and math.prod(x.shape) > 4096
+            and paddle.in_dynamic_mode()
+            and x.place.is_cpu_place()
+        ):
+            return _C_ops.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)
+        return _C_ops.sum(x, [-2], None, True)
+
+    def channel_sums(self, x: Any) -> Any:
+        """Return the sums over all dimensions but the first."""
+        return _C_ops.sum(x, list(range(1 - len(self.shape), 0)), None, True)
+
+    def spread_channels(self, values: Any) -> Any:
+        """Return the value of each element's index in the first dimension, broadcastable to the shard."""
+        return values
+
+    def spread_product(self, rows: Any, cols: Any) -> Any:
+        """Return a new tensor: for each element the product of the values of its row and its column."""
+        if len(rows.shape) in _PRODUCTS and paddle.in_dynamic_mode() and rows.place.is_cpu_place():
+            return _C_ops.matmul(rows, cols, False, False)
+        return rows * cols
+
+
+class PartialShard(Shard):
+    """A part of a tensor: a tensor-parallel part, or a range of the flattened elements of a part or of the whole."""
+
+    def __init__(
+        self,
+        shape: list[int],
+        split: Optional[tuple[int, int, int]] = None,
+        span: Optional[tuple[int, int]] = None,
+        groups: tuple[Any, ...] = (),
+        slice_size: Optional[int] = None,
+    ) -> None:
+        """`split` is (axis, index, parts): tensor parallel, `index` of equal `parts`."""
+        super().__init__(shape)
+        self.split, self.span, self.groups, self.slice_size = split, span, groups, slice_size
+        axis, _, parts = split or (None, 0, 1)
+        self.part_shape = [n // parts if i == axis else n for i, n in enumerate(shape)]
+        self._begin, self._end = span or (0, 0)
+        self._but_rows = [*range(len(shape) - 2), len(shape) - 1]  # the dimensions of sums of columns
+
+    def view(self, stored: Any) -> Any:
         if self.slice_size is None:
             return stored
         return self.stored(stored) if self.span else self.stored(stored).reshape(self.part_shape)
@@ -54,37 +114,13 @@ class Shard:
         return tensor._slice(0, self.slice_size)
 
     def square_sum(self, x: Any) -> Any:
-        """Return the sum of all squares, of shape []; of a stack, for each parameter."""
-        rank = len(self.part_shape)
-        if self.span is not None or x.ndim == rank:
-            return square_sum(x)
-        if x.shape[0] == 1:
-            return square_sum(x).reshape([1] * (rank + 1))
-        if math.prod(self.part_shape) > 512 and x.place.is_cpu_place():  # where `sum` is inexact and slow
-            flat = x.reshape([x.shape[0], 1, -1])
-            return paddle.matmul(flat, flat, transpose_y=True).reshape([-1, *[1] * rank])
-        return _C_ops.sum(x * x, list(range(-rank, 0)), None, True) if rank else x * x
+        return _C_ops.squared_l2_norm(x).reshape([])
 
     def row_sums(self, x: Any) -> Any:
-        """Return the sums of the rows of the last two dimensions, [..., R, 1] of a tensor [..., R, C]."""
         return self._leading_sums(x, len(self.shape) - 1)
 
     def channel_sums(self, x: Any) -> Any:
-        """Return the sums over all dimensions but the first."""
         return self._leading_sums(x, 1)
-
-    def col_sums(self, x: Any) -> Any:
-        """Return the sums of the columns of the last two dimensions, [..., 1, C] of a tensor [..., R, C]."""
-        *batch, rows, cols = self.part_shape
-        if self.span is None:
-            sums = _col_sums(x)
-        elif math.prod(batch) == 1:
-            sums = _col_sums(self._padded(x, cols)[1]).reshape([*batch, 1, cols])
-        else:
-            first, matrices = self._padded(x, rows * cols)
-            sums = _col_sums(matrices.reshape([-1, rows, cols])).flatten()
-            sums = _placed(sums, first * cols, math.prod(batch) * cols).reshape([*batch, 1, cols])
-        return self._in_whole(sums, self._but_rows)
 
     def _leading_sums(self, x: Any, dims: int) -> Any:
         """Return the sums over all dimensions but the first `dims`."""
@@ -97,39 +133,56 @@ class Shard:
             sums = sums.reshape([*kept, *[1] * (len(self.shape) - dims)])
         return self._in_whole(sums, range(dims))
 
-    def spread_rows(self, values: Any) -> Any:
-        """Return the value of each element's row, broadcastable to the shard."""
-        return self._spread_leading(values, len(self.shape) - 1)
+    def col_sums(self, x: Any) -> Any:
+        *batch, rows, cols = self.part_shape
+        if self.span is None:
+            sums = super().col_sums(x)
+        elif math.prod(batch) == 1:
+            sums = super().col_sums(self._padded(x, cols)[1]).reshape([*batch, 1, cols])
+        else:
+            first, matrices = self._padded(x, rows * cols)
+            sums = super().col_sums(matrices.reshape([-1, rows, cols])).flatten()
+            sums = _placed(sums, first * cols, math.prod(batch) * cols).reshape([*batch, 1, cols])
+        return self._in_whole(sums, self._but_rows)
+
+    def _in_whole(self, sums: Any, kept: Sequence[int]) -> Any:
+        """Return sums over a tensor-parallel part, padded with zeros to the whole size in the `kept` dimensions."""
+        if self.split is None or self.split[0] not in kept:
+            return sums
+        axis, index, parts = self.split
+        zeros = paddle.zeros_like(sums)
+        return paddle.concat([sums if part == index else zeros for part in range(parts)], axis=axis)
 
     def spread_channels(self, values: Any) -> Any:
-        """Return the value of each element's index in the first dimension, broadcastable to the shard."""
         return self._spread_leading(values, 1)
 
-    def spread_cols(self, values: Any) -> Any:
-        """Return the value of each element's column, broadcastable to the shard."""
-        values = self._of_whole(values, self._but_rows)
-        if self.span is None:
-            return values
-        *batch, rows, cols = self.part_shape
-        first, last = self._covered(cols)
-        if math.prod(batch) == 1:
-            block = values.reshape([1, cols]).expand([last - first, cols])
-        else:
-            block = values.reshape([-1, cols])[paddle.arange(first, last) // rows]
-        return self._cut(block, cols)
-
     def spread_product(self, rows: Any, cols: Any) -> Any:
-        """Return a new tensor: for each element the product of the values of its row and its column."""
-        rows, cols = self.spread_rows(rows), self.spread_cols(cols)
-        return _C_ops.matmul(rows, cols, False, False) if self.span is None and _has_products(rows) else rows * cols
+        rows, cols = self._spread_leading(rows, len(self.shape) - 1), self._of_whole(cols, self._but_rows)
+        if self.span is None:
+            return super().spread_product(rows, cols)
+        *batch, height, width = self.part_shape
+        first, last = self._covered(width)
+        if math.prod(batch) == 1:
+            block = cols.reshape([1, width]).expand([last - first, width])
+        else:
+            block = cols.reshape([-1, width])[paddle.arange(first, last) // height]
+        return rows * self._cut(block, width)
 
     def _spread_leading(self, values: Any, dims: int) -> Any:
+        """Return, broadcastable to the shard, the value of each element's index in the first `dims` dimensions."""
         values = self._of_whole(values, range(dims))
         if self.span is None:
             return values
         width = math.prod(self.part_shape[dims:])
         first, last = self._covered(width)
         return self._cut(values.flatten()[first:last].unsqueeze(-1).expand([last - first, width]), width)
+
+    def _of_whole(self, values: Any, kept: Sequence[int]) -> Any:
+        """Return the values of a tensor-parallel part from the values of the whole tensor."""
+        if self.split is None or self.split[0] not in kept:
+            return values
+        axis, index, parts = self.split
+        return paddle.split(values, parts, axis=axis)[index]
 
     def _covered(self, width: int) -> tuple[int, int]:
         """Return the range (begin, end) of the rows of this width that the span touches."""
@@ -144,37 +197,11 @@ class Shard:
         offset = self._covered(width)[0] * width
         return block.flatten()[self._begin - offset : self._end - offset]
 
-    def _in_whole(self, sums: Any, kept: Sequence[int]) -> Any:
-        """Return sums over a tensor-parallel part, padded with zeros to the whole size in the `kept` dimensions."""
-        if self.split is None or self.split[0] not in kept:
-            return sums
-        axis, index, parts = self.split
-        zeros = paddle.zeros_like(sums)
-        return paddle.concat([sums if part == index else zeros for part in range(parts)], axis=axis)
-
-    def _of_whole(self, values: Any, kept: Sequence[int]) -> Any:
-        """Return the values of a tensor-parallel part from the values of the whole tensor."""
-        if self.split is None or self.split[0] not in kept:
-            return values
-        axis, index, parts = self.split
-        return paddle.split(values, parts, axis=axis)[index]
-
 
 def _placed(values: Any, first: int, size: int) -> Any:
     """Return a vector of zeros of this size with `values` from index `first` on."""
     around = [paddle.zeros([zeros], values.dtype) for zeros in (first, size - first - values.shape[0])]
     return paddle.concat([around[0], values, around[1]])
-
-
-def _has_products(x: Any) -> bool:
-    """Return whether to use matrix products: up to 25 times as fast on a CPU, but rounded to TF32 on a GPU."""
-    return len(x.shape) in (2, 3) and paddle.in_dynamic_mode() and x.place.is_cpu_place()
-
-
-def _col_sums(x: Any) -> Any:
-    if math.prod(x.shape) > 4096 and _has_products(x):
-        return _C_ops.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)
-    return _C_ops.sum(x, [-2], None, True)
 
 
 def run_locally(rule: Rule) -> Any:
@@ -272,7 +299,7 @@ class ShardFinder:
             if self.is_sliced(parameter_list):
                 shards = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
             else:
-                shards = {name: self._unsliced(param) for name, param in self.params.items()}
+                shards = {name: self._part(param) for name, param in self.params.items()}
             self._found = {name: shard for name, shard in shards.items() if shard is not None}
             self._found_for = parameter_list, topology()
         return self._found
@@ -290,11 +317,14 @@ class ShardFinder:
         name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
         return name in self.params and parameter_list[0] is not self.params[name]
 
-    def _unsliced(self, param: Tensor, slice_size: Optional[int] = None) -> Shard:
-        """Return the shard of a parameter that is whole, or split only by tensor parallelism."""
+    def _part(self, param: Tensor, span: Optional[tuple[int, int]] = None, slice_size: Optional[int] = None) -> Shard:
+        """Return the shard of a parameter, whole or split by tensor parallelism, and cut to a slice if there is one."""
         split = self._split(param)
-        groups = () if split is None else (topology().get_model_parallel_group(),)
-        return Shard(self.shape(param), split, groups=groups, slice_size=slice_size)
+        if split is None and slice_size is None:
+            return Shard(self.shape(param))
+        groups = () if span is None else (topology().get_sharding_parallel_group(),)
+        groups += () if split is None else (topology().get_model_parallel_group(),)
+        return PartialShard(self.shape(param), split, span, groups, slice_size)
 
     def _split(self, param: Tensor) -> Optional[tuple[int, int, int]]:
         """Return (axis, index, parts) of a tensor-parallel parameter, None for others."""
@@ -327,11 +357,11 @@ class ShardFinder:
     def _sliced(self, name: str, spans: list[tuple[int, int]]) -> Optional[Shard]:
         """Return this process's `Shard` of a sliced parameter, None if another process has all of it."""
         begin, end = spans[topology().get_sharding_parallel_rank()]
-        shard = self._unsliced(self.params[name], slice_size=end - begin)
-        if (0, math.prod(self._shapes[name])) in spans:
-            return None if begin == end else shard
-        span = (begin, end) if begin < end else (0, 0)
-        return dataclasses.replace(shard, span=span, groups=(topology().get_sharding_parallel_group(), *shard.groups))
+        whole = (0, math.prod(self._shapes[name])) in spans
+        if whole and begin == end:
+            return None
+        span = None if whole else (begin, end) if begin < end else (0, 0)
+        return self._part(self.params[name], span, end - begin)
 
 
 class MissingGradients:
@@ -435,6 +465,7 @@ def _placed(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[
     if value.size != size:
         raise ValueError(
             f"The state '{key}' belongs to a shard of the parameter whose offset is unknown here: save with "
-            f"`paddle_ldopt.parallel.save_checkpoint`, which asks the wrapper. Received: {value.size} elements, not {size}"
+            "`paddle_ldopt.parallel.save_checkpoint`, which asks the wrapper. "
+            f"Received: {value.size} elements, not {size}"
         )
     return ShardedWeight(key, value, *places, **flat)

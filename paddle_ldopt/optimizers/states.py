@@ -7,7 +7,7 @@ import paddle
 from paddle import Tensor
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
-from .._checks import refusal, shown, wrong_type
+from .._checks import checked_number, refusal, shown, wrong_type
 from .._compat import dtype_name, flatten_groups, is_float64
 
 # The kinds of state: one number per element of the parameter, per row, per column (of the last two axes), one number.
@@ -56,6 +56,30 @@ def largest(counts: list[Any]) -> float:
         if isinstance(count, Tensor) and 0 not in count.shape:
             alike.setdefault((count.dtype, tuple(count.shape)), []).append(count)
     return max([float(paddle.stack(group).max()) for group in alike.values()], default=0.0)
+
+
+class StepFunction:
+    """A number that depends on the optimizer's steps: element i of a sequence, or a function of i."""
+
+    def __init__(self, source: Any, argument: str) -> None:
+        self.source, self.argument = source, argument
+
+    def __call__(self, step: int) -> float:
+        if callable(self.source):
+            return checked_number(self.source(step), f"{self.argument}({step})")
+        if step >= len(self.source):
+            over = f"has run out: it has {len(self.source)} values, and this is step {step + 1}"
+            advice = "Give a value for every step, or a callable of the step."
+            wrong = f"The schedule given as `{self.argument}` {over}. {advice}"
+            raise refusal(ValueError, wrong, **{self.argument: self})
+        return float(self.source[step])
+
+    def reported(self, step: float) -> float:
+        """Return the value at a step, or the last one of a sequence that has run out."""
+        return self(int(step) if callable(self.source) else min(int(step), len(self.source) - 1))
+
+    def __repr__(self) -> str:
+        return repr(self.source) if callable(self.source) else f"[{', '.join(f'{v:g}' for v in self.source[:3])}, ...]"
 
 
 # ---- names in checkpoints

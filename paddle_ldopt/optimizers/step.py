@@ -3,32 +3,34 @@
     step, minimize, apply_gradients and fleet's wrappers
       -> OneStep.update         overflow? clipping, ratios, rates, options: so far nothing has moved
            -> FusedStep.read    the C library, on a CPU
-           -> Batches.update    the rule, on stacks of parameters of one shape, by Paddle's operations
-           -> AdamWDL           Paddle's AdamW kernel
-           -> update_shards     the rule, on tensors split over processes
+           -> Batches.update    the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
+                                Paddle's AdamW kernel; tensors split over processes in `prepared_shards`
 
 In a static graph and in `dist.shard_optimizer`, Paddle calls `_append_optimize_op` for one parameter after another,
 which runs the same rule.
 """
 
 import collections
+import operator
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
+from paddle.base.dygraph.base import in_to_static_mode
 from paddle.optimizer import Optimizer
 
 from .. import kernels
 from .._checks import refusal
-from .._compat import check_step, in_paddles_loop
+from .._compat import check_weight_decay_in_step, get_fsdp_context, in_auto_dp_mode, topology
 from .fused import FusedStep
 from .sharded import MissingGradients, ShardFinder
 from .states import Values
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
+_DECAY = operator.itemgetter("weight_decay")
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
@@ -48,11 +50,6 @@ class Rows(NamedTuple):
         columns = ([column[i] for i in chosen] for column in self[:5])
         return Rows(*columns, self.options, self.rates)
 
-    def options_of(self, row: int) -> Values:
-        """Return the options of a row; "weight_decay" is 0 where it does not apply."""
-        options = self.options[self.kinds[row]]
-        return options if self.decays[row] else {**options, "weight_decay": 0.0}
-
 
 class OneStep(Optimizer):
     """The step of all optimizers of this package, from top to bottom."""
@@ -64,6 +61,7 @@ class OneStep(Optimizer):
     fused_step: FusedStep
     fused: Optional[bool]
     fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
+    counts_together = False  # whether all parameters share one count of steps
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
 
@@ -71,26 +69,27 @@ class OneStep(Optimizer):
 
     def step(self) -> Any:
         """Update all parameters that have a gradient once."""
-        if in_paddles_loop():
-            return super().step()
+        if not paddle.in_dynamic_mode() or in_to_static_mode() or in_auto_dp_mode() or get_fsdp_context():
+            return super().step()  # Paddle's loop
         groups = self._param_groups
         if not isinstance(groups[0], dict):
-            groups = [{"params": groups, "grad_clip": self._grad_clip}]
-        self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
-        return None
+            return self.update([(self._grad_clip, pairs_of(groups))])
+        return self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         """Take a step, as `minimize` and the wrappers of fleet do."""
-        if in_paddles_loop():
+        grouped = isinstance(params_grads, dict)
+        if not paddle.in_dynamic_mode() or in_auto_dp_mode() or get_fsdp_context():
+            self.check_graph([param for param, _ in (params_grads["params"] if grouped else params_grads)])
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-        if isinstance(params_grads, dict):
+        if grouped:
             return self.update([(params_grads.get("grad_clip"), params_grads["params"])])
         return self.update([(self._grad_clip, self.missing.drop_from(params_grads))])
 
     def apply_gradients(self, params_grads: Any) -> Any:
         """Take a step with the given (parameter, gradient) pairs."""
         pairs = list(params_grads)  # may be an iterator
-        if in_paddles_loop():
+        if not paddle.in_dynamic_mode():
             return super().apply_gradients(pairs)
         return self.update([(self._grad_clip, sorted(pairs, key=lambda pair: pair[0].name))])
 
@@ -109,13 +108,13 @@ class OneStep(Optimizer):
         if self.hook is not None:
             self.ratios = {param.name: self.hook(param)}
         if self._count_in_loop is None:
-            self._count_in_loop = self.next_count()
+            self._count_in_loop = self.steps_taken() + 1.0 if self.counts_together else 0.0
         self.prepared(self._rows([pair]))(self._count_in_loop)
         return None
 
     def _finish_update(self, block: Any, parameters_and_grads: Any) -> Any:
         if self._count_in_loop is not None:
-            self.taken, self._count_in_loop = self._count_in_loop, None
+            self.taken, self._count_in_loop = self._count_in_loop or None, None
         return super()._finish_update(block, parameters_and_grads)
 
     # ---- the step
@@ -123,45 +122,43 @@ class OneStep(Optimizer):
     @paddle.no_grad()
     def update(self, clipped: list[tuple[Any, Pairs]]) -> list[Any]:
         """Update parameters once, given (gradient clipping, its pairs); raise before anything has moved."""
-        if self._overflow_is_found():
+        flag = self._get_auxiliary_var("found_inf")  # of a loss scaler; None without one
+        overflow = flag is not None and bool(flag)
+        if isinstance(flag, Tensor):
+            self._set_auxiliary_var("found_inf", overflow)  # as Paddle's step does: the scaler reads it
+        if overflow:
             return []
-        clipped = [(clip, [(p, g) for p, g in pairs if g is not None and not p.stop_gradient]) for clip, pairs in clipped]
-        every = [pair for _, pairs in clipped for pair in pairs]
-        params = [param for param, _ in every]
-        self.check_in_step(params)
+        pairs: Pairs = []
+        plain = simple = self.regularization is None  # no clipping and no regularizer; none but the library's clipping
+        for clip, of_clip in clipped:
+            pairs += of_clip
+            plain, simple = plain and clip is None, simple and (clip is None or self._library_clips(clip))
+        for param, _ in pairs:
+            if param.__dict__.get("regularizer") is not None:
+                plain = simple = False
+        if (getattr(self._apply_decay_param_fun, "__module__", None) or "").startswith("paddle."):
+            check_weight_decay_in_step(self)
         if self.hook is not None:
-            self.ratios = {param.name: self.hook(self.finder.original(param)) for param in params}
-        fused = self.fused_step.supports(self, params)
-        in_library = fused and all(clip is None or self._library_clips(clip) for clip, _ in clipped)
-        in_library = in_library and 0.0 not in self.ratios.values() and not self._has_regularizer(params)
-        if not in_library:
-            every = self._clipped(clipped)
-        rows = self._rows(every)
-        self.create_state(rows.params)
-        structs, rest = None, rows
-        if fused and rows.params:
+            self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
+        fused = self.fused is not False and bool(pairs) and self.fused_step.is_possible(self, pairs[0][0])
+        clips = fused and simple and not plain and 0.0 not in self.ratios.values()  # in the library
+        rows = self._rows(pairs if plain or clips else self._clipped(clipped))
+        structs, refused = self.fused_step.read(self, rows) if fused and rows.params else (None, ())
+        if refused and clips:
+            clips, rows = False, self._rows(self._clipped(clipped))
             structs, refused = self.fused_step.read(self, rows)
-            if refused and in_library and any(clip is not None for clip, _ in clipped):
-                in_library, rows = False, self._rows(self._clipped(clipped))
-                structs, refused = self.fused_step.read(self, rows)
-            rest = rows.take(sorted(refused))
-        for param, grad in zip(rest.params, rest.grads):
-            check_gradient(self, param, grad)
-        update_rest = self.prepared(rest)
-        count = self.next_count() if rows.params or self.missing.others_may_have_updates() else self.taken
+        update_rest = None
+        if structs is None or refused or topology() is not None:
+            update_rest = self.prepared(rows if structs is None else rows.take(sorted(refused)))
+        count = self.taken
+        if self.counts_together and (rows.params or self.missing.others_may_have_updates()):
+            count = self.steps_taken() + 1.0
         if structs is not None:
-            self._update_in_library(structs, rows, refused, clipped if in_library else [], count)
-        update_rest(count)
+            self._update_in_library(structs, rows, refused, clipped if clips else (), count)
+        if update_rest is not None:
+            update_rest(count)
         self.taken = count
         return []
-
-    def _overflow_is_found(self) -> bool:
-        """Return whether an overflow skips the step; note it for the loss scaler, as Paddle's step does."""
-        flag = self._get_auxiliary_var("found_inf")
-        overflow = bool(flag)
-        if isinstance(flag, Tensor):
-            self._set_auxiliary_var("found_inf", overflow)
-        return overflow
 
     def _library_clips(self, clip: Any) -> bool:
         """Return whether the library scales gradients for this clipping; by settings alone, for the bits of a resume.
@@ -171,57 +168,55 @@ class OneStep(Optimizer):
         by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm and not clip.auto_skip_clip
         return by_norm and not self.rule_clips() and not paddle.distributed.is_initialized()
 
-    def _has_regularizer(self, params: list[Tensor]) -> bool:
-        return self.regularization is not None or any(getattr(p, "regularizer", None) is not None for p in params)
-
     def _clipped(self, clipped: list[tuple[Any, Pairs]]) -> Pairs:
         """Return all pairs with the gradients that Paddle's clipping and regularization make of them."""
         every: Pairs = []
         for clip, pairs in clipped:
-            for param, grad in pairs if clip is not None else []:
-                check_gradient(self, param, grad)
-            pairs = pairs if clip is None else clip(pairs)
-            if self._has_regularizer([param for param, _ in pairs]):
+            if clip is not None:
+                for param, grad in pairs:
+                    check_gradient(self, param, grad)
+                pairs = [(p, grad if grad.is_selected_rows() else in_shape(grad, p)) for p, grad in clip(pairs)]
+            if self.regularization is not None or any(getattr(p, "regularizer", None) is not None for p, _ in pairs):
                 pairs = self.append_regularization_ops(pairs, self.regularization)
-            every += [(p, in_shape(grad, p)) for p, grad in pairs if grad is not None]
+            every += pairs
         return every
 
     def _rows(self, pairs: Pairs) -> Rows:
         """Return the rows of a step: parameters of the layers whose ratio is not 0, with their rates and options."""
-        pairs = [(param, grad) for param, grad in pairs if param.size]
-        ratios = [self.ratio_of(param) for param, _ in pairs] if self.ratios else [1.0] * len(pairs)
-        if 0.0 in ratios:
-            pairs = [pair for pair, ratio in zip(pairs, ratios) if ratio != 0.0]
-            ratios = [ratio for ratio in ratios if ratio != 0.0]
+        pairs = [(param, grad) for param, grad in pairs if grad is not None and not param.stop_gradient and param.size]
         params = [param for param, _ in pairs]
-        kinds, options, rates = self._kinds(params)
-        factors = [factor_of(param) for param in params]
+        ratios = list(map(self.ratios.get, [param.name for param in params])) if self.ratios else [1.0] * len(params)
+        if None in ratios:
+            ratios = list(map(self.ratio_of, params))
+        if 0.0 in ratios:
+            moving = [i for i, ratio in enumerate(ratios) if ratio != 0.0]
+            params, pairs, ratios = ([column[i] for i in moving] for column in (params, pairs, ratios))
+        if not self._already_create_accumulator.issuperset([param.name for param in params]):
+            self.create_state(params)
+        kinds: list[int] = [0] * len(params)
+        options: list[Values] = []
+        rates: list[float] = []
+        if isinstance(self._parameter_list[0], dict):
+            known: dict[Any, int] = {}  # the id of a group, or values of equal groups -> their kind
+            for i, param in enumerate(params):
+                group = self.group_of(param)
+                if id(group) not in known:
+                    chosen, rate = self.values_now(group)
+                    known[id(group)] = known.setdefault((*chosen.values(), rate), len(options))
+                    if known[id(group)] == len(options):
+                        options.append(chosen)
+                        rates.append(rate)
+                kinds[i] = known[id(group)]
+        else:
+            chosen, rate = self.values_now({})
+            options, rates = [chosen], [rate]
+        attrs = [param.__dict__.get("optimize_attr") or {} for param in params]
+        factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
         for i, factor in enumerate(factors):
             if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
                 factors[i] = float(factor) / rates[kinds[i]] if rates[kinds[i]] else 0.0
         scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
         return Rows(params, [grad for _, grad in pairs], scales, kinds, self.decay_list(params), options, rates)
-
-    def _kinds(self, params: list[Tensor]) -> tuple[list[int], list[Values], list[float]]:
-        """Return the kind of each parameter, and the options and the rate of each kind in this step."""
-        if not isinstance(self._parameter_list[0], dict):
-            return [0] * len(params), [self.step_options({})], [self.rate_now({})]
-        kinds: list[int] = []
-        kind_of_group: dict[int, int] = {}
-        kind_of_values: dict[Any, int] = {}  # groups with equal options and rates are one kind
-        options: list[Values] = []
-        rates: list[float] = []
-        for param in params:
-            group = self.group_of(param)
-            kind = kind_of_group.get(id(group))
-            if kind is None:
-                chosen, rate = self.step_options(group), self.rate_now(group)
-                kind = kind_of_group[id(group)] = kind_of_values.setdefault((*chosen.values(), rate), len(options))
-                if kind == len(options):
-                    options.append(chosen)
-                    rates.append(rate)
-            kinds.append(kind)
-        return kinds, options, rates
 
     def _update_in_library(self, structs: NDArray[Any], rows: Rows, left: Any, clipped: Any, count: Any) -> None:
         begin, kinds, params = 0, np.array(rows.kinds), rows.params
@@ -233,12 +228,13 @@ class OneStep(Optimizer):
                 part["grad_scale"][mine] *= limit / np.maximum(norm, limit)
             begin += len(pairs)
         structs["lr"] = np.array(rows.rates, "f4")[kinds] * np.array(rows.scales, "f4")
-        structs["weight_decay"] = np.array([options["weight_decay"] for options in rows.options])[kinds] * rows.decays
+        structs["weight_decay"] = np.array(list(map(_DECAY, rows.options)))[kinds] * rows.decays
         structs["count"] = count or 0.0
         if left:
             chosen = [i for i in range(len(params)) if i not in left]
             structs, params = structs[chosen], [params[i] for i in chosen]
-        kernels.step(structs)
+        if kernels.library().ldopt_step(structs.ctypes.data, len(structs)):
+            raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
         if self.fused_bumps_version:
             collections.deque(map(Tensor._bump_inplace_version, params), maxlen=0)
 
@@ -254,12 +250,6 @@ def pairs_of(params: list[Tensor]) -> Pairs:
             if grad is not None:
                 pairs.append((param, grad))
     return pairs
-
-
-def factor_of(param: Tensor) -> Any:
-    """Return the factor of a parameter's rate in `ParamAttr`, where Paddle keeps that of its group too."""
-    attr = getattr(param, "optimize_attr", None)
-    return attr.get("learning_rate", 1.0) if attr else 1.0
 
 
 def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:

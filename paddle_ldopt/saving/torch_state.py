@@ -13,7 +13,7 @@ from paddle.optimizer import Optimizer
 from .._checks import checked_bool, checked_int
 from .._messages import quoted, refusal, shown, wrong_type
 from .._paddle import MASTER, checked_model, parameters_of, unwrap_model
-from ..optimizers.registry import REGISTRY
+from ..optimizers.options import REGISTRY
 from ..optimizers.states import GLOBAL_STEP, STEP
 from .safetensors_file import Arrays
 from .save_load import LoadReport

@@ -14,7 +14,7 @@ from ..config.files import json_argument
 from ..config.problems import option_problems
 from ..config.trainer_arguments import BUILT_IN, builds_schedule, clip_norm, name_of
 from ..layers.decay import LayerDecay
-from ..optimizers.registry import REGISTRY
+from ..optimizers.options import REGISTRY
 from ..schedules.kinds import SCHEDULES
 from . import lr_scheduler
 from .shared import check_mixed_in_first

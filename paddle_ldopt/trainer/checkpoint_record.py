@@ -14,7 +14,7 @@ from ..config.decay_settings import decay_from, settings_of
 from ..config.trainer_arguments import name_of
 from ..layers.layer import Layer
 from ..layers.rates import layerwise_interface
-from ..optimizers.registry import REGISTRY
+from ..optimizers.options import REGISTRY
 from ..saving.layerwise_record import ALLOW, LayerwiseSettings, changes, check_changes
 from .folders import FORMAT, LAYERWISE
 from .types import Trainer

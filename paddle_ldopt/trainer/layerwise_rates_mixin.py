@@ -18,7 +18,7 @@ from ..layers.map import LayerMap
 from ..layers.rates import layerwise_interface
 from ..optimizers import OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
-from ..optimizers.registry import REGISTRY
+from ..optimizers.options import REGISTRY
 from . import lr_scheduler
 from .arguments import mark_received
 from .optimizer_checks import check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified

@@ -13,7 +13,7 @@ from ..config.trainer_arguments import name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rates import layerwise_interface
-from ..optimizers.registry import REGISTRY
+from ..optimizers.options import REGISTRY
 from ..schedules.kinds import metric_kinds
 from .types import Args
 

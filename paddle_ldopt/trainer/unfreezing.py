@@ -11,7 +11,7 @@ from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
 from ..layers.rates import layerwise_interface
-from ..optimizers import LayerwiseMixin
+from ..optimizers import LayerRates
 from ..optimizers.apply import apply_layerwise_decay, plain_class
 from .shared import Callback
 from .types import Args, Control, State
@@ -52,7 +52,7 @@ class GradualUnfreezeCallback(Callback):
         optimizer = unwrap(optimizer)
         own_layers = layerwise_interface(optimizer).layers
         _check_layers(optimizer, own_layers, self.layers)
-        if own_layers is None and isinstance(optimizer, LayerwiseMixin) and plain_class(optimizer) is None:
+        if own_layers is None and isinstance(optimizer, LayerRates) and plain_class(optimizer) is None:
             optimizer.set_layers(self.layers, 1.0)
         elif own_layers is None:
             apply_layerwise_decay(optimizer, self.layers, 1.0)
@@ -83,7 +83,7 @@ class GradualUnfreezeCallback(Callback):
 
 def _check_layers(optimizer: Optimizer, own_layers: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
     """Raise ValueError unless the layers are known: the optimizer's own, or the callback's if it has no ratios."""
-    hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.has_ratios
+    hooked = own_layers is None and isinstance(optimizer, LayerRates) and optimizer.has_ratios
     if hooked or (own_layers or layers) is None or (own_layers is not None and layers not in (None, own_layers)):
         message = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or pass"
         advice = "layers=LayerMap.from_model(model) with an optimizer without ratios of its own."

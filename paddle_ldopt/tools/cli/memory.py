@@ -9,7 +9,7 @@ from typing import Any, Callable, Union
 from ..._checks import checked_bool, checked_int, checked_number
 from ..._messages import refusal, shown, unknown
 from ...layers.table import markdown, rich_table
-from ...optimizers.registry import REGISTRY
+from ...optimizers.options import REGISTRY
 from ..memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimate
 from ..memory.optimizer import sizing_options
 from .arguments import MODEL, load_model

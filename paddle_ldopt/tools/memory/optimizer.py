@@ -5,7 +5,7 @@ from typing import Any, Optional
 
 from ..._checks import Option, checked_bool, checked_choice
 from ..._messages import refusal
-from ...optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
+from ...optimizers.options import REGISTRY, OptimizerInfo, optimizer_class
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 

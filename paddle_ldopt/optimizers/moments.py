@@ -1,26 +1,57 @@
-"""The factored second moment of Adafactor and CAME: means of a matrix's rows and columns instead of all elements.
+"""Moments: moving averages, and the factored second moment of Adafactor and CAME; a trailing underscore overwrites.
 
-Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1). The last two dimensions
-are the matrix, the others a batch of matrices. Vectors and scalars are not factored.
+Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1): instead of all elements
+it keeps the means of a matrix's rows and columns. The last two dimensions are the matrix, the others a batch of
+matrices. Vectors and scalars are not factored.
 
 Rules yield sums over the whole tensor (see `RuleOptimizer`) and divide them by sizes from the shape of the whole
 parameter, `Shard.shape`:
 
     v = yield from factored_ema("exp_avg_sq", grad * grad + eps, state, shard, 1 - beta2)
     u = divided_by_root(grad, v, shard)
+
+On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. So the rules reuse the memory of
+their intermediate results, by the methods of Tensor with an underscore; in a static graph Paddle makes new values.
 """
 
 import math
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Optional
 
 import paddle
-from paddle import Tensor, _C_ops
+from paddle import _C_ops
 
 from .._checks import refusal
-from .arithmetic import divide_, ema_, maximum, multiply_
-from .rule_optimizer import RuleOptimizer, checked_lr
+from .._compat import flags
+from .options import checked_lr
+from .rule_optimizer import RuleOptimizer
 from .states import COLUMN, ROW, Values
+
+
+def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
+    """Return beta * old + (1 - beta) * new; overwrites old. `one_minus_beta` is a more exact 1 - beta."""
+    new = new * (1 - beta if one_minus_beta is None else one_minus_beta)
+    return (old.scale_(beta) if isinstance(beta, float) else old.multiply_(beta)).add_(new)
+
+
+def ema_of_squares_(old: Any, x: Any, beta: float) -> Any:
+    """Return beta * old + (1 - beta) * x^2; overwrites old."""
+    return old.scale_(beta).add_((x * (1 - beta)).multiply_(x))
+
+
+def one_minus_power(beta: float, t: Any) -> Any:
+    """Return 1 - beta^t without cancellation, a relative error of 1e-5 in float32 at beta = 0.999."""
+    return -paddle.expm1(t * math.log(beta)) if beta else paddle.ones_like(t)
+
+
+def sqrt(x: Any) -> Any:
+    """Return the square roots of x; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
+    if flags()["FLAGS_check_nan_inf"]:  # the `rsqrt` of 0 would stop the step
+        return x.sqrt()
+    return x.rsqrt().reciprocal_()
+
+
+# ---- the factored second moment
 
 
 def is_factored(shape: Any) -> bool:
@@ -41,14 +72,16 @@ def factored_ema(
     Overwrites the old state. Yields the sums of the rows and columns of `new`; of a vector nothing.
     """
     beta = 1 - one_minus_beta
-    if not is_factored(shard.shape):
+    if len(shard.shape) < 2:
         return {name: ema_(state[name], new, beta, one_minus_beta)}
     asked = [shard.row_sums(new), shard.col_sums(new)]
     del new  # no memory as large as the parameter while other processes are awaited
-    sums, means = (yield asked), {}
-    for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
-        means[part] = ema_(state[part], total, beta, one_minus_beta / size)
-    return means
+    row, col = yield asked
+    *_, rows, cols = shard.shape
+    return {
+        f"{name}_row": ema_(state[f"{name}_row"], row, beta, one_minus_beta / cols),
+        f"{name}_col": ema_(state[f"{name}_col"], col, beta, one_minus_beta / rows),
+    }
 
 
 def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
@@ -56,24 +89,25 @@ def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
 
     `averages` is a `factored_ema` of values above 0; the result is the part in `shard`.
     """
-    if not is_factored(shard.shape):
+    if len(averages) == 1:
         (v,) = averages.values()
-        return multiply_(v.rsqrt(), x)
+        return v.rsqrt().multiply_(x)
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
     row = row.rsqrt() * _C_ops.mean(row, [-2], True).sqrt()
-    return multiply_(shard.spread_product(row, col.rsqrt()), x)
+    return shard.spread_product(row, col.rsqrt()).multiply_(x)
 
 
-def rms(tensors: list[Tensor], shard: Any) -> Generator[list[Any], list[Any], list[Any]]:
-    """Return the root mean square of each of these tensors, as large as the parameter. Yields their square sums."""
-    sums = yield [shard.square_sum(x) for x in tensors]
-    return [(square_sum / math.prod(shard.shape)).sqrt() for square_sum in sums]
+def clipped_(u: Any, param: Any, clip_threshold: float, scale_parameter: bool, shard: Any) -> Any:
+    r"""Return :math:`u / \max(1, \mathrm{RMS}(u) / clip\_threshold)` (section 6) and RMS(param); overwrites u.
 
-
-def clipped_(u: Any, rms_u: Any, clip_threshold: float) -> Any:
-    r"""Return :math:`u / \max(1, \mathrm{RMS}(u) / clip\_threshold)` (section 6); overwrites u."""
-    return divide_(u, maximum(rms_u if clip_threshold == 1.0 else rms_u / clip_threshold, 1.0))
+    Yields the sums of squares. Without `scale_parameter` the second result is None.
+    """
+    size = math.prod(shard.shape)
+    asked = [shard.square_sum(u), shard.square_sum(param)] if scale_parameter else [shard.square_sum(u)]
+    squares = yield asked
+    excess = _C_ops.clip((squares[0] / size).sqrt() / clip_threshold, 1.0, math.inf)
+    return u.divide_(excess), (squares[1] / size).sqrt() if scale_parameter else None
 
 
 def relative_step_lr(t: Any, warmup_init: bool) -> Any:
