@@ -172,9 +172,7 @@ def decayed_parameter_names(model: Sublayer) -> set[str]:
     """Return the `param.name` of the parameters with weight decay: all except biases and parameters of norms.
 
     Excluded are parameters with at most one axis, parameters of sublayers of a norm's class or a subclass (under any
-    name: `layer_norm`, `norm1`, `ln_1`, `input_layernorm`), and parameters with "bias" in their structured name. The
-    result also contains the names of deep copies of these parameters, so that a deep copy of a model and its optimizer
-    has the same weight decay.
+    name: `layer_norm`, `norm1`, `ln_1`, `input_layernorm`), and parameters with "bias" in their structured name.
 
     Examples:
         >>> import paddle

@@ -62,11 +62,6 @@ class Shard:
         """Return the sums of the columns of the last two dimensions, [..., 1, C] of a tensor [..., R, C]."""
         by_product = len(x.shape) in _PRODUCTS and math.prod(x.shape) > 4096 and paddle.in_dynamic_mode()
         if by_product and x.place.is_cpu_place():
-            len(x.shape) in _PRODUCTS
-            and math.prod(x.shape) > 4096
-            and paddle.in_dynamic_mode()
-            and x.place.is_cpu_place()
-        ):
             return _C_ops.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)
         return _C_ops.sum(x, [-2], None, True)
 

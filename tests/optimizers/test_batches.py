@@ -15,8 +15,8 @@ from test_parity import trajectory
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers import ELEMENT, RuleOptimizer, State
-from paddle_ldopt.optimizers._step import operations
-from paddle_ldopt.optimizers._step.batches import Batch
+
+from paddle_ldopt.optimizers.batches import Batch
 from paddle_ldopt.trainer import LayerLRCallback
 
 BATCHED = [name for name in VARIANTS if name != "adamwdl"]

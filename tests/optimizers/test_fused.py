@@ -14,7 +14,7 @@ from reference import bert_like, make_params, needs_library, take_steps
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
-from paddle_ldopt.optimizers._step import fused_step
+
 
 pytestmark = needs_library
 

@@ -6,7 +6,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import _paddle
-from paddle_ldopt.optimizers._step import memory
+
 
 
 @pytest.mark.parametrize("checked_before", range(4))
