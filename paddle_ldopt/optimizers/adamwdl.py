@@ -19,7 +19,7 @@ from .fused import FusedRule
 from .moments import sqrt
 from .options import bool_option, checked_lr, plain_weight_decay, register
 from .states import ELEMENT, SCALAR, State, Values, compute_dtype
-from .step import Rows
+from .step import Rows, check_gradient
 
 _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
 
@@ -208,6 +208,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             rows = rows.take([i for i, param in enumerate(rows.params) if self._has_kernel(param)])
         inputs, rates = [], dict[Any, Any]()
         for param, grad, scale, kind, decays in zip(*rows[:5]):
+            check_gradient(self, param, grad)
             self.check_shape(param)
             state, options = self.state_of(param), rows.options[kind]
             master = self._master_weights[param.name] if self.has_master(param) else None

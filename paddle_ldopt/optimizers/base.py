@@ -128,7 +128,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if apply_decay_param_fun is not None:
             check_weight_decay_fun(apply_decay_param_fun, params or [])
         self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
-        self.fused_step, self.batches = FusedStep(), Batches()
+        self.fused_step, self.batches, self.taken = FusedStep(), Batches(), 0.0
         run_untranslated()
         return groups
 
@@ -218,7 +218,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         options, rate = dict(self._rule_options), group.get("lr")
         for name in group.keys() & options.keys():
             options[name] = group[name]
-        if isinstance(options["weight_decay"], StepFunction):
+        if isinstance(options.get("weight_decay"), StepFunction):
             options["weight_decay"] = options["weight_decay"](int(self.steps_taken()))
         if rate is None:
             rate = self.lr_function or self._learning_rate
@@ -239,7 +239,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def has_nonzero_weight_decay(self, param: Tensor) -> bool:
         """Return whether the next step applies weight decay to a parameter."""
-        return bool(self.values_now(self.group_of(param))[0]["weight_decay"]) and self.has_weight_decay(param)
+        return bool(self.values_now(self.group_of(param))[0].get("weight_decay")) and self.has_weight_decay(param)
 
     def structured_name(self, param: Tensor) -> str:
         """Return the parameter's name in the model, or ``param.name`` if it is unknown."""
@@ -250,9 +250,14 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def group_of(self, param: Tensor) -> Values:
         """Return the parameter group of `param`, {} without one."""
         if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
-            groups = [group for group in self._param_groups or [] if isinstance(group, dict)]
-            self._groups = {param.name: group for group in groups for param in group["params"]}
-        return self._groups.get(param.name, {})
+            if not self.has_groups():
+                return {}
+            self._groups = {param.name: group for group in self._param_groups for param in group["params"]}
+        return self._groups[param.name]
+
+    def has_groups(self) -> bool:
+        """Return whether the optimizer has parameter groups."""
+        return bool(self._parameter_list) and isinstance(self._parameter_list[0], dict)
 
     def _add_param_group(self, param_group: Values) -> None:
         if hasattr(self, "_already_create_accumulator"):  # a group added to a built optimizer

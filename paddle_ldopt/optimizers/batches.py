@@ -15,10 +15,10 @@ from paddle import Tensor, _C_ops
 
 from .sharded import Shard, run_locally, run_together
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, Values, compute_dtype, rule_shape
+from .step import Rows, check_gradient, in_shape
 
 if TYPE_CHECKING:
     from .base import LayerwiseOptimizer
-    from .step import Rows
 
 _MASTER = "master"
 _dtype = Tensor.dtype.__get__
@@ -127,6 +127,7 @@ class Batches:
         """Return the update of rows, whose checks are done; it takes the number of the step."""
         key = rows.params, list(map(_dtype, rows.grads)), *rows[2:5], len(rows.options), optimizer.batch_bytes
         same = self._key is not None and len(key[0]) == len(self._key[0]) and key[1:] == self._key[1:]
+        same = same and all(map(Tensor.is_same_shape, rows.grads, rows.params))
         if not (same and all(map(operator.is_, key[0], self._key[0])) and all(map(Batch.is_valid, self._used))):
             self._units = self._divided(optimizer, rows)
             self._used, self._key = [batch for batch, *_ in self._units], key
@@ -135,7 +136,7 @@ class Batches:
         def update(count: Optional[float]) -> None:
             for batch, members, scale in units:
                 first, kind = members[0], rows.kinds[members[0]]
-                options = rows.options[kind] if rows.decays[first] else {**rows.options[kind], "weight_decay": 0.0}
+                options = rows.options[kind] if rows.decays[first] else rows.undecayed(kind)
                 grads = list(map(rows.grads.__getitem__, members))
                 batch.update(grads, rows.rates[kind] * scale, options, count)
 
@@ -146,8 +147,10 @@ class Batches:
         alike: dict[Any, list[int]] = {}
         sharing: collections.Counter[Any] = collections.Counter()  # parameters of the same memory take turns
         for i, (param, grad) in enumerate(zip(rows.params, rows.grads)):
+            check_gradient(optimizer, param, grad)
             optimizer.check_shape(param)
             sharing[param.data_ptr()] += 1
+            rows.grads[i] = grad = in_shape(grad, param)
             form = sharing[param.data_ptr()], tuple(param.shape), param.dtype, grad.dtype, rows.kinds[i], rows.decays[i]
             alike.setdefault(form, []).append(i)
         units = []
@@ -218,8 +221,8 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
             if row is not None:
                 lr = rows.rates[rows.kinds[row]] * rows.scales[row]
                 mine, grad = rows.params[row], rows.grads[row]
-                options = rows.options[rows.kinds[row]]
-                options = options if rows.decays[row] else {**options, "weight_decay": 0.0}
+                kind = rows.kinds[row]
+                options = rows.options[kind] if rows.decays[row] else rows.undecayed(kind)
                 rule, write = _start(optimizer, mine, grad, options, lr, shard, count)
             elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
                 if optimizer.layerwise_ratio(param) == 0.0:

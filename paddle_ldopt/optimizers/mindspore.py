@@ -128,7 +128,8 @@ class ScheduledOptimizer(RuleOptimizer):
 
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`, also of a run without schedules."""
-        counted = [key for key in plain(state_dict) if str(key).endswith(f"_{STEP}_0")] if self.counts_together else []
+        state_dict = plain(state_dict)
+        counted = [key for key in state_dict if str(key).endswith(f"_{STEP}_0")] if self.counts_together else []
         steps = {key: largest([state_dict[key]]) for key in counted}
         counts = {}
         for key in steps:

@@ -97,7 +97,7 @@ class RuleOptimizer(LayerwiseOptimizer):
         param, grad = param_and_grad
         self.check_shape(param)
         options, _ = self.values_now({})
-        if not self.has_weight_decay(param):
+        if "weight_decay" in options and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
         lr = self._create_param_lr(param_and_grad).astype(compute_dtype(param)).reshape([])
         update_one(self, param, in_shape(grad, param), options, lr)

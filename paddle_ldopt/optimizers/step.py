@@ -47,8 +47,12 @@ class Rows(NamedTuple):
 
     def take(self, chosen: list[int]) -> "Rows":
         """Return some of the rows."""
-        columns = ([column[i] for i in chosen] for column in self[:5])
+        columns: Any = ([column[i] for i in chosen] for column in self[:5])
         return Rows(*columns, self.options, self.rates)
+
+    def undecayed(self, kind: int) -> Values:
+        """Return the options of a kind without weight decay."""
+        return {name: 0.0 if name == "weight_decay" else value for name, value in self.options[kind].items()}
 
 
 class OneStep(Optimizer):
@@ -274,4 +278,4 @@ def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:
 
 def in_shape(grad: Tensor, param: Tensor) -> Any:
     """Return a gradient in the shape of its parameter; `ClipGradByGlobalNorm` makes [1] of []."""
-    return grad if grad.is_same_shape(param) or grad.is_selected_rows() else grad.reshape(param.shape)
+    return grad if list(grad.shape) == list(param.shape) else grad.reshape(param.shape)
