@@ -7,7 +7,6 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._checks import checked_steps
 from .._files import Path
 from .._messages import first_few, nearest, refusal, shown
 from .._paddle import name_dict_of, unwrap_model
@@ -147,26 +146,23 @@ class LayerMap:
         learning_rate: RateOrSchedule = None,
         optimizer: Optional[Optimizer] = None,
         apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
-        num_steps: Optional[int] = None,
     ) -> LayerTable:
         """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
 
-        With an `optimizer` the table has the rates of its next step, the highest rates from now on, weight decay and
-        frozen parameters, all read from the optimizer. Otherwise it has the rates planned by `layerwise_decay`.
+        With an `optimizer` the table has the rates of its next step, the rates at the peak of a schedule of this
+        package, weight decay and frozen parameters, all read from the optimizer. Otherwise it has the rates planned by
+        `layerwise_decay`.
 
         Args:
             layerwise_decay: required without `optimizer`.
             learning_rate (float|LRScheduler): rate of a layer whose ratio is 1; without it the table has ratios only.
             optimizer: any optimizer of Paddle or of this package, layer-wise or not.
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
-            num_steps: number of steps to search for the peak of the schedule. None: all steps of a `CurveSchedule`;
-                10,000 steps of any other schedule, or more if its warm-up is long.
 
         Raises:
             ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that is read from
                 `optimizer`; an optimizer of another model.
         """
-        num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
         tensors = self._tensors()
         if (layerwise_decay is None) == (optimizer is None):
             raise ValueError(
@@ -175,11 +171,9 @@ class LayerMap:
             )
         if layerwise_decay is None:
             check_readable(self, optimizer, learning_rate=learning_rate, apply_decay_param_fun=apply_decay_param_fun)
-            return LayerTable.build(tensors, rates_of_optimizer(optimizer, num_steps))
+            return LayerTable.build(tensors, rates_of_optimizer(optimizer))
         ratios = self.ratio_fn(layerwise_decay)
-        return LayerTable.build(
-            tensors, planned_rates(tensors, ratios, learning_rate, apply_decay_param_fun, num_steps)
-        )
+        return LayerTable.build(tensors, planned_rates(tensors, ratios, learning_rate, apply_decay_param_fun))
 
     def _tensors(self) -> Tensors:
         names = self.name_dict or {name: name for name in self._layers}

@@ -4,7 +4,6 @@ Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so
 """
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from paddle import Tensor
@@ -14,7 +13,7 @@ from paddle.optimizer.lr import LRScheduler
 from .. import _paddle
 from .._checks import checked_number
 from .._messages import refusal
-from ..schedules.ahead import peak_learning_rate
+from ..schedules.curves import peak_of
 from .decay_ratios import LayerRatios
 from .layer import Layer
 from .optimizer_interface import layerwise_interface
@@ -32,7 +31,7 @@ class Rate:
 
     ratio: float  # ratio to the optimizer's rate
     now: Optional[float]
-    peak: Optional[float]  # the highest rate from the next step on
+    peak: Optional[float]  # at the peak of the schedule
     has_weight_decay: Optional[bool]
     frozen: bool
     multiplier: float = 1.0  # product of the decay's `multipliers`, part of the ratio
@@ -78,11 +77,13 @@ def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
         layers.layer_of(param.name)  # raises for another model's
 
 
-def rates_of_optimizer(optimizer: Optimizer, num_steps: Optional[int] = None) -> dict[str, Rate]:
-    """Return tensor name -> `Rate`, read from an optimizer; `num_steps` as in `peak_learning_rate`."""
+def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
+    """Return tensor name -> `Rate`, read from an optimizer."""
     params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
     interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _paddle.groups_by_name(optimizer)
-    peak = peak_learning_rate(_paddle.lr_or_scheduler(optimizer), num_steps, interface.lr_divisor)
+    scheduler = _paddle.lr_or_scheduler(optimizer)
+    moving = interface.lr_divisor(1) != 1.0  # then the rate and its divisor both change
+    peak = now if not isinstance(scheduler, LRScheduler) else None if moving else peak_of(scheduler)
     parts, ratios, rates = _paddle.lr_factors_and_own(optimizer, params), interface.ratio_of, {}
     for param in params:
         factor, fixed = parts[param.name]
@@ -109,13 +110,12 @@ def planned_rates(
     ratios: LayerRatios,
     learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
-    num_steps: Optional[int],
 ) -> dict[str, Rate]:
     """Return tensor name -> planned `Rate` of a decay, with the arguments of `LayerMap.table`."""
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         wrong = "`apply_decay_param_fun` must be callable."
         raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
-    now, peak = _planned_rate(learning_rate, num_steps)
+    now, peak = _planned_rate(learning_rate)
     moves, rates = ratios.decay.moves, {}
     for tensor, (_, name, param) in tensors.items():
         param_factor = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
@@ -132,16 +132,10 @@ def planned_rates(
     return rates
 
 
-def _planned_rate(learning_rate: RateOrSchedule, num_steps: Optional[int]) -> tuple[Optional[float], Optional[float]]:
+def _planned_rate(learning_rate: RateOrSchedule) -> tuple[Optional[float], Optional[float]]:
     """Return the present rate and the peak of a number or a schedule, None if unknown; raise if invalid."""
     if not isinstance(learning_rate, LRScheduler):
         expected = "a number or an LRScheduler"
         rate = None if learning_rate is None else checked_number(learning_rate, "learning_rate", expected=expected)
-        if num_steps is not None:
-            idle = "`num_steps` has no effect without a schedule as `learning_rate`."
-            raise refusal(ValueError, idle, num_steps=num_steps, learning_rate=rate)
         return rate, rate
-    peak = peak_learning_rate(learning_rate, num_steps)
-    if peak is not None and not (math.isfinite(peak) and peak >= 0):
-        raise refusal(ValueError, "`learning_rate` must be finite and not negative.", learning_rate=learning_rate)
-    return learning_rate.last_lr, peak
+    return learning_rate.last_lr, peak_of(learning_rate)

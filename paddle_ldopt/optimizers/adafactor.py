@@ -29,7 +29,7 @@ from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay
-from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
+from .states import ELEMENT, SCALAR, STEP, State
 
 _USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule`
 
@@ -163,12 +163,6 @@ class Adafactor(FactoredOptimizer):
         kinds = factored_kinds("exp_avg_sq") if is_factored(shape) else {"exp_avg_sq": ELEMENT}
         kinds = {_USED_LR: SCALAR, **kinds, **({} if options["beta1"] is None else {"exp_avg": ELEMENT})}
         return {name: State(kind) for name, kind in kinds.items()}
-
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of sums of each round."""
-        squares = [SCALAR, SCALAR] if options["scale_parameter"] else [SCALAR]
-        return [[ROW, COLUMN], squares] if is_factored(shape) else [squares]
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from ._step.updates import Update
 from .groups import is_listed
 from .registry import register
 from .shared_options import bool_option, plain_weight_decay
-from .states import ELEMENT, SCALAR, STEP, State
+from .states import ELEMENT, STEP, State
 
 
 def adam_weight_decay_update(
@@ -156,11 +156,6 @@ class AdamWeightDecay(KerasOptimizer):
         """Return state name -> its kind and type."""
         third = ["moment2_max"] if options["amsgrad"] else []
         return dict.fromkeys(("moment1", "moment2", *third), State(ELEMENT))
-
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of sums of each round: one for the norm of `clipnorm`."""
-        return [] if options["clipnorm"] is None else [[SCALAR]]
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option, numbers, plain_weight_decay
-from .states import COLUMN, ELEMENT, GLOBAL_STEP, ROW, SCALAR, STEP, State
+from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
@@ -204,13 +204,6 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         kinds.update(factored_kinds("exp_avg_res") if momentum and factored else {})
         half = "float16" if options["compression"] else None
         return {name: State(kind, half if name == "exp_avg" else None) for name, kind in kinds.items()}
-
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of sums of each round."""
-        lines = [ROW, COLUMN] if is_factored(shape) else []
-        squares = [SCALAR, SCALAR] if options["scale_parameter"] else [SCALAR]
-        return [kinds for kinds in (lines, squares, lines if options["beta1"] else []) if kinds]
 
     @parameters_first
     def __init__(

@@ -21,7 +21,7 @@ from ._step.plan import FusedRule
 from ._step.updates import Update
 from .registry import register
 from .shared_options import bool_option
-from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
+from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY = "[0, inf) or a function of the step"
 
@@ -147,11 +147,6 @@ class Lamb(ScheduledOptimizer):
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
         """Return state name -> its kind and type."""
         return dict.fromkeys(("moment1", "moment2"), State(ELEMENT))
-
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of sums of each round: one for each norm."""
-        return [[SCALAR, SCALAR]]
 
     @parameters_first
     def __init__(

@@ -49,11 +49,6 @@ class OptimizerInfo:
         """Return state name -> kind and type, for a parameter of this shape; `options` override the defaults."""
         return {**self.cls.states(self._all(options), shape), STEP: State(SCALAR)}
 
-    def sums(self, options: dict[str, Any], shape: tuple[int, ...]) -> list[list[str]]:
-        """Return the kinds of the sums over a whole parameter that an update asks for, round by round."""
-        rounds: list[list[str]] = self.cls.sums(self._all(options), shape)
-        return rounds
-
     def _all(self, options: dict[str, Any]) -> dict[str, Any]:
         return {**{name: option.default for name, option in self.options.items()}, **options}
 

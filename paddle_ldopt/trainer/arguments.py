@@ -15,7 +15,7 @@ from ..config.problems import option_problems
 from ..config.trainer_arguments import BUILT_IN, builds_schedule, clip_norm, name_of
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from ..schedules.kinds import SCHEDULES
+from ..schedules.factory import SCHEDULES
 from . import lr_scheduler
 from .shared import check_mixed_in_first
 from .types import Args
@@ -72,7 +72,7 @@ class LdoptArgumentsMixin(_Settings, Args):
         layerwise_granularity: the `granularity` of `LayerMap.from_model`.
         lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
             "polynomial" are the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
-            are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, following
+            are given. "reduce_lr_on_plateau" takes a step after every evaluation, following
             `metric_for_best_model` (the loss if None) in the direction of `greater_is_better`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
 

@@ -171,8 +171,7 @@ class LayerwiseRatesMixin(Trainer):
         set_training_steps(self.optimizer, self.state.max_steps)
         layers = ratios_of(self.optimizer).layers
         if layers is not None:
-            ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
-            table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)
+            table = layers.table(optimizer=all_open(self.optimizer)[0])
             inform(self, f"Learning rates by layer:\n{table}")
 
     @property

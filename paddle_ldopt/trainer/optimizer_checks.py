@@ -14,7 +14,7 @@ from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.optimizer_interface import layerwise_interface, ratios_of
 from ..optimizers.registry import REGISTRY
-from ..schedules.kinds import metric_kinds
+from ..schedules.factory import metric_kinds
 from .types import Args
 
 

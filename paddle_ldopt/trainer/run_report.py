@@ -58,9 +58,8 @@ class RunReport(Callback):
         """Take the layer table; drop the lines logged after the checkpoint that the run resumes from."""
         self._recording = state.is_world_process_zero
         self.facts = {} if args is None else run_facts(args)
-        ahead = max(state.max_steps - 1 - state.global_step, 0)
         # in all processes: each process of a pipeline has a stage
-        table = self.layers.table(optimizer=all_open(optimizer)[0], num_steps=ahead)
+        table = self.layers.table(optimizer=all_open(optimizer)[0])
         if self._recording:
             self._table, self._starts, self._rates = table, None, []
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []

@@ -24,8 +24,7 @@ from ...layers.model_parameters import structured_names
 from ...layers.optimizer_interface import LayerwiseInterface, Ratios, ratios_of
 from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratio_checks import check_trained
-from ...schedules.ahead import length_of
-from ...schedules.metric import follows_metric
+from ...schedules import MetricSchedule
 from .._shards import ShardFinder
 from .._step.whole_step import scaled_lr
 from .layerwise_arguments import check_parameters, ratios_of_hook, ratios_of_layers
@@ -119,11 +118,11 @@ class LayerwiseMixin(LayerwiseInterface, Optimizer):
     def steps_of_decay(self) -> int:
         """Return the number of steps in which a moving decay reaches its end; raise if it or the step is unknown."""
         schedule, decay = _paddle.lr_or_scheduler(self), ratios_of(self).decay
-        if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
+        if not isinstance(schedule, LRScheduler) or isinstance(schedule, MetricSchedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
             raise refusal(ValueError, f"{needs}, not a schedule that follows a metric.", learning_rate=kind)
-        steps = (decay and decay.steps) or length_of(schedule) or self.training_steps
+        steps = (decay and decay.steps) or self.training_steps
         if steps is None:
             needs = "A decay with `end` needs the number of steps, which the schedule does not have"
             raise refusal(ValueError, f"{needs}: give LayerDecay(..., steps=...).", schedule=type(schedule).__name__)

@@ -130,11 +130,6 @@ class LayerwiseOptimizer(LayerwiseMixin):
         """Return state name -> kind and type, for a parameter of this shape."""
         return {}
 
-    @staticmethod
-    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of the sums over a whole parameter that a rule yields, round by round."""
-        return []
-
     def _whole_shape(self, param: Tensor) -> list[int]:
         """Return the shape of the whole parameter, of which `param` may be a shard."""
         return list(param.shape)

@@ -39,8 +39,6 @@ class RuleOptimizer(LayerwiseOptimizer):
             (square,) = yield [shard.square_sum(moment)]
             return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-    - `sums(options, shape)`: the kinds of these sums, if the rule yields any.
-
     It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other),
     `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`, `_initial_lr`.
 
