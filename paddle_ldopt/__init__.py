@@ -58,14 +58,14 @@ from .schedules import (
 from .version import __version__
 
 if _TYPE_CHECKING:
-    from .accumulation import GradientAccumulator
+    from .accumulator import GradientAccumulator
     from .config import LdoptConfig
     from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
     from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
     from .tensorflow_recipe import create_optimizer
 
 _LATER = {  # module -> its names that are in `__all__`; imported when one is first used
-    "accumulation": ("GradientAccumulator",),
+    "accumulator": ("GradientAccumulator",),
     "config": ("LdoptConfig",),
     "parallel": ("AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale"),
     "saving": ("LoadReport", "convert_torch_optimizer", "load_optimizer", "save_optimizer"),
