@@ -1,6 +1,7 @@
 """`WarmUp`, a warm-up before any other schedule: a port of transformers 4.37's (removed in transformers 5)."""
 
 import copy
+import math
 from typing import Any, Callable, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
@@ -101,6 +102,8 @@ class WarmUp(Schedule):
         else:
             decay.step(step)
             rate = decay()
+        if type(rate) is float and 0.0 <= rate < math.inf:  # the fast path
+            return rate
         return checked_number(rate, f"decay_schedule_fn({step})")
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_layers_of_rules_have_rows_of_their_own_labels():
 def test_the_table_is_read_back_from_what_the_optimizer_uses():
     model, layers = tied()
     model.norm.bias.stop_gradient = True
-    schedule = paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 100, 0.0), 10, 0.0, 1e-3)
+    schedule = ldopt.get_linear_schedule_with_warmup(1e-3, 10, 110)
     groups = [
         {"params": list(model.layers.parameters()), "weight_decay": 0.0, "learning_rate": 0.1},
         {"params": [model.lm_head.weight, *model.norm.parameters()]},
@@ -105,11 +105,11 @@ def test_a_decay_of_the_rate_is_shown(scheduled):
     rate = CurveSchedule(0.1, lambda step: min((step + 1) / 10, 1.0)) if scheduled else 0.1
     opt = AdamWeightDecay(rate, decay=0.5, layers=layers, layerwise_decay=0.5, parameters=model.parameters())
     for step in range(3):
-        row = layers.table(optimizer=opt, num_steps=4).rows[-1]
-        rates = [(0.1 * (s + 1) / 10 if scheduled else 0.1) / (1 + 0.5 * s) for s in range(step, step + 5)]
-        assert row.learning_rate[1] == pytest.approx(rates[0])
-        assert row.peak_learning_rate[1] == pytest.approx(max(rates))
-        assert applied_rates(opt)[model.norm.weight.name] == pytest.approx(rates[0])
+        row = layers.table(optimizer=opt).rows[-1]
+        now = (0.1 * (step + 1) / 10 if scheduled else 0.1) / (1 + 0.5 * step)
+        assert row.learning_rate[1] == pytest.approx(now)
+        assert row.peak_learning_rate is None if scheduled else row.peak_learning_rate[1] == pytest.approx(now)
+        assert applied_rates(opt)[model.norm.weight.name] == pytest.approx(now)
         for param in model.parameters():
             param.clear_gradient()
             (param * param).sum().backward()
@@ -219,10 +219,11 @@ def test_options_that_an_optimizer_settles_are_refused_beside_it():
             LayerMap.from_model(model).table(optimizer=opt, **{name: value})
 
 
-@pytest.mark.parametrize("rate", [None, 0.1])
-def test_steps_without_a_schedule_are_refused(rate):
-    with pytest.raises(ValueError, match="no effect without a schedule.*Received: num_steps=5, learning_rate="):
-        LayerMap.from_names(names_of()).table(0.5, rate, num_steps=5)
+def test_only_our_schedules_have_a_known_peak():
+    layers, lr = LayerMap.from_names(names_of()), paddle.optimizer.lr
+    for schedule, peak in ((CurveSchedule(0.1, lambda step: 0.5), (0.1, 0.1)), (lr.StepDecay(0.1, 2), None)):
+        row = layers.table(1.0, schedule).rows[0]
+        assert (row.learning_rate, row.peak_learning_rate) == ((schedule(), schedule()), peak)
 
 
 def test_table_of_another_models_optimizer():

@@ -159,6 +159,10 @@ def state_of(function, arguments):
     return plain(function.__self__.state_dict())
 
 
+def sums_of(function, arguments):
+    return function.__self__.step, [total.tolist() for total in function.__self__.gradients]
+
+
 class Lazy:
     """An argument that is made anew for each call."""
 
@@ -396,18 +400,18 @@ CALLS = {
         method(
             lambda: accumulator(reduction="token"), "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0
         ),
-        state=state_of,
+        state=sums_of,
         words={"gradients": "([Gg]radient|Layer|parameters|model)"},
     ),
     "GradientAccumulator.write_gradients": Row(
-        method(accumulator, "write_gradients", target=Lazy(one_parameter)), state=state_of
+        method(accumulator, "write_gradients", target=Lazy(one_parameter)), state=sums_of
     ),
     "GradientAccumulator.apply": Row(
         method(accumulator, "apply", optimizer=Lazy(lambda: sgd(one_parameter()))),
-        state=state_of,
+        state=sums_of,
         words={"optimizer": "(optimizer|target)"},
     ),
-    "GradientAccumulator.synchronize": Row(method(accumulator, "synchronize", group=None), state=state_of),
+    "GradientAccumulator.synchronize": Row(method(accumulator, "synchronize", group=None), state=sums_of),
     # ---- files of optimizers
     "save_optimizer": Row(
         call(ldopt.save_optimizer, path=path(".safetensors"), optimizer=Lazy(trained), model=MODEL, step=1),

@@ -77,7 +77,6 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
         (["--model", "{folder}"], "Received: --model='{folder}'"),
         (["--model", BERT, "--decay", "1.5"], "`--decay` must be in (0, 1]. Received: --decay=1.5"),
         (["--model", BERT, "--lr", "-1"], "Received: --lr=-1.0"),
-        (["--model", BERT, "--decay", "0.5", "--convention", "xlnet"], "convention='xlnet'"),
         (
             ["--model", BERT, "--towers", "[]"],
             """`--towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
