@@ -119,7 +119,7 @@ class GradientAccumulator:
         if self._step and not known:
             message = "All calls between two resets must be for the same parameters (None is a list of gradients)."
             raise refusal(ValueError, message, parameters=names, before=self._names)
-        sums = list(self._sums) if known else [None] * len(given)
+        sums: list[Any] = list(self._sums) if known else [None] * len(given)
         for place, gradient in enumerate(given):
             _check_addable(gradient, sums[place], names[place] if names else place)
 
@@ -237,10 +237,7 @@ class GradientAccumulator:
             elif self._own_names and by_name.keys() >= set(self._own_names):
                 target = [by_name[name] for name in self._own_names]
         if isinstance(target, paddle.nn.Layer):
-            model_names, target = _trainable(target)
-            if self._names is not None and model_names != self._names:
-                message = "`target` must be the model that produced the gradients."
-                raise refusal(ValueError, message, target=model_names, gradients=self._names)
+            target = _trainable(target)[1]
         if not isinstance(target, (list, tuple)) or not all(isinstance(param, paddle.Tensor) for param in target):
             raise wrong_type(target, "target", "a list of parameters or a paddle.nn.Layer")
         shapes = [None if total is None else list(total.shape) for total in self._sums]
@@ -255,10 +252,10 @@ class GradientAccumulator:
 
         divisor = self._divisor()
         _clear(target)
-        for param, total, received in zip(target, self._sums, self._received):
-            if received and param.grad is None:
+        for param, total, flag in zip(target, self._sums, self._received):
+            if flag and param.grad is None:
                 param.grad = _divided(total, divisor).astype(param.dtype)
-            elif received:  # part of a buffer that sharding reduces
+            elif flag:  # part of a buffer that sharding reduces
                 paddle.assign(_divided(total, divisor).astype(param.dtype), param.grad)
 
 

@@ -314,7 +314,7 @@ def test_another_model_is_refused():
     accumulator(model)
     with pytest.raises(ValueError, match=r"must train the model.*Received: optimizer with none"):
         accumulator.apply(AdamWDL(0.1, parameters=other.parameters()))
-    with pytest.raises(ValueError, match="must be the model that produced the gradients"):
+    with pytest.raises(ValueError, match="must hold the parameters of these gradients"):
         accumulator.write_gradients(net())
     before = model.weight.numpy()
     accumulator.apply(AdamWDL(0.1, parameters=[model.weight]))  # a part of the model is all right

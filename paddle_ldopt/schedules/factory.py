@@ -25,18 +25,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # ---- types of options
 
 
-def _steps(least: int) -> Option:
-    return Option(check=functools.partial(checked_steps, least=least), values=f"an int from {least}")
-
-
 def choice(*choices: str) -> Option:
     """Return the declaration of one of some words."""
     return Option(check=functools.partial(checked_choice, choices=choices), values=" or ".join(choices))
 
 
-Steps = Annotated[int, _steps(0)]
-StepsFrom1 = Annotated[int, _steps(1)]
-LastStep = Annotated[int, _steps(-1)]  # the last step taken; -1 for none
+Steps = Annotated[int, Option(check=checked_steps, values="an int from 0")]
+StepsFrom1 = Annotated[int, Option(check=functools.partial(checked_steps, least=1), values="an int from 1")]
+# the last step taken; -1 for none
+LastStep = Annotated[int, Option(check=functools.partial(checked_steps, least=-1), values="an int from -1")]
 NonNegative = Annotated[float, Option()]
 Positive = Annotated[float, Option(ends="(]")]
 Fraction = Annotated[float, Option(high=1.0)]
