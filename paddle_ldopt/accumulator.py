@@ -207,19 +207,18 @@ class GradientAccumulator:
         part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
         parts = gathered(part, group)
         _check_parts(parts)
-        called = [part for part in parts if part.was_called]
+        called = [part for part in parts if part.slots]
+        sums = self._sums or [None] * len(called[0].slots)
         for place, column in enumerate(zip(*(part.slots for part in called))):
-            if not self._sums:
-                self._sums = [None] * len(called[0].slots)
-            slot = next((slot for slot in column if slot is not None), None)
-            if slot is not None:
-                total = paddle.zeros(*slot) if self._sums[place] is None else self._sums[place]
-                if several:
-                    dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
-                self._sums[place] = total
+            slot = next(filter(None, column), None)  # None: no process has a gradient
+            if slot is not None and sums[place] is None:
+                sums[place] = paddle.zeros(*slot)
+            if slot is not None and several:
+                dist.all_reduce(sums[place], op=dist.ReduceOp.SUM, group=group)
+        self._sums = sums
         self._names = called[0].names
         self._own_names = next((part.own_names for part in parts if part.own_names), None)
-        self._received = [any(flags) for flags in zip(*(part.received for part in parts if part.slots))]
+        self._received = [any(flags) for flags in zip(*(part.received for part in called))]
         self._count = sum(part.count for part in parts)
         self._weight = math.fsum(part.weight for part in parts)
         self._synchronized = True
@@ -315,7 +314,7 @@ def _clear(parameters: Iterable[Any]) -> None:
 
 @dataclasses.dataclass
 class _Part:
-    """A process's part of a cycle, without the sums; a process without a call has no slots."""
+    """A process's part of a cycle, without the sums; no slots before the first call."""
 
     reduction: str
     names: Optional[list[str]]  # structured names of a model's parameters, None for a list of gradients
@@ -325,17 +324,12 @@ class _Part:
     count: int
     weight: float
 
-    @property
-    def was_called(self) -> bool:
-        """Whether the process has ever called its accumulator, which decides its slots."""
-        return bool(self.slots or self.count)
-
 
 def _check_parts(parts: list[_Part]) -> None:
     """Raise if no process has a gradient, or if processes differ in parameters, types or reductions."""
-    if not any(part.count for part in parts):
+    if not any(part.count and part.slots for part in parts):
         raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
-    called = {rank: part for rank, part in enumerate(parts) if part.was_called}
+    called = {rank: part for rank, part in enumerate(parts) if part.slots}
     first_rank, first = next(iter(called.items()))
     slots = first.slots
     for rank, part in called.items():
