@@ -46,12 +46,12 @@ ROOMS = (
 )
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 STEPS = [f"optimizers/test_{name}.py" for name in ("batches", "fused", "fused_changes", "step_schedules")]
-RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio", "moving_decay", "shards")]
+RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio", "shards")]
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
     "_checks.py": ["test_checks.py", "schedules/test_*.py", "optimizers/test_lamb.py"],
     "layers/decay.py": ["layers/test_ratios.py", "optimizers/test_adamwdl.py"],
-    "layers/decay_checks.py": ["layers/test_decay.py", "optimizers/test_moving_decay.py"],
+    "layers/decay_checks.py": ["layers/test_decay.py"],
     "layers/map.py": ["layers/test_*.py"],
     "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
     "optimizers/_step/batches.py": STEPS,
@@ -78,12 +78,11 @@ MORE = {
     "parallel/sharded_checkpoint.py": [],  # all in APART
     "saving/layerwise_record.py": [
         "saving/test_*.py",
-        "optimizers/test_moving_decay.py",
         "trainer/test_trainer_resume.py",
         "integrations/test_registering.py",
     ],
-    "saving/optimizer_record.py": ["saving/test_*.py", "optimizers/test_moving_decay.py"],
-    "schedules/_base.py": ["schedules/test_*.py"],
+    "saving/optimizer_record.py": ["saving/test_*.py"],
+    "schedules/factory.py": ["schedules/test_*.py"],
     "trainer/arguments.py": ["trainer/test_*.py", "test_config.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed

@@ -43,13 +43,6 @@ def test_rules(capsys):
     assert "`--rules` must be a JSON object such as" in capsys.readouterr().err
 
 
-def test_a_wide_table_is_whole_in_a_file(capsys):
-    options = ["--lr", "1e-4", "--multipliers", '{"bias$": 2}']
-    assert main(["layers", "--model", BERT, "--decay", "0.35", *options]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert len(lines) == 2 + 14 and lines[0].split()[:3] == ["layer", "tensors", "parameters"]
-
-
 def test_a_large_model_is_shown_without_its_memory(capsys):
     assert main(["layers", "--model", "LlamaForCausalLM", "--decay", "0.9"]) == 0
     assert "block 31" in capsys.readouterr().out
