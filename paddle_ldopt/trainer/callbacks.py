@@ -114,6 +114,8 @@ class ScheduleCallback(Callback):
         if rates is None:
             message = "ScheduleCallback shows schedules of this package and LambdaDecay, but none that follow a metric"
             raise refusal(ValueError, f"{message}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
+        if not rates:  # a Trainer that only evaluates
+            return
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         divisor = layerwise_interface(optimizer).lr_divisor
         rates = [rate / divisor(step - state.global_step) for step, rate in enumerate(rates)]
