@@ -4,8 +4,8 @@ With `--check`, only compare them with the pages.
 """
 
 import argparse
-import functools
 import json
+import math
 import pathlib
 import re
 import sys
@@ -16,45 +16,24 @@ from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.layers.table import markdown
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.optimizers.shared_options import COMMON
-from paddle_ldopt.schedules.kinds import SCHEDULES
-from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate, gib
+from paddle_ldopt.schedules.factory import SCHEDULES
+from paddle_ldopt.tools.memory import ITEMSIZE, estimate
+from paddle_ldopt.tools.models import decoder_of_size
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
 SIZES = {"7 B": 7e9, "70 B": 70e9, "1 T": 1e12}
-TOKENS = 2**20  # that each pipeline works through in a step
-OPTIMIZERS = [
-    OptimizerSpec("adamwdl"),
-    OptimizerSpec("lamb"),
-    OptimizerSpec("came"),
-    OptimizerSpec("came", compression=True),
-    OptimizerSpec("adafactor"),
-    OptimizerSpec("adafactor", beta1=0.9),
-    OptimizerSpec("adamweightdecay", amsgrad=True),
-]
-LAYOUTS = [
-    Layout(dp=64),
-    Layout(sharding=64),
-    Layout(sharding=64, split_param=True),
-    Layout(sharding=64, stage=2),
-    Layout(sharding=64, stage=3),
-    Layout(mp=8, pp=8),
-    Layout(dp=16, mp=8, pp=8),
-    Layout(sharding=16, mp=8, pp=8),
-    Layout(sharding=16, split_param=True, mp=8, pp=8),
-]
+VARIANTS = {  # beside every optimizer with its defaults
+    "came, compression": ("came", {"compression": True}),
+    "came, beta1 0": ("came", {"beta1": 0.0}),
+    "adafactor, beta1 0.9": ("adafactor", {"beta1": 0.9}),
+    "adamweightdecay, amsgrad": ("adamweightdecay", {"amsgrad": True}),
+}
 
 
-@functools.lru_cache
-def estimates(model):
-    """Return layout -> one estimate for each optimizer, None where it is refused."""
-    return {layout: [_estimate(model, optimizer, layout) for optimizer in OPTIMIZERS] for layout in LAYOUTS}
-
-
-def _estimate(model, optimizer, layout):
-    try:
-        return estimate(model, optimizer, layout, TOKENS)
-    except ValueError:
-        return None
+def optimizers():
+    """Return label -> (optimizer, options) of the tables of states and memory."""
+    found = {name: (name, {}) for name in REGISTRY} | VARIANTS
+    return dict(sorted(found.items(), key=lambda item: list(REGISTRY).index(item[1][0])))
 
 
 def options_table():
@@ -94,12 +73,11 @@ def decay_table():
 
 def states_table():
     """Return the table of the states that each optimizer declares, with their bytes."""
-    variants = [OptimizerSpec(name) for name in REGISTRY]
-    variants += [spec for spec in [*OPTIMIZERS, OptimizerSpec("came", beta1=0.0)] if spec.options]
     rows = []
-    for spec in sorted(variants, key=lambda spec: list(REGISTRY).index(spec.name)):
-        names = ", ".join(f"`{state}`" for state in spec.state((2, 2)))
-        rows.append([str(spec), names, _bytes(spec.state((2, 2)), "R C"), _bytes(spec.state((2,)), "n")])
+    for label, (name, options) in optimizers().items():
+        matrix, vector = (REGISTRY[name].states(options, shape) for shape in ((2, 2), (2,)))
+        names = ", ".join(f"`{state}`" for state in matrix)
+        rows.append([label, names, _bytes(matrix, "R C"), _bytes(vector, "n")])
     return _text_table(["optimizer", "states of a matrix", "bytes for R x C elements", "bytes for n elements"], rows)
 
 
@@ -110,40 +88,24 @@ def _text_table(header, rows):
 def _bytes(state, size):
     """Return the bytes of a state as a sum: of its elements, its rows, its columns and its numbers."""
     labels = {"element": f" {size}", "row": " R", "column": " C", "scalar": ""}
-    sums = {kind: sum(n for of, n in state.values() if of == kind) for kind in labels}
+    sizes = [(kind, ITEMSIZE[dtype or "float32"]) for kind, dtype in state.values()]
+    sums = {kind: sum(size for of, size in sizes if of == kind) for kind in labels}
     return " + ".join(f"{total}{labels[kind]}" for kind, total in sums.items() if total)
 
 
-def models_table():
-    """Return the table of the models that stand for the sizes."""
+def memory_table():
+    """Return the table of GiB of state, and in all, of each optimizer for decoders of several sizes."""
+    models = {size: decoder_of_size(params) for size, params in SIZES.items()}
+    counts = [sum(map(math.prod, shapes.values())) for shapes in models.values()]
     rows = []
-    for size, params in SIZES.items():
-        model = Transformer.of_size(params)
-        numbers = (model.hidden, model.intermediate, model.layers, model.heads, model.vocab)
-        rows.append([size, *map(str, numbers), f"{model.size / 1e9:.4g} B"])
-    return markdown(["size", "hidden", "intermediate", "blocks", "heads", "vocabulary", "parameters"], rows)
+    for label, (name, options) in optimizers().items():
+        uses = [estimate(shapes, name, **options) for shapes in models.values()]
+        rows.append([label, *(f"{_gib(use['state'])} / {_gib(use['total'])}" for use in uses)])
+    return markdown(["optimizer", *(f"{size} ({n / 1e9:.4g} B)" for size, n in zip(models, counts))], rows)
 
 
-def memory_table(params):
-    """Return the table of one size: GiB of state, and in all, for each layout and optimizer."""
-    rows = []
-    for layout, answers in estimates(Transformer.of_size(params)).items():
-        shown = [f"{gib(answer.state)} / {gib(answer.total)}" if answer else "refused" for answer in answers]
-        rows.append([str(layout), str(layout.devices), *shown])
-    return markdown(["layout", "devices", *map(str, OPTIMIZERS)], rows)
-
-
-def sent_table(params):
-    """Return the table of one size: GiB that a device sends, for each layout."""
-    asking = [i for i, optimizer in enumerate(OPTIMIZERS) if optimizer.sums((1, 1)) and not str(optimizer).count(",")]
-    rows = []
-    for layout, answers in estimates(Transformer.of_size(params)).items():
-        first = answers[0]
-        common = (first.sent_gradients, first.sent_parameters, first.sent_activations)
-        sums = [gib(answers[i].sent_sums) if answers[i] else "refused" for i in asking]
-        rows.append([str(layout), *map(gib, common), *sums])
-    header = ["layout", "gradients", "parameters", "activations", *(f"sums of {OPTIMIZERS[i]}" for i in asking)]
-    return markdown(header, rows)
+def _gib(size):
+    return f"{size / 2**30:.2f}" if size >= 2**30 else f"{size / 2**30:.2g}"
 
 
 def combinations_table():
@@ -172,10 +134,7 @@ def tables():
     """Return name -> table, as between the marks of the page."""
     answer = {"options": options_table(), "states": states_table()}
     answer.update(decay=decay_table(), schedules=schedules_table())
-    answer.update(models=models_table(), combinations=combinations_table())
-    for size, params in SIZES.items():
-        answer[f"memory {size}"] = memory_table(params)
-        answer[f"sent {size}"] = sent_table(params)
+    answer.update(memory=memory_table(), combinations=combinations_table())
     return answer
 
 

@@ -37,10 +37,8 @@ from .optimizers import (
 )
 from .schedules import (
     CurveSchedule,
-    GreedyLR,
     MetricSchedule,
     ReduceLROnPlateau,
-    RuleSchedule,  # noqa: F401 - the name of CurveSchedule in 0.1
     SchedulerType,
     WarmUp,
     get_constant_schedule,
@@ -50,7 +48,6 @@ from .schedules import (
     get_cosine_with_hard_restarts_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
-    get_greedy_schedule,
     get_inverse_sqrt_schedule,
     get_linear_schedule_with_warmup,
     get_polynomial_decay_schedule_with_warmup,
@@ -61,14 +58,14 @@ from .schedules import (
 from .version import __version__
 
 if _TYPE_CHECKING:
-    from .accumulation import GradientAccumulator
+    from .accumulator import GradientAccumulator
     from .config import LdoptConfig
     from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
     from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
     from .tensorflow_recipe import create_optimizer
 
 _LATER = {  # module -> its names that are in `__all__`; imported when one is first used
-    "accumulation": ("GradientAccumulator",),
+    "accumulator": ("GradientAccumulator",),
     "config": ("LdoptConfig",),
     "parallel": ("AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale"),
     "saving": ("LoadReport", "convert_torch_optimizer", "load_optimizer", "save_optimizer"),
@@ -86,11 +83,11 @@ __all__ = [
     # layer-wise rates for Paddle's own optimizers, and PaddleNLP's hook
     "apply_layerwise_decay", "reset_layerwise_decay", "layerwise_lr_decay",
     # schedules by class, and by the functions of transformers
-    "CurveSchedule", "GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "SchedulerType", "WarmUp",
+    "CurveSchedule", "MetricSchedule", "ReduceLROnPlateau", "SchedulerType", "WarmUp",
     "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
     "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
     "get_cosine_with_min_lr_schedule_with_warmup", "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_greedy_schedule", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
+    "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
     "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
     # TensorFlow's BERT fine-tuning: the port of transformers' function
     "create_optimizer",

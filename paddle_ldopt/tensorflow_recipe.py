@@ -19,8 +19,8 @@ from .layers.rates import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.options import checked_parameters
 from .schedules import WarmUp
-from .schedules.basic import Polynomial
-from .schedules.option_types import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
+from .schedules.curves import Polynomial
+from .schedules.factory import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 
 
 def create_optimizer(

@@ -267,12 +267,6 @@ WRONG = {
     "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be a whole number of steps"),
     "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
     "two warm-ups": ({"warmup_steps": 1, "warmup_ratio": 0.5}, "exclude each other. Received: warmup_steps=1"),
-    "no warm-up": (
-        {"lr_scheduler_type": "reduce_lr_on_plateau", "warmup_steps": 1},
-        "'reduce_lr_on_plateau' has no warm-up",
-    ),
-    "constant": ({"lr_scheduler_type": "constant", "warmup_steps": 100}, "use 'constant_with_warmup'. Received: warm"),
-    "constant's part": ({"lr_scheduler_type": "constant", "warmup_ratio": 0.1}, "use 'constant_with_warmup'"),
     "rules' layer": ({"layerwise_rules": {"a": [1]}, "layerwise_lr_decay": 0.5}, "`layerwise_rules` must map names"),
     "setting": (
         {"layerwise_decay": 0.8},
@@ -323,7 +317,6 @@ def test_all_wrong_arguments_are_reported_at_once(tmp_path):
         ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers="),
         ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),
         ({"optim": "lamb", "optim_kwargs": "[" * 10**5}, "`optim_kwargs` must be a JSON object"),
-        ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "use 'constant_with_warmup'. Received: warmup_steps=5"),
     ],
 )
 def test_each_wrong_argument_is_reported(tmp_path, wrong, message):

@@ -11,7 +11,7 @@ from .private_names import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 # fmt: off
 __all__ = [
     "create_global_lr", "global_lr", "has_nonzero_weight_decay", "has_single_lr", "lr_factors_and_own",
-    "lr_or_scheduler", "param_lr", "ratio_in_kernel", "replace_scheduler", "start_without_step",
+    "lr_or_scheduler", "param_lr", "ratio_in_kernel", "start_without_step",
     "weight_decay_coefficient",
 ]
 # fmt: on
@@ -21,7 +21,6 @@ param_lr = attribute(OPTIMIZER, "_create_param_lr", EVERY)  # ((param, grad)) ->
 global_lr = attribute(OPTIMIZER, "_global_learning_rate", EVERY)  # () -> Tensor
 create_global_lr = attribute(OPTIMIZER, "_create_global_learning_rate", FUSED)
 ratio_in_kernel = attribute(ADAMW, "_lr_ratio", "AdamWDL")  # None, or parameter -> ratio
-declare(OPTIMIZER, "Reading a schedule ahead", "_learning_rate_map")
 declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_var_name")
 
 # Paddle's optimizers that ignore groups and ratios; no attribute of a class shows it. Muon is new after Paddle 3.3.
@@ -33,11 +32,6 @@ _adamw_decay = attribute(ADAMW, "_weight_decay", _DECAY, optional=True)
 _lamb_decay = attribute("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY, optional=True)
 _momentum_decay = attribute("paddle.optimizer.Momentum", "_regularization_coeff", _DECAY, optional=True)
 weight_decay_coefficient = attribute("paddle.regularizer.L2Decay", "_coeff", _DECAY, optional=True)
-
-
-def replace_scheduler(optimizer: Optimizer, source: Any) -> None:
-    """Replace the schedule of an optimizer and drop the variable of the old one, without calling its class's code."""
-    vars(optimizer).update(_learning_rate=source, _learning_rate_map={})
 
 
 def start_without_step(schedule: Any) -> None:

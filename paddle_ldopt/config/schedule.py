@@ -7,7 +7,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import checked_steps
 from .._messages import refusal
 from ..schedules import get_scheduler
-from ..schedules.kinds import metric_kinds
+from ..schedules.factory import metric_kinds
 
 
 def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:

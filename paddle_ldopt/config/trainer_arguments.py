@@ -7,7 +7,7 @@ from typing import Any
 from ..build import OFF, OPTIMIZERS
 from ..layers.decay import LayerDecay
 from ..optimizers import OptimizerInfo
-from ..schedules.kinds import SCHEDULES, metric_kinds
+from ..schedules.factory import SCHEDULES, metric_kinds
 from .decay_settings import DecaySettings, settings_of
 from .erniekit import with_erniekit
 from .files import json_argument

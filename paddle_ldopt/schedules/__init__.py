@@ -1,11 +1,9 @@
 """Learning-rate schedules, all of transformers' and more, as Paddle `LRScheduler`s.
 
-- `basic`, `cosine`, `stable_decay`: functions of the step. Each file has curves, and functions that build a
-  `CurveSchedule` with them.
-- `metric`, `greedy`: schedules that follow a metric.
-- `factory`: builds a schedule by name, from the table in `kinds`.
+- `curves`: functions of the step, that is curves, and functions that build a `CurveSchedule` with them.
+- `metric`: schedules that follow a metric.
 - `warmup`: a warm-up before any other schedule.
-- `ahead`: reads the future rates of a schedule.
+- `factory`: the table of all kinds, and `get_scheduler`, which builds a schedule by name.
 
 A new schedule is a curve and a function, whose signature declares the options::
 
@@ -21,42 +19,51 @@ A new schedule is a curve and a function, whose signature declares the options::
         return scheduled(optimizer, Triangle(num_warmup_steps, floor), last_epoch)
 """
 
-from ._base import Curve, CurveSchedule, scheduled
-from ._base import RuleSchedule as RuleSchedule
-from .basic import (
+from .curves import (
+    Curve,
+    CurveSchedule,
     get_constant_schedule,
+    get_constant_schedule_with_cool_down,
     get_constant_schedule_with_warmup,
-    get_inverse_sqrt_schedule,
-    get_linear_schedule_with_warmup,
-    get_polynomial_decay_schedule_with_warmup,
-)
-from .cosine import (
     get_cosine_schedule_with_warmup,
     get_cosine_with_hard_restarts_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+    get_inverse_sqrt_schedule,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+    get_wsd_schedule,
+    rates_of,
+    scheduled,
 )
-from .factory import ON_METRIC as ON_METRIC
-from .factory import SchedulerType, get_scheduler
-from .greedy import GreedyLR, get_greedy_schedule
-from .kinds import schedule
+from .factory import (
+    Fraction,
+    LastStep,
+    NonNegative,
+    Positive,
+    SchedulerType,
+    Steps,
+    get_scheduler,
+    metric_kinds,
+    schedule,
+)
 from .metric import MetricSchedule, ReduceLROnPlateau, get_reduce_on_plateau_schedule
-from .option_types import Fraction, LastStep, NonNegative, Positive, Steps
-from .stable_decay import get_constant_schedule_with_cool_down, get_wsd_schedule
 from .warmup import WarmUp
+
+ON_METRIC = tuple(metric_kinds())  # of this package
 
 # fmt: off
 __all__ = [
-    # any kind by name
-    "SchedulerType", "get_scheduler",
+    # any kind by name, and the rates of its steps
+    "SchedulerType", "get_scheduler", "rates_of",
     # one function for each kind
     "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
     "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
     "get_cosine_with_min_lr_schedule_with_warmup", "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_greedy_schedule", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
+    "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
     "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
     # classes
-    "CurveSchedule", "GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "WarmUp",
+    "CurveSchedule", "MetricSchedule", "ReduceLROnPlateau", "WarmUp",
     # for new schedules
     "Curve", "Fraction", "LastStep", "NonNegative", "Positive", "Steps", "schedule", "scheduled",
 ]

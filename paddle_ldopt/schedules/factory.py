@@ -1,34 +1,130 @@
-"""Schedules by name: `SchedulerType` lists the names, `get_scheduler` builds a schedule."""
+"""Schedules by name: the types of their options, the table of kinds, and `get_scheduler`.
 
+`get_scheduler`, `LdoptConfig`, the Trainer and the command line look a name up in the table, and read the options from
+the signature of the kind's function. Limits that depend on the peak or on another option are checked in the function.
+"""
+
+import dataclasses
 import enum
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Optional, Union
+import functools
+import inspect
+import typing
+from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, TypeVar, Union
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import refused
-from .._messages import refusal
-from . import (  # noqa: F401 - each adds its kinds to the table
-    basic,
-    cosine,
-    greedy,
-    metric,
-    stable_decay,
-)
-from ._base import OptimizerOrRate
-from .kinds import SCHEDULES, kind_of, metric_kinds
-
-ON_METRIC = tuple(metric_kinds())  # of this package
+from .._checks import REQUIRED, Option, checked_bool, checked_choice, checked_steps
+from .._messages import nearest, refusal, shown
 
 if TYPE_CHECKING:
+    from .curves import OptimizerOrRate
 
-    class _Members(enum.EnumMeta):
-        def __getattr__(cls, name: str) -> "SchedulerType": ...
-else:
-    _Members = enum.EnumMeta
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class SchedulerType(str, enum.Enum, metaclass=_Members):
+# ---- types of options
+
+
+def choice(*choices: str) -> Option:
+    """Return the declaration of one of some words."""
+    return Option(check=functools.partial(checked_choice, choices=choices), values=" or ".join(choices))
+
+
+Steps = Annotated[int, Option(check=checked_steps, values="an int from 0")]
+StepsFrom1 = Annotated[int, Option(check=functools.partial(checked_steps, least=1), values="an int from 1")]
+# the last step taken; -1 for none
+LastStep = Annotated[int, Option(check=functools.partial(checked_steps, least=-1), values="an int from -1")]
+NonNegative = Annotated[float, Option()]
+Positive = Annotated[float, Option(ends="(]")]
+Fraction = Annotated[float, Option(high=1.0)]
+Bool = Annotated[bool, Option(check=checked_bool)]
+
+
+def _declared(hint: Any) -> Optional[Option]:
+    """Return the option in a type such as ``Optional[Steps]``."""
+    if isinstance(hint, Option):
+        return hint
+    return next(filter(None, map(_declared, typing.get_args(hint))), None)
+
+
+def checks_arguments(function: _Function) -> _Function:
+    """Decorate a function: its arguments are checked and converted, such as an int to a float, before it is called.
+
+    The result has the `options` that the signature declares by the types above. `help` shows plain types.
+    """
+    signature, options = inspect.signature(function), {}
+    for name, hint in typing.get_type_hints(function, include_extras=True).items():
+        option = _declared(hint)
+        if option is not None:
+            default = signature.parameters[name].default
+            options[name] = dataclasses.replace(option, default=default, optional=default is None)
+    function.__annotations__ = typing.get_type_hints(function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.__qualname__}() {error}") from None
+        arguments = {name: value for name, value in bound.arguments.items() if name in options}
+        bound.arguments.update({name: options[name].checked(value, name) for name, value in arguments.items()})
+        return function(*bound.args, **bound.kwargs)
+
+    vars(checked)["options"] = options
+    return typing.cast(_Function, checked)
+
+
+# ---- the table of kinds
+
+
+_GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of schedule: the function that builds it, and the options of this function."""
+
+    name: str
+    function: Callable[..., LRScheduler]
+    options: dict[str, Option]
+    on_metric: bool  # whether `step` takes a metric
+
+
+SCHEDULES: dict[str, Kind] = {}
+
+
+def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function], _Function]:
+    """Return a decorator that adds a function to the table under `name`, with checks of its arguments.
+
+    `on_metric` is the class of a schedule that follows a metric; the function passes its keywords to this class.
+    """
+
+    def add(function: _Function) -> _Function:
+        checked = checks_arguments(function)
+        options = vars(on_metric.__init__ if on_metric else checked)["options"]  # type: ignore[misc]
+        SCHEDULES[name] = Kind(name, checked, options, on_metric is not None)
+        return checked
+
+    return add
+
+
+def metric_kinds() -> list[str]:
+    """Return the kinds whose `step` takes a metric."""
+    return [name for name, kind in SCHEDULES.items() if kind.on_metric]
+
+
+def kind_of(name: object) -> Kind:
+    """Return the kind for a name, or for an enum member, ours or another library's, with a name as its value."""
+    plain = getattr(name, "value", name)
+    plain = plain.replace("-", "_") if isinstance(plain, str) else None
+    if plain not in SCHEDULES:
+        wrong = f"{shown(name)} is not a valid SchedulerType"
+        advice = f"please select one of {list(SCHEDULES)}{nearest(plain, SCHEDULES)}"
+        raise refusal(ValueError, f"{wrong}, {advice}.", name=name)
+    return SCHEDULES[plain]
+
+
+class SchedulerType(str, enum.Enum):
     """The schedules of this package: names for `get_scheduler` and a Trainer's ``--lr_scheduler_type``.
 
     A schedule that you add with `schedules.schedule` is not a member. Give its name as a string.
@@ -43,10 +139,18 @@ class SchedulerType(str, enum.Enum, metaclass=_Members):
     Source: ``transformers.SchedulerType``, 4.37 to 5; `COOL_DOWN` from MindFormers' ``ConstantWithCoolDownLR``.
     """
 
-    _ignore_ = ["members", "kind"]
-    members = vars()
-    for kind in SCHEDULES.values():
-        members[kind.member] = kind.name
+    CONSTANT = "constant"
+    CONSTANT_WITH_WARMUP = "constant_with_warmup"
+    LINEAR = "linear"
+    POLYNOMIAL = "polynomial"
+    INVERSE_SQRT = "inverse_sqrt"
+    COSINE = "cosine"
+    COSINE_WITH_RESTARTS = "cosine_with_restarts"
+    COSINE_WITH_MIN_LR = "cosine_with_min_lr"
+    COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
+    WARMUP_STABLE_DECAY = "warmup_stable_decay"
+    COOL_DOWN = "cool_down"
+    REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
 
     @classmethod
     def _missing_(cls, value: object) -> Optional["SchedulerType"]:
@@ -56,7 +160,7 @@ class SchedulerType(str, enum.Enum, metaclass=_Members):
 
 def get_scheduler(
     name: Union[str, SchedulerType],
-    optimizer: OptimizerOrRate,
+    optimizer: "OptimizerOrRate",
     num_warmup_steps: Optional[int] = None,
     num_training_steps: Optional[int] = None,
     scheduler_specific_kwargs: Optional[dict[str, Any]] = None,
@@ -94,26 +198,17 @@ def get_scheduler(
     kwargs = {} if scheduler_specific_kwargs is None else scheduler_specific_kwargs
     if not isinstance(kwargs, dict):
         raise refusal(TypeError, "`scheduler_specific_kwargs` must be a dict.", scheduler_specific_kwargs=kwargs)
+    specific = [option for option in kind.options if option not in _GENERAL]
     for key, value in kwargs.items():
-        if key not in kind.specific:
-            raise TypeError(kind.unknown(key, value))
+        if key not in specific:
+            raise TypeError(
+                f"{kind.function.__name__}() got an unexpected keyword argument {shown(key)} in "
+                f"`scheduler_specific_kwargs`; it takes {', '.join(specific)}. Received: {key}={shown(value)}"
+            )
     general = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     arguments = {key: value for key, value in general.items() if key in kind.options and value is not None} | kwargs
-    for key in kind.required:
-        if arguments.get(key) is None:
-            raise ValueError(kind.missing(key))
+    for key, option in kind.options.items():
+        if option.default is REQUIRED and arguments.get(key) is None:
+            sentence = f"SchedulerType.{kind.name.upper()} requires `{key}`, please provide that argument."
+            raise refusal(ValueError, sentence, **{key: None})
     return kind.function(optimizer, **arguments)
-
-
-def kwargs_problems(name: str, kwargs: dict[str, Any]) -> Iterator[str]:
-    """Yield an error message for each unknown, missing or bad option in `scheduler_specific_kwargs`.
-
-    Limits that depend on the peak or on another option are checked when the schedule is built.
-    """
-    kind = kind_of(name)
-    yield from (kind.unknown(key, value) for key, value in kwargs.items() if key not in kind.specific)
-    for key, option in kind.specific.items():
-        if key in kind.required and kwargs.get(key) is None:
-            yield kind.missing(key)
-        elif key in kwargs:
-            yield from refused({key: (option.checked, kwargs[key])})

@@ -1,16 +1,16 @@
 """`WarmUp`, a warm-up before any other schedule: a port of transformers 4.37's (removed in transformers 5)."""
 
+import copy
 import math
 from typing import Any, Callable, Optional, Union
 
-from paddle.optimizer.lr import LRScheduler
+from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_state, checked_steps
+from .._checks import checked_number, checked_state, checked_steps
 from .._messages import refusal
-from ._base import Schedule
-from ._copies import copy_schedule
-from .metric import follows_metric
-from .option_types import Bool, LastStep, NonNegative, Positive, Steps, checks_arguments
+from .curves import Schedule
+from .factory import Bool, LastStep, NonNegative, Positive, Steps, checks_arguments
+from .metric import MetricSchedule
 
 
 class WarmUp(Schedule):
@@ -27,7 +27,7 @@ class WarmUp(Schedule):
             scheduler. `WarmUp` steps a copy of the scheduler.
         warmup_steps: w, at least 0.
         power: above 0; 1 is linear.
-        name: a label, for messages and `get_config`.
+        name: a label for `get_config`.
         last_epoch: k of the last step taken; -1 for none.
         verbose: print the rate of every step.
 
@@ -64,21 +64,19 @@ class WarmUp(Schedule):
         verbose: Bool = False,
     ) -> None:
         self.initial_learning_rate = initial_learning_rate
-        if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or follows_metric(decay_schedule_fn):
+        if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, (type, MetricSchedule, ReduceOnPlateau)):
             kinds = "a function of the step or a Paddle scheduler whose `step` needs no metric"
             advice = "Attach a schedule that follows a metric after the warm-up."
             raise refusal(
                 TypeError, f"`decay_schedule_fn` must be {kinds}. {advice}", decay_schedule_fn=decay_schedule_fn
             )
-        if name is not None and not isinstance(name, str):
-            raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self.decay_schedule_fn = decay_schedule_fn
         self.warmup_steps = warmup_steps
         self.power = power
         self.name = name
         # kept and stepped: a scheduler may compute its rate from its last rate
-        self._decay = copy_schedule(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
-        self._decayed_rate(0, copy_schedule(self._decay))  # refuses a bad function now, not at the end of the warm-up
+        self._decay = copy.deepcopy(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
+        self._rate(warmup_steps, copy.deepcopy(self._decay))  # refuses a bad function now, not after the warm-up
         super().__init__(self.initial_learning_rate, last_epoch, verbose)
 
     def __call__(self, step: Optional[int] = None) -> float:
@@ -88,35 +86,25 @@ class WarmUp(Schedule):
         """
         if step is None:
             return self.last_lr
-        return self._rate(checked_steps(step, "step", 0), copy_schedule(self._decay))
+        return self._rate(checked_steps(step, "step"), copy.deepcopy(self._decay))
 
     def get_lr(self) -> float:
         """Return the rate of step `last_epoch`."""
         return self._rate(self.last_epoch, self._decay)
 
     def _rate(self, step: int, decay: Optional[LRScheduler]) -> float:
+        """Return the checked rate of a step; `decay` is the inner scheduler to step, if any."""
         if step < self.warmup_steps:
             return self.initial_learning_rate * (step / self.warmup_steps) ** self.power
-        return self._decayed_rate(step - self.warmup_steps, decay)
-
-    def _decayed_rate(self, step: int, decay: Optional[LRScheduler]) -> float:
-        """Return the checked rate `step` steps after the warm-up; `decay` is the inner scheduler, if any, to step."""
-        if decay is not None:
-            decay.step(step)
-            result = decay()
+        step -= self.warmup_steps
+        if decay is None:
+            rate = self.decay_schedule_fn(step)
         else:
-            result = self.decay_schedule_fn(step)
-        try:
-            rate = float(result)
-        except (TypeError, ValueError):
-            raise self._refusal(TypeError, step, result, "a number") from None
-        if not 0.0 <= rate < math.inf:
-            raise self._refusal(ValueError, step, result, "a finite rate of at least 0")
-        return rate
-
-    def _refusal(self, error: type[Exception], step: int, given: object, expected: str) -> Exception:
-        sentence = f"`decay_schedule_fn` of {self.name or 'WarmUp'} must return {expected}."
-        return refusal(error, sentence, **{f"decay_schedule_fn({step})": given})
+            decay.step(step)
+            rate = decay()
+        if type(rate) is float and 0.0 <= rate < math.inf:  # the fast path
+            return rate
+        return checked_number(rate, f"decay_schedule_fn({step})")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the rate and, under "decay", the state of the inner scheduler."""

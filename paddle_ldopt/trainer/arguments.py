@@ -14,8 +14,13 @@ from ..config.files import json_argument
 from ..config.problems import option_problems
 from ..config.trainer_arguments import BUILT_IN, builds_schedule, clip_norm, name_of
 from ..layers.decay import LayerDecay
+<<<<<<< HEAD
 from ..optimizers.options import REGISTRY
 from ..schedules.kinds import SCHEDULES
+=======
+from ..optimizers.registry import REGISTRY
+from ..schedules.factory import SCHEDULES
+>>>>>>> h-schedules
 from . import lr_scheduler
 from .shared import check_mixed_in_first
 from .types import Args
@@ -71,7 +76,7 @@ class LdoptArgumentsMixin(_Settings, Args):
             `layerwise_multipliers`: ``--layerwise_towers '{"vision_model": 0.65, "text_model": {"scale": 0.1}}'``.
         lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
             "polynomial" are the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
-            are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, following
+            are given. "reduce_lr_on_plateau" takes a step after every evaluation, following
             `metric_for_best_model` (the loss if None) in the direction of `greater_is_better`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
 

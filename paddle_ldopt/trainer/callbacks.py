@@ -12,8 +12,7 @@ from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, layerwise_interface, next_rate
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
-from ..schedules.ahead import schedule_rates
-from ..schedules.metric import follows_metric
+from ..schedules.curves import rates_of
 from .shared import Callback
 from .stages import map_layers
 from .types import Args, Control, State
@@ -85,7 +84,7 @@ class ScheduleCallback(Callback):
     """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
     A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. A resume
-    shows the whole schedule again, or the rest if it cannot be rewound. Only the main process prints and writes.
+    shows the whole schedule again. Only the main process prints and writes.
 
     Args:
         path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th
@@ -93,7 +92,7 @@ class ScheduleCallback(Callback):
         layers: by default the layers of the optimizer's decay, or of the model.
 
     Raises:
-        ValueError: another file type. During training: a schedule that follows a metric or cannot be read ahead; an
+        ValueError: another file type. During training: a schedule other than a `CurveSchedule` or a `LambdaDecay`; an
             optimizer that sets its own rate.
     """
 
@@ -104,42 +103,41 @@ class ScheduleCallback(Callback):
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Print and write the schedule."""
         lr_scheduler = kwargs.get("lr_scheduler")
-        _check_known_ahead(lr_scheduler, optimizer)
-        layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
-        first, rates = schedule_rates(lr_scheduler, state.max_steps)
-        divisor = layerwise_interface(optimizer).lr_divisor
-        rates = [rate / divisor(first + i - state.global_step) for i, rate in enumerate(rates)]
-        if not rates:  # the resumed run was already over
+        remedy = "leave it out; LayerLRCallback logs the rates."
+        if layerwise_interface(optimizer).sets_own_lr:
+            message = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
+            raise refusal(ValueError, f"{message}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
+        rates = rates_of(lr_scheduler, state.max_steps)
+        if rates is None:
+            message = "ScheduleCallback shows schedules of this package and LambdaDecay, but none that follow a metric"
+            raise refusal(ValueError, f"{message}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
+        if not rates:  # a Trainer that only evaluates
             return
-        series = _rates_by_row(layers, optimizer, first, rates)  # in all processes: each has a stage
+        layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
+        divisor = layerwise_interface(optimizer).lr_divisor
+        rates = [rate / divisor(step - state.global_step) for step, rate in enumerate(rates)]
+        series = _rates_by_row(layers, optimizer, rates)  # in all processes: each has a stage
         if not state.is_world_process_zero:
             return
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        plot_schedule(self.path, first, series)
+        plot_schedule(self.path, 0, series)
         table = os.path.splitext(self.path)[0] + ".csv"
-        write_schedule(table, first, series)
-        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
+        write_schedule(table, 0, series)
+        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(0, series)}")
 
 
-def _check_known_ahead(lr_scheduler: Any, optimizer: Optimizer) -> None:
-    """Raise ValueError if the rates depend on an evaluation metric or on the optimizer's state."""
-    remedy = "leave it out; LayerLRCallback logs the rates."
-    if follows_metric(lr_scheduler):
-        message = "ScheduleCallback cannot show a schedule that follows an evaluation metric before training"
-        raise refusal(ValueError, f"{message}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
-    if layerwise_interface(optimizer).sets_own_lr:
-        message = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
-        raise refusal(ValueError, f"{message}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
-
-
-def _rates_by_row(layers: LayerMap, optimizer: Optimizer, first: int, rates: list[float]) -> dict[str, list[float]]:
+def _rates_by_row(layers: LayerMap, optimizer: Optimizer, rates: list[float]) -> dict[str, list[float]]:
     """Return the label of each row of the layer table -> its rate in every step from `first`."""
     opened, starts = all_open(optimizer)
     rows = layers.table(optimizer=opened).rows
+<<<<<<< HEAD
+=======
+    moved = _moved_ratios(unwrap(opened), range(len(rates)))
+>>>>>>> h-schedules
     short, series = short_names([row.tower for row in rows]), {}
     for row in rows:
         ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
-        closed = starts.get((row.tower, row.index), 0) - first
+        closed = starts.get((row.tower, row.index), 0)
         row_rates = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
         series[short[row.tower] + row.label] = row_rates
     return series

@@ -14,7 +14,7 @@ from ..config.problems import MANY_STEPS, schedule_problems
 from ..config.schedule import build_schedule
 from ..config.trainer_arguments import BUILT_IN, builds_schedule, evaluation_metric, name_of, schedule_of_arguments
 from ..schedules import MetricSchedule
-from ..schedules.kinds import SCHEDULES, metric_kinds
+from ..schedules.factory import SCHEDULES, metric_kinds
 from .types import Args
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
@@ -24,8 +24,6 @@ def schedule_problem(args: Args) -> Iterator[str]:
     """Yield the first problem of `lr_scheduler_kwargs` and the other arguments of the schedule."""
     kind, kwargs = name_of(args.lr_scheduler_type), json_argument(args, "lr_scheduler_kwargs")
     fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
-    warmup = {"warmup_steps": args.warmup_steps, "warmup_ratio": args.warmup_ratio}
-    idle = list(SCHEDULES[kind].idle_warmup(**warmup)) if kind in SCHEDULES else []
     twice = [field for field in fields if field in kwargs and getattr(args, field) != getattr(type(args), field)]
     elsewhere = [key for key in _FROM_ELSEWHERE if key in kwargs]
     if kind not in SCHEDULES:
@@ -37,8 +35,6 @@ def schedule_problem(args: Args) -> Iterator[str]:
     elif twice:
         received = f"Received: {twice[0]}={shown(getattr(args, twice[0]))}, {received}"
         yield f"`{twice[0]}` is also an argument of the Trainer: leave it out of `lr_scheduler_kwargs`. {received}"
-    elif idle:
-        yield from idle
     elif elsewhere:
         source = _FROM_ELSEWHERE[elsewhere[0]]
         yield f"The `{elsewhere[0]}` of a schedule comes from {source}: leave it out. Received: {received}"

@@ -12,9 +12,15 @@ from ..config.files import json_argument
 from ..config.trainer_arguments import name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
+<<<<<<< HEAD
 from ..layers.rates import layerwise_interface
 from ..optimizers.options import REGISTRY
 from ..schedules.kinds import metric_kinds
+=======
+from ..layers.optimizer_interface import layerwise_interface, ratios_of
+from ..optimizers.registry import REGISTRY
+from ..schedules.factory import metric_kinds
+>>>>>>> h-schedules
 from .types import Args
 
 

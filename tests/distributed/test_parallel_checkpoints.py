@@ -18,7 +18,6 @@ from distributed_launch import launch
 import paddle_ldopt as ldopt
 from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
 from paddle_ldopt.parallel.sharded_checkpoint import RECORD
-from paddle_ldopt.tools.memory import Layout, OptimizerSpec, estimate
 
 NAMES = ldopt.list_optimizers()
 CASES = {name: {"name": name} for name in NAMES}
@@ -129,37 +128,6 @@ def test_between_layouts(runs, source, target, name):
             assert np.array_equal(values.setdefault(key, value), value), "the same in every process that has it"
     assert set(values) == set(whole[name])
     assert distance(values, whole[name], name) < 1e-5
-
-
-# ---- the formulas of `memory` against what these runs held and sent
-
-
-@every_case
-@pytest.mark.parametrize("layout", [layout for layout in SOURCES if "pp" not in layout])
-def test_bytes_are_those_of_the_formulas(runs, layout, name):
-    found = [rank[name] for rank in runs[2][layout]]
-    kind, degree, *version = layout.split()
-    names, sizes = [], []
-    for i, (rows, columns) in enumerate(cases.SIZES):
-        names += [f"{2 * i}.weight", f"{2 * i}.bias"]
-        sizes += [[rows, columns], [columns]]
-    dtype = "bfloat16" if name in LOW else "float32"
-    layout = Layout(**{kind: int(degree)}, split_param=version == ["v2"])
-    told = {"scale_parameter": False} if name == "adafactor" else {}  # as the cases are built
-    answer = estimate(dict(zip(names, sizes)), OptimizerSpec(name.split(",")[0], dtype=dtype, **told), layout)
-    assert (answer.state, answer.masters) == max((rank["held"] for rank in found), key=sum)
-    n = int(degree)
-    share = 2 * (n - 1) / n
-    mean = {key: sum(rank["sent"].get(key, 0) for rank in found) / n for key in ("all_reduce", "reduce", "broadcast")}
-    if kind == "dp":  # the reducer, in C++, is not seen
-        assert mean["all_reduce"] == answer.sent_sums == 0
-    elif version == ["v1"]:
-        sent = mean["reduce"] * share / 2, mean["broadcast"] * share / 2
-        assert sent == (answer.sent_gradients, answer.sent_parameters)
-        assert mean["all_reduce"] == answer.sent_sums == 0
-    else:  # gloo's stand-in for reduce_scatter is an all_reduce of the whole
-        gradients = answer.sent_gradients / (share / 2)
-        assert (mean["all_reduce"] - gradients) * share == answer.sent_sums
 
 
 # ---- Paddle's own functions, other names

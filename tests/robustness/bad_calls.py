@@ -17,8 +17,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.hook import bind_hook
 from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
-from paddle_ldopt.schedules.kinds import SCHEDULES
-from paddle_ldopt.tools import memory
+from paddle_ldopt.schedules.factory import SCHEDULES
 
 NAN, INF = float("nan"), float("inf")
 
@@ -157,6 +156,10 @@ def plain(value):
 
 def state_of(function, arguments):
     return plain(function.__self__.state_dict())
+
+
+def sums_of(function, arguments):
+    return function.__self__.step, [total.tolist() for total in function.__self__.gradients]
 
 
 class Lazy:
@@ -311,11 +314,9 @@ BUILT = {  # optimizer -> what it is built with
 }
 SCHEDULED = {"Lamb": ("learning_rate", "weight_decay"), "Came": ("learning_rate",)}  # may be functions of the step
 LOADED = {  # what has a state, built
-    "GradientAccumulator": accumulator,
     "AdaptiveLossScaler": ldopt.AdaptiveLossScaler,
     "PipelineWithLossScale": pipeline,
     "CurveSchedule": lambda: schedules.get_constant_schedule(0.1),
-    "GreedyLR": lambda: ldopt.GreedyLR(0.1),
     "ReduceLROnPlateau": lambda: ldopt.ReduceLROnPlateau(0.1),
     "WarmUp": lambda: ldopt.WarmUp(0.1, paddle.optimizer.lr.ExponentialDecay(0.1, 0.9), 3),
 }
@@ -392,18 +393,18 @@ CALLS = {
         method(
             lambda: accumulator(reduction="token"), "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0
         ),
-        state=state_of,
+        state=sums_of,
         words={"gradients": "([Gg]radient|Layer|parameters|model)"},
     ),
     "GradientAccumulator.write_gradients": Row(
-        method(accumulator, "write_gradients", target=Lazy(one_parameter)), state=state_of
+        method(accumulator, "write_gradients", target=Lazy(one_parameter)), state=sums_of
     ),
     "GradientAccumulator.apply": Row(
         method(accumulator, "apply", optimizer=Lazy(lambda: sgd(one_parameter()))),
-        state=state_of,
+        state=sums_of,
         words={"optimizer": "(optimizer|target)"},
     ),
-    "GradientAccumulator.synchronize": Row(method(accumulator, "synchronize", group=None), state=state_of),
+    "GradientAccumulator.synchronize": Row(method(accumulator, "synchronize", group=None), state=sums_of),
     # ---- files of optimizers
     "save_optimizer": Row(
         call(ldopt.save_optimizer, path=path(".safetensors"), optimizer=Lazy(trained), model=MODEL, step=1),
@@ -457,13 +458,9 @@ CALLS = {
     # ---- schedules
     "CurveSchedule": Row(call(ldopt.CurveSchedule, learning_rate=0.1, curve=lambda step: 0.5), free=("verbose",)),
     "ReduceLROnPlateau": Row(call(ldopt.ReduceLROnPlateau, learning_rate=0.1), free=("verbose",)),
-    "GreedyLR": Row(call(ldopt.GreedyLR, learning_rate=0.1), free=("verbose",)),
-    **{
-        f"{name}.step": Row(
-            method(LOADED[name], "step", metrics=0.5), state=state_of, free=("epoch",), loose=("metrics",)
-        )
-        for name in ("ReduceLROnPlateau", "GreedyLR")
-    },
+    "ReduceLROnPlateau.step": Row(
+        method(LOADED["ReduceLROnPlateau"], "step", metrics=0.5), state=state_of, free=("epoch",), loose=("metrics",)
+    ),
     "WarmUp.__call__": Row(method(lambda: ldopt.WarmUp(0.1, lambda k: 0.1, 3), "__call__", step=3)),
     "SchedulerType": Row(
         call(ldopt.SchedulerType, value="cosine"),
@@ -504,26 +501,6 @@ CALLS = {
         words={"lr_scheduler_type": "(schedule|lr_scheduler)", "optim_kwargs": "(optim_kwargs|option)"},
         free=tuple(field.name for field in dataclasses.fields(Arguments)),
     ),
-    # ---- memory
-    "memory.Weight": Row(call(memory.Weight, name="w", shape=(2, 3)), free=("name", "shape", "split", "parts")),
-    "memory.Transformer": Row(call(memory.Transformer, hidden=256, layers=2)),
-    "memory.Transformer.of_size": Row(call(memory.Transformer.of_size, params=7e9)),
-    "memory.Transformer.weights": Row(
-        method(lambda: memory.Transformer(256, 2), "weights", mp=1, pp=1, stage=0), numbers=("mp", "pp", "stage")
-    ),
-    "memory.Layout": Row(call(memory.Layout, sharding=2), words={"split_param": "(split_param|stage)"}),
-    "memory.OptimizerSpec": Row(call(memory.OptimizerSpec, name="came")),
-    "memory.estimate": Row(
-        call(
-            memory.estimate,
-            model=memory.Transformer(256, 2),
-            optimizer=memory.OptimizerSpec("came"),
-            layout=memory.Layout(pp=2),
-            tokens=4,
-        )
-    ),
-    "memory.cells": Row(call(memory.cells, plans=[]), free=("plans",)),
-    "memory.gib": Row(call(memory.gib, size=1), free=("size",)),
     # ---- trainer
     "trainer.GradualUnfreezeCallback": Row(call(trainer.GradualUnfreezeCallback, every_k_steps=5), free=("layers",)),
     "trainer.LayerLRCallback": Row(call(trainer.LayerLRCallback)),
@@ -562,12 +539,11 @@ NO_CALLS = {
     **dict.fromkeys(("COLUMN", "ELEMENT", "ROW", "SCALAR"), "kinds of its states"),
     "schedule": "of a new schedule: tests/schedules/test_new_schedule.py",
     "scheduled": "what its function returns",
+    "rates_of": "of a schedule: tests/schedules/test_curves.py",
     "Curve": "its base",
     **dict.fromkeys(("Fraction", "LastStep", "NonNegative", "Positive", "Steps"), "types of its options"),
     **dict.fromkeys(("StepOutput", "StepOutputWithLocalNorm"), "what `PipelineWithLossScale` returns"),
     "LayerMap": "made by from_names and from_model",
-    "memory.ITEMSIZE": "a constant",
-    "memory.MemoryUse": "what `estimate` returns",
     "trainer.OptimizerName": "a string",
     "trainer.SchedulerName": "a string",
     "trainer.LdoptTrainerMixin": "built by a Trainer: tests/trainer/test_trainer.py",
@@ -579,7 +555,6 @@ for _path, _prefix in (
     (".optimizers", ""),
     (".schedules", ""),
     (".parallel", ""),
-    (".tools.memory", "memory."),
     (".trainer", "trainer."),
 ):
     PUBLIC += [_name if _name in PUBLIC else f"{_prefix}{_name}" for _name in public_names(f"paddle_ldopt{_path}")]

@@ -51,6 +51,7 @@ RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio"
 MORE = {
     "_checks.py": ["test_checks.py", "schedules/test_*.py", "optimizers/test_lamb.py"],
     "layers/decay.py": ["layers/test_ratios.py", "optimizers/test_adamwdl.py"],
+    "layers/decay_checks.py": ["layers/test_decay.py"],
     "layers/map.py": ["layers/test_*.py"],
     "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
     "optimizers/_step/batches.py": STEPS,
@@ -81,7 +82,7 @@ MORE = {
         "integrations/test_registering.py",
     ],
     "saving/optimizer_record.py": ["saving/test_*.py"],
-    "schedules/_base.py": ["schedules/test_*.py"],
+    "schedules/factory.py": ["schedules/test_*.py"],
     "trainer/arguments.py": ["trainer/test_*.py", "test_config.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed

@@ -78,7 +78,7 @@ def test_a_hostile_record_changes_nothing(saved, victim):
 
 def test_a_hostile_schedule_changes_nothing(path):
     def rate():
-        return ldopt.GreedyLR(1e-3, window_size=3)
+        return ldopt.ReduceLROnPlateau(1e-3)
 
     run, victim = Run("lamb", rate=rate()).train(1), Run("lamb", rate=rate(), seed=1).train(2)
     run.rate.step(1.0)

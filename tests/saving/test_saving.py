@@ -127,7 +127,6 @@ SCHEDULES = {
         lambda: lr.CyclicLR(0.1, 0.4, 3),
         lambda: lr.LinearLR(0.1, 5),
         lambda: lr.CosineAnnealingWarmRestarts(0.1, 3),
-        lambda: ldopt.GreedyLR(0.1, window_size=3, patience=0),
         lambda: ldopt.WarmUp(0.1, lr.CosineAnnealingWarmRestarts(0.1, 2, 2), 2),
     )
 }

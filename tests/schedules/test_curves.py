@@ -4,15 +4,14 @@ import math
 
 import hypothesis
 import numpy as np
+import paddle
 import pytest
 from hypothesis import strategies as st
 from schedule_cases import KINDS, make, rates
 
-from paddle_ldopt.schedules import ON_METRIC, Curve, get_scheduler
-from paddle_ldopt.schedules.basic import Polynomial
-from paddle_ldopt.schedules.cosine import Cosine, CosineRestarts
-from paddle_ldopt.schedules.kinds import SCHEDULES
-from paddle_ldopt.schedules.stable_decay import StableDecay
+from paddle_ldopt.schedules import ON_METRIC, ReduceLROnPlateau, WarmUp, get_scheduler, rates_of
+from paddle_ldopt.schedules.curves import CosineRestarts, Polynomial, StableDecay, peak_of
+from paddle_ldopt.schedules.factory import SCHEDULES
 
 EDGE = {  # kind -> arguments with warm-up 0 and n = 4, its rates; the same with warm-up 4, its rates: by hand
     "linear": ([1, 0.75, 0.5, 0.25, 0, 0], [0, 0.25, 0.5, 0.75, 0, 0]),
@@ -49,9 +48,27 @@ def test_without_a_warmup_the_inverse_root_has_the_time_scale_of_10000_steps():
     assert get_scheduler("inverse_sqrt", 1.0, 0).curve(30_000) == 0.5
 
 
-def test_lengths_of_all_phases():
-    curves = [Curve(4), Cosine(4, 20), StableDecay(4, 7, 20)]
-    assert [curve.length for curve in curves] == [None, 24, 31]
+def test_the_peak_of_a_schedule_is_known_if_it_is_ours():
+    lr = paddle.optimizer.lr
+    warm = WarmUp(0.1, lr.StepDecay(0.1, 2), 3)
+    assert [peak_of(schedule) for schedule in (make("linear"), warm, ReduceLROnPlateau(0.1))] == [0.1] * 3
+    assert peak_of(lr.LinearWarmup(0.3, 10, 0.0, 0.3)) is None
+
+
+def test_rates_are_known_of_formulas():
+    """Also from the middle of a run; PaddleNLP's Trainer builds schedules of Paddle's class."""
+    lr, schedule = paddle.optimizer.lr, make("linear")
+    want = rates(make("linear"), 120)
+    schedule.step(50)
+    assert rates_of(schedule, 120) == want and schedule.last_epoch == 50
+    assert rates_of(lr.LambdaDecay(0.1, schedule.curve), 120) == want
+
+    class Odd(lr.LambdaDecay):
+        def get_lr(self):
+            return 0.5
+
+    for unknown in (lr.StepDecay(0.1, 2), Odd(0.1, schedule.curve), ReduceLROnPlateau(0.1)):
+        assert rates_of(unknown, 5) is None
 
 
 def test_defaults_of_curves():

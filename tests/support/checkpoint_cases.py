@@ -1,6 +1,5 @@
 """The network, the training and the worker of test_parallel_checkpoints.py."""
 
-import contextlib
 import os
 import pathlib
 import shutil
@@ -124,12 +123,6 @@ class Run:
     def epoch(self):
         return getattr(self.schedule, "last_epoch", None)
 
-    def held(self):
-        """Return (bytes of state, bytes of masters) of this process."""
-        state = unwrap(self.optimizer).state_dict()
-        masters = state.pop("master_weights", {})
-        return tuple(sum(v.size * v.element_size() for v in s.values() if hasattr(v, "size")) for s in (state, masters))
-
     def shards(self):
         """Return [(key, value, range of the flattened whole or None)] of all state that is here."""
         weights = self.plain.sharded_state_dict()
@@ -139,28 +132,6 @@ class Run:
             span = weight.flattened_range and (weight.flattened_range.start, weight.flattened_range.stop)
             found.append((key, weight.local_tensor.astype("float32").numpy().copy(), span))
         return found
-
-
-@contextlib.contextmanager
-def counted():
-    """Count the bytes of what goes through each collective of `paddle.distributed`, by its name."""
-    sent, originals = {}, {}
-
-    def counting(name):
-        def call(tensor, *args, **kwargs):
-            sent[name] = sent.get(name, 0) + tensor.size * tensor.element_size()
-            return originals[name](tensor, *args, **kwargs)
-
-        return call
-
-    for name in ("all_reduce", "reduce", "broadcast"):
-        originals[name] = getattr(paddle.distributed, name)
-        setattr(paddle.distributed, name, counting(name))
-    try:
-        yield sent
-    finally:
-        for name, original in originals.items():
-            setattr(paddle.distributed, name, original)
 
 
 def place(root, layout, case):
@@ -177,8 +148,8 @@ def work(root, layouts, cases):
         cases (dict): name -> arguments of `Run`.
 
     Returns:
-        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then, "held" and "sent": bytes
-        that the process has and gives away in a step, source: (values, rate) at the end}.
+        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then, source: (values, rate) at
+        the end}.
     """
     return {layout: work_in(root, layout, cases, sources) for layout, sources in layouts.items()}
 
@@ -186,11 +157,9 @@ def work(root, layouts, cases):
 def work_in(root, layout, cases, sources):
     hcg, out = start_fleet(**LAYOUTS[layout]), {}
     for case, arguments in cases.items():
-        run = Run(hcg=hcg, **arguments).train(0, HALF - 1)
-        with counted() as sent:
-            run.train(HALF - 1, HALF)
+        run = Run(hcg=hcg, **arguments).train(0, HALF)
         run.save(place(root, layout, case))
-        out[case] = {"saved": run.shards(), "values": run.values(), "held": run.held(), "sent": sent}
+        out[case] = {"saved": run.shards(), "values": run.values()}
         for source in sources if run.plain.parameters()[0].dtype == paddle.float32 else ():
             again = Run(hcg=hcg, **arguments).load(place(root, source, case))
             out[case][source] = again.train(HALF, STEPS).values(), again.schedule.last_lr

@@ -8,7 +8,7 @@ import paddle
 import pytest
 
 from paddle_ldopt.schedules import ON_METRIC, MetricSchedule
-from paddle_ldopt.schedules.kinds import SCHEDULES
+from paddle_ldopt.schedules.factory import SCHEDULES
 
 # kind -> arguments of its function that make a schedule of 100 steps at a peak of 0.1
 KINDS = {
@@ -23,7 +23,6 @@ KINDS = {
     "cosine_with_min_lr": {"num_warmup_steps": 10, "num_training_steps": 100, "min_lr": 0.01},
     "cosine_warmup_with_min_lr": {"num_warmup_steps": 10, "num_training_steps": 100, "min_lr_rate": 0.1},
     "warmup_stable_decay": {"num_warmup_steps": 10, "num_training_steps": 100, "num_decay_steps": 20},
-    "greedy": {"patience": 2, "factor": 0.5, "smooth": True, "window_size": 3},
     "cool_down": {"num_warmup_steps": 10, "num_training_steps": 100, "keep_steps": 30, "final_steps": 10},
 }
 

@@ -29,17 +29,6 @@ def test_layers_are_drawn_below_the_head(capsys):
     assert "* head   . embeddings and all between" in out and ".." in out
 
 
-def test_a_decay_moves_to_its_end(tmp_path, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(
-        "paddle_ldopt.tools.cli.schedule.plot_schedule", lambda path, first, series: seen.update(series)
-    )
-    options = ["--decay", "0.5", "--end", "1", "--head-ratio", "2", "--layers", "1", "--plot", str(tmp_path / "a.png")]
-    assert main(["schedule", "--type", "constant", "--steps", "4", "--lr", "1", *options]) == 0
-    top = [0.5, 0.625, 0.75, 0.875]
-    assert seen == {"embeddings": [ratio**2 for ratio in top], "block 0": top, "head": [2.0] * 4}
-
-
 def test_kwargs_reach_the_schedule(capsys):
     restarts = ["schedule", "--type", "cosine_with_restarts", "--steps", "300", "--lr", "1"]
     assert main([*restarts, "--kwargs", '{"num_cycles": 3}']) == 0
@@ -59,7 +48,6 @@ def test_it_draws_a_file(tmp_path, capsys):
     [
         ({"--type": "cosin"}, "Received: --type='cosin'"),
         ({"--type": "reduce_lr_on_plateau"}, "Received: --type='reduce_lr_on_plateau'"),
-        ({"--type": "constant"}, "Received: --warmup=100"),
         ({"--steps": "0"}, "Received: --steps=0"),
         ({"--warmup": "-1"}, "Received: --warmup=-1"),
         ({"--lr": "-1"}, "Received: --lr=-1.0"),
@@ -69,8 +57,6 @@ def test_it_draws_a_file(tmp_path, capsys):
         ({"--layers": "12"}, "Received: --layers=12"),
         ({"--layers": "0", "--decay": "0.8"}, "Received: --layers=0"),
         ({"--layers": "3", "--decay": "2"}, "Received: --decay=2.0"),
-        ({"--end": "1.0"}, "Received: --end=1.0, --layers=None"),
-        ({"--layers": "3", "--decay": "0.5", "--end": "0.5"}, "`--end` has no effect if"),
         ({"--plot": "out.txt"}, "Received: --plot='out.txt'"),
     ],
 )

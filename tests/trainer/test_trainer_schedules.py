@@ -120,7 +120,6 @@ def test_from_a_command_line_and_through_a_file(tmp_path):
             "leave it out of `lr_scheduler_kwargs`. Received: num_cycles=1.5",
         ),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: evaluation_strategy='no'"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau", "warmup_steps": 3}, "no warm-up.*warmup_steps=3"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": '{"mode": "max"}'}, "greater_is_better"),
     ],
 )
@@ -217,9 +216,3 @@ def test_no_data_to_evaluate_on(tmp_path):
     trainer.eval_dataset = None
     with pytest.raises(ValueError, match="Received: eval_dataset=None"):
         trainer.train()
-
-
-def test_greedy_follows_the_metric(tmp_path):
-    settings = {**PLATEAU, "lr_scheduler_type": "greedy", "lr_scheduler_kwargs": '{"patience": 1, "factor": 0.5}'}
-    trainer, rates = train(tmp_path, cls=Scripted, **settings)
-    assert rates[0] == 1e-2 and len(set(rates)) > 1

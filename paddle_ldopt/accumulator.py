@@ -1,0 +1,348 @@
+"""`GradientAccumulator`: sums of gradients over micro-batches, a port of transformers 4.37's class for TensorFlow."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import paddle
+import paddle.distributed as dist
+from paddle.optimizer import Optimizer
+
+from ._checks import checked_choice, checked_number
+from ._messages import problem, refusal, shown, wrong_type
+from ._paddle import check_own_gradients, dtype_name, parameters_of, sharding_setting, unwrap_model
+from ._processes import gathered
+
+
+class GradientAccumulator:
+    r"""Sum gradients over micro-batches in float32, for batches that exceed the memory.
+
+    With :math:`g_i` the gradient of micro-batch i (zero if it is None), the sums are over all micro-batches since the
+    last `reset`, and after `synchronize` over all processes:
+
+    .. math::
+        \text{"sum"}: \sum_i g_i \qquad \text{"mean"}: \frac{1}{n} \sum_i g_i \qquad
+        \text{"token"}: \frac{\sum_i w_i g_i}{\sum_i w_i}
+
+    "mean" is the gradient of a large batch if all micro-batches have the same size. "token" is that gradient if the
+    loss of each micro-batch is the mean over its own :math:`w_i` tokens. Sums of float64 gradients are float64.
+
+    **Called with a list** of gradients, as in TensorFlow, it keeps one slot for each index. An index with None in the
+    first call stays None; a later gradient there is ignored, with a warning. **Called with a model**, it takes the
+    gradients of the trainable parameters, in the order of ``model.named_parameters()``, and clears them, because
+    `backward` adds to existing gradients. A parameter may get its first gradient in a later call. The set of trainable
+    parameters may change between cycles, not within a cycle.
+
+    **In several processes**, each accumulates separately, with the plain model or `paddle.DataParallel` under
+    ``no_sync()``, and calls `synchronize` before `apply`. A process may have no micro-batch in a cycle. Sharding stage
+    1 works, also with `split_param`, but not with `tensor_fusion` or `comm_overlap`.
+
+    A bad argument or a call out of order raises TypeError or ValueError before anything changes. The sums are not part
+    of a checkpoint: save between two cycles.
+
+    Differs from transformers: it also accepts a model, weights, the reductions "mean" and "token", and data
+    parallelism; `step` is an int; sums are at least float32; ignored gradients give a warning.
+
+    Examples:
+        >>> import paddle
+        >>> from paddle_ldopt import GradientAccumulator
+        >>> accumulator = GradientAccumulator()
+        >>> accumulator([paddle.to_tensor([1.0, 2.0]), None])
+        >>> accumulator([paddle.to_tensor([-2.0, 1.0]), None])
+        >>> print(accumulator.step, accumulator.gradients[0].tolist(), accumulator.gradients[1])
+        2 [-1.0, 3.0] None
+
+        >>> model = paddle.nn.Linear(2, 1)
+        >>> optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+        >>> accumulator = GradientAccumulator(reduction="token")
+        >>> for batch in (paddle.rand([3, 2]), paddle.rand([5, 2])):
+        ...     model(batch).mean().backward()
+        ...     accumulator(model, weight=len(batch))
+        >>> accumulator.apply(optimizer)  # as one step on the batch of 8
+
+    Source: ``transformers.GradientAccumulator`` of ``optimization_tf.py``.
+    """
+
+    def __init__(self, reduction: str = "sum") -> None:
+        self.reduction = checked_choice(reduction, "reduction", ("sum", "mean", "token"))
+        self._names: Optional[list[str]] = None  # the model's; None for a list, or before the first call
+        self._parameters: Optional[list[Any]] = None  # of the last model
+        self._own_names: Optional[list[str]] = None  # their `param.name`, also in a process that saw no model
+        self._sums: list[Any] = []  # float32 or float64 Tensors, None without a gradient so far
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new cycle: zero the sums and the number of calls, and keep the slots."""
+        for total in self._sums:
+            if total is not None:
+                total.zero_()
+        self._received = [False] * len(self._sums)  # whether a slot got a gradient in this cycle
+        self._step = 0
+        self._count = 0  # micro-batches in the sums; of all processes once synchronized
+        self._weight = 0.0
+        self._synchronized = False
+
+    @property
+    def step(self) -> int:
+        """The number of calls in this process since the last reset."""
+        return self._step
+
+    @property
+    def gradients(self) -> list[Any]:
+        """The reduced gradients as new Tensors, None without a gradient; zeros after a `reset`."""
+        if not self._sums:
+            message = "The accumulator should be called first to initialize the gradients."
+            raise refusal(ValueError, message, gradients=None)
+        divisor = self._divisor()
+        return [None if total is None else _divided(total, divisor) for total in self._sums]
+
+    def __call__(self, gradients: Any, weight: Optional[float] = None) -> None:
+        """Add the gradients of a micro-batch: a list, or a model after `backward`.
+
+        With "token", `weight` is the number of tokens in the loss, at least 0. With 0, the gradients are ignored,
+        because a mean over no token is NaN.
+        """
+        names, parameters, given = _gradients_of(gradients)
+        if (weight is None) == (self.reduction == "token"):
+            message = '`weight` must be given with reduction="token", and has no effect with another reduction.'
+            raise refusal(ValueError, message, weight=weight, reduction=self.reduction)
+        weight = 1.0 if weight is None else checked_number(weight, "weight")
+        check_own_gradients("`apply`")
+        if self._synchronized:
+            message = "The sums are already synchronized: call `reset` or `apply` before the next micro-batch."
+            raise refusal(ValueError, message, step=self._step)
+        known = bool(self._sums) and names == self._names
+        if known and len(given) != len(self._sums):
+            raise ValueError(f"Expected {len(self._sums)} gradients, but got {len(given)}")
+        if self._step and not known:
+            message = "All calls between two resets must be for the same parameters (None is a list of gradients)."
+            raise refusal(ValueError, message, parameters=names, before=self._names)
+        sums: list[Any] = list(self._sums) if known else [None] * len(given)
+        for place, gradient in enumerate(given):
+            _check_addable(gradient, sums[place], names[place] if names else place)
+
+        ignored = []
+        if not known:
+            self._received = [False] * len(given)
+        for place, gradient in enumerate(given):
+            if gradient is None:
+                continue
+            if known and names is None and sums[place] is None:
+                ignored.append(place)
+                continue
+            dtype = paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
+            if sums[place] is None:
+                sums[place] = paddle.zeros(gradient.shape, dtype)
+            if weight:
+                value = gradient.detach().astype(dtype)
+                sums[place].add_(value * weight if self.reduction == "token" else value)
+                self._received[place] = True
+        _clear(parameters or [])
+        self._names, self._parameters, self._sums = names, parameters, sums
+        self._step += 1
+        self._count += 1
+        self._weight += weight
+        if ignored:
+            advice = "To include them, call the accumulator with the model, or with zeros instead of None."
+            message = f"Gradients that were None in the first call are ignored. {advice}"
+            warnings.warn(problem(message, indexes=ignored), stacklevel=2)
+
+    def _divisor(self) -> float:
+        """Return the divisor of the sums."""
+        if self.reduction == "sum" or self._count == 0:
+            return 1.0
+        divisor = float(self._count if self.reduction == "mean" else self._weight)
+        if divisor == 0:
+            raise ValueError(f"At least one weight must be above 0. Received: weight=0 in all of {self._count} calls")
+        return divisor
+
+    def write_gradients(self, target: Any = None) -> None:
+        """Write the reduced gradients into the parameters, in their types, for an optimizer or a scaler.
+
+        A parameter that received no gradient since the last `reset` keeps None, so no optimizer moves it. Under
+        sharding with `split_param` it gets zeros, and weight decay may move it.
+
+        `target` is the model, or the list of parameters in the order of `gradients`; by default the model of the last
+        call.
+        """
+        self._write(target, None)
+
+    def apply(self, optimizer: Optimizer, target: Any = None) -> None:
+        """Take one step with the reduced gradients, then clear them and `reset`.
+
+        `target` is as in `write_gradients`; for lists of gradients, by default the optimizer's trainable parameters.
+        """
+        if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
+            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
+        trained = parameters_of(optimizer)
+        self._write(target, trained)
+        optimizer.step()
+        if sharding_setting("split_param"):
+            _clear(trained)
+        else:
+            optimizer.clear_grad(set_to_zero=False)
+        self.reset()
+
+    def synchronize(self, group: Any = None) -> None:
+        """Sum over all processes, once a cycle: each process then has the `gradients` of the global batch.
+
+        Sums, calls and weights are summed separately and divided afterwards, so processes may differ in calls and
+        tokens. Every process of the group, by default all, must call it. If processes differ in parameters, shapes,
+        types or `reduction`, all raise.
+        """
+        if group is not None and not (hasattr(group, "is_member") and group.is_member()):
+            raise refusal(TypeError, "`group` must be a paddle.distributed Group that holds this process.", group=group)
+        several = dist.get_world_size(group) > 1
+        if several and any(total is not None and total.is_dist() for total in self._sums):
+            message = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
+            received = f"{len(self._sums)} gradients, DistTensors among them"
+            raise ValueError(f"{message}: call `apply` without `synchronize`. Received: {received}")
+        if self._synchronized:
+            message = "`synchronize` must be called only once between two resets: it would add all sums again."
+            raise refusal(ValueError, message, step=self._step)
+        own_names = None if self._parameters is None else [param.name for param in self._parameters]
+        slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
+        part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
+        parts = gathered(part, group)
+        _check_parts(parts)
+        called = [part for part in parts if part.slots]
+        sums = self._sums or [None] * len(called[0].slots)
+        for place, column in enumerate(zip(*(part.slots for part in called))):
+            slot = next(filter(None, column), None)  # None: no process has a gradient
+            if slot is not None and sums[place] is None:
+                sums[place] = paddle.zeros(*slot)
+            if slot is not None and several:
+                dist.all_reduce(sums[place], op=dist.ReduceOp.SUM, group=group)
+        self._sums = sums
+        self._names = called[0].names
+        self._own_names = next((part.own_names for part in parts if part.own_names), None)
+        self._received = [any(flags) for flags in zip(*(part.received for part in called))]
+        self._count = sum(part.count for part in parts)
+        self._weight = math.fsum(part.weight for part in parts)
+        self._synchronized = True
+
+    def _write(self, target: Any, trained: Optional[list[Any]]) -> None:
+        """Write the gradients to `target`, the last model, or an optimizer's `trained` parameters; check them first."""
+        if not self._step and not self._synchronized:
+            raise refusal(ValueError, "There are no gradients to write: call the accumulator first.", step=self._step)
+        if target is None:
+            target = self._parameters
+        if target is None and trained is not None:  # of a list, or of a model that only other processes have seen
+            by_name = {param.name: param for param in trained}
+            if self._names is None:
+                target = [param for param in trained if not param.stop_gradient]
+            elif self._own_names and by_name.keys() >= set(self._own_names):
+                target = [by_name[name] for name in self._own_names]
+        if isinstance(target, paddle.nn.Layer):
+            target = _trainable(target)[1]
+        if not isinstance(target, (list, tuple)) or not all(isinstance(param, paddle.Tensor) for param in target):
+            raise wrong_type(target, "target", "a list of parameters or a paddle.nn.Layer")
+        shapes = [None if total is None else list(total.shape) for total in self._sums]
+        given = [list(param.shape) for param in target]
+        if len(given) != len(shapes) or any(shape not in (None, own) for shape, own in zip(shapes, given)):
+            message = "`target` must hold the parameters of these gradients."
+            raise refusal(ValueError, message, target=given, gradients=shapes)
+        if trained and {param.name for param in trained}.isdisjoint(param.name for param in target):
+            message = "`optimizer` must train the model that produced the gradients, or its step has no effect"
+            received = f"optimizer with none of {len(target)} parameters, such as '{target[0].name}'"
+            raise ValueError(f"{message}. Received: {received}")
+
+        divisor = self._divisor()
+        _clear(target)
+        for param, total, flag in zip(target, self._sums, self._received):
+            if flag and param.grad is None:
+                param.grad = _divided(total, divisor).astype(param.dtype)
+            elif flag:  # part of a buffer that sharding reduces
+                paddle.assign(_divided(total, divisor).astype(param.dtype), param.grad)
+
+
+def _gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[Any]], list[Any]]:
+    """Return the names, parameters and gradients of a model, or None, None and the gradients of a list."""
+    if isinstance(source, (list, tuple)):
+        return None, None, list(source)
+    if not isinstance(source, paddle.nn.Layer):
+        raise wrong_type(source, "gradients", "a list of Tensors and None, or a paddle.nn.Layer")
+    names, parameters = _trainable(source)
+    gradients = [param.grad for param in parameters]
+    if all(gradient is None for gradient in gradients):
+        received = f"{len(parameters)} trainable parameters, none with a gradient"
+        raise ValueError(f"The model must have gradients: call `backward` first. Received: {received}")
+    return names, parameters, gradients
+
+
+def _trainable(model: paddle.nn.Layer) -> tuple[list[str], list[Any]]:
+    """Return the structured names of a model's trainable parameters, and the parameters."""
+    inner = unwrap_model(model) if isinstance(model, paddle.DataParallel) else model
+    named = {name: param for name, param in inner.named_parameters() if not param.stop_gradient}
+    return list(named), list(named.values())
+
+
+def _check_addable(gradient: Any, total: Any, place: Any) -> None:
+    """Raise if a gradient cannot be added to its sum."""
+    if gradient is None:
+        return
+    if not isinstance(gradient, paddle.Tensor):
+        wrong = type(gradient).__name__
+    elif gradient.is_selected_rows():
+        wrong = "a sparse gradient (build the embedding with sparse=False)"
+    else:
+        wrong = "" if gradient.is_floating_point() else str(gradient.dtype)
+    if wrong:
+        raise TypeError(f"A gradient must be None or a dense floating-point Tensor. Received: {wrong} at {place}")
+    if total is not None and gradient.shape != total.shape:
+        message = f"A gradient must have the shape of its sum, {list(total.shape)}."
+        raise ValueError(f"{message} Received: shape={list(gradient.shape)} at {place}")
+
+
+def _divided(total: Any, divisor: float) -> Any:
+    # dividing by a Python number would multiply by its rounded reciprocal
+    return total / paddle.full([], divisor, total.dtype)
+
+
+def _clear(parameters: Iterable[Any]) -> None:
+    """Clear gradients, or zero them where sharding reduces a buffer of gradients."""
+    in_buffers = sharding_setting("split_param")
+    for param in parameters:
+        if not in_buffers:
+            param.clear_gradient(False)  # as a keyword, Paddle ignores the argument and leaves zeros
+        elif param.grad is not None:
+            with paddle.no_grad():
+                param.grad.zero_()
+
+
+@dataclasses.dataclass
+class _Part:
+    """A process's part of a cycle, without the sums; no slots before the first call."""
+
+    reduction: str
+    names: Optional[list[str]]  # structured names of a model's parameters, None for a list of gradients
+    own_names: Optional[list[str]]  # Paddle's names of these parameters
+    slots: list[Optional[tuple[list[int], str]]]  # shape and dtype, None without a gradient so far
+    received: list[bool]
+    count: int
+    weight: float
+
+
+def _check_parts(parts: list[_Part]) -> None:
+    """Raise if no process has a gradient, or if processes differ in parameters, types or reductions."""
+    if not any(part.count and part.slots for part in parts):
+        raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
+    called = {rank: part for rank, part in enumerate(parts) if part.slots}
+    first_rank, first = next(iter(called.items()))
+    slots = first.slots
+    for rank, part in called.items():
+        fits = len(part.slots) == len(slots) and all(
+            mine == other or (part.names is not None and None in (mine, other))  # of a model: not in every process
+            for mine, other in zip(part.slots, slots)
+        )
+        if (part.reduction, part.names, fits) != (first.reduction, first.names, True):
+            message = "All processes must accumulate the same gradients, with the same reduction, shapes and types"
+            only = sorted(set(part.names or ()) ^ set(first.names or ()))
+            if only:
+                advice, received = ": freeze a parameter in all of them or in none", f"{only[0]!r} in one only"
+            else:
+                advice, received = "", shown([(one.reduction, *one.slots) for one in (first, part)])
+            raise ValueError(f"{message}{advice}. Received: {received} of processes {first_rank} and {rank}")
+        slots = [mine or other for mine, other in zip(part.slots, slots)]

@@ -1,0 +1,636 @@
+"""Schedules by a curve: a function that maps a step to a factor of the peak.
+
+Curves are frozen dataclasses: they can be pickled, compared and printed. With w the steps of the warm-up and k = step -
+w, all curves start with step / w unless their docstring says otherwise. Operations are in the order of transformers',
+so the numbers agree except for the last bit.
+"""
+
+import dataclasses
+import math
+import numbers
+import warnings
+from typing import Annotated, Any, Callable, Optional, TypeVar, Union
+
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LambdaDecay, LRScheduler
+
+from .._checks import checked_number, checked_state, plain_number
+from .._messages import problem, refusal
+from .._paddle import lr_or_scheduler, unwrap
+from .factory import (
+    Bool,
+    Fraction,
+    LastStep,
+    NonNegative,
+    Positive,
+    Steps,
+    StepsFrom1,
+    checks_arguments,
+    choice,
+    schedule,
+)
+
+OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of `fleet` and `amp`
+
+
+class Schedule(LRScheduler):
+    """Base of our schedules. `base_lr` is the learning rate they were built with, for a `CurveSchedule` the peak."""
+
+    base_lr: float
+    last_lr: float
+    last_epoch: int
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state from `state_dict`; the state of another kind of schedule raises and changes nothing."""
+        checked_state(state_dict)
+        self.state_keys()
+        wrong = {key: state_dict.get(key) for key in self.keys if not isinstance(state_dict.get(key), numbers.Real)}
+        if wrong:
+            expected = f"the state of a {type(self).__name__}, with a number for each of {self.keys}"
+            raise refusal(ValueError, f"`state_dict` must be {expected}.", **wrong)
+        super().set_state_dict(state_dict)
+
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, as `set_state_dict` does."""
+        self.set_state_dict(state_dict)
+
+    load_state_dict = set_dict
+
+    def get_last_lr(self) -> list[float]:
+        """Return the present rate in a list, as PyTorch's schedules do: all groups share it."""
+        return [self.last_lr]
+
+
+_AnySchedule = TypeVar("_AnySchedule", bound=Schedule)
+
+
+def peak_of(schedule: LRScheduler) -> Optional[float]:
+    """Return the rate at the peak of a schedule; None for a schedule of another package."""
+    return schedule.base_lr if isinstance(schedule, Schedule) else None
+
+
+def rates_of(schedule: LRScheduler, num_steps: int) -> Optional[list[float]]:
+    """Return the rates of steps 0 to `num_steps` - 1; None for schedules without a formula."""
+    if isinstance(schedule, CurveSchedule):
+        factor = schedule.curve
+    elif type(schedule) is LambdaDecay:  # all schedules of PaddleNLP's Trainer
+        factor = schedule.lr_lambda
+    else:
+        return None
+    return [schedule.base_lr * factor(step) for step in range(num_steps)]
+
+
+def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> float:
+    """Return the peak, above 0, of a new schedule for an optimizer, or the given learning rate.
+
+    An optimizer that already has one of our schedules keeps that peak: its current rate may be that of a warm-up.
+    """
+    optimizer = unwrap(optimizer)
+    if isinstance(optimizer, Optimizer):
+        attached = lr_or_scheduler(optimizer)
+        peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
+        return checked_number(peak, "learning_rate", ends="(]")
+    expected = "a Paddle optimizer or a learning rate"
+    if isinstance(optimizer, LRScheduler):
+        expected += ". A schedule is built from a number, not from another schedule"
+    if isinstance(plain_number(optimizer), (int, float)):
+        argument = "learning_rate"
+    return checked_number(optimizer, argument, ends="(]", expected=expected)
+
+
+def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:
+    """Attach `schedule` to `optimizer` if an optimizer was given; return the schedule."""
+    optimizer = unwrap(optimizer)
+    if isinstance(optimizer, Optimizer):
+        optimizer.set_lr_scheduler(schedule)
+    return schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Base of all curves: a linear rise to 1 at step `warmup`; subclasses give the factor from there on."""
+
+    warmup: int = 0
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of a step, counted from 0."""
+        return self._before(step) if step < self.warmup else self._after(step - self.warmup)
+
+    def _before(self, step: int) -> float:
+        """Return the factor of a step of the warm-up."""
+        return step / self.warmup
+
+    def _after(self, k: int) -> float:
+        """Return the factor `k` steps after the warm-up."""
+        raise NotImplementedError
+
+
+class CurveSchedule(Schedule):
+    r"""A schedule whose rate is its peak times a curve (step -> factor).
+
+    .. math::
+        \eta_t = \eta \, c(t), \qquad t = \text{last\_epoch}
+
+    All steps cost the same. A run resumed from `last_epoch` or `state_dict` has the rates of an uninterrupted run, bit
+    for bit.
+
+    Args:
+        learning_rate: the peak, above 0.
+        curve: c, step from 0 -> factor in [0, 1]. A schedule with a lambda cannot be pickled.
+        last_epoch: the last step taken, -1 for none.
+        verbose: print every change.
+
+    Examples:
+        >>> rates_of(CurveSchedule(0.1, Linear(warmup=1, decay=2)), 4)
+        [0.0, 0.1, 0.05, 0.0]
+    """
+
+    @checks_arguments
+    def __init__(
+        self, learning_rate: Positive, curve: Callable[[int], float], last_epoch: LastStep = -1, verbose: Bool = False
+    ) -> None:
+        if not callable(curve):
+            raise refusal(TypeError, "`curve` must be callable.", curve=curve)
+        self.curve = curve
+        super().__init__(learning_rate, last_epoch, verbose)
+
+    def get_lr(self) -> float:
+        """Return the rate of step `last_epoch`."""
+        return self.base_lr * self.curve(self.last_epoch)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_lr!r}, {self.curve!r}, last_epoch={self.last_epoch})"
+
+
+def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
+    """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
+    return attach(CurveSchedule(checked_peak(optimizer), curve, last_epoch), optimizer)
+
+
+def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: int) -> int:
+    """Return the number of training steps left after `phases`; warn if they are too long and this is negative.
+
+    `other` is the option that may be given instead of `num_training_steps`.
+    """
+    if num_training_steps is None:
+        needed = f"Either num_training_steps or {other} must be specified."
+        raise refusal(ValueError, needed, num_training_steps=None, **{other: None})
+    steps = num_training_steps - sum(phases.values())
+    if steps < 0:
+        longer = "The schedule is longer than the training: shorten its phases, or train longer."
+        warnings.warn(problem(longer, **phases, num_training_steps=num_training_steps), stacklevel=4)
+    return steps
+
+
+def checked_fraction(name: str, value: float, peak: float) -> float:
+    """Return a rate from 0 to the peak as a fraction of the peak."""
+    return checked_number(value, name, 0.0, peak) / peak
+
+
+def wave(progress: float, cycles: float) -> float:
+    """Return the factor of a wave from 1 to 0 and back, after a fraction of `cycles` waves."""
+    return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
+
+
+# ---- constant, linear, polynomial, inverse square root
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Curve):
+    """1 after the warm-up."""
+
+    def _after(self, k: int) -> float:
+        return 1.0
+
+
+@schedule("constant")
+def get_constant_schedule(optimizer: OptimizerOrRate, last_epoch: LastStep = -1) -> CurveSchedule:
+    r"""Keep the learning rate constant.
+
+    Examples:
+        >>> rates_of(get_constant_schedule(5e-5), 3)
+        [5e-05, 5e-05, 5e-05]
+    """
+    return scheduled(optimizer, Constant(), last_epoch)
+
+
+@schedule("constant_with_warmup")
+def get_constant_schedule_with_warmup(
+    optimizer: OptimizerOrRate, num_warmup_steps: Steps, last_epoch: LastStep = -1
+) -> CurveSchedule:
+    r"""Raise the learning rate linearly from 0, then keep it constant.
+
+    .. math::
+        \eta_t = \eta \min(t / w, 1)
+
+    Examples:
+        >>> rates_of(get_constant_schedule_with_warmup(0.1, num_warmup_steps=2), 4)
+        [0.0, 0.05, 0.1, 0.1]
+    """
+    return scheduled(optimizer, Constant(num_warmup_steps), last_epoch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Curve):
+    """1 - k / decay, then 0."""
+
+    decay: int = 1
+
+    def _after(self, k: int) -> float:
+        return (self.decay - k) / self.decay if k < self.decay else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial(Curve):
+    """e + (1 - e) (1 - k / decay)^power, then e."""
+
+    decay: int = 1
+    power: float = 1.0
+    end: float = 0.0
+
+    def _after(self, k: int) -> float:
+        if k > self.decay:
+            return self.end
+        return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
+
+
+@schedule("linear")
+def get_linear_schedule_with_warmup(
+    optimizer: OptimizerOrRate, num_warmup_steps: Steps, num_training_steps: StepsFrom1, last_epoch: LastStep = -1
+) -> CurveSchedule:
+    r"""Linear warm-up, then a linear decay to 0: the usual schedule of fine-tuning.
+
+    .. math::
+        \eta_t = \eta\, t / w \quad (t < w), \qquad \eta \max\left(0, \frac{n - t}{n - w}\right) \quad (t \ge w)
+
+    Examples:
+        >>> rates_of(get_linear_schedule_with_warmup(0.1, num_warmup_steps=2, num_training_steps=4), 6)
+        [0.0, 0.05, 0.1, 0.05, 0.0, 0.0]
+    """
+    decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, Linear(num_warmup_steps, decay), last_epoch)
+
+
+@schedule("polynomial")
+def get_polynomial_decay_schedule_with_warmup(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    lr_end: NonNegative = 1e-7,
+    power: Positive = 1.0,
+    last_epoch: LastStep = -1,
+) -> CurveSchedule:
+    r"""Linear warm-up, then a polynomial decay to `lr_end`.
+
+    .. math::
+        \eta_t = \eta_{end} + (\eta - \eta_{end}) \left(1 - \frac{t - w}{n - w}\right)^p \quad (w \le t \le n), \qquad
+        \eta_{end} \quad (t > n)
+
+    `lr_end` is at least 0 and below the peak. `power` is p, above 0; 1 is linear.
+
+    Differs from transformers: a warm-up as long as the training ends at the peak, where transformers divides by 0.
+
+    Examples:
+        >>> schedule = get_polynomial_decay_schedule_with_warmup(0.1, 0, 2, lr_end=0.02, power=2.0)
+        >>> [round(rate, 6) for rate in rates_of(schedule, 4)]
+        [0.1, 0.04, 0.02, 0.02]
+    """
+    peak = checked_peak(optimizer)
+    if lr_end >= peak:
+        sentence = f"lr_end ({lr_end}) must be smaller than initial lr ({peak})."
+        raise refusal(ValueError, sentence, lr_end=lr_end, peak=peak)
+    decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, Polynomial(num_warmup_steps, decay, power, lr_end / peak), last_epoch)
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseSqrt(Curve):
+    """1 / sqrt((k + timescale) / timescale)."""
+
+    timescale: float = 10_000
+
+    def _after(self, k: int) -> float:
+        return 1.0 / math.sqrt((k + self.timescale) / self.timescale)
+
+
+@schedule("inverse_sqrt")
+def get_inverse_sqrt_schedule(
+    optimizer: OptimizerOrRate, num_warmup_steps: Steps, timescale: Optional[Positive] = None, last_epoch: LastStep = -1
+) -> CurveSchedule:
+    r"""Linear warm-up, then a decay with the inverse square root of the steps: for runs of unknown length.
+
+    .. math::
+        \eta_t = \eta \sqrt{\frac{s}{t - w + s}} \quad (t \ge w)
+
+    `timescale` is s, in steps, above 0; by default w, or 10,000 if w is 0.
+
+    Examples:
+        >>> [round(rate, 6) for rate in rates_of(get_inverse_sqrt_schedule(0.1, num_warmup_steps=1), 5)]
+        [0.0, 0.1, 0.070711, 0.057735, 0.05]
+    """
+    scale = (num_warmup_steps or 10_000) if timescale is None else timescale
+    return scheduled(optimizer, InverseSqrt(num_warmup_steps, scale), last_epoch)
+
+
+# ---- along a cosine
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(Curve):
+    """f + (1 - f) (1 + cos(2 pi cycles k / decay)) / 2, with f the floor; the wave goes on after `decay` steps."""
+
+    decay: int = 1
+    cycles: float = 0.5
+    floor: float = 0.0
+
+    def _after(self, k: int) -> float:
+        return wave(k / max(1, self.decay), self.cycles) * (1.0 - self.floor) + self.floor
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineOneAhead(Cosine):
+    """The cosine one step earlier; the warm-up, (step + 1) / w or linear from `start`, ends at step w - 1."""
+
+    start: Optional[float] = None
+
+    def _before(self, step: int) -> float:
+        if self.start is None:
+            return (step + 1.0) / self.warmup
+        # rounding may give one ulp above 1
+        return min(1.0, self.start + (1.0 - self.start) * step / max(1, self.warmup - 1))
+
+    def _after(self, k: int) -> float:
+        return super()._after(k + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineRestarts(Curve):
+    """(1 + cos(pi (cycles k / decay mod 1))) / 2, then 0."""
+
+    decay: int = 1
+    cycles: float = 1.0
+
+    def _after(self, k: int) -> float:
+        progress = k / max(1, self.decay)
+        return wave(self.cycles * progress % 1.0, 0.5) if progress < 1.0 else 0.0
+
+
+@schedule("cosine")
+def get_cosine_schedule_with_warmup(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
+) -> CurveSchedule:
+    r"""Linear warm-up, then a decay to 0 along half a cosine.
+
+    .. math::
+        \eta_t = \tfrac{\eta}{2} \left(1 + \cos\left(2 \pi c \frac{t - w}{n - w}\right)\right) \quad (t \ge w)
+
+    `num_cycles` is c, the number of waves from step w to step n, above 0. The wave goes on after step n.
+
+    Examples:
+        >>> schedule = get_cosine_schedule_with_warmup(0.1, num_warmup_steps=1, num_training_steps=3)
+        >>> [round(rate, 6) for rate in rates_of(schedule, 4)]
+        [0.0, 0.1, 0.05, 0.0]
+    """
+    decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, Cosine(num_warmup_steps, decay, num_cycles), last_epoch)
+
+
+@schedule("cosine_with_restarts")
+def get_cosine_with_hard_restarts_schedule_with_warmup(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    num_cycles: Positive = 1,
+    last_epoch: LastStep = -1,
+) -> CurveSchedule:
+    r"""Linear warm-up, then several decays along half a cosine, each from the peak.
+
+    .. math::
+        \eta_t = \tfrac{\eta}{2} \left(1 + \cos\left(\pi \left(c \tfrac{t - w}{n - w} \bmod 1\right)\right)\right)
+        \quad (w \le t < n), \qquad 0 \quad (t \ge n)
+
+    `num_cycles` is c, the number of decays, above 0. With w = n, step n is at the peak.
+
+    Examples:
+        >>> schedule = get_cosine_with_hard_restarts_schedule_with_warmup(0.1, 0, 4, num_cycles=2)
+        >>> [round(rate, 6) for rate in rates_of(schedule, 5)]
+        [0.1, 0.05, 0.1, 0.05, 0.0]
+    """
+    decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, CosineRestarts(num_warmup_steps, decay, num_cycles), last_epoch)
+
+
+@schedule("cosine_with_min_lr")
+def get_cosine_with_min_lr_schedule_with_warmup(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
+    min_lr: Optional[NonNegative] = None,
+    min_lr_rate: Optional[Fraction] = None,
+) -> CurveSchedule:
+    r"""Linear warm-up, then a decay along half a cosine to a minimum rate.
+
+    .. math::
+        \eta_t = \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w}{n - w}\right)\right)\right)
+        \quad (t \ge w)
+
+    `num_cycles` is as in `get_cosine_schedule_with_warmup`. Give the minimum either as `min_lr`, a rate from 0 to the
+    peak, or as `min_lr_rate`, f, a fraction of the peak.
+
+    Examples:
+        >>> schedule = get_cosine_with_min_lr_schedule_with_warmup(0.1, 0, 2, min_lr=0.02)
+        >>> [round(rate, 6) for rate in rates_of(schedule, 3)]
+        [0.1, 0.06, 0.02]
+    """
+    decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    floor = _floor(optimizer, min_lr, min_lr_rate)
+    return scheduled(optimizer, Cosine(num_warmup_steps, decay, num_cycles, floor), last_epoch)
+
+
+@schedule("cosine_warmup_with_min_lr")
+def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
+    min_lr: Optional[NonNegative] = None,
+    min_lr_rate: Optional[Fraction] = None,
+    warmup_lr_rate: Optional[Fraction] = None,
+) -> CurveSchedule:
+    r"""Warm-up from above 0, with the peak at its last step, then a decay along half a cosine to a minimum rate.
+
+    .. math::
+        \eta_t = \eta\, \frac{t + 1}{w} \text{ or } \eta \left(r + (1 - r) \frac{t}{w - 1}\right) \quad (t < w), \qquad
+        \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t + 1 - w}{n - w}\right)\right)\right)
+        \quad (t \ge w)
+
+    Step n - 1 is at the minimum rate. `num_cycles`, `min_lr` and `min_lr_rate` are as in
+    `get_cosine_with_min_lr_schedule_with_warmup`. `warmup_lr_rate` is r, the first rate as a fraction of the peak; 1/w
+    by default.
+
+    Examples:
+        >>> schedule = get_cosine_with_min_lr_schedule_with_warmup_lr_rate(0.1, 2, 4, min_lr_rate=0.2)
+        >>> [round(rate, 6) for rate in rates_of(schedule, 4)]
+        [0.05, 0.1, 0.06, 0.02]
+    """
+    decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    floor = _floor(optimizer, min_lr, min_lr_rate)
+    curve = CosineOneAhead(num_warmup_steps, decay, num_cycles, floor, warmup_lr_rate)
+    return scheduled(optimizer, curve, last_epoch)
+
+
+def _floor(optimizer: OptimizerOrRate, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
+    """Return the minimum rate as a fraction of the peak."""
+    if min_lr is not None and min_lr_rate is None:
+        return checked_fraction("min_lr", min_lr, checked_peak(optimizer))
+    if min_lr_rate is None or min_lr is not None:
+        how = "One of min_lr or min_lr_rate should be set through the `lr_scheduler_kwargs`."
+        how = how if min_lr is None else "Only one of min_lr or min_lr_rate should be set."
+        raise refusal(ValueError, how, min_lr=min_lr, min_lr_rate=min_lr_rate)
+    return min_lr_rate
+
+
+# ---- warm-up, constant rate, decay; also with low constant rates at the end
+
+# name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
+FALLS: dict[str, Callable[[float, float], float]] = {
+    "linear": lambda progress, cycles: 1.0 - progress,
+    "cosine": wave,
+    "1-sqrt": lambda progress, cycles: 1.0 - math.sqrt(progress),
+}
+RISES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: progress,
+    "cosine": lambda progress: 0.5 * (1.0 - math.cos(math.pi * progress)),
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(1.0 - progress),
+}
+Shape = Annotated[str, choice(*FALLS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class StableDecay(Curve):
+    """s + (1 - s) rise(step / w), 1 for `stable` steps, f + (1 - f) fall(k / decay), f for `final` steps, then e.
+
+    s, f and e are `start`, `floor` and `end`.
+    """
+
+    stable: int = 0
+    decay: int = 1
+    rise: str = "linear"
+    fall: str = "cosine"
+    cycles: float = 0.5
+    start: float = 0.0
+    floor: float = 0.0
+    final: int = 0
+    end: float = 0.0
+
+    def _before(self, step: int) -> float:
+        return RISES[self.rise](step / self.warmup) * (1.0 - self.start) + self.start
+
+    def _after(self, k: int) -> float:
+        k -= self.stable
+        if k < 0:
+            return 1.0
+        if k < self.decay:
+            return FALLS[self.fall](k / self.decay, self.cycles) * (1.0 - self.floor) + self.floor
+        return self.floor if k < self.decay + self.final else self.end
+
+
+@schedule("warmup_stable_decay")
+def get_wsd_schedule(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_decay_steps: Steps,
+    num_training_steps: Optional[StepsFrom1] = None,
+    num_stable_steps: Optional[Steps] = None,
+    warmup_type: Shape = "linear",
+    decay_type: Shape = "cosine",
+    min_lr_ratio: Fraction = 0,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
+) -> CurveSchedule:
+    r"""Warm-up, constant rate, decay in the last steps: a run can be extended from a checkpoint before the decay.
+
+    .. math::
+        \eta_t = \eta (f + (1 - f)\, u(t / w)) \;(t < w), \qquad \eta \;(t < w + s), \qquad
+        \eta (f + (1 - f)\, v(\tfrac{t - w - s}{d})) \;(t < w + s + d), \qquad \eta f
+
+    .. math::
+        v(x) = 1 - x, \quad \tfrac12 (1 + \cos 2 \pi c x), \quad 1 - \sqrt{x}; \qquad
+        u(x) = x, \quad \tfrac12 (1 - \cos \pi x), \quad 1 - \sqrt{1 - x}
+
+    - w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`, at least 0.
+    - u and v are `warmup_type` and `decay_type`: "linear", "cosine" or "1-sqrt".
+    - f is `min_lr_ratio`, the first and last rate as a fraction of the peak.
+    - c is `num_cycles`, the number of waves in a cosine decay, above 0.
+
+    Give either s or n = `num_training_steps`; n sets s = n - w - d. If that is negative, the function warns and takes
+    only the last n - w steps of the decay. If both are given, s overrides n.
+
+    Examples:
+        >>> rates_of(get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear"), 7)
+        [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
+    """
+    if num_stable_steps is None:
+        others = {"num_warmup_steps": num_warmup_steps, "num_decay_steps": num_decay_steps}
+        num_stable_steps = steps_left(num_training_steps, "num_stable_steps", **others)
+    phases, f = (num_warmup_steps, num_stable_steps, num_decay_steps), min_lr_ratio
+    curve = StableDecay(*phases, warmup_type, decay_type, num_cycles, start=f, floor=f, end=f)
+    return scheduled(optimizer, curve, last_epoch)
+
+
+@schedule("cool_down")
+def get_constant_schedule_with_cool_down(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_training_steps: Optional[StepsFrom1] = None,
+    keep_steps: Steps = 0,
+    decay_steps: Optional[Steps] = None,
+    num_cycles: Positive = 0.5,
+    lr_end1: NonNegative = 0.0,
+    final_steps: Steps = 0,
+    lr_end2: Optional[NonNegative] = None,
+    warmup_lr_init: NonNegative = 0.0,
+    last_epoch: LastStep = -1,
+) -> CurveSchedule:
+    r"""Warm-up, constant rate, a decay along half a cosine, then one or two low constant rates.
+
+    .. math::
+        \eta_t = \eta_0 + (\eta - \eta_0) \tfrac{t}{w} \;(t < w), \quad \eta \;(t < w + k), \quad
+        \eta_1 + \tfrac{\eta - \eta_1}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w - k}{d}\right)\right)
+        \;(t < w + k + d), \quad \eta_1 \;(t < w + k + d + l), \quad \eta_2
+
+    - w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` and `final_steps`. By default d is
+      `num_training_steps` - w - k - l; if this is negative, 0 with a warning.
+    - c is `num_cycles`, the number of waves in the decay, above 0.
+    - :math:`\eta_0`, :math:`\eta_1` and :math:`\eta_2` are `warmup_lr_init`, `lr_end1` and `lr_end2` (`lr_end1` by
+      default), each from 0 to the peak.
+
+    Differs from MindFormers: there, `decay_steps` is the whole training by default, so that the training ends before
+    the decay does. MindFormers also ignores an `lr_end2` of 0.
+
+    Examples:
+        >>> arguments = {"keep_steps": 10, "decay_steps": 10, "lr_end1": 0.002, "final_steps": 10, "lr_end2": 0.001}
+        >>> rates = rates_of(get_constant_schedule_with_cool_down(0.005, 10, **arguments), 50)
+        >>> [round(rates[t], 6) for t in (1, 15, 25, 35, 45)]
+        [0.0005, 0.005, 0.0035, 0.002, 0.001]
+
+    Source: ``mindformers.core.ConstantWithCoolDownLR``; DeepSeek-V3 (arXiv 2412.19437), section 4.2.
+    """
+    peak = checked_peak(optimizer)
+    if decay_steps is None:
+        phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
+        decay_steps = max(0, steps_left(num_training_steps, "decay_steps", **phases))
+    start = checked_fraction("warmup_lr_init", warmup_lr_init, peak)
+    floor = checked_fraction("lr_end1", lr_end1, peak)
+    end = floor if lr_end2 is None else checked_fraction("lr_end2", lr_end2, peak)
+    curve = StableDecay(
+        num_warmup_steps, keep_steps, decay_steps, "linear", "cosine", num_cycles, start, floor, final_steps, end
+    )
+    return scheduled(optimizer, curve, last_epoch)

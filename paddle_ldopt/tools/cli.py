@@ -1,0 +1,143 @@
+"""The command line: check layers, learning rates and memory before training."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import typing
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+from .._checks import checked_choice, checked_int, checked_number, checked_steps
+from .._messages import refusal
+from ..config.decay_settings import decay_help, option_of
+from ..config.files import json_object
+from ..layers.decay import OPTIONS, LayerDecay
+from ..layers.layer import Layer
+from ..layers.map import LayerMap
+from ..plots import check_picture, plot_schedule, text_plot
+from ..schedules import get_scheduler
+from ..schedules.factory import SCHEDULES
+from . import memory
+from .models import MODEL, load_model
+
+__all__ = ["load_model", "main"]
+
+_DECAY = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}" for name in OPTIONS}
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m paddle_ldopt", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, add_arguments, show, does in (
+        ("layers", _add_layers, _show_layers, "show the layers of a model and the learning rate of each"),
+        ("schedule", _add_schedule, _show_schedule, "show the learning rate of each step"),
+        ("memory", memory.add_arguments, memory.show, "show the bytes that a model and its optimizer hold"),
+    ):
+        command = commands.add_parser(name, help=does, description=f"{does.capitalize()}.")
+        command.set_defaults(show=show)
+        add_arguments(command.add_argument)
+    options = parser.parse_args(argv)
+    try:
+        options.show(options)
+    except (ValueError, TypeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+# ---- a decay, with one argument for each of its options
+
+
+def _add_decay(add: Callable[..., argparse.Action], *without: str) -> None:
+    for field in dataclasses.fields(LayerDecay):
+        if field.name in without:
+            continue
+        value_type = (typing.get_args(field.type) or (field.type,))[0]
+        is_json = typing.get_origin(value_type) is not None
+        kind: Any = {"action": "store_true"} if value_type is bool else {"type": str if is_json else value_type}
+        default, text = OPTIONS[field.name].default, decay_help(field.name)
+        add(_DECAY[field.name], **kind, dest=field.name, default=default, help=text)
+
+
+def _given_decay(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a decay that differ from their defaults; errors name the arguments."""
+    values = {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
+    given = {name: value for name, value in values.items() if value != OPTIONS[name].default}
+    return {name: option_of(value, name, _DECAY[name]) for name, value in given.items()}
+
+
+# ---- layers
+
+
+def _add_layers(add: Callable[..., argparse.Action]) -> None:
+    add("--model", required=True, help=MODEL)
+    add("--lr", type=float, help="learning rate of a layer whose ratio is 1")
+    _add_decay(add)
+    add("--rules", metavar="JSON", help='layer by parameter-name pattern: \'{"adapter": "head"}\'')
+    add("--plot", metavar="FILE", help="draw a chart of the rates into a .png, .svg or .pdf file")
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _show_layers(options: argparse.Namespace) -> None:
+    """Print the table of the model as text or JSON; draw it if asked."""
+    if options.plot:
+        check_picture(options.plot, "--plot")
+    if options.lr is not None:
+        checked_number(options.lr, "--lr")
+    decay = LayerDecay(**_given_decay(options))
+    layers = LayerMap.from_model(load_model(options.model), json_object(options.rules, "--rules") or None)
+    table = layers.table(decay, options.lr)
+    if options.json:
+        print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(table)
+    else:  # a file or a pipe has no width to fit
+        print(table)
+    if options.plot:
+        print("plotted to", layers.plot(options.plot, decay, options.lr), file=sys.stderr)
+
+
+# ---- schedule
+
+
+def _add_schedule(add: Callable[..., argparse.Action]) -> None:
+    kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
+    add("--type", required=True, metavar="KIND", help=f"schedule: {kinds}")
+    add("--steps", type=int, dest="num_steps", required=True, help="number of optimizer steps")
+    add("--warmup", type=int, default=0, help="number of warm-up steps")
+    add("--lr", type=float, required=True, help="peak learning rate")
+    add("--kwargs", metavar="JSON", help="further options of the schedule: '{\"num_cycles\": 3}'")
+    add("--layers", type=int, metavar="N", help="number of blocks, to show each layer's rate; needs a decay")
+    _add_decay(add, "end", "steps", "towers", "multipliers")  # towers and multipliers need a model
+    add("--plot", metavar="FILE", help="draw the chart into a .png, .svg or .pdf file instead of the terminal")
+
+
+def _show_schedule(options: argparse.Namespace) -> None:
+    """Plot the schedule, of each layer with a decay, in the terminal or into a file."""
+    if options.plot:
+        check_picture(options.plot, "--plot")
+    kind = checked_choice(options.type, "--type", SCHEDULES)
+    if SCHEDULES[kind].on_metric:
+        raise refusal(ValueError, "`--type` must be a schedule that follows no metric.", **{"--type": kind})
+    checked_int(options.num_steps, "--steps", 1)
+    checked_steps(options.warmup, "--warmup")
+    checked_number(options.lr, "--lr", ends="(]")
+    kwargs = json_object(options.kwargs, "--kwargs") or None
+    schedule = get_scheduler(kind, options.lr, options.warmup, options.num_steps, kwargs)
+    series = {"lr": [(schedule(), schedule.step())[0] for _ in range(options.num_steps)]}
+
+    n, given = options.layers, _given_decay(options)
+    if (n is None) != (not given):
+        received = {_DECAY[name]: value for name, value in given.items()}
+        raise refusal(ValueError, "Give both `--layers` and a decay, or neither.", **received, **{"--layers": n})
+    if n is not None:
+        decay, layers = LayerDecay(**given), range(checked_int(n, "--layers", 1) + 2)
+        series = {Layer("", i, n).label: [decay.ratio(i, n) * rate for rate in series["lr"]] for i in layers}
+    if options.plot:
+        print("plotted to", plot_schedule(options.plot, 0, series), file=sys.stderr)
+    else:
+        print(text_plot(0, series))

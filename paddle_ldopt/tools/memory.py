@@ -1,0 +1,123 @@
+"""The bytes of parameters, gradients, float32 masters and optimizer state, and the command ``memory``."""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+from .._checks import checked_bool, checked_choice, checked_int
+from .._messages import refusal, shown, unknown
+from ..layers.table import markdown, rich_table
+from ..optimizers.registry import REGISTRY, optimizer_class
+from ..optimizers.states import rule_shape
+from .models import MODEL, decoder, decoder_of_size, load_model
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_SHAPE = ("hidden", "layers", "vocab", "intermediate", "heads", "kv_heads")  # the arguments of `decoder`
+
+
+def estimate(
+    shapes: Mapping[str, Sequence[int]],
+    optimizer: str,
+    dtype: str = "bfloat16",
+    grad_dtype: Optional[str] = None,
+    multi_precision: bool = True,
+    **options: Any,
+) -> dict[str, int]:
+    """Return the bytes that stay in the memory of one process: of each kind, and "total".
+
+    Activations and the buffers of a running step are not counted.
+
+    Args:
+        shapes: name -> shape of every parameter.
+        optimizer: one of `list_optimizers`.
+        dtype: type of the parameters: "float32", "bfloat16" or "float16".
+        grad_dtype: type of the gradients; by default `dtype`.
+        multi_precision: keep float32 masters of low-precision parameters.
+        **options: options of the optimizer, such as `compression` of Came.
+
+    Raises:
+        ValueError: an unknown name, type or option.
+
+    Examples:
+        >>> came = estimate(decoder(4096, 32), "came")
+        >>> print(f"{came['total'] / 2**30:.1f} GiB, including {came['state'] / 2**30:.1f} GiB of state")
+        75.3 GiB, including 25.1 GiB of state
+    """
+    optimizer_class(optimizer)  # raises for an unknown one
+    info, size, state = REGISTRY[optimizer], sum(map(math.prod, shapes.values())), 0
+    for name, value in options.items():
+        if name not in info.options:
+            raise ValueError(unknown(f"option of {shown(optimizer)}", name, value, info.options))
+        options[name] = info.options[name].checked(value, name)
+    item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]
+    grad = item if grad_dtype is None else ITEMSIZE[checked_choice(grad_dtype, "grad_dtype", ITEMSIZE)]
+    for shape in shapes.values():
+        for kind, state_dtype in info.states(options, tuple(shape)).values():
+            state += math.prod(rule_shape(kind, shape)) * ITEMSIZE[state_dtype or "float32"]
+    masters = 4 * size if multi_precision and dtype != "float32" else 0
+    held = {"parameters": size * item, "gradients": size * grad, "masters": masters, "state": state}
+    return {**held, "total": sum(held.values())}
+
+
+def add_arguments(add: Callable[..., argparse.Action]) -> None:
+    """Add the arguments of the command."""
+    add("--params", type=float, help="number of parameters of a typical decoder, at least 1e9")
+    for name in _SHAPE:
+        add(f"--{name.replace('_', '-')}", type=int, help="size of a decoder, instead of --params")
+    add("--model", help=MODEL)
+    several = "optimizers (adamwdl), options after commas: came came,compression adafactor,scale_parameter=false"
+    add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
+    add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters (bfloat16)")
+    add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")
+    add("--no-masters", action="store_true", help="train low-precision parameters without float32 masters")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    add("--markdown", action="store_true", help="print GitHub Markdown instead of a table")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the bytes of each optimizer."""
+    given = {name: getattr(options, name) for name in _SHAPE if getattr(options, name) is not None}
+    if (options.params is not None) + bool(given) + (options.model is not None) != 1:
+        received = {"--params": options.params, "--model": options.model, "shape": given}
+        raise refusal(ValueError, "Give one of `--params`, `--model`, or `--hidden` and `--layers`.", **received)
+    if options.model:
+        named = load_model(options.model).named_parameters()
+        shapes = {name: tuple(param.shape) for name, param in named if not param.stop_gradient}
+    elif options.params is not None:
+        shapes = decoder_of_size(options.params)
+    else:
+        if not {"hidden", "layers"} <= given.keys():
+            raise refusal(ValueError, "A shape needs `--hidden` and `--layers`.", shape=given)
+        shapes = decoder(**{name: checked_int(value, f"--{name}", 1) for name, value in given.items()})
+    shared = {"dtype": options.dtype, "grad_dtype": options.grad_dtype, "multi_precision": not options.no_masters}
+    uses = {text: estimate(shapes, **{**shared, **_optimizer(text)}) for text in options.optimizer}
+    size = sum(map(math.prod, shapes.values()))
+    if options.json:
+        print(json.dumps({"size": size, "bytes": uses}, indent=1))
+        return
+    rows = [[kind, *(f"{use[kind] / 2**30:.3g}" for use in uses.values())] for kind in next(iter(uses.values()))]
+    print(f"{size / 1e9:.3g} B parameters, {options.dtype}; GiB in one process")
+    if options.markdown:
+        print(markdown(["GiB", *uses], rows))
+        return
+    from rich.console import Console
+
+    Console().print(rich_table(["GiB", *uses], rows))
+
+
+def _optimizer(text: str) -> dict[str, Any]:
+    """Return the name and options in "name,option=value,option"."""
+    name, *words = text.split(",")
+    if name not in REGISTRY:
+        raise ValueError(unknown("optimizer", name, name, REGISTRY, f"--optimizer={shown(text)}"))
+    settings: dict[str, Any] = {"optimizer": name}
+    for option, equals, value in (word.partition("=") for word in words):
+        try:
+            is_bool = REGISTRY[name].options[option].check is checked_bool
+            settings[option] = {"": True, "=true": True, "=false": False}[equals + value] if is_bool else float(value)
+        except (KeyError, ValueError):
+            message = "`--optimizer` must be a name with options such as compression, compression=false or beta1=0.9."
+            raise refusal(ValueError, message, **{"--optimizer": text}) from None
+    return settings
