@@ -17,7 +17,7 @@ from paddle_ldopt.build import OPTIMIZERS
 from paddle_ldopt.config import read_yaml
 from paddle_ldopt.config.decay_settings import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as OPTIONS_OF_A_DECAY
-from paddle_ldopt.trainer import LdoptArgumentsMixin, RunReport
+from paddle_ldopt.trainer import LdoptArgumentsMixin
 
 OPTIONS = {  # one option that is no default of each optimizer, and one that a Trainer has a field for
     "adamw": {"beta2": 0.98},
@@ -424,18 +424,6 @@ def test_each_checkpoint_has_the_config(tmp_path):
     common.trainer(tmp_path, args=arguments(config, tmp_path, max_steps=4, save_steps=2)).train()  # without a report
     for step in (2, 4):
         assert LdoptConfig.from_json(tmp_path / f"checkpoint-{step}/ldopt_config.json") == config
-
-
-def test_the_report_shows_the_config(tmp_path):
-    config = LdoptConfig("lamb", {"eps": 1e-5}, layerwise_lr_decay=0.5, lr_scheduler_type="cosine_with_restarts")
-    trainer = common.trainer(tmp_path, args=arguments(config, tmp_path, max_steps=1))
-    report = RunReport(str(tmp_path), "title", trainer.layer_map)
-    trainer.add_callback(report)
-    trainer.train()
-    report.write({}, {})
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    for name, value in {"optim": "lamb", "lr_scheduler_type": "cosine_with_restarts"}.items():
-        assert f"<td>{name}</td><td>{value}</td>" in page
 
 
 def test_a_checkpoint_of_a_given_optimizer_has_no_config_and_loses_an_old_one(tmp_path):

@@ -8,18 +8,17 @@ from paddle import distributed
 from paddle.distributed import fleet
 
 from .._paddle import checked_model, pipeline_of
-from ..layers.granularity import Granularity
 from ..layers.map import LayerMap
 from ..layers.table import LayerTable
 
 
-def map_layers(model: paddle.nn.Layer, rules: Any = None, granularity: Granularity = "block") -> LayerMap:
+def map_layers(model: paddle.nn.Layer, rules: Any = None) -> LayerMap:
     """Return the `LayerMap` of a model, or of a pipeline's stage; all stages must call it together.
 
-    `rules` and `granularity` are as in `LayerMap.from_model`.
+    `rules` are as in `LayerMap.from_model`.
     """
     cls = LayerMap if pipeline_of(checked_model(model)) is None else StageLayers
-    return cls.from_model(model, rules, granularity)
+    return cls.from_model(model, rules)
 
 
 def from_all_stages(value: Any) -> list[Any]:
@@ -37,13 +36,17 @@ class StageLayers(LayerMap):
     """
 
     @classmethod
-    def from_model(cls, model: paddle.nn.Layer, rules: Any = None, granularity: Granularity = "block") -> "StageLayers":
+    def from_model(cls, model: paddle.nn.Layer, rules: Any = None) -> "StageLayers":
         """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
         trained = {param.name: param for param in model.parameters()}
         name_dict = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
-        shared = {key: name_dict[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
+        shared = {}  # the common name of each shared weight -> its structured name in this stage
+        for key, part in pipeline_of(model).shared_comm.items():
+            attributes = part["weight_attr"]
+            for attribute in [attributes] if isinstance(attributes, str) else attributes:
+                shared[f"{key}.{attribute}"] = name_dict[getattr(part["layer"], attribute).name]
         stages = from_all_stages((list(name_dict.values()), shared))
-        whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules, granularity)
+        whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules)
         layers = {name: whole.layer_of(name) for name in whole.names}
         for key in {key for _, shared in stages for key in shared}:
             names = [shared[key] for _, shared in stages if key in shared]
@@ -62,19 +65,10 @@ class StageLayers(LayerMap):
         return LayerTable([merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))])
 
 
-def _shared(pipeline: Any) -> dict[str, str]:
-    """Return the common name of each shared weight -> its `param.name` in this stage."""
-    return {
-        f"{key}.{attribute}": getattr(shared["layer"], attribute).name
-        for key, shared in pipeline.shared_comm.items()
-        for attribute in ([shared["weight_attr"]] if isinstance(shared["weight_attr"], str) else shared["weight_attr"])
-    }
-
-
 def _added(first: Any, second: Any) -> Any:
     """Return the merged row of a layer that two stages share."""
     ends = {}
-    for field in ("ratio", "learning_rate", "peak_learning_rate", "end_ratio", "multiplier"):
+    for field in ("ratio", "learning_rate", "peak_learning_rate", "multiplier"):
         both = [getattr(row, field) for row in (first, second)]
         if field == "multiplier" and any(both):
             both = [ends_of_one or (1.0, 1.0) for ends_of_one in both]

@@ -14,13 +14,13 @@ import numpy as np
 import paddle
 import pytest
 import sequence_classification as recipe
-from common import arguments, classification, comparison
+from common import arguments, classification, comparison, report_page
 from common.fine_tuning import Score
 from matplotlib.figure import Figure
 from paddlenlp.trainer import TrainerCallback
 
 from paddle_ldopt import SchedulerType
-from paddle_ldopt.trainer import StopOnSigterm, report_page
+from paddle_ldopt.trainer import StopOnSigterm
 
 SMALL = ["--disable_tqdm", "True", "--report_to", "none"]
 

@@ -16,15 +16,15 @@ import paddle
 import predict
 import pytest
 import sequence_classification as recipe
-from common import text_data
+from common import report_page, text_data
 from common.comparison import compare
 from common.predictors import Predictor
 from common.run_folder import with_arguments_of_run
 from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 from processes import search_path
 
-from paddle_ldopt.trainer import StopOnSigterm, last_checkpoint, report_page
-from paddle_ldopt.trainer.folders import PARTIAL
+from paddle_ldopt.trainer import StopOnSigterm, last_checkpoint
+from paddle_ldopt.trainer.record import PARTIAL
 
 QUICK = {"max_steps": 1, "evaluation_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 ROOT = pathlib.Path(recipe.__file__).parent.parent

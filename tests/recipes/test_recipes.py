@@ -20,12 +20,22 @@ import pytest
 import question_answering
 import seq2seq
 import token_classification
-from common import arguments, image_data, language_data, parts, pretrained, text_data, text_scores, text_sources
+from common import (
+    arguments,
+    image_data,
+    language_data,
+    parts,
+    pretrained,
+    report_page,
+    text_data,
+    text_scores,
+    text_sources,
+)
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
 from paddle_ldopt.config import read_yaml
-from paddle_ldopt.trainer import StopOnSigterm, report_page
+from paddle_ldopt.trainer import StopOnSigterm
 
 # an untrained model is enough here; that a recipe says so is for test_recipe_pretrained.py
 pytestmark = pytest.mark.filterwarnings("ignore:.* is RANDOMLY INITIALISED:UserWarning")
