@@ -122,9 +122,12 @@ class LdoptArgumentsMixin(_Settings, Args):
             settings.update(optim="adamw", optim_kwargs={})
         else:
             fields = {**info.trainer, "multi_precision": "fp16_opt_level"}
-            for field in [fields[info.setting(name)] for name in options if info.setting(name) in fields]:
-                message = f"`{field}` sets this option: leave it out of `optim_kwargs`."
-                raise refusal(ValueError, message, **{field: getattr(self, field)}, optim_kwargs=self.optim_kwargs)
+            for name in [info.setting(name) for name in options if info.setting(name) in fields]:
+                message = f"`{fields[name]}` sets the {name} of {optim!r}: leave it out of `optim_kwargs`."
+                raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
+            if options.get("relative_step"):
+                message = "An optimizer that sets its own rate goes to the Trainer as `optimizers=`."
+                raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
         LdoptConfig(**settings)
         if kind in metric_kinds() and name_of(self.evaluation_strategy) == "no":
             message = "The schedule follows an evaluation metric: give `evaluation_strategy` 'steps' or 'epoch'."

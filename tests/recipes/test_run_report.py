@@ -10,11 +10,12 @@ import urllib.parse
 import paddle
 import pytest
 import trainer_common as common
+from common import run_report
+from common.run_report import RunReport
 from matplotlib.figure import Figure
 from reference import needs_library
 
 from paddle_ldopt import Adafactor, AdamWDL, LayerMap, plots
-from paddle_ldopt.trainer import RunReport, run_report
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror=alert(1)> & '$\\frac{' \udcff"
 

@@ -153,12 +153,6 @@ def test_files_that_are_written_in_the_background_are_not_listed(copied):
     record.begin_checkpoint(str(copied / "checkpoint-6"), {record.LAYERWISE: {"optimizer": "AdamWDL"}})
     record.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
     assert not (copied / "checkpoint-6" / FILES).exists() and last_checkpoint(copied) == str(copied / "checkpoint-6")
-    trainer = common.trainer(copied)
-    assert not trainer._saves_in_background
-    trainer.args.use_async_save = True
-    assert trainer._saves_in_background
-    trainer.args.use_async_save, trainer.args.unified_checkpoint_config = False, ["async_save"]
-    assert trainer._saves_in_background
 
 
 # --- disk full ---
