@@ -15,17 +15,13 @@ SHAPES = {  # settings of a YAML file -> ratio of a layer so many below the head
         {"layerwise_decay": 0.5, "multipliers": {r"\.bias$": 3.0}},
         lambda below, n, name: 0.5**below * (3.0 if name.endswith(".bias") else 1.0),
     ),
-    "granularity": (
-        {"layerwise_decay": 0.5, "granularity": 2},
-        lambda below, n, name: 0.5 ** (3 if below > n else math.ceil(below / max(n // 2, 1)) if below else 0),
-    ),
     "towers": ({"layerwise_decay": 1.0}, lambda below, n, name: 0.5**below if name.startswith("TOWER.") else 1.0),
 }
 
 
 def another_decay(decay):
     """Return the pattern of the error of a resume with a decay of 0.5 instead of `decay`."""
-    return f"layerwise_decay was {decay} in the checkpoint and is 0.5 now.*allow_layerwise_change"
+    return f"decay was {{'layerwise_decay': {decay}}} and is {{'layerwise_decay': 0.5}} now.*allow_layerwise_change"
 
 
 def assert_shape(shape, build, ratio, decay, n, tower=None):
