@@ -8,7 +8,7 @@ from paddle import distributed
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._messages import refusal, shown
+from .._messages import refusal
 from .._paddle import check_wrapper_state, leave_out_frozen, lr_or_scheduler, parameters_of, pipeline_of, unwrap
 from ..build import OFF, OPTIMIZERS, build_optimizer
 from ..config import LdoptConfig
@@ -170,12 +170,11 @@ class LdoptTrainerMixin(ResumeMixin):
         """Log as the Trainer does, with the values of `LayerLRCallback`: a callback cannot add to the logs."""
         if "loss" in logs:  # logs of the training, not of an evaluation or a summary
             layer_rates: dict[str, float] = {}
-            for callback in self.callback_handler.callbacks:
-                if hasattr(callback, "extra_logs"):
-                    more = callback.extra_logs()
-                    for stage in [more] if pipeline_of(self.model) is None else from_all_stages(more):
-                        for name, rate in stage.items():  # the largest rate of a layer in several stages
-                            layer_rates[name] = max(rate, layer_rates.get(name, 0.0))
+            for callback in (one for one in self.callback_handler.callbacks if hasattr(one, "extra_logs")):
+                more = callback.extra_logs()
+                for stage in [more] if pipeline_of(self.model) is None else from_all_stages(more):
+                    for name, rate in stage.items():  # the largest rate of a layer in several stages
+                        layer_rates[name] = max(rate, layer_rates.get(name, 0.0))
             logs.update(layer_rates)  # the Trainer's own "learning_rate" is the next step's
         return super().log(logs, *args, **kwargs)
 
@@ -270,35 +269,21 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
     name, source = type(optimizer).__name__, lr_or_scheduler(optimizer)
     sets_own = layerwise_interface(optimizer).sets_own_lr
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
-    used = scheduler is source or (reports and not isinstance(source, LRScheduler)) or (sets_own and scheduler is None)
-    if not used:
-        if sets_own:
-            remedy, rate = "it sets its own rate, so give optimizers=(opt, None)", "its own"
-        else:
-            remedy = (
-                "give optimizers=(opt, scheduler) with the scheduler it was built with; "
-                "scheduler = paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) keeps the rate constant"
-            )
-            rate = type(source).__name__ if isinstance(source, LRScheduler) else shown(source)
-        passed = "None" if scheduler is None else type(scheduler).__name__
-        raise ValueError(
-            f"The Trainer would step a scheduler that the optimizer does not use: {remedy}. "
-            f"Received: optimizers=({name}, {passed}), where the learning_rate of {name} is {rate}"
+    if not (
+        scheduler is source or (reports and not isinstance(source, LRScheduler)) or (sets_own and scheduler is None)
+    ):
+        passed, rate = (type(one).__name__ if isinstance(one, LRScheduler) else one for one in (scheduler, source))
+        message = (
+            "The Trainer would step a scheduler that the optimizer does not use: give optimizers=(opt, scheduler) with "
+            "the scheduler it was built with (LambdaDecay(lr, lambda step: 1) keeps the rate constant), or "
+            "optimizers=(opt, None) if it sets its own rate."
         )
-    decay, ratios, chosen = decay_of_arguments(args), ratios_of(optimizer), REGISTRY.get(name_of(args.optim))
-    ignored: dict[str, Any] = {}
-    if chosen is not None and not isinstance(optimizer, chosen.cls):
-        ignored = {"optim": name_of(args.optim)}
-    elif decay not in (ratios.decay, OFF):
-        ignored = {"layerwise_decay": decay}
-    if ignored:
-        raise refusal(
-            ValueError,
-            f"The Trainer already has an optimizer, so `{next(iter(ignored))}` would be ignored: leave it out, or "
-            "build the optimizer with it.",
-            **ignored,
-            optimizer=f"{name} with {ratios.decay or 'no LayerDecay'}",
-        )
+        raise refusal(ValueError, message, optimizers=(name, passed), learning_rate="its own" if sets_own else rate)
+    optim, decay, own_decay = name_of(args.optim), decay_of_arguments(args), ratios_of(optimizer).decay
+    if (optim in REGISTRY and not isinstance(optimizer, REGISTRY[optim].cls)) or decay not in (own_decay, OFF):
+        message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
+        received = {"optim": optim, "layerwise_decay": decay, "optimizer": name, "its_decay": own_decay}
+        raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
 
 
 def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:

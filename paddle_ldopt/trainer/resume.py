@@ -66,10 +66,7 @@ class ResumeMixin(Trainer):
             if checkpoint is True:
                 checkpoint = record.last_checkpoint(self.args.output_dir)
                 if checkpoint is None:
-                    message = (
-                        "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out to start a "
-                        "new run, or give the folder of a complete checkpoint."
-                    )
+                    message = "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out."
                     raise refusal(ValueError, message, resume_from_checkpoint=True, output_dir=self.args.output_dir)
             if checkpoint and os.path.isdir(checkpoint):  # the Trainer raises for a missing folder
                 self._check_checkpoint(checkpoint)
