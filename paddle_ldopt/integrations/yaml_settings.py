@@ -82,7 +82,8 @@ def from_settings(
     elif weight_decay is not None:
         arguments["weight_decay"] = checked_number(numbers_read(weight_decay), "weight_decay")
     arguments["apply_decay_param_fun"] = ({param.name for param in model.parameters()} - set(undecayed)).__contains__
-    recorded = dataclasses.replace(info, cls=with_record(info.cls))
+    plain: Any = info.cls
+    recorded = dataclasses.replace(info, cls=with_record(plain))
     optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, rules=rules, **arguments)
     setattr(optimizer, _ALLOW, allowed)
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]

@@ -161,7 +161,7 @@ def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
     A checkpoint without a record is of a Trainer without our mixin, which has no decay.
     """
     path, content = os.path.join(folder, LAYERWISE), "The layer-wise settings"
-    without = {"decay": None, "layers": None, "frozen": [], "unfreeze_every_k_steps": None}
+    without: Record = {"decay": None, "layers": None, "frozen": [], "unfreeze_every_k_steps": None}
     was = read_json(path, content) if os.path.exists(path) else {**record, **without}
     with file_errors(path, content, checks=True):
         if was["format"] != FORMAT:

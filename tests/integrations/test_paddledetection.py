@@ -183,11 +183,6 @@ def test_param_groups_multiply_the_rates_of_the_layers(trainer):
             assert run.optimizer.has_nonzero_weight_decay(param) == wanted, name
 
 
-def test_a_null_is_the_default(trainer):
-    run = trainer(optimizer={**OWN, "weight_decay": None, "param_groups": None})
-    assert not any(run.optimizer.has_nonzero_weight_decay(param) for param in run.model.parameters())
-
-
 def test_paddledetections_optimizers_stay(trainer):
     assert type(trainer(optimizer={"type": "Momentum", "momentum": 0.9}).optimizer) is paddle.optimizer.Momentum
 

@@ -115,15 +115,6 @@ def test_an_average_of_the_weights_and_amp_change_no_rate(built, tmp_path, more)
     frameworks.assert_ratios(other.optimizer, other.model, ratio)
 
 
-@pytest.mark.parametrize("shape", ["linear", "multipliers", "towers"])
-def test_shapes_of_the_decay_are_settings(built, shape):
-    def build(settings):
-        builder = built(**settings)
-        return builder.model, builder.optimizer
-
-    frameworks.assert_shape(shape, build, ratio, DECAY, 5, "backbone")
-
-
 def test_stages_are_layers(built):
     builder = built(rules={r"backbone\.(?:block|patch_embed|norm)(\d)\.": r"\1"})
     for name, param in builder.model.named_parameters():

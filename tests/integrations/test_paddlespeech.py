@@ -158,15 +158,6 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
     run.train_on(run.train_loader.batches[:2])
 
 
-@pytest.mark.parametrize("shape", ["multipliers", "towers"])
-def test_shapes_of_the_decay_are_settings(trainer, shape):
-    def build(settings):
-        run = trainer(optim_conf={**SETTINGS["optim_conf"], **settings})
-        return run.model, run.optimizer
-
-    frameworks.assert_shape(shape, build, ratio, DECAY, ENCODER, "encoder")
-
-
 WAV2VEC2 = {
     **dict.fromkeys(["hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout"], 0.0),
     **dict.fromkeys(

@@ -132,11 +132,6 @@ def test_settings_that_paddleocr_passes_on_unread(ocr, encoder):
         ocr.AdamWDL(0.1, one_dim_param_no_weight_decay="false")
 
 
-def test_a_misspelt_part_of_names_is_warned_of(ocr, encoder):
-    with pytest.warns(UserWarning, match="no name contains one of these parts. Received: parts=.'nrom',."):
-        ocr.AdamWDL(0.1, no_weight_decay_name="nrom")(encoder)
-
-
 @pytest.mark.parametrize("parts", ["pos_embed", None, [1]], ids=repr)
 def test_parts_of_names_are_a_list(parts):
     """The letters of a string would match nearly every name."""
