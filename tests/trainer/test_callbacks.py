@@ -13,9 +13,7 @@ from trainer_run import checkpoint_format
 import paddle_ldopt as ldopt
 from paddle_ldopt.layers import rates
 from paddle_ldopt.layers.optimizer_interface import layerwise_interface
-from paddle_ldopt.plots import text_plot
 from paddle_ldopt.schedules import ahead
-from paddle_ldopt.schedules.ahead import schedule_rates
 from paddle_ldopt.trainer import (
     GradualUnfreezeCallback,
     LayerLRCallback,
@@ -156,32 +154,10 @@ def test_a_resume_shows_the_whole_schedule_again(tmp_path):
     assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
 
 
-def test_a_schedule_that_cannot_be_wound_back_shows_its_rest():
-    class Counts(paddle.optimizer.lr.LRScheduler):
-        count = 0
-
-        def get_lr(self):
-            self.count += 1
-            return self.base_lr * 0.9**self.count
-
-    schedule = Counts(1.0)
-    whole = schedule_rates(schedule, 12)
-    for _ in range(7):
-        schedule.step()
-    first, rest = schedule_rates(schedule, 12)
-    assert (first, rest) == (7, whole[1][7:]) and schedule.last_epoch == 7
-
-
 def test_a_schedule_on_a_metric_cannot_be_shown(tmp_path):
     settings = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strategy": "steps", "eval_steps": 2}
     with pytest.raises(ValueError, match="follows an evaluation metric.*lr_scheduler='ReduceLROnPlateau'"):
         train(tmp_path, ScheduleCallback(tmp_path / "schedule.png"), **settings)
-
-
-def test_a_spike_between_two_columns_is_not_lost():
-    rates = [0.0] * 1000
-    rates[501] = 1.0
-    assert text_plot(0, {"lr": rates}).splitlines()[0].count("*") == 1
 
 
 # --- GradualUnfreezeCallback ---

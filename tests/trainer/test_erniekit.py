@@ -196,10 +196,3 @@ def test_parts_that_the_model_lacks(tmp_path):
         args = common.arguments(tmp_path, Arguments, **asked)
         with pytest.raises(ValueError, match=message):
             common.trainer(tmp_path, cls=Trainer, args=args).train()
-
-
-def test_the_plain_trainer_keeps_them(tmp_path):
-    """They are its own, so that arguments with our mixin are no mistake there."""
-    args = common.arguments(tmp_path, Arguments, layerwise_lr_decay_bound=0.5)
-    with pytest.raises(NotImplementedError, match="lr_ratio"):
-        common.trainer(tmp_path, model_of(False), cls=ErnieTrainer, args=args).train()

@@ -13,7 +13,6 @@ import paddle
 import pytest
 import trainer_common as common
 from paddle import nn
-from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._paddle import MovedError
@@ -164,12 +163,6 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
 def test_bad_arguments(tmp_path, kwargs, message):
     with pytest.raises((TypeError, ValueError), match=message):
         common.arguments(tmp_path, **kwargs)
-
-
-def test_other_errors_of_the_trainers_arguments_pass_through(tmp_path):
-    with pytest.raises(ValueError) as caught:
-        common.arguments(tmp_path, lr_scheduler_type="none such")
-    assert "adamwdl" not in str(caught.value)
 
 
 def test_mixins_come_first():
@@ -380,17 +373,6 @@ def test_a_model_without_blocks(tmp_path):
         train(tmp_path, model=Flat(), optim="adamw", layerwise_lr_decay=0.8)
 
 
-def test_a_pipeline_of_one_stage_is_a_model_like_any(tmp_path):
-    class Stage(PipelineLayer):
-        def __init__(self):
-            nn.Layer.__init__(self)
-            self._num_stages = 1
-
-    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8)
-    trainer.model.stage = Stage()
-    assert trainer.layer_map.n_layers == 2
-
-
 def test_the_logger_is_that_of_the_trainers_package(tmp_path):
     logger = logger_of(common.trainer(tmp_path))
     assert hasattr(logger, "warning_once") or type(logger).__module__.startswith(("paddlenlp", "paddleformers"))
@@ -454,12 +436,6 @@ def test_a_passed_optimizer_trains_at_its_schedule(tmp_path, kind, decay):
     assert trainer.optimizer is opt
     assert rates == [0.5e-2, 1e-2, 1e-2, 1e-2]
     assert not common.same(common.weights(model), common.weights(common.tiny_model()))
-
-
-def test_a_passed_layerwise_optimizer_shows_its_own_table(tmp_path, said):
-    model, opt, scheduler = passed("adamwdl", 0.25)
-    common.trainer(tmp_path, model=model, optimizers=(opt, scheduler)).train()
-    assert any("Learning rates by layer" in line and "0.25" in line for line in said)
 
 
 def test_a_passed_scheduler_alone(tmp_path):

@@ -364,18 +364,6 @@ def test_a_checkpoint_without_a_record(checkpoint, tmp_path, monkeypatch):
     assert not said
 
 
-def test_a_checkpoint_of_the_plain_trainer(tmp_path):
-    with paddle.utils.unique_name.guard():
-        args = common.arguments(
-            tmp_path, cls=common.TrainingArguments, save_steps=2, **trainer_run.checkpoint_format("plain")
-        )
-        common.trainer(tmp_path, args=args, cls=common.Trainer).train()
-    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
-    with pytest.raises(ValueError, match="decay was None and is {"):
-        resume(tmp_path / "checkpoint-2", tmp_path, optim="adamw")
-    assert resume(tmp_path / "checkpoint-2", tmp_path, layerwise_lr_decay=1.0).state.global_step == 4
-
-
 def test_an_incomplete_checkpoint_is_refused(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3" / record.PARTIAL).touch()
@@ -427,12 +415,6 @@ def test_another_layout_is_refused_in_a_folder_with_any_name(saved, tmp_path):
     os.remove(folder / FILES)
     with pytest.raises(ValueError, match="saved in the layout {'sharding': 2, "):
         resume(folder, tmp_path)
-
-
-def test_a_missing_folder_is_left_to_the_trainer(tmp_path):
-    with pytest.raises((ValueError, AssertionError, OSError)) as caught:
-        resume(tmp_path / "checkpoint-7", tmp_path)
-    assert "checkpoint-7" in str(caught.value)
 
 
 # --- written ---

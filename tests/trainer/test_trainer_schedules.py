@@ -123,11 +123,6 @@ def test_bad_arguments(tmp_path, kwargs, message):
         common.arguments(tmp_path, **kwargs)
 
 
-def test_a_second_training_keeps_the_schedule_of_the_first(tmp_path):
-    trainer, _ = train(tmp_path, lr_scheduler_type="inverse_sqrt", max_steps=2)
-    trainer.train()
-
-
 # --- schedules that follow a metric ---
 
 
@@ -184,13 +179,6 @@ def test_a_plateau_resumes_exactly(tmp_path, cls, settings, lowered, step):
     assert later == rates[step:]
     assert common.same(common.weights(rest.model), common.weights(whole.model))
     assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
-
-
-def test_evaluations_by_hand_do_not_count(tmp_path):
-    trainer, _ = train(tmp_path, cls=Scripted, max_steps=4, **PLATEAU)
-    before = trainer.lr_scheduler.state_dict()
-    trainer.evaluate()
-    assert trainer.lr_scheduler.state_dict() == before
 
 
 def test_an_evaluation_without_the_metric(tmp_path):
