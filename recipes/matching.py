@@ -27,6 +27,7 @@ from common.library_data import docstring_pairs
 from common.plain_loop import LoopArguments, PlainLoop
 from common.pretrained import load_encoder
 from common.run_folder import check_data, note_arguments, note_for_predictions
+from common.run_report import RunReport
 from common.text_data import Splits, TextDataset, say_cut
 from common.text_options import TextOptions
 from common.trainers import logits_of
@@ -34,7 +35,6 @@ from paddlenlp.data import DataCollatorWithPadding
 
 from paddle_ldopt import LayerMap, LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import RunReport
 
 
 @dataclasses.dataclass

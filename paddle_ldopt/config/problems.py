@@ -12,14 +12,9 @@ from .._messages import problem, refusal, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.user_rules import checked_rules
 from ..schedules import get_scheduler
-<<<<<<< HEAD
 from ..schedules.factory import kwargs_problems
 from ..schedules.kinds import SCHEDULES
 from .decay_settings import decay_problems
-=======
-from ..schedules.factory import SCHEDULES
-from .decay_settings import decay_from, decay_problems
->>>>>>> h-schedules
 from .schedule import build_schedule
 
 MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
@@ -65,7 +60,7 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
 def schedule_problems(settings: Any, steps: int) -> Iterator[str]:
     """Yield the reasons why no schedule of this kind and these options can be built for this many steps."""
     kind, kwargs = settings.lr_scheduler_type, settings.lr_scheduler_kwargs
-    reasons = _tried(lambda: build_schedule(settings, steps))
+    reasons = list(kwargs_problems(kind, kwargs)) or list(_tried(lambda: build_schedule(settings, steps)))
     where = "`lr_scheduler_kwargs`" if kwargs else f"`lr_scheduler_type` {shown(kind)} without `lr_scheduler_kwargs`"
     yield from (f"{where}: {reason}" for reason in reasons)
 
@@ -130,4 +125,5 @@ def _schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     warmup = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
     if all(warmup.values()):
         yield problem("`warmup_steps` and `warmup_ratio` exclude each other.", **warmup)
+    yield from SCHEDULES[config.lr_scheduler_type].idle_warmup(**warmup)
     yield from schedule_problems(config, MANY_STEPS)

@@ -1,6 +1,7 @@
-"""Build our optimizers from the settings of a framework's YAML file."""
+"""Build our optimizers from the settings of a framework's YAML file, and keep these settings in its checkpoints."""
 
 import dataclasses
+import functools
 import importlib
 import sys
 import warnings
@@ -11,16 +12,17 @@ import paddle
 
 from .._checks import checked_bool, checked_number
 from .._files import YAML_EXPONENT
-from .._messages import problem, refusal, unknown
+from .._messages import differences, problem, refusal, unknown
 from .._paddle import parameters_of, weight_decay_coefficient
 from ..build import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
-from ..optimizers.options import REGISTRY
-from ..saving.layerwise_record import ALLOW
-from .resume_record import with_record
+from ..layers.optimizer_interface import ratios_of
+from ..optimizers.registry import REGISTRY
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
+_ALLOW = "allow_layerwise_change"
+_KEY = "paddle_ldopt_layerwise"  # key of the record in an optimizer's state
 
 
 def framework(module: str, name: str) -> Any:
@@ -66,46 +68,70 @@ def from_settings(
     """
     info = REGISTRY[NAMES[name]]
     options = numbers_read(dict(settings))
-    allowed = checked_bool(options.pop(ALLOW, False), ALLOW)
+    allowed, rules = checked_bool(options.pop(_ALLOW, False), _ALLOW), options.pop("rules", None)
     decay = LayerDecay(**{key: options.pop(key) for key in DECAY_OPTIONS if key in options})
-    rules = options.pop("rules", None)
-    known = [*info.settings, *DECAY_OPTIONS, "rules", ALLOW]
+    known = [*info.settings, *DECAY_OPTIONS, "rules", _ALLOW]
     for key, value in options.items():
         if info.setting(key) not in known:
             raise ValueError(unknown(f"setting of {name}", key, value, [*own, *known], limit=40))
     arguments = {**options, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
-    if weight_decay is not None:
-        arguments["weight_decay"] = _weight_decay_of(weight_decay)
-    arguments["apply_decay_param_fun"] = _Decays(undecayed)
+    if isinstance(weight_decay, paddle.regularizer.L2Decay):  # decoupled weight decay replaces an L2 penalty
+        arguments["weight_decay"] = float(weight_decay_coefficient(weight_decay))
+    elif isinstance(weight_decay, paddle.regularizer.WeightDecayRegularizer):
+        raise refusal(ValueError, "The optimizers of paddle_ldopt have no L1 decay: use L2.", weight_decay=weight_decay)
+    elif weight_decay is not None:
+        arguments["weight_decay"] = checked_number(numbers_read(weight_decay), "weight_decay")
+    arguments["apply_decay_param_fun"] = ({param.name for param in model.parameters()} - set(undecayed)).__contains__
     plain: Any = info.cls
     recorded = dataclasses.replace(info, cls=with_record(plain))
     optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, rules=rules, **arguments)
-    setattr(optimizer, ALLOW, allowed)
-    if decay != OFF and all(
-        optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient
-    ):
+    setattr(optimizer, _ALLOW, allowed)
+    trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
+    if decay != OFF and all(optimizer.layerwise_ratio(param) == 1.0 for param in trained):
         message = "The layer-wise decay has no effect yet: all trainable parameters are in the head."
         warnings.warn(problem(message, layerwise_decay=decay.layerwise_decay), stacklevel=2)
     return optimizer
 
 
-class _Decays:
-    """`apply_decay_param_fun`: return whether weight decay applies to a parameter, by its `param.name`."""
+@functools.cache
+def with_record(cls: Any) -> Any:
+    """Return a subclass of an optimizer class, of the same name, which saves a record of class, decay and layers.
 
-    def __init__(self, undecayed: Iterable[str]) -> None:
-        self._undecayed = frozenset(undecayed)
+    It refuses the state of another class, and with another decay or other layers unless they are allowed.
+    """
 
-    def __call__(self, name: str) -> bool:
-        return name not in self._undecayed
+    def record_of(self: Any) -> dict[str, Any]:
+        ratios = ratios_of(self)
+        if ratios.decay is None:
+            return {"optimizer": cls.__name__, "decay": {}, "layers": {}}
+        places = {param.name: ratios.layers.layer_of(param.name) for param in parameters_of(self)}
+        layers = {name: [layer.label, layer.depth] for name, layer in places.items()}
+        return {"optimizer": cls.__name__, "decay": ratios.decay.to_dict(), "layers": layers}
 
+    def state_dict(self: Any) -> dict[str, Any]:
+        return {**cls.state_dict(self), _KEY: record_of(self)}
 
-def _weight_decay_of(weight_decay: Any) -> float:
-    """Return the coefficient of a framework's weight decay; decoupled weight decay replaces an L2 penalty."""
-    if isinstance(weight_decay, paddle.regularizer.L2Decay):
-        return float(weight_decay_coefficient(weight_decay))
-    if isinstance(weight_decay, paddle.regularizer.WeightDecayRegularizer):
-        raise refusal(ValueError, "The optimizers of paddle_ldopt have no L1 decay: use L2.", weight_decay=weight_decay)
-    return checked_number(numbers_read(weight_decay), "weight_decay")
+    def set_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+        state, now, found = dict(state_dict), record_of(self), []
+        was, allowed = state.pop(_KEY, None), getattr(self, _ALLOW)
+        if was is not None:
+            both = was["layers"].keys() & now["layers"].keys()  # Paddle's names
+            of_both = ({**one, "layers": {name: one["layers"][name] for name in both}} for one in (was, now))
+            found = differences(*of_both)
+            if was["optimizer"] != now["optimizer"] or (found and not allowed):
+                message = f"The checkpoint is of another optimizer or other layer-wise settings: {'; '.join(found)}."
+                advice = f"Use the same, or set `{_ALLOW}: true` to resume with another decay or other layers."
+                raise refusal(ValueError, f"{message} {advice}", **{_ALLOW: allowed})
+        elif now["decay"] and not allowed:
+            found = [f"it does not say its layer-wise decay, so the configuration file's applies. `{_ALLOW}: true`"]
+            found[0] += " silences this warning"
+        if found:
+            message = f"Resuming from a checkpoint of another run: {'; '.join(found)}."
+            warnings.warn(problem(message, **{_ALLOW: allowed}), stacklevel=1)  # `framework` shows these
+        cls.set_state_dict(self, state)
+
+    methods = {"state_dict": state_dict, "set_state_dict": set_state_dict, "load_state_dict": set_state_dict}
+    return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__, _ALLOW: False, **methods})
 
 
 def numbers_read(value: Any) -> Any:
@@ -152,43 +178,3 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
             )
         groups.append({**numbers_read(options), "params": [ungrouped.pop(name) for name in names]})
     return [*groups, {"params": list(ungrouped.values())}] if ungrouped else groups
-
-
-class Component:
-    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model.
-
-    The name of a subclass is that of the optimizer.
-    """
-
-    own: tuple[str, ...] = (  # names in the file
-        "lr",
-        "regularizer",
-        "weight_decay",
-        "clip_norm",
-        "no_weight_decay_name",
-        "one_dim_param_no_weight_decay",
-    )
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        weight_decay: Any = None,
-        grad_clip: Any = None,
-        no_weight_decay_name: Optional[str] = None,
-        one_dim_param_no_weight_decay: bool = False,
-        **settings: Any,
-    ) -> None:
-        settings.pop("regularizer", None)  # a null: the frameworks read all other values
-        self.settings = settings
-        self.common = {"learning_rate": learning_rate, "weight_decay": weight_decay, "grad_clip": grad_clip}
-        if not isinstance(no_weight_decay_name, (str, type(None))):
-            message = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
-            raise refusal(TypeError, message, no_weight_decay_name=no_weight_decay_name)
-        self.parts = (no_weight_decay_name or "").split()
-        self.one_dimensional = checked_bool(one_dim_param_no_weight_decay, "one_dim_param_no_weight_decay")
-
-    def __call__(self, model: Any) -> Any:
-        """Return the optimizer for a model."""
-        undecayed = undecayed_names(model, self.parts, one_dimensional=self.one_dimensional)
-        name = type(self).__name__
-        return from_settings(name, model, self.settings, undecayed=undecayed, own=self.own, **self.common)

@@ -141,15 +141,9 @@ class LayerMap:
     ) -> LayerTable:
         """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
 
-<<<<<<< HEAD
         With an `optimizer` the table has the rates of its next step, the highest rates from now on, weight decay and
         frozen parameters, all read from the optimizer. Otherwise it has the rates planned by `layerwise_decay`. The
         highest rates are known for numbers and for the schedules of this package that follow no metric.
-=======
-        With an `optimizer` the table has the rates of its next step, the rates at the peak of a schedule of this
-        package, weight decay and frozen parameters, all read from the optimizer. Otherwise it has the rates planned by
-        `layerwise_decay`.
->>>>>>> h-schedules
 
         Args:
             layerwise_decay: required without `optimizer`.
@@ -161,10 +155,6 @@ class LayerMap:
             ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that is read from
                 `optimizer`; an optimizer of another model.
         """
-<<<<<<< HEAD
-=======
-        tensors = self._tensors()
->>>>>>> h-schedules
         if (layerwise_decay is None) == (optimizer is None):
             raise ValueError(
                 "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
@@ -175,17 +165,8 @@ class LayerMap:
         if layerwise_decay is None:
             check_readable(self, optimizer, learning_rate=learning_rate, apply_decay_param_fun=apply_decay_param_fun)
             return LayerTable.build(tensors, rates_of_optimizer(optimizer))
-<<<<<<< HEAD
         rates = planned_rates(self, tensors, as_decay(layerwise_decay), learning_rate, apply_decay_param_fun)
         return LayerTable.build(tensors, rates)
-=======
-        ratios = self.ratio_fn(layerwise_decay)
-        return LayerTable.build(tensors, planned_rates(tensors, ratios, learning_rate, apply_decay_param_fun))
-
-    def _tensors(self) -> Tensors:
-        names = self.name_dict or {name: name for name in self._layers}
-        return {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
->>>>>>> h-schedules
 
     def plot(
         self,

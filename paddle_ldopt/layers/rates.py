@@ -4,10 +4,7 @@ Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so
 """
 
 import dataclasses
-<<<<<<< HEAD
 import re
-=======
->>>>>>> h-schedules
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from paddle import Tensor
@@ -18,13 +15,8 @@ from paddle.optimizer.lr import LRScheduler
 from .. import _paddle
 from .._checks import checked_number
 from .._messages import refusal
-<<<<<<< HEAD
 from ..schedules.curves import peak_of
 from .decay import LayerDecay
-=======
-from ..schedules.curves import peak_of
-from .decay_ratios import LayerRatios
->>>>>>> h-schedules
 from .layer import Layer
 from .model_parameters import name_before_copy
 
@@ -80,11 +72,7 @@ class Rate:
 
     ratio: float  # ratio to the optimizer's rate
     now: Optional[float]
-<<<<<<< HEAD
     peak: Optional[float]  # the rate at the schedule's peak
-=======
-    peak: Optional[float]  # at the peak of the schedule
->>>>>>> h-schedules
     has_weight_decay: Optional[bool]
     frozen: bool
     multiplier: float = 1.0  # of the decay's `multipliers`, part of the ratio
@@ -128,19 +116,12 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer."""
     params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
     interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _paddle.groups_by_name(optimizer)
-<<<<<<< HEAD
     source, divisor = _paddle.lr_or_scheduler(optimizer), interface.lr_divisor
     peak = now
     if isinstance(source, LRScheduler):
         peak = peak_of(source) if divisor(1) == divisor(0) else None  # the rate falls by itself, too
     parts, layers, rates = _paddle.lr_factors_and_own(optimizer, params), interface.layers, {}
     factors = {} if layers is None else interface.decay.factors(layers.names)
-=======
-    scheduler = _paddle.lr_or_scheduler(optimizer)
-    moving = interface.lr_divisor(1) != 1.0  # then the rate and its divisor both change
-    peak = now if not isinstance(scheduler, LRScheduler) else None if moving else peak_of(scheduler)
-    parts, ratios, rates = _paddle.lr_factors_and_own(optimizer, params), interface.ratio_of, {}
->>>>>>> h-schedules
     for param in params:
         factor, fixed = parts[param.name]
         scheduled_rate = factor * now + fixed
@@ -167,17 +148,12 @@ def planned_rates(
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         wrong = "`apply_decay_param_fun` must be callable."
         raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
-<<<<<<< HEAD
     now, peak = None, None
     if isinstance(learning_rate, LRScheduler):
         now, peak = learning_rate.last_lr, peak_of(learning_rate)
     elif learning_rate is not None:
         now = peak = checked_number(learning_rate, "learning_rate", expected="a number or an LRScheduler")
     ratios, factors, rates = layers.ratios(decay), decay.factors(layers.names), {}
-=======
-    now, peak = _planned_rate(learning_rate)
-    moves, rates = ratios.decay.moves, {}
->>>>>>> h-schedules
     for tensor, (_, name, param) in tensors.items():
         param_factor = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
         ratio = ratios[name] * (param_factor if isinstance(param_factor, (int, float)) else 1.0)
@@ -192,7 +168,6 @@ def planned_rates(
     return rates
 
 
-<<<<<<< HEAD
 def decayed_parameter_names(model: Sublayer) -> set[str]:
     """Return the `param.name` of the parameters with weight decay: all except biases and parameters of norms.
 
@@ -213,12 +188,3 @@ def decayed_parameter_names(model: Sublayer) -> set[str]:
             if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
                 left_out.add(param.name)
     return {param.name for param in model.parameters()} - left_out
-=======
-def _planned_rate(learning_rate: RateOrSchedule) -> tuple[Optional[float], Optional[float]]:
-    """Return the present rate and the peak of a number or a schedule, None if unknown; raise if invalid."""
-    if not isinstance(learning_rate, LRScheduler):
-        expected = "a number or an LRScheduler"
-        rate = None if learning_rate is None else checked_number(learning_rate, "learning_rate", expected=expected)
-        return rate, rate
-    return learning_rate.last_lr, peak_of(learning_rate)
->>>>>>> h-schedules

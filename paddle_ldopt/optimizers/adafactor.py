@@ -25,17 +25,8 @@ from .moments import (
     is_factored,
     relative_step_lr,
 )
-<<<<<<< HEAD
 from .options import bool_option, numbers, plain_weight_decay, register
 from .sharded import Shard, Update
-=======
-from ._base.rule_state import state_of_all
-from ._shards import Shard
-from ._step.plan import FusedRule
-from ._step.updates import Update
-from .registry import register
-from .shared_options import bool_option, numbers, plain_weight_decay
->>>>>>> h-schedules
 from .states import ELEMENT, SCALAR, STEP, State
 
 _USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule`

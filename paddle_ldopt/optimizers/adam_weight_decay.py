@@ -13,7 +13,6 @@ import paddle
 from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
-<<<<<<< HEAD
 from .._checks import Option, one_of_two, refusal
 from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
@@ -43,20 +42,6 @@ PATTERNS = {
     "include_in_weight_decay": _option("name patterns of parameters that have weight decay even if excluded"),
     "exclude_from_weight_decay": _option("name patterns of parameters without weight decay"),
 }
-=======
-from .._checks import Option, one_of_two
-from .._messages import refusal
-from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, one_minus_power, sqrt, subtract_
-from ._ports.keras import PATTERNS, KerasOptimizer
-from ._shards import Shard
-from ._step.plan import FusedRule
-from ._step.updates import Update
-from .groups import is_listed
-from .registry import register
-from .shared_options import bool_option, plain_weight_decay
-from .states import ELEMENT, STEP, State
->>>>>>> h-schedules
 
 
 def adam_weight_decay_update(

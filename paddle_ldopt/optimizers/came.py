@@ -23,20 +23,9 @@ from .moments import (
     is_factored,
     relative_step_lr,
 )
-<<<<<<< HEAD
 from .options import bool_option, numbers, plain_weight_decay, register
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State, largest
-=======
-from ._base.rule_state import largest_of
-from ._ports.mindspore import LR, ScheduledOptimizer, lr_or_function, parameters_first, without_order
-from ._shards import Shard
-from ._step.plan import FusedRule
-from ._step.updates import Update
-from .registry import register
-from .shared_options import bool_option, numbers, plain_weight_decay
-from .states import ELEMENT, GLOBAL_STEP, STEP, State
->>>>>>> h-schedules
 
 _DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0

@@ -11,7 +11,6 @@ from typing import Any, Callable, ClassVar, Optional
 import paddle
 from paddle import Tensor, _C_ops
 
-<<<<<<< HEAD
 from .._checks import Option, one_of_two, problem
 from .._compat import flatten_groups
 from .fused import FusedRule
@@ -19,18 +18,6 @@ from .mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import bool_option, register
 from .sharded import Shard, Update
-=======
-from .._checks import Option, one_of_two
-from .._messages import problem
-from .._paddle import flatten_groups, minimum, weight_decay_fun, where
-from ._base.arithmetic import add_, divide_, ema_, ema_of_squares_, multiply_, one_minus_power, sqrt_, subtract_
-from ._ports.mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
-from ._shards import Shard
-from ._step.plan import FusedRule
-from ._step.updates import Update
-from .registry import register
-from .shared_options import bool_option
->>>>>>> h-schedules
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY = "[0, inf) or a function of the step"

@@ -1,29 +1,18 @@
 """Layer-wise arguments for the TrainingArguments of PaddleNLP and PaddleFormers."""
 
 import dataclasses
-import warnings
-from collections.abc import Iterator
 from typing import Any, Optional
 
-from .._messages import refusal, shown, tell_all
-from ..build import OFF
+from .._messages import refusal
 from ..config import LdoptConfig
-from ..config.decay_settings import DecaySettings, decay_problems, settings_of
+from ..config.decay_settings import DecaySettings
 from ..config.erniekit import with_erniekit
 from ..config.files import json_argument
-from ..config.problems import option_problems
-from ..config.trainer_arguments import BUILT_IN, builds_schedule, clip_norm, name_of
+from ..config.trainer_arguments import BUILT_IN, name_of, settings_of_arguments
 from ..layers.decay import LayerDecay
-<<<<<<< HEAD
-from ..optimizers.options import REGISTRY
-from ..schedules.kinds import SCHEDULES
-=======
 from ..optimizers.registry import REGISTRY
-from ..schedules.factory import SCHEDULES
->>>>>>> h-schedules
-from . import lr_scheduler
-from .shared import check_mixed_in_first
-from .types import Args
+from ..schedules.kinds import SCHEDULES, metric_kinds
+from .shared import Args, check_mixed_in_first
 
 
 class _Name(str):
@@ -40,8 +29,6 @@ class SchedulerName(_Name):
     """The name of one of our schedules in `lr_scheduler_type`."""
 
 
-_ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")  # the Trainer's own
-
 # Argument -> our names, the Trainer's enum, a name in this enum, the class of ours. The enum refuses our names.
 _CHOICES: dict[str, tuple[Any, str, str, type[_Name]]] = {
     "optim": (REGISTRY, "OptimizerNames", "adamw", OptimizerName),
@@ -49,15 +36,13 @@ _CHOICES: dict[str, tuple[Any, str, str, type[_Name]]] = {
 }
 
 
-def _as_argument(setting: Any) -> tuple[str, Any, Any]:
-    """Return name, type and field of a setting of `LdoptConfig` as an argument; a dict becomes JSON in a string."""
-    is_dict = "dict" in str(setting.type)
-    field = dataclasses.field(default=None if is_dict else setting.default, metadata=setting.metadata)
-    return setting.name, Optional[str] if is_dict else setting.type, field
-
-
 # The settings with a help text, which every Trainer lacks. `LdoptConfig` is frozen, so it cannot be a base class here.
-_SETTINGS = [_as_argument(setting) for setting in dataclasses.fields(LdoptConfig) if "help" in setting.metadata]
+_SETTINGS: list[tuple[str, Any, Any]] = []
+for _setting in dataclasses.fields(LdoptConfig):
+    if "help" in _setting.metadata:
+        _is_dict = "dict" in str(_setting.type)  # JSON in a string
+        _field = dataclasses.field(default=None if _is_dict else _setting.default, metadata=_setting.metadata)
+        _SETTINGS.append((_setting.name, Optional[str] if _is_dict else _setting.type, _field))
 _Settings: Any = dataclasses.make_dataclass("_Settings", _SETTINGS, bases=(DecaySettings,))
 
 
@@ -65,10 +50,12 @@ _Settings: Any = dataclasses.make_dataclass("_Settings", _SETTINGS, bases=(Decay
 class LdoptArgumentsMixin(_Settings, Args):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
+    Only a Trainer with `LdoptTrainerMixin` uses them.
+
     Args:
         layerwise_lr_decay: 1 is off, 0.65 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
             as `layerwise_min_ratio`. `layerwise_head_ratio` also works without a decay.
-        allow_layerwise_change: resume even if the checkpoint has another decay or layer map.
+        allow_layerwise_change: resume even if the checkpoint has another decay or layer map, with a warning.
         optim (str): a name of `list_optimizers` or of the Trainer; every optimizer gets the layer-wise rates.
         optim_kwargs: other options of an optimizer of `list_optimizers`, as a JSON object:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay in use.
@@ -76,13 +63,12 @@ class LdoptArgumentsMixin(_Settings, Args):
             `layerwise_multipliers`: ``--layerwise_towers '{"vision_model": 0.65, "text_model": {"scale": 0.1}}'``.
         lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
             "polynomial" are the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
-            are given. "reduce_lr_on_plateau" takes a step after every evaluation, following
-            `metric_for_best_model` (the loss if None) in the direction of `greater_is_better`.
+            are given. "reduce_lr_on_plateau" takes a step after every evaluation, following `metric_for_best_model`
+            (the loss if None) in the direction of `greater_is_better`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
 
     Raises:
-        ValueError: values out of range or of the wrong type, options without effect, unknown names; all at once.
-        RuntimeError: a Trainer without `LdoptTrainerMixin`, which would ignore the arguments, is constructed.
+        ValueError: values out of range or of the wrong type, unknown names.
         TypeError: at the definition of the class, if the mixin does not come first.
 
     Examples:
@@ -102,15 +88,11 @@ class LdoptArgumentsMixin(_Settings, Args):
         default=False, metadata={"help": "resume even if the checkpoint has other layer-wise settings"}
     )
 
-    ldopt_served = False  # whether a Trainer with our mixin has received the arguments
-
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
 
     def __post_init__(self) -> None:
-        tell_all(_problems(self))
-        _warn_of_unused(self)
         given = {argument: name_of(getattr(self, argument)) for argument in _CHOICES}
         ours = {}
         for argument, (names, _, theirs, cls) in _CHOICES.items():
@@ -127,93 +109,31 @@ class LdoptArgumentsMixin(_Settings, Args):
             raise
         for argument, name in ours.items():
             setattr(self, argument, name)
-        lr_scheduler.check_evaluation(self)
-        _ = self.layerwise_decay  # raises if ERNIEKit's arguments, complete by now, contradict it
+        self._check()
+
+    def _check(self) -> None:
+        """Raise for a wrong setting."""
+        optim, options, kind = name_of(self.optim), json_argument(self, "optim_kwargs"), name_of(self.lr_scheduler_type)
+        info, settings = REGISTRY.get(optim), settings_of_arguments(self)
+        if info is None:  # the Trainer builds its own
+            if options:
+                message = f"`optim_kwargs` need `optim` to be one of {', '.join(map(repr, REGISTRY))}."
+                raise refusal(ValueError, message, optim=optim, optim_kwargs=self.optim_kwargs)
+            settings.update(optim="adamw", optim_kwargs={})
+        else:
+            fields = {**info.trainer, "multi_precision": "fp16_opt_level"}
+            for name in [info.setting(name) for name in options if info.setting(name) in fields]:
+                message = f"`{fields[name]}` sets the {name} of {optim!r}: leave it out of `optim_kwargs`."
+                raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
+            if options.get("relative_step"):
+                message = "An optimizer that sets its own rate goes to the Trainer as `optimizers=`."
+                raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
+        LdoptConfig(**settings)
+        if kind in metric_kinds() and name_of(self.evaluation_strategy) == "no":
+            message = "The schedule follows an evaluation metric: give `evaluation_strategy` 'steps' or 'epoch'."
+            raise refusal(ValueError, message, evaluation_strategy="no", lr_scheduler_type=kind)
 
     @property
     def layerwise_decay(self) -> LayerDecay:
         """The `LayerDecay` of all arguments, ERNIEKit's own included."""
         return with_erniekit(super().layerwise_decay, self)
-
-    @property
-    def should_load_sharding_stage1_model(self) -> Any:
-        """The Trainer's own property, which its constructor reads.
-
-        Raises:
-            RuntimeError: the Trainer lacks `LdoptTrainerMixin`.
-        """
-        if not self.ldopt_served:
-            self._check_unused()
-        return super().should_load_sharding_stage1_model
-
-    def print_config(self, *args: Any, **kwargs: Any) -> None:
-        """Print the arguments as the Trainer does, which reads every property."""
-        before, self.ldopt_served = self.ldopt_served, True
-        try:
-            super().print_config(*args, **kwargs)
-        finally:
-            self.ldopt_served = before
-
-    def __getstate__(self) -> dict[str, Any]:  # a copy is for another Trainer
-        return {key: value for key, value in vars(self).items() if key != "ldopt_served"}
-
-    def _check_unused(self) -> None:
-        """Raise if our arguments are used, which a Trainer without our mixin would silently ignore."""
-        settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
-        chosen = {name: value for name, value in settings.items() if value != off[name]}
-        if name_of(self.optim) in REGISTRY:
-            chosen["optim"] = name_of(self.optim)
-        if builds_schedule(self):
-            chosen["lr_scheduler_type"] = name_of(self.lr_scheduler_type)
-        if chosen:
-            message = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
-            raise refusal(RuntimeError, f"{message}: class MyTrainer(LdoptTrainerMixin, Trainer).", **chosen)
-
-
-def mark_received(args: Args) -> None:
-    """Mark our arguments as received by a Trainer with our mixin; leave other objects alone."""
-    if isinstance(args, LdoptArgumentsMixin):
-        args.ldopt_served = True
-
-
-def _problems(args: Args) -> Iterator[str]:
-    yield from decay_problems(args)
-    values = {}
-    for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
-        try:
-            values[name] = json_argument(args, name)
-        except ValueError as error:
-            yield str(error)
-    if values.get("optim_kwargs"):
-        yield from _option_problems(args, name_of(args.optim), values["optim_kwargs"])
-    if "lr_scheduler_kwargs" in values:
-        yield from lr_scheduler.schedule_problem(args)
-
-
-def _warn_of_unused(args: Args) -> None:
-    """Warn of the Trainer's own arguments for Adam that the chosen optimizer does not have."""
-    optim = name_of(args.optim)
-    used = REGISTRY[optim].trainer.values() if optim in REGISTRY else _ADAM
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
-    for name in _ADAM:
-        value = getattr(args, name, None)
-        if name not in used and value != defaults.get(name):
-            instead = f"`{name}` has no effect with optim={shown(optim)}: set its options in `optim_kwargs`"
-            warnings.warn(f"{instead}. Received: {name}={shown(value)}", stacklevel=4)
-
-
-def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterator[str]:
-    received = f"optim_kwargs={shown(args.optim_kwargs)}"
-    if optim not in REGISTRY:
-        known = ", ".join(map(repr, REGISTRY))
-        yield f"`optim_kwargs` need `optim` to be one of {known}. Received: optim={shown(optim)}, {received}"
-        return
-    fields, setting = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}, REGISTRY[optim].setting
-    for name in [name for name in options if setting(name) in fields]:
-        yield f"`{fields[setting(name)]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
-    if options.get("relative_step"):
-        advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
-        yield f"An optimizer that sets its own rate {advice}. Received: {received}"
-    else:
-        own = {name: value for name, value in options.items() if setting(name) not in fields}
-        yield from option_problems(optim, own, clip_norm(args))

@@ -1,22 +1,30 @@
-"""Callbacks that log the rate of each layer, or show the whole schedule."""
+"""Callbacks: log each layer's rate, show the schedule, unfreeze layers one by one, stop on SIGTERM."""
 
+import contextlib
+import math
 import os
+import signal
+import sys
+from collections.abc import Iterator
 from typing import Any, Optional, Union
 
 import paddle
 from paddle.optimizer import Optimizer
 
+from .._checks import checked_steps
 from .._messages import refusal
 from .._paddle import parameters_of, unwrap
 from ..layers.map import LayerMap
-from ..layers.rates import applied_rates, layerwise_interface, next_rate
+from ..layers.optimizer_interface import Ratios, layerwise_interface, ratios_of
+from ..layers.rates import applied_rates, next_rate
 from ..layers.table import short_names
+from ..optimizers import LayerwiseMixin
+from ..optimizers.apply import apply_layerwise_decay, plain_class
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
-from ..schedules.curves import rates_of
-from .shared import Callback
+from ..schedules.ahead import schedule_rates
+from ..schedules.metric import follows_metric
+from .shared import Args, Callback, Control, State
 from .stages import map_layers
-from .types import Args, Control, State
-from .unfreezing import all_open
 
 
 class LayerLRCallback(Callback):
@@ -24,13 +32,12 @@ class LayerLRCallback(Callback):
 
     The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). The callback logs
     the largest rate of each layer in the last step, read back from the optimizer. Schedule, groups, hooks and freezing
-    are included.
+    are included. It needs a Trainer with `LdoptTrainerMixin`, because a callback alone cannot add to the logs.
 
     Args:
         layers: by default the layers of the optimizer's decay, or of the model.
 
     Raises:
-        TypeError: during training, if the Trainer lacks `LdoptTrainerMixin`: a callback alone cannot add to its logs.
         ValueError: the model's layers are not found, or `layers` lacks a parameter.
 
     Examples:
@@ -39,18 +46,13 @@ class LayerLRCallback(Callback):
         loss: 0.69, learning_rate: 1e-3, lr/embeddings: 1.25e-4, lr/block_0: 2.5e-4, ...
     """
 
-    attached = False  # the mixin of the Trainer sets it
-
     def __init__(self, layers: Optional[LayerMap] = None):
         self.layers = layers
         self._step: Any = None  # the optimizer, and its rate in the last step
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Find the layers."""
-        if not self.attached:
-            remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
-            raise TypeError(f"LayerLRCallback needs LdoptTrainerMixin to add rates to the logs: {remedy}")
-        layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
+        layers = self.layers or ratios_of(optimizer).layers or map_layers(kwargs["model"])
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
         short = short_names(towers)
@@ -84,7 +86,7 @@ class ScheduleCallback(Callback):
     """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
     A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. A resume
-    shows the whole schedule again. Only the main process prints and writes.
+    shows the whole schedule again, or the rest if it cannot be rewound. Only the main process prints and writes.
 
     Args:
         path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th
@@ -92,7 +94,7 @@ class ScheduleCallback(Callback):
         layers: by default the layers of the optimizer's decay, or of the model.
 
     Raises:
-        ValueError: another file type. During training: a schedule other than a `CurveSchedule` or a `LambdaDecay`; an
+        ValueError: another file type. During training: a schedule that follows a metric or cannot be read ahead; an
             optimizer that sets its own rate.
     """
 
@@ -102,46 +104,178 @@ class ScheduleCallback(Callback):
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Print and write the schedule."""
-        lr_scheduler = kwargs.get("lr_scheduler")
-        remedy = "leave it out; LayerLRCallback logs the rates."
-        if layerwise_interface(optimizer).sets_own_lr:
-            message = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
-            raise refusal(ValueError, f"{message}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
-        rates = rates_of(lr_scheduler, state.max_steps)
-        if rates is None:
-            message = "ScheduleCallback shows schedules of this package and LambdaDecay, but none that follow a metric"
-            raise refusal(ValueError, f"{message}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
-        if not rates:  # a Trainer that only evaluates
+        lr_scheduler, interface = kwargs.get("lr_scheduler"), layerwise_interface(optimizer)
+        if interface.sets_own_lr or follows_metric(lr_scheduler):
+            message = (
+                "ScheduleCallback cannot show beforehand a schedule that follows an evaluation metric, or the rates of "
+                "an optimizer that sets its own: leave it out; LayerLRCallback logs the rates."
+            )
+            received = {"optimizer": type(unwrap(optimizer)).__name__, "lr_scheduler": type(lr_scheduler).__name__}
+            raise refusal(ValueError, message, **received)
+        layers = self.layers or ratios_of(optimizer).layers or map_layers(kwargs["model"])
+        first, rates = schedule_rates(lr_scheduler, state.max_steps)
+        rates = [rate / interface.lr_divisor(first + i - state.global_step) for i, rate in enumerate(rates)]
+        if not rates:  # the resumed run was already over
             return
-        layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
-        divisor = layerwise_interface(optimizer).lr_divisor
-        rates = [rate / divisor(step - state.global_step) for step, rate in enumerate(rates)]
-        series = _rates_by_row(layers, optimizer, rates)  # in all processes: each has a stage
+        with all_layers_open(optimizer) as starts:
+            rows = layers.table(optimizer=optimizer).rows  # in all processes: each has a stage
         if not state.is_world_process_zero:
             return
+        short, series = short_names([row.tower for row in rows]), {}
+        for row in rows:
+            ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
+            closed = starts.get((row.tower, row.index), 0) - first
+            row_rates = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
+            series[short[row.tower] + row.label] = row_rates
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        plot_schedule(self.path, 0, series)
+        plot_schedule(self.path, first, series)
         table = os.path.splitext(self.path)[0] + ".csv"
-        write_schedule(table, 0, series)
-        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(0, series)}")
+        write_schedule(table, first, series)
+        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
 
 
-def _rates_by_row(layers: LayerMap, optimizer: Optimizer, rates: list[float]) -> dict[str, list[float]]:
-    """Return the label of each row of the layer table -> its rate in every step from `first`."""
-    opened, starts = all_open(optimizer)
-    rows = layers.table(optimizer=opened).rows
-<<<<<<< HEAD
-=======
-    moved = _moved_ratios(unwrap(opened), range(len(rates)))
->>>>>>> h-schedules
-    short, series = short_names([row.tower for row in rows]), {}
-    for row in rows:
-        ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
-        closed = starts.get((row.tower, row.index), 0)
-        row_rates = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
-        series[short[row.tower] + row.label] = row_rates
-    return series
+class GradualUnfreezeCallback(Callback):
+    r"""Unfreeze layers one by one from the top, as ULMFiT does: first the head, then one more layer every k steps.
+
+    .. math::
+        \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
+
+    A frozen layer has a rate of 0. Its weights and optimizer state do not change, and its gradients do not count in
+    clipping. A resume with the same callback is exact. Each tower of a model is unfrozen from its own top layer.
+
+    Args:
+        every_k_steps: k in optimizer steps, at least 1; ULMFiT uses the number of steps in an epoch.
+        layers: the layer map, if the optimizer has no layers of its own; the ratios then stay 1.
+
+    Raises:
+        TypeError, ValueError: `every_k_steps` is not a positive integer. During training: no layers.
+
+    Differs from ULMFiT: `stop_gradient` is not set, because Paddle refuses to create the state of a parameter that is
+    unfrozen after a resume. The backward pass goes through frozen layers, so they save no time.
+
+    Examples:
+        >>> trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # doctest: +SKIP
+
+    Source: Howard and Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", section 3.3.
+    """
+
+    def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
+        self.every_k_steps = checked_steps(every_k_steps, "every_k_steps", 1)
+        self.layers: Any = layers
+        self._ratio: Any = None  # the optimizer's own ratios, during training
+
+    def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
+        """Wrap the optimizer's ratios in `UnfreezingRatios`."""
+        optimizer = unwrap(optimizer)
+        own_layers = ratios_of(optimizer).layers
+        hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
+        if hooked or (own_layers or self.layers) is None or self.layers not in (None, own_layers or self.layers):
+            message = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or pass"
+            advice = "layers=LayerMap.from_model(model) with an optimizer without ratios of its own."
+            received = {"optimizer": type(optimizer).__name__, "layers": self.layers}
+            raise refusal(ValueError, f"{message} {advice}", **received)
+        if own_layers is None and isinstance(optimizer, LayerwiseMixin) and plain_class(optimizer) is None:
+            optimizer.ratio_of = self.layers.ratio_fn(1.0)
+        elif own_layers is None:
+            apply_layerwise_decay(optimizer, self.layers, 1.0)
+        self._restore(optimizer)  # left by an interrupted training
+        self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
+        self._ratio.step = state.global_step
+
+    def on_optimizer_begin(
+        self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        """Unfreeze the layers due in the coming step; clear the gradients of the layers that are still frozen."""
+        self._ratio.step = state.global_step
+        for param in parameters_of(unwrap(optimizer)):
+            if not param.stop_gradient and self._ratio.is_closed(param):
+                # zeros, not None: Paddle creates state only for gradients, and a checkpoint needs all state
+                param.clear_gradient(True)
+                if getattr(param, "main_grad", None) is not None:
+                    param.main_grad.zero_()
+
+    def on_train_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
+        """Restore the optimizer's ratios."""
+        self._restore(unwrap(optimizer))
+
+    def _restore(self, optimizer: Optimizer) -> None:
+        if isinstance(optimizer.ratio_of, UnfreezingRatios):
+            optimizer.ratio_of = optimizer.ratio_of.when_open
 
 
-def _find_layers(layers: Optional[LayerMap], optimizer: Optimizer, model: paddle.nn.Layer) -> LayerMap:
-    return layers or layerwise_interface(optimizer).layers or map_layers(model)
+class UnfreezingRatios(Ratios):
+    """The ratios of an optimizer, with 0 for layers frozen at `step`."""
+
+    def __init__(self, when_open: Ratios, every_k_steps: int):
+        self.when_open, self.decay, self.layers, self.step = when_open, when_open.decay, when_open.layers, 0.0
+        layers = {self.layers.layer_of(name) for name in self.layers.names}
+        # (tower, layer id) -> the step from which it is trained
+        self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
+
+    def is_closed(self, param: paddle.Tensor) -> bool:
+        """Return whether the layer of a parameter is still frozen."""
+        layer = self.layers.layer_of(param.name)
+        return self.step < self.starts[layer.tower, layer.index]
+
+    def __call__(self, param: paddle.Tensor) -> Any:
+        """Return the ratio of a parameter."""
+        return 0.0 if self.is_closed(param) else self.when_open(param)
+
+
+@contextlib.contextmanager
+def all_layers_open(optimizer: Optimizer) -> Iterator[dict[tuple[str, int], int]]:
+    """Read an optimizer without frozen layers; yield (tower, layer id) -> the step that unfreezes it."""
+    ratios = ratios_of(optimizer)
+    if not isinstance(ratios, UnfreezingRatios):
+        yield {}
+        return
+    step, ratios.step = ratios.step, math.inf
+    try:
+        yield ratios.starts
+    finally:
+        ratios.step = step
+
+
+class StopOnSigterm(Callback):
+    """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before killing a job.
+
+    In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
+    the shell's code for the signal. A second signal ends the process immediately. The callback listens
+    within ``with stop:``, in the main thread. `asked` is True after the signal.
+
+    Examples:
+        >>> from paddle_ldopt.trainer import StopOnSigterm
+        >>> stop = StopOnSigterm()
+        >>> trainer.add_callback(stop)  # doctest: +SKIP
+        >>> with stop:  # doctest: +SKIP
+        ...     trainer.train(resume_from_checkpoint=True if resume else None)
+    """
+
+    asked = False
+
+    def __enter__(self) -> "StopOnSigterm":
+        """Install the signal handler."""
+        self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, error: Any, *_: Any) -> None:
+        """Restore the previous handler, and pass on a signal that has not ended the run."""
+        signal.signal(signal.SIGTERM, self._before)
+        if self.asked and error is not SystemExit:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _note(self, *_: Any) -> None:
+        self.asked = True
+        signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
+
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+        """Request a checkpoint."""
+        control.should_save = control.should_save or self.asked
+
+    on_epoch_end = on_step_end  # for a signal after the epoch's last step
+
+    def on_save(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+        """Exit."""
+        if self.asked:
+            print(f"SIGTERM: resume with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGTERM)

@@ -1,13 +1,22 @@
-"""Shared by mixins and callbacks: events, decisions of the main process, the logger."""
+"""Shared by mixins and callbacks: the Trainer's classes, events, decisions of the main process, the logger."""
 
 import contextlib
 import importlib
 import logging
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from .._processes import together
-from .types import Trainer
+
+__all__ = ["Args", "Control", "State", "Trainer"]
+
+if TYPE_CHECKING:  # PaddleNLP's stand for PaddleFormers' too
+    from paddlenlp.trainer import Trainer
+    from paddlenlp.trainer import TrainerControl as Control
+    from paddlenlp.trainer import TrainerState as State
+    from paddlenlp.trainer import TrainingArguments as Args
+else:  # base classes of the mixins: the real ones follow in the user's class
+    Trainer = Args = State = Control = object
 
 
 def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
@@ -48,17 +57,6 @@ def decided_by_main(trainer: Trainer, ask: Callable[[], Any]) -> Any:
         return ask()
     _, answers = together(lambda: (None, ask() if trainer.is_world_process_zero() else None))
     return answers[0]
-
-
-def inform(trainer: Trainer, message: str) -> None:
-    """Log a message in the main process."""
-    if trainer.is_world_process_zero():
-        logger_of(trainer).info(message)
-
-
-def warn(trainer: Trainer, message: str) -> None:
-    """Log a warning."""
-    logger_of(trainer).warning(message)
 
 
 def logger_of(trainer: Trainer) -> Any:

@@ -40,7 +40,11 @@ class StageLayers(LayerMap):
         """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
         trained = {param.name: param for param in model.parameters()}
         name_dict = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
-        shared = {key: name_dict[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
+        shared = {}  # the common name of each shared weight -> its structured name in this stage
+        for key, part in pipeline_of(model).shared_comm.items():
+            attributes = part["weight_attr"]
+            for attribute in [attributes] if isinstance(attributes, str) else attributes:
+                shared[f"{key}.{attribute}"] = name_dict[getattr(part["layer"], attribute).name]
         stages = from_all_stages((list(name_dict.values()), shared))
         whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules)
         layers = {name: whole.layer_of(name) for name in whole.names}
@@ -59,15 +63,6 @@ class StageLayers(LayerMap):
                 merged[place] = _added(merged[place], row) if place in merged else row
         towers = list(dict.fromkeys(tower for tower, _ in merged))
         return LayerTable([merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))])
-
-
-def _shared(pipeline: Any) -> dict[str, str]:
-    """Return the common name of each shared weight -> its `param.name` in this stage."""
-    return {
-        f"{key}.{attribute}": getattr(shared["layer"], attribute).name
-        for key, shared in pipeline.shared_comm.items()
-        for attribute in ([shared["weight_attr"]] if isinstance(shared["weight_attr"], str) else shared["weight_attr"])
-    }
 
 
 def _added(first: Any, second: Any) -> Any:

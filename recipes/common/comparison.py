@@ -17,11 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from paddle_ldopt.trainer.report_facts import run_facts
-from paddle_ldopt.trainer.report_page import pairs, paragraph, plots, section, side_by_side, table, write_page
-
 from .arguments import LOWER_IS_BETTER, decay_name
+from .report_page import pairs, paragraph, plots, section, side_by_side, table, write_page
 from .run_folder import write_json
+from .run_report import run_facts
 
 DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite
 

@@ -14,12 +14,15 @@ from dataclasses import MISSING
 from paddlenlp.trainer import EarlyStoppingCallback
 from paddlenlp.utils.log import logger
 
+from paddle_ldopt import LdoptConfig
+from paddle_ldopt.build import OPTIMIZERS
 from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
+from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 
 from .arguments import LOWER_IS_BETTER, decay_name
 from .progress import replace_progress
 from .run_folder import NoteArguments, check_data, names_in, note_for_predictions, write_json
+from .run_report import RunReport
 from .stopping import StopWithCheckpoint
 
 
@@ -77,6 +80,8 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
     rates = f"{decay_name(args)}, learning rate {rate}"
     report = RunReport(args.output_dir, f"{options.model} on {options.data}, {rates}", trainer.layer_map)
+    if trainer.optimizer is None and args.optim.value in OPTIMIZERS:
+        report.config = LdoptConfig.from_arguments(args)
     check_data(args, parts)
     callbacks, stop = [report, LayerLRCallback()], StopWithCheckpoint()
     if trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand

@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer.folders import check_complete, list_files, set_aside
+from paddle_ldopt.trainer.record import check_complete, list_files, set_aside
 
 from .arguments import check_least, option
 from .fine_tuning import say_over

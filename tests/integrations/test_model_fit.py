@@ -99,37 +99,6 @@ def test_mixed_precision_changes_nothing_on_a_cpu(level):
     assert_same(got, by_hand(*build("adamwdl")))
 
 
-def test_each_layer_moves_at_its_rate():
-    net, optimizer, _ = build("adamwdl", rate=0.01, weight_decay=0.0, epsilon=0.0)
-    before = {name: value.numpy() for name, value in net.named_parameters()}
-    model = prepared(net, optimizer)
-    model.train_batch([Data().x[:8]], [Data().y[:8]])
-    ratios = {"embeddings": 0.125, "blocks.0": 0.25, "blocks.1": 0.5, "classifier": 1.0}
-    for name, value in net.named_parameters():
-        moved = np.abs(value.numpy() - before[name])
-        ratio = next(ratio for layer, ratio in ratios.items() if name.startswith(layer))
-        # Adam's first step has the size of the rate, where there is a gradient; 0 where ReLU let none pass
-        np.testing.assert_allclose(moved[moved > 0], 0.01 * ratio, rtol=1e-3, err_msg=name)
-        assert (moved > 0).any(), name
-
-
-def test_a_decorated_optimizer_of_paddles_is_taken():
-    def decorated():
-        net, _, schedule = build("adamwdl")
-        momentum = paddle.optimizer.Momentum(schedule, parameters=net.parameters())
-        return net, ldopt.apply_layerwise_decay(momentum, ldopt.LayerMap.from_model(net), 0.5), schedule
-
-    net, optimizer, _ = decorated()
-    assert_same(fit(prepared(net, optimizer)), by_hand(*decorated()))
-
-
-def test_create_optimizer_is_stepped_too():
-    net, *_ = build("lamb")
-    optimizer, schedule = ldopt.create_optimizer(0.01, STEPS, 2, model=net, layerwise_decay=0.5)
-    fit(prepared(net, optimizer))
-    assert schedule.last_epoch == STEPS and optimizer.get_lr() == 0.0
-
-
 @every_name
 def test_a_resume_is_exact(name, tmp_path):
     net, optimizer, _ = build(name)
@@ -176,14 +145,6 @@ def test_a_second_model_with_other_names_is_refused(tmp_path):
         again.load(str(tmp_path / "checkpoint"))
 
 
-@every_name
-def test_paddles_callback_lowers_the_rate(name):
-    net, optimizer, _ = build(name, rate=0.01)
-    lower = paddle.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0, verbose=0)
-    fit(prepared(net, optimizer), epochs=3, eval_data=Data(8), callbacks=[lower])
-    assert optimizer.get_lr() == 0.01 * 0.5**2 and optimizer.layerwise_ratio(net.embeddings.weight) == 0.125
-
-
 @pytest.mark.representatives(count=2)
 @every_name
 def test_a_static_graph_takes_the_same_steps(name, tmp_path):
@@ -204,13 +165,6 @@ def test_a_static_graph_takes_the_same_steps(name, tmp_path):
     assert schedule.last_epoch == STEPS
     got = {key: np.asarray(value) for key, value in paddle.load(str(tmp_path / "end.pdparams")).items()}
     assert_same(got, want, rtol=1e-4, atol=1e-5)
-
-
-def test_a_schedule_on_a_metric_needs_the_callback_of_the_page():
-    schedule = ldopt.ReduceLROnPlateau(0.01, patience=0)
-    net, optimizer, _ = build("adamwdl", rate=schedule)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'metrics'"):
-        fit(prepared(net, optimizer))
 
 
 def test_the_page_runs_and_prints_what_it_says(capsys):

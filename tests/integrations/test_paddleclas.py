@@ -128,15 +128,6 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(engine, name):
     run.train()
 
 
-@pytest.mark.parametrize("shape", ["linear", "multipliers"])
-def test_shapes_of_the_decay_are_settings(engine, shape):
-    def build(settings):
-        run = engine(optimizer={"name": "AdamWDL", "lr": LR, **settings})
-        return run.model, run.optimizer[0]
-
-    frameworks.assert_shape(shape, build, ratio, DECAY, DEPTH)
-
-
 AMP = {"use_amp": True, "level": "O2", "scale_loss": 128.0, "use_dynamic_loss_scaling": True}
 
 
@@ -147,11 +138,6 @@ def test_an_average_of_the_weights_and_amp_change_no_rate(engine, more):
     run.train()
     frameworks.assert_same_weights(plain.model, run.model)
     frameworks.assert_ratios(run.optimizer[0], run.model, ratio)
-
-
-def test_its_own_adamwdl_s_arguments_are_taken(engine):
-    run = engine(optimizer={"name": "AdamWDL", "lr": LR, "layerwise_decay": DECAY, "filter_bias_and_bn": True})
-    assert run.optimizer[0].layerwise_ratio(run.model.head.weight) == 1.0
 
 
 def test_a_loss_with_parameters_keeps_the_names_of_the_model_undecayed(engine, monkeypatch):

@@ -183,11 +183,6 @@ def test_param_groups_multiply_the_rates_of_the_layers(trainer):
             assert run.optimizer.has_nonzero_weight_decay(param) == wanted, name
 
 
-def test_a_null_is_the_default(trainer):
-    run = trainer(optimizer={**OWN, "weight_decay": None, "param_groups": None})
-    assert not any(run.optimizer.has_nonzero_weight_decay(param) for param in run.model.parameters())
-
-
 def test_paddledetections_optimizers_stay(trainer):
     assert type(trainer(optimizer={"type": "Momentum", "momentum": 0.9}).optimizer) is paddle.optimizer.Momentum
 
@@ -195,14 +190,11 @@ def test_paddledetections_optimizers_stay(trainer):
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        ({"optimizer": {**OWN, "num_layers": 12}}, "has 4 blocks.*Received: num_layers=12"),
-        ({"optimizer": {**OWN, "set_param_lr_func": "mine"}}, "Received: set_param_lr_func='mine'"),
         ({"optimizer": {"type": "Came", "param_groups": [{"params": ["decoder"]}]}}, "Received: parts=.'decoder'."),
         ({"optimizer": {"type": "Came"}, "regularizer": {"type": "L1", "factor": 0.1}}, "no L1 decay"),
-        ({"optimizer": {**OWN, "layerwise_decay": 0.6}}, "exclude each other. Received: layerwise_decay=0.6"),
-        ({"optimizer": {**OWN, "betas": [0.9, 0.9], "beta1": 0.8}}, "exclude each other. Received: beta1=0.8"),
+        ({"optimizer": {**OWN, "layerwise_decay": 0.6}}, "give one. Received: layerwise_decay=0.6"),
+        ({"optimizer": {**OWN, "betas": [0.9, 0.9], "beta1": 0.8}}, "give one. Received: beta1=0.8"),
         ({"optimizer": {**OWN, "filter_bias_and_bn": "false"}}, "Received: filter_bias_and_bn='false'"),
-        ({"optimizer": {**OWN, "betas": [0.9]}}, "must be two numbers.*Received: betas=.0.9."),
         ({"optimizer": {**OWN, "skip_decay_names": "pos_embed"}}, "list.*Received: skip_decay_names='pos_embed'"),
         ({"optimizer": {**OWN, "param_groups": [{"params": "neck"}]}}, "list.*Received: params='neck'"),
         ({"optimizer": {**OWN, "param_groups": [{"weight_decay": 0.0}]}}, "list.*Received: params=None"),

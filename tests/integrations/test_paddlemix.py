@@ -63,9 +63,3 @@ def test_the_trainer_of_eva02_sets_the_rates_of_every_step(layers):
     want = reference.adamw(start, grads, ratios, lr=lambda step: rates[step - 1], weight_decay=0.0)
     for name, param in params.items():
         np.testing.assert_allclose(param.numpy(), want[name], rtol=0, atol=1e-6, err_msg=name)
-
-
-def test_lamb_s_weight_decay_has_one_name(layers):
-    group = {"params": layers[0].parameters(), "group": "visual", "lamb_weight_decay": 0.1}
-    with pytest.raises(ValueError, match="'weight_decay'. Received: lamb_weight_decay"):
-        ldopt.Lamb(learning_rate=1.0, parameters=[group])

@@ -160,11 +160,3 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(run, name):
     for parameter, param in model.named_parameters():
         if not param.stop_gradient:
             assert rates[param.name] == pytest.approx(opt.get_lr() * ratio(parameter), rel=1e-9)
-
-
-def test_towers_and_multipliers(run):
-    towers = {"layerwise_decay": 1.0, "towers": {"backbone": 0.5}, "multipliers": {"^head": 3.0}}
-    model, opt, _ = run(**towers)
-    params = dict(model.named_parameters())
-    assert opt.layerwise_ratio(params["head.fc.weight"]) == 3.0
-    assert opt.layerwise_ratio(params["backbone.blocks2.1.mlp.fc1.weight"]) == 0.25

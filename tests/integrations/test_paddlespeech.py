@@ -158,15 +158,6 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
     run.train_on(run.train_loader.batches[:2])
 
 
-@pytest.mark.parametrize("shape", ["multipliers", "towers"])
-def test_shapes_of_the_decay_are_settings(trainer, shape):
-    def build(settings):
-        run = trainer(optim_conf={**SETTINGS["optim_conf"], **settings})
-        return run.model, run.optimizer
-
-    frameworks.assert_shape(shape, build, ratio, DECAY, ENCODER, "encoder")
-
-
 WAV2VEC2 = {
     **dict.fromkeys(["hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout"], 0.0),
     **dict.fromkeys(
@@ -276,7 +267,7 @@ def test_the_optimizer_of_a_frozen_part_is_not_needed(two_optimizers):
 
 def test_other_optimizers_stay_and_wrong_settings_are_refused(trainer):
     assert type(trainer(optim="adam", optim_conf={"lr": 0.01, "weight_decay": 1e-6}).optimizer) is paddle.optimizer.Adam
-    with pytest.raises(ValueError, match="ignores `grad_clip` .*: set `global_grad_clip`. Received: grad_clip=1.0"):
+    with pytest.raises(ValueError, match="not a known setting of AdamWDL.*Received: grad_clip=1.0"):
         trainer(optim_conf={"lr": 0.01, "weight_decay": 0.0, "grad_clip": 1.0})
     with pytest.raises(ValueError, match="Received: layerwise_decai=0.5"):
         trainer(optim_conf={"lr": 0.01, "weight_decay": 0.0, "layerwise_decai": 0.5})

@@ -12,6 +12,7 @@ import paddle
 import pytest
 
 import paddle_ldopt as ldopt
+from paddle_ldopt import integrations
 from paddle_ldopt.integrations import paddleocr, yaml_settings
 from paddle_ldopt.layers.rates import applied_rates
 
@@ -32,7 +33,7 @@ def test_a_framework_that_is_missing_is_named(module, monkeypatch):
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=f"{name} cannot be imported: install it.*Received: .*{package}"):
-        importlib.import_module(f"paddle_ldopt.integrations.{module}").register()
+        getattr(integrations, module).register()
 
 
 PLACES = {  # where a framework looks up the names of a file
@@ -56,10 +57,10 @@ def test_the_lines_of_the_page_register(module, tmp_path, monkeypatch):
     assert ("came" if module == "paddlespeech" else "Came") in PLACES[module]()
 
 
-def test_importing_all_modules_imports_no_framework():
-    lines = [f"import paddle_ldopt.integrations.{module}" for module in FRAMEWORKS]
+def test_importing_the_module_imports_no_framework():
     packages = {package for _, package in FRAMEWORKS.values()}
-    code = "; ".join(["import sys", *lines, f"print({packages} & {{name.split('.')[0] for name in sys.modules}})"])
+    code = "import sys, paddle_ldopt.integrations; "
+    code += f"print({packages} & {{name.split('.')[0] for name in sys.modules}})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
@@ -123,17 +124,12 @@ def test_settings_of_a_file(ocr, encoder):
 def test_settings_that_paddleocr_passes_on_unread(ocr, encoder):
     """A null, the second of two kinds of clipping, and the second of two weight decays, which Python refuses."""
     ocr.AdamWDL(0.1, regularizer=None)(encoder)
-    with pytest.raises(ValueError, match="exclude each other. Received: clip_norm_global=1.0"):
-        ocr.AdamWDL(0.1, grad_clip=paddle.nn.ClipGradByNorm(1.0), clip_norm_global=1.0)
-    with pytest.raises(TypeError, match=r"paddleocr.AdamWDL\(\) got multiple values for .* 'weight_decay'"):
+    with pytest.raises(ValueError, match="not a known setting of AdamWDL.*Received: clip_norm_global=1.0"):
+        ocr.AdamWDL(0.1, grad_clip=paddle.nn.ClipGradByNorm(1.0), clip_norm_global=1.0)(encoder)
+    with pytest.raises(TypeError, match=r"AdamWDL\(\) got multiple values for .* 'weight_decay'"):
         ocr.AdamWDL(learning_rate=0.1, weight_decay=0.1, **{"weight_decay": 0.1})
     with pytest.raises(TypeError, match="Received: one_dim_param_no_weight_decay='false'"):
         ocr.AdamWDL(0.1, one_dim_param_no_weight_decay="false")
-
-
-def test_a_misspelt_part_of_names_is_warned_of(ocr, encoder):
-    with pytest.warns(UserWarning, match="no name contains one of these parts. Received: parts=.'nrom',."):
-        ocr.AdamWDL(0.1, no_weight_decay_name="nrom")(encoder)
 
 
 @pytest.mark.parametrize("parts", ["pos_embed", None, [1]], ids=repr)
@@ -214,16 +210,17 @@ def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
     build = getattr(ocr, name)
     state = saved(build(0.1, layerwise_decay=0.5)(encoder), tmp_path / "state.pdopt")
     for other, message in [
-        ({"layerwise_decay": 0.25}, "layerwise_decay was 0.5 in the checkpoint and is 0.25 now"),
-        ({}, "layerwise_decay was 0.5 in the checkpoint and is 1.0 now"),
-        ({"layerwise_decay": 0.5, "min_ratio": 0.3}, "min_ratio was 0.0 in the checkpoint and is 0.3 now"),
-        (MOVED, "the layer of '.*' was block 0 of 3 blocks in the checkpoint and is head of 3 blocks now; .*"),
+        ({"layerwise_decay": 0.25}, "decay was {'layerwise_decay': 0.5} and is {'layerwise_decay': 0.25} now"),
+        ({}, "decay was {'layerwise_decay': 0.5, .* and is {} now"),
+        ({"layerwise_decay": 0.5, "min_ratio": 0.3}, "decay was {'min_ratio': 0.0} and is {'min_ratio': 0.3} now"),
+        (MOVED, r"layers was {'.*': \['block 0', 3\].*} and is {'.*': \['head', 3\].*} now"),
     ]:
         opt = build(0.1, **other)(encoder)
-        with pytest.raises(ValueError, match=f"{message}.*settings, or set `allow_layerwise_change: true`"):
+        with pytest.raises(ValueError, match=f"{message}.*Use the same, or set `allow_layerwise_change: true`"):
             opt.set_state_dict(state)
         allowed = build(0.1, **other, allow_layerwise_change=True)(encoder)
-        allowed.set_state_dict(state)
+        with pytest.warns(UserWarning, match=message):
+            allowed.set_state_dict(state)
     same = build(0.1, layerwise_decay=0.5)(encoder)
     same.set_state_dict(state)
     assert saved(same, tmp_path / "again.pdopt").keys() == state.keys()
@@ -232,13 +229,13 @@ def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
 def test_a_resume_with_another_class_is_refused(ocr, encoder, tmp_path):
     state = saved(ocr.Lamb(0.1)(encoder), tmp_path / "state.pdopt")
     opt = ocr.AdamWeightDecay(0.1, allow_layerwise_change=True)(encoder)  # with states of the same names
-    with pytest.raises(ValueError, match="is of Lamb: .*Received: optimizer of type AdamWeightDecay"):
+    with pytest.raises(ValueError, match="optimizer was 'Lamb' and is 'AdamWeightDecay' now"):
         opt.set_state_dict(state)
 
 
 def test_a_checkpoint_that_does_not_tell_its_decay_is_warned_of(ocr, encoder, tmp_path):
     state = saved(ldopt.create("adamwdl", encoder, learning_rate=0.1), tmp_path / "state.pdopt")
-    with pytest.warns(UserWarning, match="does not say which layer-wise decay .*: the decay of the config"):
+    with pytest.warns(UserWarning, match="does not say its layer-wise decay, so the config"):
         ocr.AdamWDL(0.1, layerwise_decay=0.5)(encoder).set_state_dict(state)
     ocr.AdamWDL(0.1)(encoder).set_state_dict(state)  # without a decay there is nothing to confuse
     ocr.AdamWDL(0.1, layerwise_decay=0.5, allow_layerwise_change=True)(encoder).set_state_dict(state)

@@ -108,11 +108,7 @@ def test_a_decay_of_the_rate_is_shown(scheduled):
         row = layers.table(optimizer=opt).rows[-1]
         now = (0.1 * (step + 1) / 10 if scheduled else 0.1) / (1 + 0.5 * step)
         assert row.learning_rate[1] == pytest.approx(now)
-<<<<<<< HEAD
         assert row.peak_learning_rate == (None if scheduled else pytest.approx((now, now)))
-=======
-        assert row.peak_learning_rate is None if scheduled else row.peak_learning_rate[1] == pytest.approx(now)
->>>>>>> h-schedules
         assert applied_rates(opt)[model.norm.weight.name] == pytest.approx(now)
         for param in model.parameters():
             param.clear_gradient()
@@ -223,16 +219,6 @@ def test_options_that_an_optimizer_settles_are_refused_beside_it():
             LayerMap.from_model(model).table(optimizer=opt, **{name: value})
 
 
-<<<<<<< HEAD
-=======
-def test_only_our_schedules_have_a_known_peak():
-    layers, lr = LayerMap.from_names(names_of()), paddle.optimizer.lr
-    for schedule, peak in ((CurveSchedule(0.1, lambda step: 0.5), (0.1, 0.1)), (lr.StepDecay(0.1, 2), None)):
-        row = layers.table(1.0, schedule).rows[0]
-        assert (row.learning_rate, row.peak_learning_rate) == ((schedule(), schedule()), peak)
-
-
->>>>>>> h-schedules
 def test_table_of_another_models_optimizer():
     model, other = Tied(), paddle.nn.Linear(2, 2)
     opt = paddle.optimizer.SGD(0.1, parameters=other.parameters())

@@ -9,8 +9,7 @@ import threading
 import processes
 import pytest
 import test_recipes
-
-from paddle_ldopt.trainer import RunReport
+from common.run_report import RunReport
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

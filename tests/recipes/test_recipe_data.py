@@ -85,12 +85,6 @@ def test_docstrings_have_equal_classes_and_no_text_twice(docstrings):
     assert len(openings) == len(set(openings))
 
 
-def test_the_description_has_version_and_counts(docstrings):
-    version, train = sys.version.split()[0], len(docstrings.train)
-    assert f"Python {version}'s library: {train} train, " in docstrings.description
-    assert f"class {train // 3}, function {train // 3}, module {train // 3}" in docstrings.description
-
-
 MODULE = '''"""Module {i} is documented here.
 
 Not in this paragraph, which is another."""
@@ -135,12 +129,6 @@ def test_repeated_shared_and_foreign_docstrings_are_left_out(fake_library):
     assert len(kept) == len(set(kept))
 
 
-def test_a_python_without_sources_is_told_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(ValueError, match=r"no docstrings: .* Received: source='docstrings'\.$"):
-        load_splits()
-
-
 # Files and folders.
 
 
@@ -161,14 +149,6 @@ def test_columns_are_names_or_positions(tmp_path, text, label):
     path = write(tmp_path / "a.csv", rows, ("stars", "id", "body"))
     splits = load_splits(path, text_column=text, label_column=label, has_header=True)
     assert texts(everything(splits)) == texts(ROWS)
-
-
-@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
-def test_pairs(tmp_path, suffix):
-    rows = [(text, f"Pair of {i}", label) for i, (text, label) in enumerate(ROWS)]
-    path = write(tmp_path / f"pairs{suffix}", rows, ("query", "title", "label"))
-    splits = load_splits(path, text_pair_column="title")
-    assert sorted((*pair, splits.labels[label]) for pair, label in everything(splits)) == sorted(rows)
 
 
 @pytest.mark.parametrize("names", text_sources.PAIRS)
@@ -192,14 +172,6 @@ def test_a_tsv_takes_quotes_as_they_are_and_a_csv_undoes_them(tmp_path):
     lines = [f'"{text}",{label}' for text, label in ROWS] + ['"two\nlines, ""quoted""",good']
     (tmp_path / "b.csv").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
     assert 'two\nlines, "quoted"' in texts(everything(load_splits(tmp_path / "b.csv")))
-
-
-def test_a_tsv_of_pandas_is_unquoted(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    rows = [('"Quoted" at first, then "open', "good"), ("two\nlines", "bad"), ("a\ttab", "good"), *ROWS]
-    for options in ({}, {"quoting": 1}):
-        pandas.DataFrame(rows, columns=["text", "label"]).to_csv(tmp_path / "a.tsv", sep="\t", index=False, **options)
-        assert texts(everything(load_splits(tmp_path / "a.tsv"))) == texts(rows)
 
 
 @pytest.mark.parametrize("mark", ";|\t,")
@@ -250,11 +222,6 @@ def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
     assert "\nwarning: few rows to judge by (2 test): " in load_splits(tmp_path).description
     write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
     assert "warning" not in load_splits(tmp_path).description
-
-
-def test_whole_numbers_with_a_point_are_classes(tmp_path):
-    path = write(tmp_path / "a.jsonl", [(text, float(i % 2)) for i, (text, _) in enumerate(ROWS)])
-    assert load_splits(path).labels == ["0", "1"]
 
 
 def test_numeric_labels_are_ordered_as_numbers(tmp_path):
@@ -398,24 +365,7 @@ def test_a_mistake_gets_a_clear_answer(tmp_path, monkeypatch, files, source, opt
     assert text_data.re.search(r" Received: \w+=.*\.$", str(info.value))
 
 
-def test_a_source_of_another_type_is_refused():
-    with pytest.raises(TypeError, match=r"Received: source=3\.$"):
-        load_splits(3)
-
-
 # Hubs.
-
-
-def test_a_hugging_face_set_out_of_a_local_folder(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    write(folder / "train.jsonl", ROWS)
-    write(folder / "test.jsonl", [("Other text", "bad"), ("Third text", "good")])
-    splits = load_splits(f"datasets:{folder}")
-    assert splits.labels == ["bad", "good"] and splits.test == [("Other text", 0), ("Third text", 1)]
-    assert "validation taken from" in splits.description
 
 
 def test_hugging_face_class_labels_get_their_names_and_hidden_ones_are_left_out(monkeypatch):
@@ -434,18 +384,6 @@ def test_hugging_face_class_labels_get_their_names_and_hidden_ones_are_left_out(
     assert seen == [("glue", "cola")] and splits.labels == ["acceptable", "zero"]
     assert "Hidden text" not in texts(everything(splits)) and splits.test
     assert dict(everything(splits))[ROWS[0][0]] == splits.labels.index("zero")
-
-
-def test_names_of_labels_are_found_in_either_librarys_data():
-    names, named = ["no", "yes"], types.SimpleNamespace(names=["no", "yes"])
-    for data in (
-        types.SimpleNamespace(label_list=names),
-        types.SimpleNamespace(label_list=None, features={"label": named}),
-        types.SimpleNamespace(features={"label": types.SimpleNamespace(feature=named)}),
-    ):
-        assert text_sources.label_names(data, "label") == names
-    assert text_sources.label_names([{"label": 1}], "label") is None
-    assert text_sources.label_names(types.SimpleNamespace(features={"other": named}), "label") is None
 
 
 @pytest.fixture

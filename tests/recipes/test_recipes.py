@@ -20,12 +20,20 @@ import pytest
 import question_answering
 import seq2seq
 import token_classification
-from common import arguments, image_data, language_data, parts, pretrained, text_data, text_scores, text_sources
+from common import (
+    arguments,
+    image_data,
+    parts,
+    pretrained,
+    report_page,
+    text_data,
+    text_scores,
+)
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
 from paddle_ldopt.config import read_yaml
-from paddle_ldopt.trainer import StopOnSigterm, report_page
+from paddle_ldopt.trainer import StopOnSigterm
 
 # an untrained model is enough here; that a recipe says so is for test_recipe_pretrained.py
 pytestmark = pytest.mark.filterwarnings("ignore:.* is RANDOMLY INITIALISED:UserWarning")
@@ -217,14 +225,6 @@ def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monke
     assert not {key: abs(whole[key] - cut[key]).max() for key in whole if whole[key].tobytes() != cut[key].tobytes()}
 
 
-def test_a_loop_begins_anew_over_a_save_that_a_kill_left_unfinished(start, tmp_path):
-    left = tmp_path / "out/checkpoint-1.unfinished"
-    left.mkdir(parents=True)
-    (left / "trainer_state.json").write_text('{"global_step": 1}')
-    start("matching", *two_steps("matching", tmp_path / "out"))
-    assert not left.exists() and (tmp_path / "out/checkpoint-1/trainer_state.json").exists()
-
-
 def test_a_loops_damaged_checkpoint_is_passed_over_and_refused_by_name(start, tmp_path):
     start("matching", *two_steps("matching", tmp_path / "out"))
     expected = (tmp_path / "out/model_state.pdparams").read_bytes()
@@ -300,15 +300,6 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(start, tmp_path):
 
 
 # --- data and scores ---
-
-
-def test_conll_files(tmp_path):
-    (tmp_path / "a.conll").write_text("-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter NNP B-PER\n")
-    rows = token_classification.read_conll(tmp_path / "a.conll", 0, -1)
-    assert rows == [(["EU", "rejects"], ["B-ORG", "O"]), (["Peter"], ["B-PER"])]
-    assert token_classification.read_conll(tmp_path / "a.conll", 0, 1)[1] == (["Peter"], ["NNP"])
-    with pytest.raises(ValueError, match="Line 3 has only 3 column.*tag_column=5"):
-        token_classification.read_conll(tmp_path / "a.conll", 0, 5)
 
 
 def test_tags_stand_at_the_first_tokens_of_words(tiny):
@@ -424,15 +415,6 @@ def test_a_report_names_no_rate_that_the_optimizer_does_not_take(start, tmp_path
     assert "learning rate the optimizer&#x27;s own" in page and "learning rate 0." not in page
 
 
-def test_jsonl_rows(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"a": "x", "b": "y"}\n\n{"a": "z", "b": ""}\n')
-    records = text_sources.read_jsonl(tmp_path / "a.jsonl")
-    options = seq2seq.Options(source_field="a", target_field="b")
-    assert language_data.pairs(records[:1], options, "a.jsonl") == [("x", "y")]
-    with pytest.raises(ValueError, match=r"Row 2 lacks a text: .*target_field='b'"):
-        language_data.pairs(records, options, "a.jsonl")
-
-
 def test_hub_rows():
     class Data(list):
         label_list = ["O", "B-PER"]
@@ -461,16 +443,3 @@ def test_a_split_that_is_missing_is_dealt_out_of_the_training_rows(tmp_path):
     assert parts.deal(rows[::-1], str, "rows").test == all_three.test[::-1], "whatever their order"
     with pytest.raises(ValueError, match="No rows are left for"):
         parts.deal(["one row"], str, "rows")
-
-
-@pytest.mark.parametrize("name, file", [("question_answering", "a.json"), ("masked_lm_pretraining", "a.txt")])
-def test_chinese_data_for_an_english_model_are_warned_of(start, tmp_path, name, file):
-    texts = [f"第{i}条：路径在北京。" for i in range(40)]
-    answers = [{"text": "北京", "answer_start": texts[0].index("北京")}]
-    asked = [{"context": text, "qas": [{"id": text, "question": "在哪？", "answers": answers}]} for text in texts[:10]]
-    content = json.dumps({"data": [{"paragraphs": asked}]}) if file.endswith("json") else "\n".join(texts)
-    for split in ("train", "dev", "test"):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "data" / file.replace("a", split)).write_text(content, encoding="utf-8")
-    out = start(name, *two_steps(name, tmp_path / "out"), "--data", str(tmp_path / "data"))
-    assert "warning: the tokenizer does not know " in out

@@ -505,7 +505,6 @@ CALLS = {
     "trainer.GradualUnfreezeCallback": Row(call(trainer.GradualUnfreezeCallback, every_k_steps=5), free=("layers",)),
     "trainer.LayerLRCallback": Row(call(trainer.LayerLRCallback)),
     "trainer.ScheduleCallback": Row(call(trainer.ScheduleCallback, path="a.svg"), free=("layers",)),
-    "trainer.RunReport": Row(call(trainer.RunReport, folder="a", title="b", layers=Lazy(layer_map)), free=("title",)),
     "trainer.map_layers": Row(
         call(trainer.map_layers, model=MODEL, rules={"embeddings": 0}),
         words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},

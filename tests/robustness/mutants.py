@@ -42,7 +42,7 @@ ROOMS = (
     "saving",
     "parallel/sharded_checkpoint.py",
     "trainer/arguments.py",
-    "trainer/checkpoint_record.py",
+    "trainer/record.py",
 )
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 STEPS = [f"optimizers/test_{name}.py" for name in ("batches", "fused", "fused_changes", "step_schedules")]

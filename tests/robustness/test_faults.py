@@ -16,7 +16,7 @@ import pytest
 import trainer_common as common
 import trainer_run
 
-from paddle_ldopt.trainer import folders, last_checkpoint
+from paddle_ldopt.trainer import last_checkpoint, record
 
 FILES = "ldopt_files.json"
 EVALUATE = {"evaluation_strategy": "steps", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
@@ -106,7 +106,7 @@ def test_a_list_of_files_that_is_damaged_is_damage(copied):
         (copied / "checkpoint-6" / FILES).write_text(text)
         with pytest.warns(UserWarning, match="ldopt_files.json cannot be read"):
             assert last_checkpoint(copied) == str(copied / "checkpoint-4")
-    os.remove(copied / "checkpoint-6" / FILES)  # as version 0.1 left it
+    os.remove(copied / "checkpoint-6" / FILES)
     assert last_checkpoint(copied) == str(copied / "checkpoint-6")
 
 
@@ -150,15 +150,9 @@ def test_if_all_are_damaged_there_is_none(copied):
 
 
 def test_files_that_are_written_in_the_background_are_not_listed(copied):
-    folders.begin_checkpoint(str(copied / "checkpoint-6"), {folders.LAYERWISE: {"optimizer": "AdamWDL"}})
-    folders.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
+    record.begin_checkpoint(str(copied / "checkpoint-6"), {record.LAYERWISE: {"optimizer": "AdamWDL"}})
+    record.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
     assert not (copied / "checkpoint-6" / FILES).exists() and last_checkpoint(copied) == str(copied / "checkpoint-6")
-    trainer = common.trainer(copied)
-    assert not trainer._saves_in_background
-    trainer.args.use_async_save = True
-    assert trainer._saves_in_background
-    trainer.args.use_async_save, trainer.args.unified_checkpoint_config = False, ["async_save"]
-    assert trainer._saves_in_background
 
 
 # --- disk full ---
@@ -366,9 +360,9 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_is_the_one_that_is_resume
 )
 def test_what_cannot_be_resumed_from_is_not_set_aside(copied):
     truncate(copied / "checkpoint-4/optimizer.pdopt")
-    (copied / "checkpoint-6/ldopt_layerwise.json").rename(copied / "checkpoint-6/ldopt_layerwise.json.partial")
+    (copied / "checkpoint-6" / record.PARTIAL).touch()
     (copied / "checkpoint-9").touch()
-    assert folders.set_aside(copied, 2) == [] and steps(copied) == [2, 4, 6, 9]
+    assert record.set_aside(copied, 2) == [] and steps(copied) == [2, 4, 6, 9]
 
 
 def test_checkpoints_of_later_steps_than_a_run_has_come_to_go_first(copied):
@@ -380,11 +374,11 @@ def test_checkpoints_of_later_steps_than_a_run_has_come_to_go_first(copied):
 
 def test_the_order_in_which_checkpoints_go():
     saved = [f"a/checkpoint-{step}" for step in (100, 20, 3, 40, 60)]
-    order = [int(folder.rpartition("-")[2]) for folder in folders.oldest_first(saved, 40, "a/checkpoint-3")]
+    order = [int(folder.rpartition("-")[2]) for folder in record.oldest_first(saved, 40, "a/checkpoint-3")]
     assert order == [60, 100, 20, 3, 40]
-    unknown = folders.oldest_first(saved, 0, "a/checkpoint-3")  # a step without a checkpoint: the newest is the last
+    unknown = record.oldest_first(saved, 0, "a/checkpoint-3")  # a step without a checkpoint: the newest is the last
     assert [int(folder.rpartition("-")[2]) for folder in unknown] == [20, 40, 60, 3, 100]
-    assert folders.oldest_first(["a/checkpoint-best", *saved], 40, None)[-1] == "a/checkpoint-40"
+    assert record.oldest_first(["a/checkpoint-best", *saved], 40, None)[-1] == "a/checkpoint-40"
 
 
 def test_a_best_checkpoint_that_was_deleted_stops_no_training(tmp_path):

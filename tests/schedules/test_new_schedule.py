@@ -9,7 +9,7 @@ import trainer_common as common
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.schedules import Curve, Fraction, LastStep, ReduceLROnPlateau, Steps, schedule, scheduled
-from paddle_ldopt.schedules.factory import SCHEDULES
+from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.tools.cli import main
 
 
@@ -71,7 +71,9 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
 def test_a_new_schedule_that_follows_a_metric_is_known_as_such(tmp_path):
     schedule("patience", on_metric=ReduceLROnPlateau)(lambda optimizer, **options: None)
     try:
-        with pytest.raises(ValueError, match="follows an evaluation metric and would never change without one"):
+        with pytest.raises(ValueError, match="an `lr_scheduler_type` that does not follow a metric"):
+            ldopt.LdoptConfig(layerwise_lr_decay=0.5, layerwise_end=1.0, lr_scheduler_type="patience")
+        with pytest.raises(ValueError, match="The schedule follows an evaluation metric: give"):
             common.arguments(tmp_path, lr_scheduler_type="patience")
     finally:
         del SCHEDULES["patience"]

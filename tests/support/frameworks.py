@@ -21,7 +21,7 @@ SHAPES = {  # settings of a YAML file -> ratio of a layer so many below the head
 
 def another_decay(decay):
     """Return the pattern of the error of a resume with a decay of 0.5 instead of `decay`."""
-    return f"layerwise_decay was {decay} in the checkpoint and is 0.5 now.*allow_layerwise_change"
+    return f"decay was {{'layerwise_decay': {decay}}} and is {{'layerwise_decay': 0.5}} now.*allow_layerwise_change"
 
 
 def assert_shape(shape, build, ratio, decay, n, tower=None):

@@ -6,13 +6,10 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import common.run_report  # noqa: F401
     import paddle  # noqa: F401
     import pytest  # noqa: F401
     import trainer_common  # noqa: F401
-
-    import paddle_ldopt.parallel
-    import paddle_ldopt.trainer
-    import paddle_ldopt.trainer.run_report  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import paddlenlp.transformers  # noqa: F401

@@ -121,14 +121,14 @@ class Run:
 
     def __init__(self, case, hcg=None):
         name, self.hcg = case[0], hcg
-        decay, granularity = DECAYS[case[1]]
+        decay, _ = DECAYS[case[1]]
         self.staged = hcg is not None and hcg.get_pipe_parallel_world_size() > 1
         with paddle.utils.unique_name.guard():
             self.network = initialise(Staged(topology=hcg.topology()) if self.staged else Whole())
             if self.staged:
                 with pytest.raises(ValueError, match="one stage of a pipeline.*map_layers.*Received: model='?Staged"):
                     ldopt.LayerMap.from_model(self.network)
-            layers = map_layers(self.network, granularity=granularity)
+            layers = map_layers(self.network)
             self.plain, self.schedule = optimizer_of(name, decay, layers, self.network)
             self.optimizer, self.model = self.plain, self.network
             if hcg is not None:

@@ -80,8 +80,9 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     import numpy as np
     import paddle
     import trainer_common as common
+    from common.run_report import RunReport
 
-    from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback, shared
+    from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback, shared
 
     paddle.set_default_dtype(dtype)
 

@@ -9,9 +9,9 @@ import pytest
 import trainer_common as common
 from trainer_run import checkpoint_format
 
+from paddle_ldopt.config.trainer_arguments import BUILT_IN, builds_schedule
 from paddle_ldopt.schedules import ON_METRIC, SchedulerType, get_scheduler
 from paddle_ldopt.trainer.arguments import SchedulerName
-from paddle_ldopt.trainer.lr_scheduler import BUILT_IN
 
 STEPS = 10
 EXTRA = {  # what a kind cannot do without
@@ -52,7 +52,7 @@ def test_every_kind_is_what_get_scheduler_gives(tmp_path, kind):
     trainer = common.trainer(tmp_path, max_steps=STEPS, lr_scheduler_type=kind, **warmup, **extra(kind))
     assert trainer.args.lr_scheduler_type.value == kind
     got = trainer.create_scheduler(STEPS)
-    fields = [] if trainer._schedule_is_ours else BUILT_IN[kind]
+    fields = [] if builds_schedule(trainer.args) else BUILT_IN[kind]
     kwargs = {**{field: getattr(trainer.args, field) for field in fields}, **EXTRA.get(kind, {})}
     expected = get_scheduler(kind, 1e-2, warmup.get("warmup_steps"), STEPS, kwargs or None)
     for _ in range(STEPS):
@@ -109,36 +109,18 @@ def test_from_a_command_line_and_through_a_file(tmp_path):
     "kwargs, message",
     [
         ({"lr_scheduler_type": "no_such"}, "'inverse_sqrt'.*Received: lr_scheduler_type='no_such'$"),
-        ({"lr_scheduler_type": "no_such", "lr_scheduler_kwargs": '{"a": 1}'}, "need `lr_.*` to be one of 'constant',"),
-        ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": '{"a": 1}'}, "'constant' takes no"),
+        ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": '{"a": 1}'}, "lr_scheduler_kwargs.*a"),
         ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "{a}"}, "must be a JSON object.*kwargs='{a}'$"),
         ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "[1]"}, "must be a JSON object.*kwargs='.1.'$"),
         ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "min_lr"),
-        (
-            {"lr_scheduler_type": "cosine", "num_cycles": 1.5, "lr_scheduler_kwargs": '{"num_cycles": 2}'},
-            "leave it out of `lr_scheduler_kwargs`. Received: num_cycles=1.5",
-        ),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: evaluation_strategy='no'"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": '{"mode": "max"}'}, "greater_is_better"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau", "warmup_steps": 3}, "no warm-up.*warmup_steps=3"),
     ],
 )
 def test_bad_arguments(tmp_path, kwargs, message):
     with pytest.raises(ValueError, match=re.compile(message, re.S)):
         common.arguments(tmp_path, **kwargs)
-
-
-def test_a_schedule_that_would_be_ignored(tmp_path):
-    model = common.tiny_model()
-    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
-    trainer = common.trainer(tmp_path, model, (None, scheduler), lr_scheduler_type="inverse_sqrt")
-    with pytest.raises(ValueError, match="LambdaDecay.*lr_scheduler_type='inverse_sqrt'$"):
-        trainer.train()
-
-
-def test_a_second_training_keeps_the_schedule_of_the_first(tmp_path):
-    trainer, _ = train(tmp_path, lr_scheduler_type="inverse_sqrt", max_steps=2)
-    trainer.train()
 
 
 # --- schedules that follow a metric ---
@@ -199,20 +181,6 @@ def test_a_plateau_resumes_exactly(tmp_path, cls, settings, lowered, step):
     assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
 
 
-def test_evaluations_by_hand_do_not_count(tmp_path):
-    trainer, _ = train(tmp_path, cls=Scripted, max_steps=4, **PLATEAU)
-    before = trainer.lr_scheduler.state_dict()
-    trainer.evaluate()
-    assert trainer.lr_scheduler.state_dict() == before
-
-
 def test_an_evaluation_without_the_metric(tmp_path):
     with pytest.raises(ValueError, match="one of .*eval_loss.*Received: metric_for_best_model='f1'"):
         train(tmp_path, metric_for_best_model="f1", **PLATEAU)
-
-
-def test_no_data_to_evaluate_on(tmp_path):
-    trainer = common.trainer(tmp_path, **PLATEAU)
-    trainer.eval_dataset = None
-    with pytest.raises(ValueError, match="Received: eval_dataset=None"):
-        trainer.train()

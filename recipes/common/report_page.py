@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
-from .._files import Path, write_whole
+from paddle_ldopt.trainer import write_whole
 
 _STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -24,7 +24,7 @@ td:first-child,th:first-child{text-align:left;padding-left:0;overflow-wrap:norma
 img{filter:invert(.9) hue-rotate(180deg)}}"""
 
 
-def write_page(path: Path, title: str, parts: Iterable[str]) -> None:
+def write_page(path: str, title: str, parts: Iterable[str]) -> None:
     """Write a page: its title and its parts, which are HTML of `section`, `side_by_side` or `paragraph`."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
     page = (

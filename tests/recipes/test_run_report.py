@@ -2,7 +2,6 @@
 
 import base64
 import html.parser
-import json
 import math
 import types
 import urllib.parse
@@ -10,11 +9,12 @@ import urllib.parse
 import paddle
 import pytest
 import trainer_common as common
+from common import run_report
+from common.run_report import RunReport
 from matplotlib.figure import Figure
 from reference import needs_library
 
-from paddle_ldopt import Adafactor, AdamWDL, LayerMap, plots
-from paddle_ldopt.trainer import RunReport, run_report
+from paddle_ldopt import Adafactor, AdamWDL, LayerMap
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror=alert(1)> & '$\\frac{' \udcff"
 
@@ -134,13 +134,6 @@ def test_the_history_has_all_that_was_logged_and_the_rate_of_every_step(trained)
     assert len(rates) == 12
 
 
-def test_results_settings_and_description_are_shown(trained):
-    results, settings = trained.page.tables[1], trained.page.tables[-1]
-    assert results == [["test accuracy", "0.1235"], ["steps", "12"]]
-    assert settings == [["seed", "42"], ["optim", "adamwdl"]]
-    assert "a run" in trained.page.text and "what it was" in trained.page.text
-
-
 def test_the_run_is_on_top(trained):
     facts = dict(trained.page.tables[0])
     names = ["date", "versions", "machine", "device", "command", "batch", "seed", "steps", "logging folder"]
@@ -225,26 +218,11 @@ def test_further_tables_and_the_settings_that_differ_are_shown(tmp_path):
     assert [["seed", "7"], ["optim", "lamb"]] in page.tables and page.tables[-1][-1] == ["derived", "3"]
 
 
-def test_a_metrics_name_is_no_mathematics(tmp_path, figures):
-    made, optimizer = begun(tmp_path)
-    log(made, optimizer, 0.5, key="eval_f1_$US_{$")
-    made.write({}, {})
-    assert [text.get_text() for text in figures[0][1].get_legend().get_texts()] == ["eval_f1_$US_{$"]
-
-
 @pytest.mark.parametrize("values", [(), (math.nan,), (math.nan, -math.inf)])
 def test_a_run_without_one_finite_value_has_a_report(tmp_path, values):
     made, optimizer = begun(tmp_path)
     log(made, optimizer, *values)
     assert len(Page(made.write({"stopped by": "ValueError"}, {})).images) == 3
-
-
-def test_metrics_other_than_accuracy_are_drawn_and_speeds_are_not(tmp_path, figures):
-    made, optimizer = begun(tmp_path)
-    made.on_log(None, state(1), None, logs={"eval_f1": 0.5, "eval_loss": 1.0, "eval_runtime": 3.0, "note": "x"})
-    made.on_log(None, state(1), None, logs={"eval_samples_per_second": 3.0})
-    made.write({}, {})
-    assert [[line.get_label() for line in axis.lines] for axis in figures[0]] == [["eval_loss"], ["eval_f1"]]
 
 
 def test_the_rates_of_all_layers_are_drawn(tmp_path, figures):
@@ -261,17 +239,6 @@ def test_the_rates_of_all_layers_are_drawn(tmp_path, figures):
         assert steps == [1, 2, 3] and heights == pytest.approx([ratio * rate for rate in rates])
     assert len(drawn) == 4
     assert [row[4] for row in page.tables[1]] == ["lr peak", "0.0125", "0.025", "0.05", "0.1"]
-
-
-def test_steps_on_an_axis_are_whole(tmp_path, figures, monkeypatch):
-    made, optimizer = begun(tmp_path)
-    log(made, optimizer, 0.5, 0.25)
-    log(made, optimizer, 0.5, key="eval_accuracy", first=2)
-    made.write({}, {})
-    drawn = [*figures[0], *figures[1]]
-    monkeypatch.setattr(plots, "_write", lambda axes, *_: drawn.append(axes))
-    plots.plot_schedule(tmp_path / "a.png", 1, {"head": [0.1, 0.2]})
-    assert [float(tick).is_integer() for axis in drawn for tick in axis.get_xticks()].count(False) == 0
 
 
 def test_frozen_layers_have_a_rate_of_zero(tmp_path, figures):
@@ -305,13 +272,6 @@ def test_every_tower_has_a_panel(tmp_path, figures):
     for axis in (encoder, decoder):
         heights = [line.get_ydata()[0] for line in axis.lines]
         assert sorted(heights) == pytest.approx(sorted(expected[axis.get_title()]))
-
-
-@pytest.mark.parametrize("panels", [1, 3])
-def test_every_panel_is_an_image(panels):
-    seen = []
-    page = run_report.page.plots("alt", lambda axes: seen.extend(axes), panels=panels)
-    assert page.count('<img alt="alt" src="data:image/png;base64,') == panels == len({axis.figure for axis in seen})
 
 
 def test_files_beside_the_report_are_linked(tmp_path):
@@ -357,15 +317,6 @@ def test_rates_that_the_optimizer_sets_from_the_step_and_the_size_are_shown_as_t
     ]
     shown = [f"{max(step[label] for step in used):.3g}" for label in labels]
     assert [row[4] for row in page.tables[1]] == ["lr peak", *shown]
-
-
-@pytest.mark.parametrize("losses, visible", [((1.0,), True), ((1.0, 0.9), False)])
-def test_a_single_logged_loss_is_drawn_as_a_dot(tmp_path, figures, losses, visible):
-    made, optimizer = begun(tmp_path)
-    log(made, optimizer, *losses)
-    made.write({}, {})
-    (line,) = (line for axes in figures for axis in axes for line in axis.lines if line.get_label() == "loss")
-    assert (line.get_marker() == ".") is visible
 
 
 # --- crashes, resumes, several processes ---
@@ -418,10 +369,3 @@ def test_only_the_main_process_writes(tmp_path):
     for silent in (made, RunReport(str(tmp_path / "run"), "before training", made.layers)):
         assert silent.write({}, {}) is None
     assert not (tmp_path / "run").exists()
-
-
-def test_the_history_is_plain_json_lines(tmp_path):
-    made, optimizer = begun(tmp_path)
-    made.on_log(None, state(1), None, logs={"loss": paddle.to_tensor(1.0).numpy()[()], "eval_text": "no number"})
-    (line,) = (tmp_path / "history.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"step": 1, "loss": 1.0, "learning_rates": []}

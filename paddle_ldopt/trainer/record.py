@@ -1,7 +1,6 @@
-"""Checkpoint folders: checks for completeness and damage, the checkpoint to resume from, the order of deletion.
+"""The folder of a checkpoint: our files in it, whether it is complete, and the layer-wise settings that it records.
 
-While the Trainer writes a checkpoint, it contains ``ldopt_layerwise.json.partial``. Once all other files are written,
-this file is renamed, or deleted if there are no layer-wise settings. A killed process leaves it behind.
+While the Trainer writes a checkpoint, it contains the empty file `PARTIAL`. A killed process leaves it behind.
 """
 
 import itertools
@@ -13,49 +12,45 @@ import warnings
 from typing import Any, Optional
 
 from .._files import Path, checked_path, damages, digest, file_errors, read_json
-from .._messages import refusal
+from .._messages import differences, refusal
 
 LAYERWISE = "ldopt_layerwise.json"
-PARTIAL = LAYERWISE + ".partial"
 EPOCH_RNG = "ldopt_epoch_rng.json"
 CONFIG = "ldopt_config.json"
 FILES = "ldopt_files.json"
-FORMAT = 1
+PARTIAL = "ldopt_checkpoint.partial"
+FORMAT = 2  # of the layer-wise settings
+
 _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
+Record = dict[str, Any]
 
 
 def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
     """Mark a checkpoint as being written, and replace our files of an earlier run."""
     os.makedirs(folder, exist_ok=True)
-    _write_json(folder, PARTIAL, {"format": FORMAT, **files.get(LAYERWISE, {})})
+    with open(os.path.join(folder, PARTIAL), "w", encoding="utf-8"):
+        pass
     for name in (LAYERWISE, EPOCH_RNG, CONFIG, FILES):
-        if os.path.exists(os.path.join(folder, name)):
-            os.remove(os.path.join(folder, name))
-        if name in files and name != LAYERWISE:
+        if name in files:
             _write_json(folder, name, files[name])
+        elif os.path.exists(os.path.join(folder, name)):
+            os.remove(os.path.join(folder, name))
 
 
-def finish_checkpoint(folder: str, all_written: bool = True, recorded: bool = True) -> None:
+def finish_checkpoint(folder: str, all_written: bool = True) -> None:
     """Mark a checkpoint as complete, once; list its files unless some are still written in the background."""
-    partial = os.path.join(folder, PARTIAL)
-    if not os.path.exists(partial):
-        return
-    if all_written:
-        list_files(folder, recorded)
-    if recorded:
-        os.replace(partial, os.path.join(folder, LAYERWISE))
-    else:
+    if os.path.exists(partial := os.path.join(folder, PARTIAL)):
+        if all_written:
+            list_files(folder)
         os.remove(partial)
 
 
-def list_files(folder: str, recorded: bool = True) -> None:
+def list_files(folder: str) -> None:
     """Write the sizes and checksums of a checkpoint's files into it, for `check_complete`."""
     paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-    left_out = {FILES} if recorded else {FILES, PARTIAL}
-    files = sorted({os.path.relpath(path, folder) for path in paths} - left_out)
-    # the record under its final name
-    listed = {LAYERWISE if name == PARTIAL else name: digest(os.path.join(folder, name)) for name in files}
-    _write_json(folder, FILES, {"format": FORMAT, "files": listed})
+    files = sorted({os.path.relpath(path, folder) for path in paths} - {FILES, PARTIAL})
+    listed = {name: digest(os.path.join(folder, name)) for name in files}
+    _write_json(folder, FILES, {"format": 1, "files": listed})
 
 
 def _write_json(folder: str, name: str, content: Any) -> None:
@@ -146,12 +141,7 @@ def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str
     steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
     if step not in steps.values():
         step = max(steps.values(), default=step)
-
-    def place(folder: str) -> tuple[bool, int, int]:
-        kept = 2 if steps[folder] == step else folder == best
-        return steps[folder] <= step, kept, steps[folder]
-
-    return sorted(steps, key=place)
+    return sorted(steps, key=lambda at: (steps[at] <= step, 2 if steps[at] == step else at == best, steps[at]))
 
 
 def _complete(output_dir: str) -> list[tuple[int, str]]:
@@ -165,24 +155,35 @@ def _complete(output_dir: str) -> list[tuple[int, str]]:
     return sorted(checkpoints)
 
 
-def beside(checkpoint: str, other: str, output_dir: str) -> str:
-    """Return the present path of `other`, a checkpoint of the same run: beside `checkpoint` if it exists there."""
-    sibling = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(other))
-    if not os.path.isdir(sibling):
-        return other
-    return within(output_dir, sibling) or sibling
+def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
+    """Return the differences between a checkpoint's record and `record`; raise for differences that are not allowed.
 
-
-def within(folder: str, path: str) -> Optional[str]:
-    """Return `path` as a path in `folder`, because the Trainer compares paths; None if it is elsewhere."""
-    inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
-    return os.path.join(folder, os.path.basename(path)) if inside else None
-
-
-def trainer_state_in(checkpoint: str, state_class: Any) -> Any:
-    """Return the `TrainerState` in a checkpoint, or None."""
-    for name, load in (("trainer_state.json", "load_from_json"), ("trainer_state.bin", "load")):
-        path = os.path.join(checkpoint, name)
-        if os.path.isfile(path):
-            return getattr(state_class, load)(path)
-    return None
+    A checkpoint without a record is of a Trainer without our mixin, which has no decay.
+    """
+    path, content = os.path.join(folder, LAYERWISE), "The layer-wise settings"
+    without: Record = {"decay": None, "layers": None, "frozen": [], "unfreeze_every_k_steps": None}
+    was = read_json(path, content) if os.path.exists(path) else {**record, **without}
+    with file_errors(path, content, checks=True):
+        if was["format"] != FORMAT:
+            message = "Another version of paddle_ldopt wrote the layer-wise settings; this version reads format"
+            raise refusal(ValueError, f"{message} {FORMAT}.", format=was["format"], path=path)
+        classes = was["optimizer"], record["optimizer"]
+        unfrozen = set(was["frozen"]) - set(record["frozen"])
+        parts = [name for name in os.listdir(folder) if re.match(r"optimizer.*\.(pdopt|safetensors)$", name)]
+        names = ["optimizer", "decay", "unfreeze_every_k_steps"]
+        names += ["layers"] if was["layers"] and record["layers"] else []
+        found = differences(*({name: settings[name] for name in names} for settings in (was, record)))
+    why = ""
+    if set(classes) not in ({record["optimizer"]}, {"AdamW", "AdamWDL"}):
+        why = f"the state of {classes[0]} cannot be loaded into {classes[1]}"
+    elif was["layout"] != record["layout"] and parts:
+        why = f"it was saved in the layout {was['layout']}, and its optimizer's state fits no other"
+    elif unfrozen:
+        why = f"{len(unfrozen)} parameters, such as '{min(unfrozen)}', were frozen and have no optimizer state in it"
+    elif found and not allowed:
+        why = f"{'; '.join(found)}. `allow_layerwise_change` resumes with the present settings"
+    if why:
+        message = "The checkpoint is of another optimizer or other layer-wise settings"
+        advice = "Resume with the same settings, or start a new run from the checkpoint's weights."
+        raise refusal(ValueError, f"{message}: {why}. {advice}", resume_from_checkpoint=folder)
+    return found

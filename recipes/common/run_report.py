@@ -1,29 +1,31 @@
 """The run report: one self-contained HTML file with the settings, the rates and the results of a run."""
 
 import dataclasses
+import datetime
 import html
 import json
 import math
 import numbers
 import os
+import platform
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 from urllib.parse import quote
 
+import paddle
 from paddle.optimizer import Optimizer
 
-from .._files import Path, checked_path, write_whole
-from .._messages import wrong_type
-from .._paddle import parameters_of
-from ..layers.map import LayerMap
-from ..layers.rates import applied_rates, layerwise_interface, next_rate
-from ..layers.table import LayerTable
-from ..plots import draw_rates, font_families, name_lines
+from paddle_ldopt import LayerMap
+from paddle_ldopt._paddle import parameters_of
+from paddle_ldopt.layers.rates import applied_rates, next_rate, used_rates
+from paddle_ldopt.layers.table import LayerTable
+from paddle_ldopt.plots import draw_rates, font_families, name_lines
+from paddle_ldopt.trainer import write_whole
+from paddle_ldopt.trainer.callbacks import Callback, all_layers_open
+
 from . import report_page as page
-from .report_facts import run_facts
-from .shared import Callback
-from .types import Args, Control, State
-from .unfreezing import all_open
 
 
 class RunReport(Callback):
@@ -32,8 +34,7 @@ class RunReport(Callback):
     Add it with ``trainer.add_callback(report)`` and call `write` when the run has ended or failed. The page needs no
     network and no other file, and links to the files beside it. ``history.jsonl`` keeps losses, metrics and the rates
     of all steps, so the report of a resumed run also shows the part before. Only the main process writes. `config`, a
-    `LdoptConfig`, is shown as "Optimizer and schedule"; the Trainer's mixin sets it when training begins, unless the
-    Trainer was given an optimizer.
+    `LdoptConfig`, is shown as "Optimizer and schedule".
 
     Args:
         folder: folder of both files, usually the Trainer's `output_dir`.
@@ -41,10 +42,8 @@ class RunReport(Callback):
         layers: the layers whose rates are shown.
     """
 
-    def __init__(self, folder: Path, title: str, layers: LayerMap):
-        if not hasattr(layers, "table"):
-            raise wrong_type(layers, "layers", "a LayerMap")
-        self.folder, self.title, self.layers = checked_path(folder, "folder"), title, layers
+    def __init__(self, folder: str, title: str, layers: LayerMap):
+        self.folder, self.title, self.layers = folder, title, layers
         self.config: Any = None
         self.facts: dict[str, Any] = {}  # facts of the run, at the top of the page
         self._table: Any = None  # None until training begins
@@ -53,28 +52,30 @@ class RunReport(Callback):
         self._rates: list[Any] = []  # rates of the steps since the last log
         self._history = os.path.join(self.folder, "history.jsonl")
 
-    def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Take the layer table; drop the lines logged after the checkpoint that the run resumes from."""
         self._recording = state.is_world_process_zero
         self.facts = {} if args is None else run_facts(args)
-        # in all processes: each process of a pipeline has a stage
-        table = self.layers.table(optimizer=all_open(optimizer)[0])
+        ahead = max(state.max_steps - 1 - state.global_step, 0)
+        with all_layers_open(optimizer):  # in all processes: each process of a pipeline has a stage
+            table = self.layers.table(optimizer=optimizer, num_steps=ahead)
         if self._recording:
             self._table, self._starts, self._rates = table, None, []
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []
             os.makedirs(self.folder, exist_ok=True)
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def on_step_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the rate of the step if known; before the first step, also the step that unfreezes each layer."""
         if self._recording and self._starts is None:
-            self._starts = all_open(optimizer)[1]
-        if self._recording and layerwise_interface(optimizer).last_used_lr() is None:
+            with all_layers_open(optimizer) as self._starts:
+                pass
+        if self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
-    def on_step_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the greatest rate of each layer if the optimizer sets its own rates."""
-        if self._recording and layerwise_interface(optimizer).last_used_lr() is not None:
+        if self._recording and used_rates(optimizer) is not None:
             self._rates.append(self._by_layer(optimizer))
 
     def _by_layer(self, optimizer: Optimizer) -> list[Optional[float]]:
@@ -86,13 +87,13 @@ class RunReport(Callback):
             of_layer.setdefault((layer.tower, layer.index), []).append(applied[param.name])
         return [max(of_layer.get((row.tower, row.index), []), default=None) for row in self._table.rows]
 
-    def on_log(self, args: Args, state: State, control: Control, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Keep losses and metrics, but not the summary at the end."""
         values = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, numbers.Real)}
         if any(key == "loss" or key.startswith("eval_") for key in values):
             self._record(state.global_step, values)
 
-    def on_train_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop recording: later evaluations may use another model, the best."""
         if self._rates:
             self._record(state.global_step, {})
@@ -250,3 +251,41 @@ def _links(folder: str) -> str:
     names = sorted(name for name in os.listdir(folder) if name != "report.html" and not name.endswith(".part"))
     items = [f'<li><a href="./{quote(os.fsencode(name))}">{html.escape(name)}</a></li>' for name in names]
     return f"<ul>{''.join(items)}</ul>"
+
+
+def run_facts(args: Any) -> dict[str, Any]:
+    """Return date, versions, machine, command, batch, seed and length of the run with these Trainer's arguments."""
+    facts = {
+        "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
+        "versions": _versions(),
+        "machine": f"{_processor()}, {os.cpu_count()} cores; {platform.platform(terse=True)}",
+        "device": paddle.get_device(),
+        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+    }
+    processes = paddle.distributed.get_world_size()
+    batch = getattr(args, "per_device_train_batch_size", getattr(args, "batch_size", None))
+    if batch is not None:
+        accumulated = getattr(args, "gradient_accumulation_steps", 1)
+        facts["batch"] = batch * accumulated * processes
+        if accumulated * processes > 1:
+            facts["batch"] = f"{facts['batch']}: {batch} rows, {accumulated} accumulated, {processes} process(es)"
+    epochs = "num_train_epochs" if hasattr(args, "num_train_epochs") else "epochs"
+    length = {"steps": "max_steps"} if getattr(args, "max_steps", -1) > 0 else {"epochs": epochs}
+    fields = {"seed": "seed", **length, "logging folder": "logging_dir"}
+    facts.update({name: getattr(args, field) for name, field in fields.items() if hasattr(args, field)})
+    return facts
+
+
+def _versions() -> str:
+    names = [name for name in ("paddle_ldopt", "paddle", "paddlenlp", "paddleformers") if name in sys.modules]
+    versions = [f"{name} {sys.modules[name].__version__}" for name in names]
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
+
+
+def _processor() -> str:
+    """Return the name of the processor."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):  # not Linux
+        return platform.processor() or platform.machine()

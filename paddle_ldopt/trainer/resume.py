@@ -2,16 +2,20 @@
 
 import inspect
 import os
+import random
+import warnings
 from typing import Any, Optional
 
+import numpy as np
+import paddle
 from paddle import distributed
 
+from .._files import file_errors, read_json
 from .._messages import refusal
+from .._paddle import MovedError, end_reading, reader_class
 from ..config.trainer_arguments import name_of
-from . import epoch_rng, folders
-from .data_errors import raising_errors
-from .shared import check_mixed_in_first, decided_by_main, listening, warn
-from .types import Trainer
+from . import record, shared
+from .shared import Trainer, check_mixed_in_first, decided_by_main, listening
 
 
 class ResumeMixin(Trainer):
@@ -52,13 +56,25 @@ class ResumeMixin(Trainer):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        check_mixed_in_first(cls, ResumeMixin, "_rotate_checkpoints")
+        check_mixed_in_first(cls, ResumeMixin, "train")
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train from a checkpoint's folder, or with True from the last valid one; first check it and `output_dir`."""
-        checkpoint = decided_by_main(self, lambda: self._checked_folder(resume_from_checkpoint))
-        if name_of(self.args.save_strategy) != "no":
-            decided_by_main(self, lambda: folders.check_writable(self.args.output_dir))
+
+        def find() -> Optional[str]:
+            checkpoint = resume_from_checkpoint
+            if checkpoint is True:
+                checkpoint = record.last_checkpoint(self.args.output_dir)
+                if checkpoint is None:
+                    message = "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out."
+                    raise refusal(ValueError, message, resume_from_checkpoint=True, output_dir=self.args.output_dir)
+            if checkpoint and os.path.isdir(checkpoint):  # the Trainer raises for a missing folder
+                self._check_checkpoint(checkpoint)
+            if name_of(self.args.save_strategy) != "no":
+                record.check_writable(self.args.output_dir)
+            return checkpoint or None
+
+        checkpoint = decided_by_main(self, find)
         self._resumed_from, self._rng_restored = checkpoint, False
         with listening(self, on_train_begin=self._find_best_model, on_epoch_begin=self._begin_epoch):
             return super().train(checkpoint, *args, **kwargs)
@@ -67,52 +83,39 @@ class ResumeMixin(Trainer):
         """Evaluate as the Trainer does."""
         return super().evaluation_loop(raising_errors(dataloader), *args, **kwargs)
 
-    def _checked_folder(self, checkpoint: Any) -> Optional[str]:
-        """Return the folder to resume from, or None; raise if it must not be resumed."""
-        if checkpoint is True:
-            checkpoint = folders.last_checkpoint(self.args.output_dir)
-            if checkpoint is None:
-                message = (
-                    "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out to start a new "
-                    "run, or give the folder of a complete checkpoint."
-                )
-                raise refusal(ValueError, message, resume_from_checkpoint=True, output_dir=self.args.output_dir)
-        if checkpoint and os.path.isdir(checkpoint):  # the Trainer raises for a missing folder
-            self._check_checkpoint(checkpoint)
-        return checkpoint or None
-
     def _check_checkpoint(self, folder: str) -> None:
-        folders.check_complete(folder)
-        epoch_rng.read(folder)  # files written in the background have no checksum: damage shows only here
+        record.check_complete(folder)
+        read_random_states(folder)  # files written in the background have no checksum: damage shows only here
 
     def _checkpoint_files(self) -> dict[str, Any]:
         """Return the content of our files in a checkpoint by name."""
-        return {} if self._epoch_rng is None else {folders.EPOCH_RNG: self._epoch_rng}
+        return {} if self._epoch_rng is None else {record.EPOCH_RNG: self._epoch_rng}
 
     def _find_best_model(self) -> None:
         """Called before the first step, with the training's state loaded."""
         best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
         if best is not None and checkpoint is not None:  # the run may have been moved or copied
-            self.state.best_model_checkpoint = folders.beside(checkpoint, best, self.args.output_dir)
+            beside = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(best))
+            if os.path.isdir(beside):
+                self.state.best_model_checkpoint = path_in(self.args.output_dir, beside) or beside
 
     def _begin_epoch(self) -> None:
         """Called before the first batch of an epoch."""
         checkpoint, self._resumed_from = self._resumed_from, None
         skips = not (self.args.ignore_data_skip or getattr(self.args, "ignore_load_lr_and_optim", False))
         if checkpoint is not None and skips and self.state.global_step > 0:
-            self._restore_rng(checkpoint)
-        self._epoch_rng = epoch_rng.now()
-
-    def _restore_rng(self, checkpoint: str) -> None:
-        """Restore the random state of the resumed epoch's start; the Trainer does so only after skipping batches."""
-        if self.state.global_step % self._steps_per_epoch == 0:
-            self._load_rng_state(checkpoint)
-        elif self.args.world_size <= 1:  # in several processes, samplers shuffle with the epoch's number
-            if states := epoch_rng.read(checkpoint):
-                epoch_rng.restore(states)
-            elif self.state.global_step > self._steps_per_epoch:
-                effect = "the next batches differ from the batches of an uninterrupted run"
-                warn(self, f"{checkpoint} has no random state of its epoch: {effect}")
+            # the Trainer restores the random state of the resumed epoch's start only after skipping batches
+            if self.state.global_step % self._steps_per_epoch == 0:
+                self._load_rng_state(checkpoint)
+            elif self.args.world_size <= 1:  # in several processes, samplers shuffle with the epoch's number
+                if states := read_random_states(checkpoint):
+                    np.random.set_state(states[0])
+                    random.setstate(states[1])
+                elif self.state.global_step > self._steps_per_epoch:
+                    effect = "the next batches differ from the batches of an uninterrupted run"
+                    shared.logger_of(self).warning(f"{checkpoint} has no random state of its epoch: {effect}")
+        algorithm, keys, *rest = np.random.get_state()
+        self._epoch_rng = {"numpy": [algorithm, np.asarray(keys).tolist(), *rest], "python": random.getstate()}
 
     def _load_rng_state(self, checkpoint: Any) -> None:
         # Some samplers make the Trainer call this in every epoch after a resume. Only the first call may restore.
@@ -127,27 +130,24 @@ class ResumeMixin(Trainer):
         self._steps_per_epoch = arguments["num_update_steps_per_epoch"]  # all steps, if the length is unknown
         state, checkpoint = None, self._resumed_from
         if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
-            state = folders.trainer_state_in(checkpoint, type(self.state))
+            for name, load in (("trainer_state.bin", "load"), ("trainer_state.json", "load_from_json")):
+                if os.path.isfile(path := os.path.join(checkpoint, name)):
+                    state = getattr(type(self.state), load)(path)
         step = 0 if state is None else state.global_step
         self._resumed_at = None if checkpoint is None else step
         # the Trainer would take a step before it checks whether the run is over
-        if self._was_stopped(state) or step >= arguments["max_steps"]:
+        is_over = step >= arguments["max_steps"]
+        for callback in self.callback_handler.callbacks:
+            is_over = is_over or getattr(callback, "training_is_over", False)
+            if state is not None and state.best_model_checkpoint and hasattr(callback, "early_stopping_patience"):
+                since_best = step - int(state.best_model_checkpoint.rpartition("-")[2])
+                by_steps = name_of(self.args.evaluation_strategy) == "steps"
+                evaluations = since_best // (self.args.eval_steps if by_steps else self._steps_per_epoch)
+                callback.early_stopping_patience_counter = evaluations
+                is_over = is_over or evaluations >= callback.early_stopping_patience
+        if is_over:
             arguments["num_train_epochs"] = 0
         return super()._inner_training_loop(*call.args, **call.kwargs)
-
-    def _was_stopped(self, state: Any) -> bool:
-        """Return whether a callback had stopped the training; restore the counter of early stopping."""
-        callbacks = self.callback_handler.callbacks
-        stopped = any(getattr(callback, "training_is_over", False) for callback in callbacks)
-        if state is None or not state.best_model_checkpoint:
-            return stopped
-        since_best = state.global_step - int(state.best_model_checkpoint.rpartition("-")[2])
-        by_steps = name_of(self.args.evaluation_strategy) == "steps"
-        for callback in (one for one in callbacks if hasattr(one, "early_stopping_patience_counter")):
-            evaluations = since_best // (self.args.eval_steps if by_steps else self._steps_per_epoch)
-            callback.early_stopping_patience_counter = evaluations
-            stopped = stopped or evaluations >= callback.early_stopping_patience
-        return stopped
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         # The Trainer saves here. In an epoch's last step, a checkpoint (also on SIGTERM) must wait for the epoch's
@@ -162,44 +162,31 @@ class ResumeMixin(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        files = self._checkpoint_files()
-        if self._resumed_at is not None:
-            decided_by_main(self, self._set_aside)
-            self._resumed_at = None
+        step, self._resumed_at = self._resumed_at, None
+        if step is not None:
+            renamed = decided_by_main(self, lambda: record.set_aside(self.args.output_dir, step))
+            for was, now in renamed if self.is_world_process_zero() else []:
+                advice = "later resumes must not use the old checkpoints. Delete the folder if you do not need it."
+                message = f"{was} is renamed {now}: this run was resumed from the earlier step {step}, and {advice}"
+                shared.logger_of(self).warning(message)
         if self.args.should_save:
-            folders.begin_checkpoint(folder, files)
-        self._wait_for_all()  # before any process writes into the checkpoint or deletes another
+            record.begin_checkpoint(folder, self._checkpoint_files())
+        wait_for_all = distributed.barrier if self.args.world_size > 1 else lambda: None
+        wait_for_all()  # before any process writes into the checkpoint or deletes another
         self._delayed_rotations = []
         try:
             super()._save_checkpoint(*args, **kwargs)
-            self._wait_for_all()  # the checkpoint is complete now; only then may older checkpoints be deleted
+            wait_for_all()  # the checkpoint is complete now; only then may older checkpoints be deleted
             if self.args.should_save:
-                folders.finish_checkpoint(folder, not self._saves_in_background, folders.LAYERWISE in files)
+                unified = getattr(self.args, "unified_checkpoint_config", None) or ()
+                in_background = getattr(self.args, "use_async_save", False) or "async_save" in unified
+                record.finish_checkpoint(folder, not in_background)
             if not self._delayed_rotations and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0
                 self._delayed_rotations.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:
             rotations, self._delayed_rotations = self._delayed_rotations, None
         for positional, named in rotations:
             self._rotate_checkpoints(*positional, **named)
-
-    @property
-    def _saves_in_background(self) -> bool:
-        unified = getattr(self.args, "unified_checkpoint_config", None) or ()
-        return getattr(self.args, "use_async_save", False) or "async_save" in unified
-
-    def _wait_for_all(self) -> None:
-        if self.args.world_size > 1:
-            distributed.barrier()
-
-    def _set_aside(self) -> None:
-        """Rename the checkpoints of an earlier run over the same steps."""
-        step: Any = self._resumed_at
-        for was, now in folders.set_aside(self.args.output_dir, step):
-            warn(
-                self,
-                f"{was} is renamed {now}: this run was resumed from the earlier step {step}, and later resumes must "
-                "not use the old checkpoints. Delete the folder if you do not need it.",
-            )
 
     def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:
         if self._delayed_rotations is not None:
@@ -209,7 +196,7 @@ class ResumeMixin(Trainer):
         best = self.state.best_model_checkpoint
         folder = inspect.signature(super()._rotate_checkpoints).bind(*args, **kwargs).arguments.get("output_dir")
         if best is not None and folder is not None:
-            self.state.best_model_checkpoint = folders.within(folder, best)
+            self.state.best_model_checkpoint = path_in(folder, best)
         try:
             super()._rotate_checkpoints(*args, **kwargs)
         finally:
@@ -221,4 +208,61 @@ class ResumeMixin(Trainer):
         call.arguments["use_mtime"] = False
         saved = super()._sorted_checkpoints(*call.args, **call.kwargs)
         best = self.state.best_model_checkpoint
-        return folders.oldest_first(saved, self.state.global_step, best and os.path.normpath(best))
+        return record.oldest_first(saved, self.state.global_step, best and os.path.normpath(best))
+
+
+def path_in(folder: str, path: str) -> Optional[str]:
+    """Return `path` as a path in `folder`, because the Trainer compares paths; None if it is elsewhere."""
+    inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
+    return os.path.join(folder, os.path.basename(path)) if inside else None
+
+
+def read_random_states(folder: str) -> Any:
+    """Return a checkpoint's states of NumPy's and Python's generators, or None; raise ValueError if corrupt."""
+    path, content = os.path.join(folder, record.EPOCH_RNG), "The states of the random generators"
+    if not os.path.exists(path):
+        return None
+    states = read_json(path, content)
+    with file_errors(path, content):
+        algorithm, keys, *rest = states["numpy"]
+        version, state, gauss = states["python"]
+        of_numpy, of_python = (algorithm, np.array(keys, dtype="uint32"), *rest), (version, tuple(state), gauss)
+        np.random.RandomState().set_state(of_numpy)  # a trial
+        random.Random().setstate(of_python)
+    return of_numpy, of_python
+
+
+def raising_errors(loader: paddle.io.DataLoader) -> paddle.io.DataLoader:
+    """Return a DataLoader that raises the errors of its data set and collator; Paddle's would wait forever.
+
+    Without workers Paddle reads in a thread, and nothing reports an error in it. A loader with workers or an iteration
+    of its own is returned unchanged.
+    """
+    cls: Any = type(loader)
+    if getattr(cls, "__iter__", None) is not paddle.io.DataLoader.__iter__ or loader.num_workers:
+        return loader
+    try:
+        base: Any = reader_class()
+    except MovedError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return loader
+
+    class Reader(base):
+        error = None
+
+        def _thread_loop(self, *args: Any) -> None:
+            try:
+                super()._thread_loop(*args)
+            except BaseException as error:
+                self.error = error
+                end_reading(self)()
+
+        def __next__(self) -> Any:
+            try:
+                return super().__next__()
+            except SystemError as error:
+                raise (self.error or error) from None
+
+    raising: Any = object.__new__(type(cls.__name__, (cls,), {"__iter__": lambda self: Reader(self)}))
+    vars(raising).update(vars(loader))
+    return raising

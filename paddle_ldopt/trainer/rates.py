@@ -1,0 +1,309 @@
+"""Layer-wise learning rates in a Trainer: layers, optimizer, schedule and table from its arguments."""
+
+import contextlib
+import functools
+from typing import Any, Optional
+
+from paddle import distributed
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
+from .._messages import refusal
+from .._paddle import check_wrapper_state, leave_out_frozen, lr_or_scheduler, parameters_of, pipeline_of, unwrap
+from ..build import OFF, OPTIMIZERS, build_optimizer
+from ..config import LdoptConfig
+from ..config.decay_settings import settings_of
+from ..config.erniekit import left_to_us
+from ..config.files import json_argument
+from ..config.schedule import build_schedule
+from ..config.trainer_arguments import (
+    builds_schedule,
+    clip_norm,
+    decay_of_arguments,
+    evaluation_metric,
+    mapped_options,
+    name_of,
+    schedule_of_arguments,
+)
+from ..layers.decay import LayerDecay
+from ..layers.map import LayerMap
+from ..layers.optimizer_interface import layerwise_interface, ratios_of
+from ..optimizers.apply import apply_layerwise_decay
+from ..optimizers.registry import REGISTRY
+from ..schedules import MetricSchedule
+from . import record, shared
+from .callbacks import GradualUnfreezeCallback
+from .resume import ResumeMixin
+from .shared import Args, decided_by_main, listening
+from .stages import from_all_stages, map_layers
+
+
+class LdoptTrainerMixin(ResumeMixin):
+    """Make a Trainer use the arguments of `LdoptArgumentsMixin` and resume as with `ResumeMixin`.
+
+    - Every optimizer of ours or of the Trainer gets the layer-wise rates. Biases and norms have no weight decay
+      (`decayed_parameter_names`). Groups of `set_optimizer_grouped_parameters` have their own weight decay. Their
+      "learning_rate" is multiplied by the layer's ratio.
+    - A schedule that follows a metric takes a step after each evaluation during training, before its checkpoint is
+      saved.
+    - ERNIEKit's own arguments (``layerwise_lr_decay_bound``, ``vit_lr_ratio``, ``moe_gate_lr_ratio``) apply to every
+      optimizer, with the rates that ERNIEKit gives Paddle's AdamW.
+    - ``layerwise_freeze_below`` sets `stop_gradient` of the layers that it freezes, so backward passes end there.
+    - With ``optimizers=(opt, scheduler)``, `scheduler` must be the schedule of `opt`, or None if `opt` sets its rate
+      (`relative_step`, a `Lamb` with a callable). `opt` determines the decay and the layers; a decay or an `optim` in
+      the arguments must be the same. This applies too if a subclass creates its optimizer without the mixin.
+    - Checkpoints record the optimizer's class, the decay, the layer map and `GradualUnfreezeCallback`. A resume with
+      others is refused; ``allow_layerwise_change`` makes it a warning that lists the differences. Checkpoints also have
+      ``ldopt_config.json``, the arguments as an `LdoptConfig`, if the optimizer was built from them.
+    - In distributed training all processes use the rates of the whole model. The stages of a pipeline agree on its
+      layers, so all of them must read `layer_map` together. Only the main process logs the table.
+
+    Attributes:
+        layer_rules (dict|callable): the `rules` of `LayerMap.from_model`, set in a subclass or defined as a method
+            ``layer_rules(self, name)``; ``layerwise_rules`` of the arguments override it.
+        layer_map (LayerMap): the layers of the model, built on first use.
+
+    Raises:
+        TypeError: at the definition of the class, if the mixin does not come first.
+        ValueError: from `train`, before anything is loaded or changed: `optimizers` that contradict the arguments or
+            each other, an incompatible checkpoint. During training: an evaluation without the metric of the schedule.
+
+    Examples:
+        >>> from paddlenlp.trainer import Trainer
+        >>> from paddle_ldopt.trainer import LdoptTrainerMixin
+        >>> class MyTrainer(LdoptTrainerMixin, Trainer):
+        ...     layer_rules = {r"adapter_in": "embeddings"}
+        >>> trainer = MyTrainer(model=model, args=args, train_dataset=train)  # doctest: +SKIP
+        >>> trainer.train(resume_from_checkpoint=True if resume else None)  # doctest: +SKIP
+    """
+
+    layer_rules: Any = None
+    optimizer: Any  # the Trainer's optimizer
+    lr_scheduler: Any
+
+    _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
+    _record: record.Record  # of the present training
+    _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
+
+    @functools.cached_property
+    def layer_map(self) -> LayerMap:
+        """The layers of the model."""
+        return map_layers(self.model, json_argument(self.args, "layerwise_rules") or self.layer_rules)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step."""
+        self._check_optimizer()
+        self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
+        with listening(self, on_train_begin=self._begin):
+            return super().train(*args, **kwargs)
+
+    def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
+        """Return the Trainer's optimizer; if it has none, create it with the layer-wise rates."""
+        if self.optimizer is not None:
+            self._check_optimizer()
+            return super().create_optimizer(lr_scheduler)
+        args, decay, groups = self.args, decay_of_arguments(self.args), self.optimizer_grouped_parameters
+        layers = None if decay == OFF else self.layer_map
+        if layers is not None:
+            self._freeze(layers, decay)
+        info = REGISTRY.get(name_of(args.optim))
+        if info is None:
+            with left_to_us(args):
+                super().create_optimizer(lr_scheduler)
+            if layers is not None:
+                apply_layerwise_decay(self.optimizer, layers, decay)
+        else:
+            self.optimizer = build_optimizer(
+                info,
+                self.model,
+                layerwise_decay=decay,
+                layers=layers,
+                groups=self.model.parameters() if groups is None else groups,
+                max_grad_norm=clip_norm(args),
+                learning_rate=self.lr_scheduler if lr_scheduler is None else lr_scheduler,
+                weight_decay=args.weight_decay,
+                **mapped_options(args, info),
+                **json_argument(args, "optim_kwargs"),
+            )
+            if getattr(args, "unified_checkpoint", False) and distributed.get_world_size() > 1:
+                decided_by_main(self, self._check_unified)
+        self._own_optimizer = unwrap(self.optimizer)
+        leave_out_frozen(self._own_optimizer)
+        return self.optimizer
+
+    def _freeze(self, layers: LayerMap, decay: LayerDecay) -> None:
+        """Set `stop_gradient` of the parameters whose ratio is 0."""
+        params, ratio_of = self.model.parameters(), layers.ratio_fn(decay)
+        frozen = [param for param in params if not param.stop_gradient and ratio_of(param) == 0]
+        for param in frozen:
+            param.stop_gradient = True
+        if frozen or decay.freeze_below:
+            found = {layers.layer_of(param.name) for param in frozen}
+            labels = [layer.label for layer in sorted(found, key=lambda layer: (layer.tower, layer.index))]
+            counts = f"layerwise_freeze_below={decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters"
+            self._inform(f"{counts}: {', '.join(labels) or 'no layer has a smaller ratio'}")
+
+    def _check_unified(self) -> None:
+        """Raise if PaddleNLP could save unified checkpoints of the optimizer but not resume from them."""
+        params = [param for param in parameters_of(self.optimizer) if not param.stop_gradient]
+        if len({frozenset(self.optimizer.state_kinds(param)) for param in params}) > 1:
+            message = (
+                f"PaddleNLP cannot resume unified checkpoints of {type(self.optimizer).__name__} in more than one "
+                "process, because matrices and vectors have different states: set unified_checkpoint=False."
+            )
+            raise refusal(ValueError, message, unified_checkpoint=True, processes=distributed.get_world_size())
+
+    def create_scheduler(self, num_training_steps: int) -> LRScheduler:
+        """Return the Trainer's schedule; if it has none, create ours."""
+        args = self.args
+        ours = hasattr(args, "lr_scheduler_kwargs") and builds_schedule(args)
+        # PaddleFormers' `freeze_training` has a schedule of its own
+        if self.lr_scheduler is None and layerwise_interface(self.optimizer).sets_own_lr:
+            self.lr_scheduler = OwnRate(self.optimizer)
+        elif self.lr_scheduler is None and ours and not getattr(args, "freeze_training", False):
+            self.lr_scheduler = build_schedule(*schedule_of_arguments(args, num_training_steps))
+            if isinstance(self.lr_scheduler, MetricSchedule):
+                _ignore_steps_without_metric(self.lr_scheduler)
+        return super().create_scheduler(num_training_steps)
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Log as the Trainer does, with the values of `LayerLRCallback`: a callback cannot add to the logs."""
+        if "loss" in logs:  # logs of the training, not of an evaluation or a summary
+            layer_rates: dict[str, float] = {}
+            for callback in (one for one in self.callback_handler.callbacks if hasattr(one, "extra_logs")):
+                more = callback.extra_logs()
+                for stage in [more] if pipeline_of(self.model) is None else from_all_stages(more):
+                    for name, rate in stage.items():  # the largest rate of a layer in several stages
+                        layer_rates[name] = max(rate, layer_rates.get(name, 0.0))
+            logs.update(layer_rates)  # the Trainer's own "learning_rate" is the next step's
+        return super().log(logs, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate as the Trainer does; during training, step a schedule that follows a metric."""
+        metrics = super().evaluate(*args, **kwargs)
+        if self._other_metrics is not None and isinstance(self.lr_scheduler, MetricSchedule):
+            self._other_metrics.update(metrics)
+            key = evaluation_metric(self.args)[0]
+            if key in metrics:
+                self.lr_scheduler.step(float(metrics[key]))
+                self._other_metrics = None  # other data sets of this evaluation have other metrics
+        return metrics
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        # the Trainer evaluates, then saves a checkpoint: the schedule must take its step in between
+        self._other_metrics = {}
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+            if self._other_metrics:
+                message = "The evaluation lacks the metric that the schedule follows: set `metric_for_best_model` to"
+                known = ", ".join(sorted(self._other_metrics))
+                received = {"metric_for_best_model": self.args.metric_for_best_model}
+                raise refusal(ValueError, f"{message} one of {known}.", **received)
+        finally:
+            self._other_metrics = None
+
+    def _begin(self) -> None:
+        """Called before the first step, with the training's state loaded."""
+        self._check_optimizer()  # the Trainer's `create_optimizer_and_scheduler` may have made one
+        layers = ratios_of(self.optimizer).layers
+        if layers is not None:
+            ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
+            self._inform(f"Learning rates by layer:\n{layers.table(optimizer=self.optimizer, num_steps=ahead)}")
+
+    def _inform(self, message: str) -> None:
+        if self.is_world_process_zero():
+            shared.logger_of(self).info(message)
+
+    def _check_optimizer(self) -> None:
+        """Raise if an optimizer that we did not make contradicts the arguments or the Trainer's schedule."""
+        if self.optimizer is not None and unwrap(self.optimizer) is not self._own_optimizer:
+            check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
+
+    def _check_checkpoint(self, folder: str) -> None:
+        super()._check_checkpoint(folder)
+        allowed = getattr(self.args, "allow_layerwise_change", False)
+        for difference in record.check_record(folder, self._record, allowed):
+            shared.logger_of(self).warning(f"Resuming from {folder} despite a difference: {difference}")
+
+    def _checkpoint_files(self) -> dict[str, Any]:
+        files = {**super()._checkpoint_files(), record.LAYERWISE: self._record}
+        is_ours = hasattr(self.args, "layerwise_rules") and unwrap(self.optimizer) is self._own_optimizer
+        if is_ours and name_of(self.args.optim) in OPTIMIZERS:
+            files[record.CONFIG] = LdoptConfig.from_arguments(self.args).to_dict()
+        return files
+
+    def _settings(self) -> record.Record:
+        """Return the record of the optimizer that is given or that will be built."""
+        args, name = self.args, name_of(self.args.optim)
+        if self.optimizer is not None:
+            name, ratios = type(unwrap(self.optimizer)).__name__, ratios_of(self.optimizer)
+            decay, layers = ratios.decay or OFF, ratios.layers
+        else:
+            decay = decay_of_arguments(args)
+            layers = None if decay == OFF else self.layer_map
+            if name in REGISTRY:
+                name = REGISTRY[name].cls.__name__
+            else:
+                with contextlib.suppress(ValueError):  # only the `create_optimizer` of a subclass knows this optimizer
+                    name = self.get_optimizer_cls_and_kwargs(args)[0].__name__
+        of_layers: dict[str, Any] = {"decay": None, "layers": None, "frozen": []}
+        if decay != OFF and layers is not None:
+            ratio_of = layers.ratio_fn(decay).of
+            frozen = [name for name in layers.names if ratio_of(name) == 0]
+            of_layers = {"decay": settings_of(decay), **layers.fingerprint(), "frozen": frozen}
+        unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
+        degrees = {axis: getattr(args, f"{axis}_parallel_degree", 1) for axis in ("sharding", "tensor", "pipeline")}
+        return {
+            "format": record.FORMAT,
+            "optimizer": name,
+            **of_layers,
+            "unfreeze_every_k_steps": unfreezing[0].every_k_steps if unfreezing else None,
+            "layout": {axis: max(degree, 1) for axis, degree in degrees.items()},
+        }
+
+
+def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler], args: Args) -> None:
+    """Raise if an optimizer contradicts the Trainer's schedule, or the `optim` or the decay of its arguments."""
+    check_wrapper_state(optimizer)
+    optimizer = unwrap(optimizer)
+    name, source = type(optimizer).__name__, lr_or_scheduler(optimizer)
+    sets_own = layerwise_interface(optimizer).sets_own_lr
+    reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
+    if not (
+        scheduler is source or (reports and not isinstance(source, LRScheduler)) or (sets_own and scheduler is None)
+    ):
+        passed, rate = (type(one).__name__ if isinstance(one, LRScheduler) else one for one in (scheduler, source))
+        message = (
+            "The Trainer would step a scheduler that the optimizer does not use: give optimizers=(opt, scheduler) with "
+            "the scheduler it was built with (LambdaDecay(lr, lambda step: 1) keeps the rate constant), or "
+            "optimizers=(opt, None) if it sets its own rate."
+        )
+        raise refusal(ValueError, message, optimizers=(name, passed), learning_rate="its own" if sets_own else rate)
+    optim, decay, own_decay = name_of(args.optim), decay_of_arguments(args), ratios_of(optimizer).decay
+    if (optim in REGISTRY and not isinstance(optimizer, REGISTRY[optim].cls)) or decay not in (own_decay, OFF):
+        message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
+        received = {"optim": optim, "layerwise_decay": decay, "optimizer": name, "its_decay": own_decay}
+        raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
+
+
+def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
+    """Let `schedule.step()` without a metric, which the Trainer calls every step, do nothing."""
+    plain: Any = type(schedule)
+
+    def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:
+        if metrics is not None:
+            plain.step(self, metrics, *args, **kwargs)
+
+    schedule.__class__ = type(plain.__name__, (plain,), {"step": step, "__doc__": plain.__doc__})
+
+
+class OwnRate(LRScheduler):
+    """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
+
+    def __init__(self, optimizer: Optimizer):
+        self.optimizer = unwrap(optimizer)
+        super().__init__(float(self.optimizer.get_lr()))
+
+    def get_lr(self) -> float:
+        """Return the rate that the optimizer reports."""
+        return float(self.optimizer.get_lr())
