@@ -125,3 +125,15 @@ def tell_all(problems: Iterable[str]) -> None:
         lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
         more = " or more" if len(found) == _MOST_PROBLEMS else ""
         raise ValueError(f"{len(found)}{more} settings are wrong:{lines}")
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return "decay was 0.8 and is 0.9 now" for each entry of a saved record that differs now; of dicts, the part."""
+    sentences = []
+    for name in (name for name in now if was[name] != now[name]):
+        old, new = was[name], now[name]
+        if isinstance(old, dict) and isinstance(new, dict):
+            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+            old, new = ({key: one[key] for key in keys if key in one} for one in (old, new))
+        sentences.append(f"{name} was {shown(old)} and is {shown(new)} now")
+    return sentences

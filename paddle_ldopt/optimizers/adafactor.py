@@ -73,7 +73,6 @@ def adafactor_update(
 @register(
     "T5 and similar models, almost without memory; below 0.02 bytes",
     external_rate={"relative_step": False, "scale_parameter": False},
-    torch_names={},
 )
 class Adafactor(FactoredOptimizer):
     r"""Adam that stores only row and column means of the second moment: the choice if memory is short.

@@ -68,7 +68,6 @@ def adamw_update(
 @register(
     "AdamW, layer by layer: the choice for fine-tuning; 8 bytes",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
-    torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
 class AdamWDL(LayerwiseOptimizer, AdamW):
     r"""AdamW with one learning rate per layer: the choice for fine-tuning a pretrained transformer.

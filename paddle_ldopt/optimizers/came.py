@@ -94,7 +94,6 @@ def _fit_for_float16(m: Any) -> Any:
 @register(
     "large language models in half of AdamW's memory; needs a warm-up; 4 bytes",
     trainer={"beta1": "adam_beta1"},
-    torch_names={},
 )
 class Came(ScheduledOptimizer, FactoredOptimizer):
     r"""Adafactor's low memory, with momentum and longer steps where updates are stable: the choice for large models.

@@ -66,7 +66,6 @@ def lamb_update(
 @register(
     "batches of thousands of rows; 8 bytes",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
-    torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
 class Lamb(ScheduledOptimizer):
     r"""Adam with each parameter's step scaled to the norm of its weights: the choice for very large batches.

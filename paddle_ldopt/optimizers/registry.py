@@ -5,7 +5,7 @@
 
 import dataclasses
 import inspect
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, TypeVar
 
 from .._checks import REQUIRED, Option
 from .._messages import nearest, shown
@@ -26,8 +26,6 @@ class OptimizerInfo:
     trainer: dict[str, str] = dataclasses.field(default_factory=dict)
     external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments that go with a learning rate
     own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
-    # our name of a state -> its name in PyTorch's optimizer, where they differ; None: PyTorch has no such optimizer
-    torch_names: Optional[dict[str, str]] = None
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 import safetensors.paddle
-from saving_cases import CASES, HALF, SLOW, Run, bits, each_damage, read, refused, sealed, write_raw
+from saving_cases import CASES, HALF, SLOW, Run, each_damage, read, refused, sealed, write_raw
 
 import paddle_ldopt as ldopt
 
@@ -44,19 +44,15 @@ def hostile_records():
 
         return change
 
-    keys = ("optimizer", "arguments", "options", "learning_rate", "schedule", "grad_clip", "layerwise", "parameters")
-    keys += ("naming", "step", "with_state", "schedule_state", "scaler_state")
-    for key in keys:
+    keys = ("optimizer", "schedule", "layerwise", "parameters", "naming", "step", "with_state")
+    for key in (*keys, "schedule_state", "scaler_state"):
         yield f"no {key}", put(key)
         for value in ("x", -1, [], {}, [[1]], {"a": {}}, True):
-            if (key, value) not in (("grad_clip", {}), ("naming", "x")):
-                yield f"{key} = {value!r}", put(key, value=value)
-    for key in ("shape", "dtype", "options", "decayed", "ratio", "multiplier"):
+            yield f"{key} = {value!r}", put(key, value=value)
+    for key in ("shape", "dtype", "layer"):
         yield f"no {key} of a parameter", put("parameters", "blocks.0.weight", key)
         yield f"odd {key} of a parameter", put("parameters", "blocks.0.weight", key, value={"x": 1e30})
-    yield "options of a far parameter", put("parameters", "blocks.0.weight", "options", value=10**9)
     yield "state of a stranger", put("with_state", value=["blocks.9.weight"])
-    yield "state twice", put("with_state", value=["blocks.0.weight"] * 2)
 
 
 @pytest.mark.promise("`load_optimizer` refuses a hostile record, tensor or header and changes nothing")
@@ -64,43 +60,30 @@ def test_a_hostile_record_changes_nothing(saved, victim):
     count = 0
     for what, change in hostile_records():
         sealed(saved, saved + ".hostile", record=change)
-        try:
-            before = bits(victim.everything())
-            ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
-        except ValueError as error:
-            assert "Received:" in str(error), (what, error)
-            assert bits(victim.everything()) == before, what
+        if what not in ("schedule = []", "schedule = {}") and "schedule_state =" not in what:  # there is no schedule
+            with refused("", ValueError, victim, what):
+                ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
             count += 1
-        else:  # it says nothing that matters
-            assert "schedule_state" in what, what  # there is no schedule
-    assert count > 90
+    assert count > 60
 
 
 def test_a_hostile_schedule_changes_nothing(path):
     def rate():
-        return ldopt.GreedyLR(1e-3, window_size=3)
+        return ldopt.WarmUp(1e-3, paddle.optimizer.lr.PiecewiseDecay([2, 5], [0.3, 0.2, 0.1]), 2)
 
     run, victim = Run("lamb", rate=rate()).train(1), Run("lamb", rate=rate(), seed=1).train(2)
-    run.rate.step(1.0)
     ldopt.save_optimizer(path, run.optimizer, run.model)
-    for value in ({}, [], "x", {"last_lr": 1}, 5, True, None):
-        sealed(path, path + ".hostile", record=lambda record, value=value: record.update(schedule_state=value))
-        with refused("", ValueError, victim, value):
-            ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
     odd = ("x", {"a": 1}, True, {"__array__": "object", "shape": [], "values": []}, {"__float__": "1"}, None)
-    for key in run.rate.state_dict():
-        for value in (*odd, [None], ["x"], [1.0, None], [[1.0]]):
-            sealed(path, path + ".hostile", record=lambda r, k=key, v=value: r["schedule_state"].update({k: v}))
-            with refused("", ValueError, victim, (key, value)):
-                ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
+    states = [{}, [], "x", {"last_lr": 1}, 5, True, None]
+    states += [{key: value} for key in run.rate.state_dict() for value in (*odd, [None], ["x"], [1.0, None], [[1.0]])]
+    for state in states:
 
+        def change(record, state=state):
+            is_part = isinstance(state, dict) and len(state) == 1 and state.keys() <= record["schedule_state"].keys()
+            record["schedule_state"] = {**record["schedule_state"], **state} if is_part else state
 
-def test_nulls_in_place_of_a_schedules_state_change_nothing(path):
-    run, victim = (Run("adamwdl", rate=paddle.optimizer.lr.StepDecay(1e-3, 10), seed=i).train(i + 1) for i in range(2))
-    ldopt.save_optimizer(path, run.optimizer, run.model)
-    for keys in ({"last_lr"}, {"last_epoch"}, {"last_lr", "last_epoch"}):
-        sealed(path, path + ".hostile", record=lambda r, k=keys: r["schedule_state"].update(dict.fromkeys(k)))
-        with refused("must be a number. Received: None", ValueError, victim, keys):
+        sealed(path, path + ".hostile", record=change)
+        with refused("", ValueError, victim, state):
             ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
 
 
@@ -202,7 +185,7 @@ HEADERS = {
 @pytest.mark.parametrize("what", HEADERS)
 def test_a_hostile_header_changes_nothing(what, path, victim):
     write_raw(path, HEADERS[what])
-    with refused("a later one" if what == "a later version" else "", ValueError, victim):
+    with refused("", ValueError, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 

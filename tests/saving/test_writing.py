@@ -10,9 +10,9 @@ import pytest
 from saving_cases import HALF, SLOW, Run, read, refused, same
 
 import paddle_ldopt as ldopt
+from paddle_ldopt import _safetensors
 from paddle_ldopt._files import write_whole
 from paddle_ldopt.plots import plot_schedule, write_schedule
-from paddle_ldopt.saving import safetensors_file
 
 WRITERS = {
     "to_json": ("json", lambda path: ldopt.LdoptConfig().to_json(path)),
@@ -62,10 +62,10 @@ def test_a_write_that_fails_leaves_what_was_there(saved, monkeypatch, victim):
 
 def test_what_could_not_be_read_is_not_written(saved, monkeypatch, victim):
     before, length = read(saved), struct.unpack("<Q", read(saved)[:8])[0]
-    monkeypatch.setattr(safetensors_file, "MAX_HEADER", length)
+    monkeypatch.setattr(_safetensors, "MAX_HEADER", length)
     ldopt.save_optimizer(saved, Run("came").train(HALF).optimizer)
     assert read(saved) == before
-    monkeypatch.setattr(safetensors_file, "MAX_HEADER", length - 8)
+    monkeypatch.setattr(_safetensors, "MAX_HEADER", length - 8)
     with refused(r"safetensors reads.*Received: path=.*, tensors=\d+, header=\d+$", ValueError, victim):
         ldopt.save_optimizer(saved, victim.optimizer, victim.model)
     assert read(saved) == before
@@ -82,7 +82,7 @@ def test_models_of_a_hundred_thousand_parameters_fit(path):
         optimizer.step()
         ldopt.save_optimizer(path, optimizer, model)
         lengths.append(struct.unpack("<Q", read(path)[:8])[0])
-    assert (lengths[1] - lengths[0]) / 100 * 150_000 < safetensors_file.MAX_HEADER
+    assert (lengths[1] - lengths[0]) / 100 * 150_000 < _safetensors.MAX_HEADER
 
 
 def test_files_and_folder_are_synced_in_this_order(path, monkeypatch):
