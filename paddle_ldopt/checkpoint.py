@@ -211,9 +211,11 @@ def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Itera
     """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the checkpoint."""
     # the only reads of an optimizer's layer-wise settings
     layers, decay = ratios_of(optimizer).layers, ratios_of(optimizer).decay
-    layerwise: Record = {"layerwise_decay": optimizer.layerwise_decay, "n_layers": optimizer.n_layers}  # of a hook
+    layerwise: Record = {}
     if decay is not None:
         layerwise = dataclasses.asdict(decay)
+    elif optimizer.layerwise_decay != 1.0:  # of a hook
+        layerwise = {"layerwise_decay": optimizer.layerwise_decay, "n_layers": optimizer.n_layers}
     parameters: dict[str, Record] = {}
     for param in parameters_of(optimizer) if params is None else params:
         entry: Record = {"shape": list(param.shape), "dtype": dtype_name(param.dtype)}

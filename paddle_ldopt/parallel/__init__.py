@@ -1,8 +1,8 @@
 """Training in several processes on Paddle's engines (`paddle.distributed.fleet`)."""
 
 from .checkpoint import load_checkpoint, save_checkpoint
-from .pipeline import PipelineWithLossScale, StepOutput, StepOutputWithLocalNorm
 from .scalers import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, LossScaler
+from .step import PipelineWithLossScale, StepOutput, StepOutputWithLocalNorm
 
 __all__ = [
     "AdaptiveLossScaler",

@@ -8,7 +8,7 @@ checkpoint that does not fit in one process is refused in all, before anything c
 import json
 import os
 import warnings
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 import paddle
 import paddle.distributed as dist
@@ -60,9 +60,8 @@ def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer,
     def prepare() -> tuple[Any, Any]:
         path, weights, names = _named_weights(folder, network, rename)
         state, record = _sharded(weights, optimizer, names), _described(weights, optimizer, names)
-        content = _content(path)
-        if content != "is missing or empty":
-            raise refusal(ValueError, f"`folder` {content}: give another folder, or delete it.", folder=path)
+        if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
+            raise refusal(ValueError, "`folder` must be new or empty: give another folder, or delete it.", folder=path)
         return state, record
 
     state, records = together(prepare)
@@ -119,34 +118,30 @@ def load_checkpoint(
         checked_bool(strict, "strict")
         record = _read_record(path)
         state, present = _sharded(weights, optimizer, names), _described(weights, optimizer, names)
-        with file_errors(os.path.join(path, RECORD), "The record of the checkpoint", checks=True):
+        with file_errors(os.path.join(path, RECORD), "The record of the checkpoint"):
             known = {name: one for name, one in record["parameters"].items() if name in present["parameters"]}
             found = record_differences({**record, "parameters": known}, present)
             was, now = parameter_types({"parameters": known}), parameter_types(present)
             same_schedule = schedule_class(record) == schedule_class(present)
-        if found and strict:
-            message = f"The checkpoint is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
-            raise refusal(ValueError, message, folder=path)
-        saved = _read_metadata(path)
-        new = {name for name in now if was.get(name) != now[name]}
-        lacking = []
+        saved, new = _saved_tensors(path), {name for name in now if was.get(name) != now[name]}
+        problems = list(found) if strict else []
         for key, weight in list(state.items()):
             owner = key if key in names.values() else key.rpartition(".")[0]
             needed = f"{_paddle.dtype_name(weight.local_tensor.dtype)} {list(weight.global_shape)}"
             if owner in new and (key != owner or saved.get(key) != needed):
                 del state[key]
             elif saved.get(key) != needed:
-                lacking.append(f"{key} {needed} (there: {saved.get(key)})")
-        if lacking:
-            message = "The checkpoint lacks tensors, or types or shapes differ: build the same network and optimizer."
-            raise ValueError(f"{message} Received: {', '.join(lacking[:3])}{' ...' * (len(lacking) > 3)}")
+                problems.append(f"{key} is {needed} here and {saved.get(key)} there")
+        if problems:
+            todo = "Build the same network and optimizer, or give strict=False where parameters are new."
+            message = f"The checkpoint is of another optimizer or network: {'; '.join(problems[:3])}. {todo}"
+            raise refusal(ValueError, message, folder=path, strict=strict)
         schedule, schedule_state = schedule_of(unwrap(optimizer)) if same_schedule else None, None
         if schedule is not None:
             schedule_state = _read_pickle(path, SCHEDULE)
             check_part(schedule, schedule_state, "The schedule's state")
             set_parts(set_parts([(schedule, schedule_state)]))  # try it, then restore: another process may refuse
-        digests = digest(os.path.join(path, RECORD))
-        return (state, schedule, schedule_state, saved, found), (set(state), digests)
+        return (state, schedule, schedule_state, saved, found), (set(state), digest(os.path.join(path, RECORD)))
 
     (state, schedule, schedule_state, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
@@ -155,11 +150,9 @@ def load_checkpoint(
         raise ValueError(f"{message} Received: {RECORD} with [bytes, CRC-32] {shown(list(digests))} in the processes")
     unused = sorted(set(saved).difference(*loaded))
     if unused and strict:
-        raise ValueError(
-            "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that are "
-            "frozen here: build the same network and optimizer, and freeze parameters after loading, or give "
-            f"strict=False. Received: nothing for {quoted(unused)}"
-        )
+        message = "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that"
+        todo = "are frozen here. Build the same network and optimizer, or give strict=False."
+        raise ValueError(f"{message} {todo} Received: nothing for {quoted(unused)}")
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
@@ -183,12 +176,10 @@ def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tup
         if param.is_dist() and list(_paddle.local_shape(param)) != list(param.shape):
             message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
             raise refusal(ValueError, message, name=param.name, shape=param.shape, here=_paddle.local_shape(param))
-    if rename is not None and not callable(rename):
-        raise refusal(TypeError, "`rename` must be callable.", rename=rename)
     weights = _paddle.unwrap_model(network).sharded_state_dict()
-    names = {name: name if rename is None else rename(name) for name in weights}
+    names = {name: name if rename is None else rename(name) if callable(rename) else None for name in weights}
     if not all(isinstance(name, str) for name in names.values()) or len(set(names.values())) < len(names):
-        raise refusal(ValueError, "`rename` must give each parameter its own name.", names=names)
+        raise refusal(TypeError, "`rename` must be a function that gives each parameter its own name.", names=names)
     return folder, weights, names
 
 
@@ -220,57 +211,43 @@ def _sharded(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[
 
 def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
     """Return ``param.name`` -> range of the flattened parameter in this process; None if parameters are whole."""
-    if _paddle.is_group_sharded(optimizer):
-        message = "The state of group_sharded (stages 2 and 3) fits no other layout: use sharding stage 1 of `fleet`."
-        raise refusal(ValueError, message, optimizer=type(optimizer).__name__)
+    fused, message = _paddle.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
     for wrapper in wrappers(optimizer)[:-1]:
         if type(wrapper) is _paddle.sharding_v2():
             return _paddle.slice_ranges(wrapper)
         for name in ("tensor_fusion", "comm_overlap"):
             if type(wrapper) is _paddle.sharding_v1() and getattr(wrapper, name):
-                message = f"Fused state belongs to no parameter: set {name}=False in the strategy's sharding_configs."
-                raise refusal(ValueError, message, **{name: True})
+                fused, message = True, f"set {name}=False in the strategy's sharding_configs."
+    if fused:
+        message = f"The state of this wrapper belongs to no parameter and fits no other layout: {message}"
+        raise refusal(ValueError, message, optimizer=type(optimizer).__name__)
     return None
 
 
 # ---- the folder
 
 
-def _content(folder: str) -> str:
-    """Describe the content of a folder. A complete checkpoint has a record."""
-    if not os.path.isdir(folder):
-        return "is a file" if os.path.lexists(folder) else "is missing or empty"
-    names = os.listdir(folder)
-    if RECORD in names:
-        return "already holds a checkpoint"
-    if any(name.endswith((".distcp", ".metadata", ".lock", ".part")) for name in names):
-        return f"holds an incomplete checkpoint, without {RECORD}"
-    return "holds other files" if names else "is missing or empty"
-
-
 def _read_record(folder: str) -> Any:
     """Return the record of a complete checkpoint; raise ValueError if a file of this process's part was changed."""
-    path, content = os.path.join(folder, RECORD), _content(folder)
+    path = os.path.join(folder, RECORD)
     if not os.path.isfile(path):
-        raise refusal(
-            ValueError, f"`folder` {content}: give a complete checkpoint of `save_checkpoint`.", folder=folder
-        )
+        message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
+        raise refusal(ValueError, message, folder=folder, files=os.listdir(folder) if os.path.isdir(folder) else None)
     with open(path, encoding="utf-8") as file, file_errors(path, "The record of the checkpoint", checks=True):
         record = strict_json(file.read())
         if record["format"] != FORMAT:
             raise refusal(ValueError, f"The checkpoint is not of format {FORMAT}.", format=record["format"], path=path)
         mine = sorted(record["files"].items())[dist.get_rank() :: dist.get_world_size()]
-        found = damages(folder, mine)
-    if found:
-        raise _damaged(folder, found[0])
+        for problem in damages(folder, mine):
+            _raise_damaged(folder, problem)
     return record
 
 
-def _read_metadata(folder: str) -> dict[str, str]:
+def _saved_tensors(folder: str) -> dict[str, str]:
     """Return key -> "dtype shape" of the tensors in a checkpoint."""
     names = [name for name in os.listdir(folder) if name.endswith(".metadata")]
     if len(names) != 1:
-        raise _damaged(folder, f"it must have one '.metadata' file, not {names}")
+        _raise_damaged(folder, f"it must have one '.metadata' file, not {names}")
     metadata = _read_pickle(folder, names[0])
     with file_errors(os.path.join(folder, names[0]), "The metadata"):
         tensors = metadata.state_dict_metadata.items()
@@ -282,9 +259,9 @@ def _read_pickle(folder: str, name: str) -> Any:
     try:
         return paddle.load(os.path.join(folder, name))
     except Exception as error:  # damaged pickles fail in every way
-        raise _damaged(folder, f"'{name}' cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
+        _raise_damaged(folder, f"'{name}' cannot be read ({type(error).__name__}: {str(error)[:200]})")
 
 
-def _damaged(folder: str, problem: str) -> ValueError:
-    message = "Load another checkpoint, or restore the file."
-    return refusal(ValueError, f"The checkpoint is damaged: {problem}. {message}", folder=folder)
+def _raise_damaged(folder: str, problem: str) -> NoReturn:
+    message = f"The checkpoint is damaged: {problem}. Load another checkpoint, or restore the file."
+    raise refusal(ValueError, message, folder=folder)

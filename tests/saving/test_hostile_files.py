@@ -74,15 +74,10 @@ def test_a_hostile_schedule_changes_nothing(path):
     run, victim = Run("lamb", rate=rate()).train(1), Run("lamb", rate=rate(), seed=1).train(2)
     ldopt.save_optimizer(path, run.optimizer, run.model)
     odd = ("x", {"a": 1}, True, {"__array__": "object", "shape": [], "values": []}, {"__float__": "1"}, None)
-    states = [{}, [], "x", {"last_lr": 1}, 5, True, None]
-    states += [{key: value} for key in run.rate.state_dict() for value in (*odd, [None], ["x"], [1.0, None], [[1.0]])]
+    states, good = [{}, [], "x", {"last_lr": 1}, 5, True, None], run.rate.state_dict()
+    states += [{**good, key: value} for key in good for value in (*odd, [None], ["x"], [1.0, None], [[1.0]])]
     for state in states:
-
-        def change(record, state=state):
-            is_part = isinstance(state, dict) and len(state) == 1 and state.keys() <= record["schedule_state"].keys()
-            record["schedule_state"] = {**record["schedule_state"], **state} if is_part else state
-
-        sealed(path, path + ".hostile", record=change)
+        sealed(path, path + ".hostile", record=lambda record, state=state: record.update(schedule_state=state))
         with refused("", ValueError, victim, state):
             ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
 
