@@ -233,13 +233,15 @@ def _read_record(folder: str) -> Any:
     if not os.path.isfile(path):
         message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
         raise refusal(ValueError, message, folder=folder, files=os.listdir(folder) if os.path.isdir(folder) else None)
-    with open(path, encoding="utf-8") as file, file_errors(path, "The record of the checkpoint", checks=True):
+    with open(path, encoding="utf-8") as file, file_errors(path, "The record of the checkpoint"):
         record = strict_json(file.read())
-        if record["format"] != FORMAT:
-            raise refusal(ValueError, f"The checkpoint is not of format {FORMAT}.", format=record["format"], path=path)
-        mine = sorted(record["files"].items())[dist.get_rank() :: dist.get_world_size()]
-        for problem in damages(folder, mine):
-            _raise_damaged(folder, problem)
+        version = record["format"]
+        files = sorted(record["files"].items()) if version == FORMAT else []
+        damaged = damages(folder, files[dist.get_rank() :: dist.get_world_size()])
+    if version != FORMAT:
+        raise refusal(ValueError, f"The checkpoint is not of format {FORMAT}.", format=version, path=path)
+    if damaged:
+        _raise_damaged(folder, damaged[0])
     return record
 
 

@@ -1,6 +1,5 @@
 """The network, the training and the worker of test_parallel_checkpoints.py."""
 
-import contextlib
 import os
 import pathlib
 import shutil
@@ -15,7 +14,7 @@ from toy_layers import data_part
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._paddle import unwrap
-from paddle_ldopt.parallel import sharded_checkpoint as checkpoints
+from paddle_ldopt.parallel import checkpoint as checkpoints
 
 HALF, STEPS, ROWS = 3, 6, 8
 SIZES = [(8, 24), (24, 24), (24, 4)]  # the second is cut by two processes of sharding v2
@@ -124,43 +123,15 @@ class Run:
     def epoch(self):
         return getattr(self.schedule, "last_epoch", None)
 
-    def held(self):
-        """Return (bytes of state, bytes of masters) of this process."""
-        state = unwrap(self.optimizer).state_dict()
-        masters = state.pop("master_weights", {})
-        return tuple(sum(v.size * v.element_size() for v in s.values() if hasattr(v, "size")) for s in (state, masters))
-
     def shards(self):
         """Return [(key, value, range of the flattened whole or None)] of all state that is here."""
         weights = self.plain.sharded_state_dict()
-        state = unwrap(self.optimizer).sharded_state_dict(weights, checkpoints._shards(self.optimizer))
+        state = unwrap(self.optimizer).sharded_state_dict(weights, checkpoints.shards_of(self.optimizer))
         found = []
         for key, weight in state.items():
             span = weight.flattened_range and (weight.flattened_range.start, weight.flattened_range.stop)
             found.append((key, weight.local_tensor.astype("float32").numpy().copy(), span))
         return found
-
-
-@contextlib.contextmanager
-def counted():
-    """Count the bytes of what goes through each collective of `paddle.distributed`, by its name."""
-    sent, originals = {}, {}
-
-    def counting(name):
-        def call(tensor, *args, **kwargs):
-            sent[name] = sent.get(name, 0) + tensor.size * tensor.element_size()
-            return originals[name](tensor, *args, **kwargs)
-
-        return call
-
-    for name in ("all_reduce", "reduce", "broadcast"):
-        originals[name] = getattr(paddle.distributed, name)
-        setattr(paddle.distributed, name, counting(name))
-    try:
-        yield sent
-    finally:
-        for name, original in originals.items():
-            setattr(paddle.distributed, name, original)
 
 
 def place(root, layout, case):
@@ -177,23 +148,19 @@ def work(root, layouts, cases):
         cases (dict): name -> arguments of `Run`.
 
     Returns:
-        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then, "held" and "sent": bytes
-        that the process has and gives away in a step, source: (values, rate) at the end}.
+        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then,
+        source: (values, rate) at the end}.
     """
-    return {layout: work_in(root, layout, cases, sources) for layout, sources in layouts.items()}
-
-
-def work_in(root, layout, cases, sources):
-    hcg, out = start_fleet(**LAYOUTS[layout]), {}
-    for case, arguments in cases.items():
-        run = Run(hcg=hcg, **arguments).train(0, HALF - 1)
-        with counted() as sent:
-            run.train(HALF - 1, HALF)
-        run.save(place(root, layout, case))
-        out[case] = {"saved": run.shards(), "values": run.values(), "held": run.held(), "sent": sent}
-        for source in sources if run.plain.parameters()[0].dtype == paddle.float32 else ():
-            again = Run(hcg=hcg, **arguments).load(place(root, source, case))
-            out[case][source] = again.train(HALF, STEPS).values(), again.schedule.last_lr
+    out = {layout: {} for layout in layouts}
+    for layout, sources in layouts.items():
+        hcg = start_fleet(**LAYOUTS[layout])
+        for case, arguments in cases.items():
+            run = Run(hcg=hcg, **arguments).train(0, HALF)
+            run.save(place(root, layout, case))
+            found = out[layout][case] = {"saved": run.shards(), "values": run.values()}
+            for source in sources if run.plain.parameters()[0].dtype == paddle.float32 else ():
+                again = Run(hcg=hcg, **arguments).load(place(root, source, case))
+                found[source] = again.train(HALF, STEPS).values(), again.schedule.last_lr
     return out
 
 
@@ -232,36 +199,28 @@ DAMAGE = {  # what becomes of a checkpoint of two processes
 }
 
 
-def work_loads(root, old):
-    """Load, in two processes of sharding v2, a checkpoint of them and one of an older version: damaged and other.
-
-    Returns:
-        dict: case -> (what was said, what was changed); "saved", "changed": shards; "old": values.
-    """
+def work_loads(root):
+    """Load a checkpoint in two processes of sharding v2, damaged and by others; return case -> (said, changed)."""
     hcg, rank, root = start_fleet(**LAYOUTS["sharding 2 v2"]), paddle.distributed.get_rank(), pathlib.Path(root)
-    run, low = Run("came", hcg).train(0, HALF), {"name": "came", "dtype": "bfloat16"}
+    run = Run("came", hcg).train(0, HALF)
     run.save(root / "now")
     if rank == 0:
-        for version, source in {"now": root / "now", "old": old}.items():
-            for name, damage in DAMAGE.items():
-                damage(pathlib.Path(shutil.copytree(source, root / f"{version}, {name}")))
+        for name, damage in DAMAGE.items():
+            damage(pathlib.Path(shutil.copytree(root / "now", root / name)))
     paddle.distributed.barrier()
-    out = {"saved": run.shards()}
-    for name in DAMAGE:
-        out[f"now, {name}"] = Run("came", hcg).refusal(root / f"now, {name}")
-        out[f"old, {name}"] = Run(hcg=hcg, **low).refusal(root / f"old, {name}")
-    out["type"] = Run(hcg=hcg, **low).refusal(root / "now")
-    out["old type"] = Run("came", hcg).refusal(old)
-    out["option"] = Run("came", hcg, beta3=0.98).refusal(root / "now")
+    out = {name: Run("came", hcg).refusal(root / name) for name in DAMAGE}
+    out["type"] = Run("came", hcg, dtype="bfloat16").refusal(root / "now")
+    out["compression"] = Run("came", hcg, compression=True).refusal(root / "now", strict=False)
     # one process alone has a problem: the other must not go on
-    out["alone"] = Run("came", hcg, **({"beta3": 0.98} if rank else {})).refusal(root / "now")
+    other = paddle.optimizer.lr.OneCycleLR(1e-2, 100) if rank else None
+    out["alone"] = Run("came", hcg, rate=other).refusal(root / "now")
+    out["argument"] = Run("came", hcg).refusal(root / "now", rename=5 if rank else None)
+    saved = run.shards()
     run.train(HALF, HALF + 1).save(root / "later")
     out["folders"] = Run("came", hcg).refusal(root / ("later" if rank else "now"))
     try:
         run.save(root / f"of {rank}")
     except ValueError as error:
         out["apart"] = f"ValueError: {error}", os.listdir(root / f"of {rank}").count(checkpoints.RECORD) * ["record"]
-    out["argument"] = Run("came", hcg).refusal(root / "now", rename=5 if rank else None)
-    out["changed"] = Run("came", hcg, beta3=0.98).load(root / "now", changed=["beta3"]).shards()
-    out["old"] = Run(hcg=hcg, **low).load(old).values()
+    out["options"] = saved, Run("came", hcg, beta3=0.98).load(root / "now").shards()
     return out
