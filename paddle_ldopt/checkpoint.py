@@ -55,7 +55,7 @@ def save_optimizer(
     Raises:
         TypeError, ValueError, OSError: a wrong type; a parameter without a name; a state spread over processes (use
             `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not a regular file or cannot be written; more
-            than about 300,000 parameters. A previous file is unchanged.
+            than about 190,000 parameters. A previous file is unchanged.
 
     Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, but a checksum, the model's names and a
     record.

@@ -16,7 +16,8 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.parallel import save_checkpoint
 
 OVERFLOWS = {1: 0, 4: 1, 5: 1}  # step -> rank
-FAULTS = {0: (0, "data"), 1: (-1, "loss"), 3: (0, "shape")}  # step -> (rank, fault) of another one before it
+SHAPE = {3: (0, "shape")}  # step -> (rank, fault) of another one before it
+FAULTS = {0: (0, "data"), 1: (-1, "loss"), **SHAPE}  # of which a pipeline would not recover
 V2 = {"split_param": True}
 
 
@@ -31,7 +32,7 @@ def several(kinds, steps, **degrees):
     for kind, names in kinds.items():
         for name in names:
             ragged = name == "ragged"
-            optimizer, faults = ("sgd", FAULTS) if ragged else (name, {})
+            optimizer, faults = ("sgd", SHAPE if "pp" in degrees else FAULTS) if ragged else (name, {})
             runs[kind, name] = cases.train(hcg, kind, optimizer, steps, OVERFLOWS, ragged, faults, scale_sense=scaler())
     return runs
 
@@ -74,7 +75,7 @@ def test_several_processes_are_one(ranks, kinds, degrees, steps=20):
             ragged = name == "ragged"
             runs = [result[kind, name] for result in results]
             parts = ranks // degrees.get("pp", 1)
-            optimizer, faults = ("sgd", FAULTS) if ragged else (name, {})
+            optimizer, faults = ("sgd", SHAPE if "pp" in degrees else FAULTS) if ragged else (name, {})
             cases.check(runs, optimizer, steps, OVERFLOWS, ragged, parts, scaler(), faults=faults)
 
 
@@ -177,6 +178,22 @@ def test_a_killed_process_ends_the_others_and_a_relaunch_goes_on(tmp_path):
         assert resumed["first"] == 6 and whole["first"] == 0
         assert resumed["rows"] == whole["rows"][6:]
         assert cases.same(resumed["weights"], whole["weights"]) and resumed["state"] == whole["state"]
+
+
+def failing(place, fault):
+    """A worker: two stages, one of which fails."""
+    hcg = start_fleet(pp=2, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
+    network, step = cases.build(hcg, "staged", "lamb")
+    mine = fault if paddle.distributed.get_rank() == place else None
+    raise RuntimeError(cases.attempt(network, step, cases.tensors(cases.batch(0)), mine))
+
+
+@pytest.mark.parametrize("place, fault", [(0, "data"), (1, "loss")])
+def test_a_failing_stage_raises_and_ends_the_other(place, fault):
+    with pytest.raises(LaunchError) as error:
+        launch(failing, ranks=2, timeout=90, grace=30, place=place, fault=fault)
+    assert cases.FAULTS[fault] in error.value.outputs[place]
+    assert 0 not in error.value.returncodes and error.value.killed == []
 
 
 # ---- the rest of what it says, two stages
