@@ -13,8 +13,8 @@ LAYOUTS = ["dp", "stage1"] if common.FORMERS else ["dp", "stage1", "pipeline"]
 SECOND = {"dp": "lamb", "stage1": "came", "pipeline": "lamb"}  # what is trained beside AdamWDL
 MODEL = {"dp": "bert", "stage1": "bert", "pipeline": "llama"}
 FROZEN = {"layerwise_freeze_below": 0.5}
-# a decay that moves, with its mean kept over the blocks of all stages
-RATES = {"layerwise_end": 1.0, "layerwise_preserve_mean": True, "layerwise_multipliers": '{"norm": 0.5}'}
+# the mean is kept over the blocks of all stages
+RATES = {"layerwise_preserve_mean": True, "layerwise_multipliers": '{"norm": 0.5}'}
 RATES["learning_rate"] = 1e-3  # at 1e-2 and a mean of 1 the training amplifies the last bits
 UNIFIED = {"unified_checkpoint": True}
 # Without effect on the model's output, so that its gradient is rounding noise, which CAME scales up to full steps.
