@@ -175,7 +175,9 @@ def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tup
     for param in _paddle.unwrap_model(network).parameters():
         if param.is_dist() and list(_paddle.local_shape(param)) != list(param.shape):
             message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
-            raise refusal(ValueError, message, name=param.name, shape=param.shape, here=_paddle.local_shape(param))
+            raise refusal(
+                ValueError, message, name=param.name, shape=list(param.shape), here=list(_paddle.local_shape(param))
+            )
     weights = _paddle.unwrap_model(network).sharded_state_dict()
     names = {name: name if rename is None else rename(name) if callable(rename) else None for name in weights}
     if not all(isinstance(name, str) for name in names.values()) or len(set(names.values())) < len(names):

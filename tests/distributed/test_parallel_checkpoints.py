@@ -324,6 +324,12 @@ def test_all_processes_refuse_before_anything_changes(loads, case):
     assert changed == other_changed == []
 
 
+def test_a_new_head_keeps_the_rest_in_all_processes(loads):
+    for message, changed in (rank["new head"] for rank in loads):
+        assert message == "accepted" and "0.weight" in changed and "2.weight.exp_avg_0" in changed
+        assert not any(key.startswith("4.") for key in changed)
+
+
 def test_other_options_are_accepted_in_all_processes(loads):
     for rank in loads:
         for (key, value, _), (_, loaded, _) in zip(*rank["options"]):

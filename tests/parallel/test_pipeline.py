@@ -19,7 +19,7 @@ def scaler():
 def made(kind="whole", name="adamwdl", ragged=False, **arguments):
     loss = cases.token_loss if ragged else cases.mean_loss
     with paddle.utils.unique_name.guard():
-        network = cases.initialise(cases.Whole(loss) if kind == "whole" else cases.Staged(loss, num_stages=1))
+        network = cases.initialise(cases.Whole(loss=loss) if kind == "whole" else cases.Staged(loss=loss, num_stages=1))
         optimizer = cases.optimizer_of(name, network)
     arguments = {"max_grad_norm": 0.05, "micro_batch_num": cases.MICRO_BATCHES, **arguments}
     step = ldopt.PipelineWithLossScale(network, optimizer, calculate_per_token_loss=ragged, **arguments)
@@ -277,7 +277,12 @@ def test_wrong_networks_and_optimizers():
         (network, sgd(parameters=params, grad_clip=clip), ValueError, "Received: grad_clip='ClipGradByNorm"),
         (network, sgd(parameters=[{"params": params, "grad_clip": clip}]), ValueError, "grad_clip='ClipGradByNorm"),
         (virtual, optimizer, ValueError, "leave out num_virtual_pipeline_stages.* Received: network='Staged'"),
-        (cases.Staged(None, num_stages=1), optimizer, ValueError, r"one loss function. Received: loss_fn=\[None\]"),
+        (
+            cases.Staged(loss=None, num_stages=1),
+            optimizer,
+            ValueError,
+            r"one loss function. Received: loss_fn=\[None\]",
+        ),
     ):
         with pytest.raises(error, match=says):
             ldopt.PipelineWithLossScale(wrong, other)

@@ -222,5 +222,8 @@ def work_loads(root):
         run.save(root / f"of {rank}")
     except ValueError as error:
         out["apart"] = f"ValueError: {error}", os.listdir(root / f"of {rank}").count(checkpoints.RECORD) * ["record"]
+    SIZES[2] = (24, 5)
+    out["new head"] = Run("came", hcg).refusal(root / "now", strict=False)
+    SIZES[2] = (24, 4)
     out["options"] = saved, Run("came", hcg, beta3=0.98).load(root / "now").shards()
     return out
