@@ -17,7 +17,7 @@ from .private_names import FLEET, SAVING, MovedError, attribute, lazy
 __all__ = [
     "all_reduce_gradients", "assign_slice_gradients", "check_own_gradients", "collect_buffers",
     "delays_scale", "engine_layers", "forget_checkpoint", "has_dynamic_shape", "hybrid_optimizer", "hybrid_parameters",
-    "inner_clip", "is_pipeline_engine", "is_sharded", "leave_out_frozen", "loss_functions", "other_loss_function",
+    "is_pipeline_engine", "is_sharded", "leave_out_frozen", "loss_functions", "other_loss_function",
     "overlaps",
     "pipeline_engine", "pipeline_layer", "pipeline_of", "prepare_training", "reduced_step", "report_overflow",
     "sharded_optimizer", "sharding_setting", "sharding_v1", "sharding_v2", "slice_ranges", "slices",
@@ -46,9 +46,6 @@ _overlaps = {
     "sharding_comm_overlap": attribute(_ENGINE, "_sharding_comm_overlap", _STEP, optional=True),
     "release_gradients": attribute(_ENGINE, "_release_gradients", _STEP, optional=True),
 }
-_clip_in_wrapper = attribute(
-    f"{_DYGRAPH}.hybrid_parallel_optimizer.HybridParallelClipGrad", "_clip", _STEP, optional=True
-)
 engine_layers = attribute(_ANY_ENGINE, "_layers", _STEP)
 loss_functions = attribute(f"{_META}.PipelineLayer", "_loss_fn", _STEP)
 has_dynamic_shape = attribute(_ENGINE, "_dynamic_shape", _STEP)
@@ -158,11 +155,6 @@ def report_overflow(scaler: Any, overflow: bool) -> None:
     """Tell Paddle's GradScaler of an overflow in any process; its `unscale_` only checks this process."""
     _found_overflow(scaler)
     scaler._cache_found_inf = overflow
-
-
-def inner_clip(clip: Any) -> Any:
-    """Return the gradient clip inside `fleet`'s wrapper."""
-    return _clip_in_wrapper(clip) or clip
 
 
 def forget_checkpoint(folder: str) -> None:

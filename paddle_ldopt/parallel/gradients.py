@@ -16,11 +16,14 @@ class ProcessGroups:
     """The groups of processes of a network and its optimizer, read from `fleet`'s wrappers."""
 
     def __init__(self, network: paddle.nn.Layer, optimizer: Optimizer) -> None:
-        _check_parallel_mode(network, optimizer)
+        _paddle.checked_model(network, "network")
+        if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
+            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
         self.processes = dist.get_world_size()
         self.network, self.optimizer = network, optimizer
         self.topology = _paddle.topology_of(network)
         self.hybrid = isinstance(optimizer, _paddle.hybrid_optimizer())
+        self._check_mode()
         self.sharding_optimizer = _paddle.sharded_optimizer(optimizer) if self.group("sharding") else None
         self.has_slices = isinstance(self.sharding_optimizer, _paddle.sharding_v2())  # version 2 cuts parameters
         # the processes with the same parameters, which average their gradients
@@ -30,6 +33,36 @@ class ProcessGroups:
         # the groups to sum losses and tokens over, and the number of processes with different data
         self.data_groups = [group for group in (self.data_group, self.group("sharding")) if group is not None]
         self.data_ranks = math.prod(group.nranks for group in self.data_groups)
+
+    def _check_mode(self) -> None:
+        """Raise unless the step can train the network with the optimizer in the present processes."""
+        network, topology, layers = self.network, self.topology, _paddle.unwrap_model(self.network)
+        chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
+        other_engine = isinstance(network, engine := _paddle.pipeline_engine()) and type(network) is not engine
+        axes = ("data", "sharding", "pipe", "model") if topology else ()
+        degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in axes}
+        unwrapped = topology is None and self.processes > 1 and not isinstance(network, paddle.DataParallel)
+        overlaps = _paddle.overlaps(network)
+        wrong = {
+            f"Gradients must be reduced after the overflow check: disable {overlaps} in the pp_configs.": overlaps,
+            "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev.": (
+                chunks > 1 or other_engine
+            ),
+            "With several processes `network` must come from `fleet.distributed_model` or `paddle.DataParallel`.": (
+                unwrapped
+            ),
+            "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination.": (
+                degrees and math.prod(degrees.values()) != self.processes
+            ),
+            "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`.": (
+                degrees and not self.hybrid
+            ),
+        }
+        for message in (message for message, is_wrong in wrong.items() if is_wrong):
+            given = {"network": type(network).__name__, "optimizer": type(self.optimizer).__name__}
+            raise refusal(ValueError, message, **given, processes=self.processes, **degrees)
+        if degrees:
+            _paddle.check_own_gradients("the overflow check")
 
     def group(self, axis: str) -> Any:
         """Return the group of an axis of the hybrid topology, None for a group of one process."""
@@ -72,44 +105,6 @@ def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
         if group is not None:
             dist.all_reduce(value, group=group)
     return value
-
-
-def _check_parallel_mode(network: paddle.nn.Layer, optimizer: Optimizer) -> None:
-    """Raise unless the step can train this network with this optimizer in the present processes."""
-    _paddle.checked_model(network, "network")
-    if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
-        raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
-    topology, processes, engine = _paddle.topology_of(network), dist.get_world_size(), _paddle.pipeline_engine()
-    layers, degrees = _paddle.unwrap_model(network), {}
-    chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
-    if topology is not None:
-        axes = ("data", "sharding", "pipe", "model")
-        degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in axes}
-    overlaps = _paddle.overlaps(network)
-    for is_wrong, message in (
-        (overlaps, f"Gradients must be reduced after the overflow check: disable {overlaps} in the pp_configs."),
-        (
-            chunks > 1 or isinstance(network, engine) and type(network) is not engine,
-            "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev.",
-        ),
-        (
-            topology is None and processes > 1 and not isinstance(network, paddle.DataParallel),
-            "With several processes `network` must come from `fleet.distributed_model` or `paddle.DataParallel`.",
-        ),
-        (
-            degrees and math.prod(degrees.values()) != processes,
-            "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination.",
-        ),
-        (
-            degrees and not isinstance(optimizer, _paddle.hybrid_optimizer()),
-            "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`.",
-        ),
-    ):
-        if is_wrong:
-            given = {"network": type(network).__name__, "optimizer": type(optimizer).__name__}
-            raise refusal(ValueError, message, **given, processes=processes, **degrees)
-    if degrees:
-        _paddle.check_own_gradients("the overflow check")
 
 
 class Gradients:
@@ -217,14 +212,10 @@ class Gradients:
         slices = _paddle.slices(groups.sharding_optimizer) if groups.has_slices else {}
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
 
-    def clip(self, norm: float, max_norm: float) -> None:
-        """Clip the reduced gradients, of norm `norm`, to `max_norm`."""
-        if norm > max_norm:
-            for param in self._counted():
-                _gradient_of(param).scale_(max_norm / norm)
-
-    def apply(self) -> None:
-        """Take the optimizer's step with the reduced gradients."""
+    def apply(self, norm: float, max_norm: float) -> None:
+        """Clip the reduced gradients, of norm `norm`, to `max_norm`, and take the optimizer's step."""
+        for param in self._counted() if norm > max_norm else ():
+            _gradient_of(param).scale_(max_norm / norm)
         if self._groups.hybrid:
             _paddle.reduced_step(self._groups.optimizer)(self.parameters())
         else:

@@ -192,9 +192,7 @@ class PipelineWithLossScale:
                 norm = gradients.global_norm()
             overflow = bool(groups.greatest(not math.isfinite(norm)))  # the reduction can also overflow
             if not overflow and norm < self._spike:
-                if self._max_norm is not None:
-                    gradients.clip(norm, self._max_norm)
-                gradients.apply()
+                gradients.apply(norm, math.inf if self._max_norm is None else self._max_norm)
                 if schedule is not None:
                     schedule.step()
         self.scaler.update(overflow)
