@@ -59,16 +59,16 @@ from .version import __version__
 
 if _TYPE_CHECKING:
     from .accumulator import GradientAccumulator
+    from .checkpoint import LoadReport, load_optimizer, save_optimizer
     from .config import LdoptConfig
     from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
-    from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
     from .tensorflow_recipe import create_optimizer
 
 _LATER = {  # module -> its names that are in `__all__`; imported when one is first used
     "accumulator": ("GradientAccumulator",),
+    "checkpoint": ("LoadReport", "load_optimizer", "save_optimizer"),
     "config": ("LdoptConfig",),
     "parallel": ("AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale"),
-    "saving": ("LoadReport", "convert_torch_optimizer", "load_optimizer", "save_optimizer"),
     "tensorflow_recipe": ("create_optimizer",),
 }
 
@@ -91,8 +91,8 @@ __all__ = [
     "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
     # TensorFlow's BERT fine-tuning: the port of transformers' function
     "create_optimizer",
-    # saving, and states of PyTorch's optimizers
-    "save_optimizer", "load_optimizer", "LoadReport", "convert_torch_optimizer",
+    # saving
+    "save_optimizer", "load_optimizer", "LoadReport",
     # micro-batches and loss scales
     "GradientAccumulator", "AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale",
     "__version__",

@@ -15,11 +15,12 @@ from .private_names import FLEET, SAVING, MovedError, attribute, lazy
 
 # fmt: off
 __all__ = [
-    "all_reduce_gradients", "assign_slice_gradients", "backward_step", "check_own_gradients", "collect_buffers",
+    "all_reduce_gradients", "assign_slice_gradients", "check_own_gradients", "collect_buffers",
     "delays_scale", "engine_layers", "forget_checkpoint", "has_dynamic_shape", "hybrid_optimizer", "hybrid_parameters",
-    "inner_clip", "is_pipeline_engine", "is_sharded", "leave_out_frozen", "loss_functions", "overlaps",
+    "is_pipeline_engine", "is_sharded", "leave_out_frozen", "loss_functions", "other_loss_function",
+    "overlaps",
     "pipeline_engine", "pipeline_layer", "pipeline_of", "prepare_training", "reduced_step", "report_overflow",
-    "sharded_optimizer", "sharding_setting", "sharding_v1", "sharding_v2", "slice_ranges", "slices", "stage_functions",
+    "sharded_optimizer", "sharding_setting", "sharding_v1", "sharding_v2", "slice_ranges", "slices",
     "topology", "topology_of", "weight_decay_fun_is_replaced",
 ]
 # fmt: on
@@ -45,9 +46,6 @@ _overlaps = {
     "sharding_comm_overlap": attribute(_ENGINE, "_sharding_comm_overlap", _STEP, optional=True),
     "release_gradients": attribute(_ENGINE, "_release_gradients", _STEP, optional=True),
 }
-_clip_in_wrapper = attribute(
-    f"{_DYGRAPH}.hybrid_parallel_optimizer.HybridParallelClipGrad", "_clip", _STEP, optional=True
-)
 engine_layers = attribute(_ANY_ENGINE, "_layers", _STEP)
 loss_functions = attribute(f"{_META}.PipelineLayer", "_loss_fn", _STEP)
 has_dynamic_shape = attribute(_ENGINE, "_dynamic_shape", _STEP)
@@ -55,7 +53,6 @@ delays_scale = attribute(_ENGINE, "_delay_scale_loss", _STEP)  # losses are not 
 prepare_training = attribute(_ENGINE, "_prepare_training", _STEP)
 sharded_optimizer = attribute(_HYBRID, "_inner_opt", _STEP)
 reduced_step = attribute(_HYBRID, "_step", _STEP)  # the step with reduced gradients
-backward_step = attribute(_ENGINE, "_backward_step", _STEP)
 _found_overflow = attribute("paddle.amp.AmpScaler", "_cache_found_inf", _STEP)
 _number_of_stages = attribute(f"{_META}.PipelineLayer", "_num_stages", "Layer-wise rates in a pipeline")
 
@@ -145,34 +142,19 @@ def pipeline_of(model: paddle.nn.Layer) -> Any:
 
 
 @contextlib.contextmanager
-def stage_functions(engine: Any, loss: paddle.Tensor, forward: Any, backward: Any) -> Iterator[None]:
-    """Replace loss, forward and backward step of a pipeline engine's stage; its hooks cannot change results."""
-    layers = engine_layers(engine)
-    with _set(layers, "_loss_fn", [loss]), _set(layers, "forward", forward), _set(engine, "_backward_step", backward):
-        yield
-
-
-@contextlib.contextmanager
-def _set(instance: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of an instance, then restore it, or the method of its class."""
-    before = {name: vars(instance)[name]} if name in vars(instance) else {}
-    vars(instance)[name] = value
+def other_loss_function(layer: Any, loss: Any) -> Iterator[None]:
+    """Replace the loss function of a PipelineLayer."""
+    before, layer._loss_fn = loss_functions(layer), [loss]
     try:
         yield
     finally:
-        del vars(instance)[name]
-        vars(instance).update(before)
+        layer._loss_fn = before
 
 
 def report_overflow(scaler: Any, overflow: bool) -> None:
     """Tell Paddle's GradScaler of an overflow in any process; its `unscale_` only checks this process."""
     _found_overflow(scaler)
     scaler._cache_found_inf = overflow
-
-
-def inner_clip(clip: Any) -> Any:
-    """Return the gradient clip inside `fleet`'s wrapper."""
-    return _clip_in_wrapper(clip) or clip
 
 
 def forget_checkpoint(folder: str) -> None:

@@ -1,8 +1,8 @@
 """Training in several processes on Paddle's engines (`paddle.distributed.fleet`)."""
 
-from .pipeline import PipelineWithLossScale, StepOutput, StepOutputWithLocalNorm
+from .checkpoint import load_checkpoint, save_checkpoint
 from .scalers import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, LossScaler
-from .sharded_checkpoint import load_checkpoint, save_checkpoint
+from .step import PipelineWithLossScale, StepOutput, StepOutputWithLocalNorm
 
 __all__ = [
     "AdaptiveLossScaler",

@@ -21,6 +21,7 @@ _COUNT_TO_CHANGE = 3  # increases or decreases of the scale that change an adapt
 class LossScaler:
     """Base of the loss scalers; a subclass keeps its numbers in `_state` and changes them in `update`."""
 
+    windows: list[int] = []
     _least = 0.0  # the lowest scale, which must also be above 0
 
     def __init__(self, loss_scale_value: Any) -> None:
@@ -28,9 +29,6 @@ class LossScaler:
 
     def _checked_scale(self, value: Any, argument: str) -> float:
         return checked_number(value, argument, self._least, ends="[]" if self._least else "(]")
-
-    def _checked_state(self, key: str, value: Any) -> float:
-        return self._checked_scale(value, key) if key == "loss_scale" else checked_steps(value, key)
 
     def get_loss_scale(self) -> float:
         """Return the scale of the next step."""
@@ -50,11 +48,16 @@ class LossScaler:
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a scaler of the same class; another state raises ValueError and changes nothing."""
-        keys = list(checked_state(state_dict))
-        if set(keys) != set(self._state):
+        if set(checked_state(state_dict)) != set(self._state):
             message = f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}."
-            raise refusal(ValueError, message, keys=keys)
-        self._state = {key: self._checked_state(key, value) for key, value in state_dict.items()}
+            raise refusal(ValueError, message, keys=list(state_dict))
+        scale = self._checked_scale(state_dict["loss_scale"], "loss_scale")
+        least = {"window_index": -1}
+        counts = {k: checked_steps(v, k, least.get(k, 0)) for k, v in state_dict.items() if k != "loss_scale"}
+        if counts.get("window_index", -1) >= len(self.windows):
+            message = "The state must be that of a scaler with the same windows."
+            raise refusal(ValueError, message, window_index=counts["window_index"], windows=self.windows)
+        self._state = {"loss_scale": scale, **counts}
 
     load_state_dict = set_state_dict
 
@@ -113,24 +116,23 @@ class DynamicLossScaler(LossScaler):
     def __init__(self, loss_scale_value: float = 2.0**15, scale_factor: float = 2.0, scale_window: int = 1000) -> None:
         super().__init__(loss_scale_value)
         self._factor = checked_number(scale_factor, "scale_factor", 1.0, ends="(]")
-        self._first_window = checked_steps(scale_window, "scale_window", least=1)
+        self.windows = [checked_steps(scale_window, "scale_window", least=1)]
         self._state["good_steps"] = 0
 
     @property
     def scale_window(self) -> int:
         """Steps without an overflow before the scale increases."""
-        return self._first_window
+        index = self._state.get("window_index", 0)
+        return 1 if index < 0 else self.windows[index]
 
     def update(self, overflow: bool) -> None:
         """Decrease the scale after an overflow, increase it after `scale_window` steps without one."""
         state = self._state
+        state["good_steps"] = 0 if overflow else state["good_steps"] + 1
         if overflow:
             state["loss_scale"] = max(state["loss_scale"] / self._factor, 1.0)
-            state["good_steps"] = 0
             self._adapt(raised=False)
-            return
-        state["good_steps"] += 1
-        if state["good_steps"] >= self.scale_window:
+        elif state["good_steps"] >= self.scale_window:
             state["good_steps"] = 0
             if state["loss_scale"] * self._factor <= _GREATEST:
                 state["loss_scale"] *= self._factor
@@ -150,7 +152,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
     Args:
         loss_scale_value, scale_factor (float, optional): as in `DynamicLossScaler`.
         scale_window (int, optional): the initial window, in steps; one of `windows`. By default `min_scale_window`.
-        max_scale_window (int, optional): the largest window.
+        max_scale_window (int, optional): the largest window, above the smallest.
         min_scale_window (int, optional): the smallest window, at least 1.
 
     Differs from MindFormers: see docs/numerics.md.
@@ -181,22 +183,17 @@ class AdaptiveLossScaler(DynamicLossScaler):
         min_scale_window: int = 20,
     ) -> None:
         low = checked_steps(min_scale_window, "min_scale_window", least=1)
-        high = checked_steps(max_scale_window, "max_scale_window", least=1)
-        if high <= low:
-            message = "`max_scale_window` must be above `min_scale_window`."
-            raise refusal(ValueError, message, max_scale_window=high, min_scale_window=low)
-        self.windows = _windows(low, high)
-        first = low if scale_window is None else checked_steps(scale_window, "scale_window", least=1)
+        high = checked_steps(max_scale_window, "max_scale_window", least=low + 1)
+        super().__init__(loss_scale_value, scale_factor, low if scale_window is None else scale_window)
+        # MindFormers' list: halves in hundreds down to 100, then 50, then steps of half of `low`
+        windows = [float(high)]
+        while (window := windows[-1]) > low:
+            below = window // 200 * 100 if window > 100 else 50 if window == 100 else window - low / 2
+            windows.append(max(below, low))
+        (first,), self.windows = self.windows, [int(window) for window in reversed(windows)]
         if first not in self.windows:
             raise refusal(ValueError, f"`scale_window` must be one of {self.windows}.", scale_window=first)
-        super().__init__(loss_scale_value, scale_factor, first)
         self._state.update(window_index=self.windows.index(first), increases=0, decreases=0)
-
-    @property
-    def scale_window(self) -> int:
-        """Steps without an overflow before the scale increases."""
-        index = self._state["window_index"]
-        return 1 if index < 0 else self.windows[index]
 
     def _adapt(self, raised: bool) -> None:
         state = self._state
@@ -208,30 +205,6 @@ class AdaptiveLossScaler(DynamicLossScaler):
         elif state["decreases"] >= _COUNT_TO_CHANGE and state["window_index"] > 0:
             state.update(window_index=-1, increases=0, decreases=0)
 
-    def _checked_state(self, key: str, value: Any) -> float:
-        if key != "window_index":
-            return super()._checked_state(key, value)
-        index = checked_steps(value, key, least=-1)
-        if index >= len(self.windows):
-            message = "The state must be that of a scaler with the same windows."
-            raise ValueError(f"{message} Received: window_index={index} for {len(self.windows)} windows")
-        return index
-
-
-def _windows(low: int, high: int) -> list[int]:
-    """Return MindFormers' list: halves in hundreds down to 100, then 50, then steps of half of `low`."""
-    windows = [float(high)]
-    while windows[-1] > low:
-        window = windows[-1]
-        if window > 100:
-            window = window // 200 * 100
-        elif window == 100:
-            window = 50
-        else:
-            window -= low / 2
-        windows.append(max(window, low))
-    return [int(window) for window in reversed(windows)]
-
 
 class _PaddleLossScaler(LossScaler):
     """Paddle's GradScaler; the training step reports overflows to it."""
@@ -239,7 +212,7 @@ class _PaddleLossScaler(LossScaler):
     def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():
             message = "`scale_sense` must be enabled. On a CPU, Paddle's GradScaler is disabled: use DynamicLossScaler."
-            raise ValueError(f"{message} Received: scale_sense=GradScaler(enable=False)")
+            raise refusal(ValueError, message, scale_sense=type(scaler).__name__, enable=False)
         self._scaler = scaler
 
     def get_loss_scale(self) -> float:
@@ -258,11 +231,9 @@ class _PaddleLossScaler(LossScaler):
 
 def as_scaler(scale_sense: Any) -> LossScaler:
     """Return a loss scaler or GradScaler as a `LossScaler`; a number or Tensor of shape [] or [1] is fixed."""
-    if isinstance(scale_sense, LossScaler):
-        return scale_sense
     if isinstance(scale_sense, AmpScaler):
         return _PaddleLossScaler(scale_sense)
-    if isinstance(scale_sense, paddle.Tensor) and list(scale_sense.shape) not in ([], [1]):
-        raise refusal(ValueError, "The shape of `scale_sense` must be [] or [1].", shape=list(scale_sense.shape))
+    if isinstance(scale_sense, LossScaler):
+        return scale_sense
     expected = "a number, a Tensor, or a loss scaler"
     return FixedLossScaler(checked_number(scale_sense, "scale_sense", ends="(]", expected=expected))

@@ -1,4 +1,4 @@
-"""The launcher of `distributed_launch`: results by rank, and what it does when a rank fails or hangs."""
+"""The launcher of `distributed_launch` and the fork server of `processes`: results, errors, hanging processes."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import time
 import paddle
 import pytest
 from distributed_launch import LaunchError, launch
-from processes import search_path
+from processes import run, search_path
 
 
 def rank():
@@ -73,17 +73,49 @@ def test_a_rank_that_fails(work, arguments, says, killed, returncodes):
     assert error.value.killed == killed and error.value.returncodes == returncodes
 
 
-def test_what_is_on_pythonpath_comes_first(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/first", "/second", "/first"]))
-    path = search_path().split(os.pathsep)
-    assert path[:2] == ["/first", "/second"] and len(path) == len(set(path)) and set(filter(None, sys.path)) < set(path)
-
-
 @pytest.mark.slow
 def test_ranks_begin_as_pythonpath_says(tmp_path):
     """So does mutants.py put a mutant into them."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.changed_at_the_start = True")
     code = "import test_distributed_launch as here; print(here.launch(here.changed, ranks=2))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), search_path()])}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert run.stdout.splitlines()[-1:] == ["[True, True]"], run.stderr[-2000:]
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.stdout.splitlines()[-1:] == ["[True, True]"], ended.stderr[-2000:]
+
+
+# ---- `run` of a script
+
+
+def test_a_script_runs_as_in_a_process_of_its_own(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys; print(sys.argv[1:], os.environ.get('SAID'), os.getcwd(), 'paddle' in sys.modules, __name__)\n"
+        "print('to stderr', file=sys.stderr)"
+    )
+    ended = run([script, "--rate", 1], env={"SAID": "a word"}, cwd=tmp_path)
+    said = f"['--rate', '1'] a word {tmp_path} True __main__\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, said, "to stderr\n")
+    assert os.environ.get("SAID") is None and os.getcwd() != str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text, code, says",
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("raise SystemExit('a reason')", 1, "a reason\n"),
+        ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
+    ],
+    ids=["code", "reason", "error", "killed"],
+)
+def test_how_a_script_ended(tmp_path, text, code, says):
+    (tmp_path / "script.py").write_text(text)
+    ended = run([tmp_path / "script.py"])
+    assert ended.returncode == code and ended.stderr.endswith(says)
+
+
+def test_a_script_that_hangs_is_killed(tmp_path):
+    (tmp_path / "script.py").write_text("print('here', flush=True); import time; time.sleep(60)")
+    with pytest.raises(subprocess.TimeoutExpired) as error:
+        run([tmp_path / "script.py"], timeout=2)
+    assert error.value.output == "here\n"

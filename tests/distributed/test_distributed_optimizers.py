@@ -8,42 +8,31 @@ data parallelism beside sharding version 2 leaves out the former.
 
 import functools
 
+import distributed_cases as cases
 import pytest
-from distributed_cases import (
-    LAYOUTS,
-    OPTIMIZERS,
-    alone,
-    auto_parallel,
-    auto_static,
-    given,
-    joined,
-    refusals,
-    sometimes,
-    sometimes_sharded,
-    worker,
-)
+from distributed_cases import LAYOUTS, OPTIMIZERS
 from distributed_launch import launch
 from representatives import selected
 from toy_layers import apart
 
 TOLERANCE = 1e-5  # of the way
 FEW = ["adamwdl", "lamb", "adafactor, relative", "came", "adamweightdecay"]
-reference = functools.cache(alone)
-reference_of_parts = functools.cache(functools.partial(given, None))
+reference = functools.cache(cases.alone)
+reference_of_parts = functools.cache(functools.partial(cases.given, None))
 
 
 def check(results, layout, case):
     """Compare all processes' parameters with those of one process."""
     got = [result[layout, case, "usual"] for result in results]
     start, end = (reference_of_parts if layout == "mp" else reference)(case)
-    for values in [joined(got)] if layout == "mp" else got:
+    for values in [cases.joined(got)] if layout == "mp" else got:
         assert apart(values, start, end) < TOLERANCE
     assert set().union(*got) == set(end)
 
 
 @pytest.fixture(scope="module")
 def two(request):
-    return launch(worker, 2, timeout=900, runs=selected(request, "layout", "case", "variant"))
+    return launch(cases.worker, 2, timeout=900, runs=selected(request, "layout", "case", "variant"))
 
 
 @pytest.mark.promise(
@@ -59,7 +48,7 @@ def test_two_processes(two, layout, case, variant):
 
 @pytest.fixture(scope="module")
 def unused(request):
-    return launch(sometimes_sharded, 2, timeout=200, runs=selected(request, "layout", "case"))
+    return launch(cases.sometimes_sharded, 2, timeout=200, runs=selected(request, "layout", "case"))
 
 
 @pytest.mark.representatives
@@ -67,7 +56,7 @@ def unused(request):
 @pytest.mark.parametrize("layout", ["sharding v2", "sharding v1"])
 def test_parameters_without_a_gradient_stay(unused, layout, case):
     """Sharding fills missing gradients with zeros, of which the decay made a step."""
-    start, end = sometimes(case)
+    start, end = cases.sometimes(case)
     for result in unused:
         never = {name for name in start if name.startswith("parts.2")}
         got = {name: value for name, value in result[layout, case].items() if name not in never}
@@ -83,7 +72,9 @@ def test_processes_that_freeze_different_parameters_are_refused(unused):
 
 @pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def auto(request):
-    return launch(auto_parallel, request.param, timeout=300, cases=[case for (case,) in selected(request, "case")])
+    return launch(
+        cases.auto_parallel, request.param, timeout=300, cases=[case for (case,) in selected(request, "case")]
+    )
 
 
 @pytest.mark.representatives(count=6)
@@ -106,11 +97,11 @@ def test_refusals_of_dist_tensors(auto):
         assert "only supports AdamW and SGD" in result["lamb, wrapped"], "Paddle's own, at construction"
         if len(auto) > 1:
             assert "without `synchronize`" in result["synchronized"], "gloo crashed"
-            assert "of shape [4, 4], [2, 4] here" in result["saved"]
+            assert "here=[2, 4]" in result["saved"]
 
 
 def test_dist_tensors_in_a_static_graph():
-    (result,) = launch(auto_static, 1, timeout=200, cases=FEW)
+    (result,) = launch(cases.auto_static, 1, timeout=200, cases=FEW)
     refused = {case: result.pop(case) for case in ("came", "adafactor, relative")}
     assert all("as if it had its shape" in message for message in refused.values())
     assert len(result) == 3 and max(result.values()) < TOLERANCE
@@ -141,7 +132,7 @@ def test_slices_of_version_2_have_whole_rows_and_columns(two, layout, case, vari
 
 def test_refusals():
     """What cannot be served says what to change, before anything changes."""
-    for messages in launch(refusals, 2, timeout=120):
+    for messages in launch(cases.refusals, 2, timeout=120):
         assert "sharding takes a plain list" in messages["groups"] and "Received: 2 groups" in messages["groups"]
         for case in ("lamb", "adamwdl"):
             message = messages[f"fused buffers, {case}"]

@@ -1,11 +1,11 @@
-"""Towers, multipliers, kept means, linear rates, groups and decays that move: several processes train as one."""
+"""Towers, multipliers, kept means and linear rates: several processes train as one."""
 
 import functools
 
 import numpy as np
 import pytest
 from distributed_launch import launch
-from rate_cases import CASES, DECAYS, HALF, ONE, STEPS, Run, alone, place
+from rate_cases import CASES, HALF, ONE, Run, alone, place
 from rate_cases import worker as train
 from representatives import selected
 from toy_layers import apart
@@ -48,14 +48,10 @@ def test_several_processes_train_and_resume_as_one(two, layout, case):
 
 
 def test_the_ratios_by_hand():
-    """The decay of each tower moves, and its mean over all blocks is 1 before scale and multipliers."""
-    _, _, steps = reference(("adamwdl", "moving"))
-    for step, ratios in enumerate(steps):
-        part = step / (STEPS + 2)
-        vision, outside = 0.4 + 0.4 * part, 0.5 + 0.5 * part
-        mean = (vision**2 + vision + 0.7**2 + 0.7) / 4
-        assert ratios["vision.layers.0.bias"] == pytest.approx(2 * vision**2 / mean * 2 * 0.5, rel=1e-12)
+    """The mean of the ratios over the blocks of all towers is 1 before scale and multipliers."""
+    for ratios in reference(("adamwdl", "towers"))[2]:
+        mean = (0.6**2 + 0.6 + 0.7**2 + 0.7) / 4
+        assert ratios["vision.layers.0.bias"] == pytest.approx(2 * 0.6**2 / mean * 2 * 0.5, rel=1e-12)
         assert ratios["text.layers.1.up"] == pytest.approx(0.7 / mean, rel=1e-12)
-        assert ratios["embed.weight"] == pytest.approx(outside**3 / mean, rel=1e-12)
+        assert ratios["embed.weight"] == pytest.approx(0.8**3 / mean, rel=1e-12)
         assert ratios["head.weight"] == pytest.approx(1 / mean, rel=1e-12)
-    assert DECAYS["moving"][0].moves

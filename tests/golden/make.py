@@ -1,4 +1,4 @@
-"""Record what the real peers compute: `trajectories.npz`, `index.json` and `states.json` beside this file.
+"""Record what the real peers compute: `trajectories.npz` and `index.json` beside this file.
 
     make parity                                      # compare a fresh run with what is stored
     python tests/golden/make.py                      # write both files anew
@@ -7,7 +7,7 @@
 
 Each case is eight calls of a peer's own step() in float64 over the same eight small parameters: an element, vectors,
 matrices with a side of 1, a stack of matrices and a convolution. One starts at zero. The third gradient is zero, the
-fifth a spike. Of some PyTorch optimizers the state after the third step is kept as well, as `state_dict` gives it.
+fifth a spike.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 import tempfile
 
 import numpy as np
-from trajectories import ARRAYS, INDEX, STATES, error, inputs, join, load_arrays, load_index, load_states, split
+from trajectories import ARRAYS, INDEX, error, inputs, join, load_arrays, load_index, split
 
 os.environ.update(JAX_ENABLE_X64="1", JAX_PLATFORMS="cpu", TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="3")
 os.environ.update(CUDA_VISIBLE_DEVICES="", TF_ENABLE_ONEDNN_OPTS="0")
@@ -42,18 +42,6 @@ N_STEPS = 8
 RECORDED = (1, 2, 3, 5, 6, 8)  # steps, from 1
 ZERO, SPIKE = 3, 5
 RATES = [0.0005, 0.001, 0.0015, 0.002, 0.0016, 0.0012, 0.0008, 0.0004]  # a warm-up, and down again
-
-KEPT = 3  # the step after which the state of those in KEEPS_STATE is recorded
-KEEPS_STATE = {
-    "adamwdl-torch-gaps",
-    "adamwdl-torch-layerwise",
-    "lamb-timm-layerwise",
-    "adafactor-transformers-beta1",
-    "adafactor-transformers-relative-gaps",
-    "adafactor-torch",
-    "came-authors-options",
-    "came-authors-gaps",
-}
 
 ROUNDING = (1e-12, "rounding of float64 alone")
 
@@ -153,8 +141,8 @@ def timm_layer_decay(case, params):
     return torch.optim.AdamW(groups, **options)
 
 
-def run_torch(case, start, grads, states=None):
-    """Take the steps with a PyTorch optimizer; put its state after step `KEPT` into `states`."""
+def run_torch(case, start, grads):
+    """Take the steps with a PyTorch optimizer."""
     import torch
 
     params = {n: torch.nn.Parameter(torch.tensor(a)) for n, a in start.items()}
@@ -171,22 +159,7 @@ def run_torch(case, start, grads, states=None):
         optimizer.param_groups = [g for g in groups if any(param.grad is not None for param in g["params"])]
         optimizer.step()
         optimizer.param_groups = groups
-        if states is not None and step == KEPT - 1:
-            states[case.id] = plain_state(optimizer.state_dict())
         yield {name: param.detach().numpy().copy() for name, param in params.items()}
-
-
-def plain_state(state_dict):
-    """Return the state of a PyTorch optimizer as lists and numbers, without the options."""
-    state = {
-        str(key): {name: value.tolist() if hasattr(value, "tolist") else value for name, value in one.items()}
-        for key, one in state_dict["state"].items()
-    }
-    groups = [{key: group[key] for key in ("params", "step") if key in group} for group in state_dict["param_groups"]]
-    for group in groups:
-        if "step" in group:
-            group["step"] = float(group["step"])
-    return {"state": state, "param_groups": groups}
 
 
 def run_optax(case, start, grads):
@@ -254,12 +227,11 @@ PACKAGES.update({"came-pytorch": ("came-pytorch", "torch"), "optax": ("optax", "
 PACKAGES["tensorflow"] = ("transformers", "tf_keras", "tensorflow")
 
 
-def run(case, arrays, states):
-    """Return name -> the peer's values after each recorded step; put the state of some into `states`."""
+def run(case, arrays):
+    """Return name -> the peer's values after each recorded step."""
     names = [name for name in SHAPES if name not in case.leaves_out]
     start, grads = inputs(arrays, SHAPES, case.kind, names)
-    keep = (states,) if case.id in KEEPS_STATE else ()
-    values = list(RUNNERS.get(case.peer, run_torch)(case, start, grads, *keep))
+    values = list(RUNNERS.get(case.peer, run_torch)(case, start, grads))
     assert all(a.dtype == np.float64 for value in values for a in value.values()), case.id
     return {n: np.stack([values[step - 1][n] for step in RECORDED]) for n in names}
 
@@ -420,51 +392,34 @@ def entry(case):
 
 
 def make():
-    """Return (index, arrays, states) of a fresh run of all peers."""
-    arrays, states = make_inputs(), {}
+    """Return (index, arrays) of a fresh run of all peers."""
+    arrays = make_inputs()
     entries, recorded = [], {}
     for case in cases():
-        values = run(case, arrays, states)
+        values = run(case, arrays)
         recorded[case.id] = np.stack([join({n: a[i] for n, a in values.items()}) for i in range(len(RECORDED))])
         entries.append(entry(case))
         print(f"{case.id:40} {entries[-1]['peer']}", flush=True)
     parameters = {name: list(shape) for name, shape in SHAPES.items()}
     index = {"parameters": parameters, "n_layers": N_LAYERS, "recorded_steps": RECORDED, "cases": entries}
-    return json.loads(json.dumps(index)), {**arrays, **recorded}, states
+    return json.loads(json.dumps(index)), {**arrays, **recorded}
 
 
-def write(index, arrays, states):
+def write(index, arrays):
     """Write all files, of the JSON one line a case."""
     lines = ",\n".join("  " + json.dumps(one) for one in index["cases"])
     head = json.dumps({key: value for key, value in index.items() if key != "cases"})
     INDEX.write_text(f'{head[:-1]},\n"cases": [\n{lines}\n]}}\n', encoding="utf-8")
     np.savez_compressed(ARRAYS, **arrays)
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(state)}" for name, state in states.items())
-    STATES.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    size = sum(path.stat().st_size for path in (INDEX, ARRAYS, STATES))
+    size = sum(path.stat().st_size for path in (INDEX, ARRAYS))
     print(f"{len(index['cases'])} cases, {size} bytes in {INDEX.parent}")
 
 
-def flat_state(states):
-    """Return (case, parameter, state) -> numbers, and (case, group) -> its step."""
-    flat = {
-        (case, key, name): value
-        for case, one in states.items()
-        for key, state in one["state"].items()
-        for name, value in state.items()
-    }
-    groups = {(case, i): g.get("step", 0) for case, one in states.items() for i, g in enumerate(one["param_groups"])}
-    return {**flat, **groups}
-
-
-def differences(index, arrays, states):
+def differences(index, arrays):
     """Return a line for each way in which a fresh run is not what is stored; other versions of a peer are none."""
     stored, stored_arrays = load_index(), load_arrays()
     found = [f"`{key}` differs" for key in index if key != "cases" and index[key] != stored[key]]
     found += [f"`{k}` differs" for k in make_inputs() if not np.array_equal(arrays[k], stored_arrays.get(k))]
-    now, then = flat_state(states), flat_state(load_states())
-    found += [f"the state {key} is in one of them only" for key in set(now) ^ set(then)]
-    found += [f"the state {k} differs" for k in set(now) & set(then) if not np.allclose(now[k], then[k], 1e-12, 1e-300)]
     by_id = {one["id"]: one for one in stored["cases"]}
     found += [f"{name}: stored, but not made" for name in set(by_id) - {one["id"] for one in index["cases"]}]
     start = split(arrays["start"], SHAPES)

@@ -1,8 +1,7 @@
 """Read the recorded trajectories of the peers; NumPy only.
 
 `index.json` has an entry for each case, `trajectories.npz` an array for each case and for each set of inputs. An array
-has all parameters one after the other, in the order of "parameters" in the index. `states.json` has the state of some
-of PyTorch's optimizers after the third step. `make.py` writes these files.
+has all parameters one after the other, in the order of "parameters" in the index. `make.py` writes these files.
 """
 
 import functools
@@ -15,7 +14,6 @@ import numpy as np
 FOLDER = pathlib.Path(__file__).parent
 INDEX = FOLDER / "index.json"
 ARRAYS = FOLDER / "trajectories.npz"
-STATES = FOLDER / "states.json"
 
 
 @functools.lru_cache
@@ -29,12 +27,6 @@ def load_arrays():
     """Return name -> array."""
     with np.load(ARRAYS, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
-
-
-@functools.lru_cache
-def load_states():
-    """Return the case's id -> what ``optimizer.state_dict()`` gave, as lists and numbers, without the options."""
-    return json.loads(STATES.read_text(encoding="utf-8"))
 
 
 def split(flat, shapes):

@@ -19,7 +19,7 @@ def scaler():
 def made(kind="whole", name="adamwdl", ragged=False, **arguments):
     loss = cases.token_loss if ragged else cases.mean_loss
     with paddle.utils.unique_name.guard():
-        network = cases.initialise(cases.Whole(loss) if kind == "whole" else cases.Staged(loss, num_stages=1))
+        network = cases.initialise(cases.Whole(loss=loss) if kind == "whole" else cases.Staged(loss=loss, num_stages=1))
         optimizer = cases.optimizer_of(name, network)
     arguments = {"max_grad_norm": 0.05, "micro_batch_num": cases.MICRO_BATCHES, **arguments}
     step = ldopt.PipelineWithLossScale(network, optimizer, calculate_per_token_loss=ragged, **arguments)
@@ -98,13 +98,17 @@ def test_the_tuple():
     assert output.size.tolist() == [param.size for param in network.parameters()]
 
 
-def test_without_clipping_the_gradient_is_as_it_is():
-    network, _, step = made(name="sgd", use_clip_grad=False, max_grad_norm=1.0)
-    before = cases.values(network)
-    direct = cases.directly("sgd", 1, max_norm=1e9)[0]["weights"]
-    step(*cases.tensors(cases.batch(0)))
-    assert cases.apart(cases.values(network), direct) < 1e-5
-    assert not cases.same(before, cases.values(network))
+@pytest.mark.parametrize("grouped", [False, True])
+def test_it_clips_all_groups_together_or_not_at_all(grouped):
+    network = cases.initialise(cases.Whole())
+    params = network.parameters()
+    groups = [{"params": params[:3]}, {"params": params[3:]}] if grouped else params
+    optimizer = paddle.optimizer.SGD(1.0, groups)
+    step = ldopt.PipelineWithLossScale(network, optimizer, use_clip_grad=grouped, max_grad_norm=0.05)
+    output = step(*cases.tensors(cases.batch(0)))
+    direct = cases.directly("sgd", 1, max_norm=0.05 if grouped else 1e9)[0]
+    assert cases.apart(cases.values(network), direct["weights"]) < 1e-5
+    assert not grouped or output.global_norm.item() == pytest.approx(direct["norm"], rel=1e-6)
 
 
 class Dtypes(paddle.nn.Layer):
@@ -134,7 +138,7 @@ def test_parameters_of_several_dtypes():
         gradients.update({name: p.grad.astype("float32").numpy() for name, p in network.named_parameters()})
         optimizer.clear_grad()
 
-    step._gradients.apply = apply
+    optimizer.step = apply
     output = step(paddle.ones([2]))
     norm = math.sqrt(3 * (1 + 4 + 9 + 16))
     np.testing.assert_allclose(output.global_norm.item(), norm, rtol=1e-6)
@@ -198,15 +202,10 @@ def test_a_schedule_that_is_advanced_elsewhere_is_an_error():
     assert optimizer._learning_rate.last_epoch == 3
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [paddle.optimizer.lr.ReduceOnPlateau(0.1), ldopt.get_reduce_on_plateau_schedule(0.1)],
-    ids=["paddle", "ldopt"],
-)
-def test_a_schedule_that_takes_a_metric_is_left_to_the_caller(schedule):
+def test_a_schedule_that_takes_a_metric_is_left_to_the_caller():
     network = cases.Whole()
-    optimizer = paddle.optimizer.SGD(schedule, network.parameters())
-    step = ldopt.PipelineWithLossScale(network, optimizer)
+    schedule = paddle.optimizer.lr.ReduceOnPlateau(0.1)
+    step = ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(schedule, network.parameters()))
     for i in range(3):
         output = step(*cases.tensors(cases.batch(i)))
         schedule.step(output.loss)
@@ -217,31 +216,25 @@ def test_a_schedule_that_takes_a_metric_is_left_to_the_caller(schedule):
 
 
 def test_a_resume_is_exact(tmp_path):
-    def run(steps, path=None, save=None):
-        with paddle.utils.unique_name.guard():  # a process of its own
-            return in_new_process(steps, path, save)
-
-    def in_new_process(steps, path, save):
-        network, optimizer, step = made(name="lamb", scale_sense=ldopt.AdaptiveLossScaler(2**8, 2, 2, 8, 2))
-        now = [0]
-        cases.inject(network, lambda: now[0] in (3, 8))
-        if path:
-            saved = paddle.load(path)
-            network.set_state_dict(saved["network"])
-            optimizer.set_state_dict(saved["optimizer"])
-            step.set_state_dict(saved["step"])
-        rows = []
-        for now[0] in steps:
-            rows.append(cases.row_of(step(*cases.tensors(cases.batch(now[0])))))
-        if save:
-            states = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
-            paddle.save({**states, "step": step.state_dict()}, save)
-        return rows, cases.snapshot(network, step)
-
     path = str(tmp_path / "state.pdparams")
+
+    def run(steps, load=False, save=False):
+        with paddle.utils.unique_name.guard():  # as in a process of its own
+            network, optimizer, step = made(name="lamb", scale_sense=ldopt.AdaptiveLossScaler(2**8, 2, 2, 8, 2))
+            now, parts = [0], {"network": network, "optimizer": optimizer, "step": step}
+            cases.inject(network, lambda: now[0] in (3, 8))
+            for name, state in paddle.load(path).items() if load else ():
+                parts[name].set_state_dict(state)
+            rows = []
+            for now[0] in steps:
+                rows.append(cases.row_of(step(*cases.tensors(cases.batch(now[0])))))
+            if save:
+                paddle.save({name: part.state_dict() for name, part in parts.items()}, path)
+            return rows, cases.snapshot(network, step)
+
     rows, end = run(range(12))
-    first, _ = run(range(5), save=path)
-    second, resumed = run(range(5, 12), path=path)
+    first, _ = run(range(5), save=True)
+    second, resumed = run(range(5, 12), load=True)
     assert first + second == rows and cases.same(end, resumed)
 
 
@@ -250,7 +243,7 @@ def test_a_state_of_another_scaler_is_an_error():
     _, _, other = made(scale_sense=2.0)
     with pytest.raises(ValueError, match="Received: keys=\\['loss_scale'\\]"):
         step.set_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="alone. Received: state_dict=.'other': 1."):
+    with pytest.raises(ValueError, match="Received: keys=\\['other'\\]"):
         step.set_state_dict({"other": 1})
 
 
@@ -261,12 +254,9 @@ def test_a_state_of_another_scaler_is_an_error():
     ("arguments", "error", "message"),
     [
         ({"scale_sense": "8"}, TypeError, "scale_sense='8'"),
-        ({"scale_sense": paddle.ones([2])}, ValueError, r"shape=\[2\]"),
         ({"max_grad_norm": 0.0}, ValueError, "max_grad_norm=0.0"),
-        ({"use_clip_grad": False, "max_grad_norm": 2.0}, ValueError, "max_grad_norm=2.0, use_clip_grad=False"),
         ({"micro_batch_num": 0}, ValueError, "micro_batch_num=0"),
-        ({"global_norm_spike_threshold": 2.0}, ValueError, "global_norm_spike_threshold=2.0"),
-        ({"use_skip_data_by_global_norm": True, "use_clip_grad": False}, ValueError, "use_clip_grad=False"),
+        ({"global_norm_spike_threshold": -1.0}, ValueError, "global_norm_spike_threshold=-1.0"),
     ],
 )
 def test_wrong_arguments(arguments, error, message):
@@ -283,24 +273,19 @@ def test_wrong_networks_and_optimizers():
     for wrong, other, error, says in (
         (lambda inputs: inputs, optimizer, TypeError, "Received: network of type function"),
         (network, 0.1, TypeError, "Received: optimizer of type float"),
-        (paddle.nn.Linear(2, 1), optimizer, ValueError, "parameters of the network. Received: 2 others"),
-        (network, sgd(parameters=params, grad_clip=clip), ValueError, "Received: grad_clip=ClipGradByNorm"),
-        (network, sgd(parameters=[{"params": params, "grad_clip": clip}]), ValueError, "grad_clip=ClipGradByNorm"),
-        (virtual, optimizer, ValueError, "leave out num_virtual_pipeline_stages.* Received: network of type Staged"),
-        (cases.Staged(None, num_stages=1), optimizer, ValueError, r"one loss function. Received: loss_fn=\[None\]"),
+        (paddle.nn.Linear(2, 1), optimizer, ValueError, "parameters of the network. Received: others="),
+        (network, sgd(parameters=params, grad_clip=clip), ValueError, "Received: grad_clip='ClipGradByNorm"),
+        (network, sgd(parameters=[{"params": params, "grad_clip": clip}]), ValueError, "grad_clip='ClipGradByNorm"),
+        (virtual, optimizer, ValueError, "leave out num_virtual_pipeline_stages.* Received: network='Staged'"),
+        (
+            cases.Staged(loss=None, num_stages=1),
+            optimizer,
+            ValueError,
+            r"one loss function. Received: loss_fn=\[None\]",
+        ),
     ):
         with pytest.raises(error, match=says):
             ldopt.PipelineWithLossScale(wrong, other)
-
-
-def test_parameter_groups_are_clipped_together():
-    network = cases.initialise(cases.Whole())
-    groups = [{"params": network.parameters()[:3]}, {"params": network.parameters()[3:]}]
-    step = ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(1.0, groups), max_grad_norm=0.05)
-    output = step(*cases.tensors(cases.batch(0)))
-    direct = cases.directly("sgd", 1)[0]
-    assert cases.apart(cases.values(network), direct["weights"]) < 1e-5
-    np.testing.assert_allclose(output.global_norm.item(), direct["norm"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -321,9 +306,9 @@ def test_wrong_inputs(ragged, inputs, error, message):
 @pytest.mark.parametrize(
     ("ragged", "result", "message"),
     [
-        (True, 0, "Received: Tensor"),
-        (True, (0,), "Received: tuple"),
-        (False, "[8]", r"Received: Tensor of shape \[8\]"),
+        (True, 0, "Received: type='Tensor'"),
+        (True, (0,), "Received: type='tuple'"),
+        (False, "[8]", r"Received: type='Tensor', shape=.*\[8\]"),
     ],
 )
 def test_wrong_losses(ragged, result, message):

@@ -126,22 +126,18 @@ MAKE = {
 
 @pytest.mark.parametrize("name", MAKE)
 def test_state_goes_on_where_it_was(name, tmp_path):
-    overflows = drawn(5, 900, 0.02)
+    overflows, path = drawn(5, 900, 0.02), str(tmp_path / "scaler.pdstate")
     whole, first, second = MAKE[name](), MAKE[name](), MAKE[name]()
     for overflow in overflows[:437]:
-        whole.update(overflow)
-        first.update(overflow)
-    path = str(tmp_path / "scaler.pdstate")
+        whole.update(overflow), first.update(overflow)
     paddle.save(first.state_dict(), path)
     second.set_state_dict(paddle.load(path))
-    scales = []
+    scales = set()
     for overflow in overflows[437:]:
-        scales.append((whole.get_loss_scale(), second.get_loss_scale()))
-        whole.update(overflow)
-        second.update(overflow)
-    assert all(a == b for a, b in scales)
-    assert whole.state_dict() == second.state_dict()
-    assert name == "fixed" or len({a for a, _ in scales}) > 3
+        assert whole.state_dict() == second.state_dict()
+        scales.add(whole.get_loss_scale())
+        whole.update(overflow), second.update(overflow)
+    assert name == "fixed" or len(scales) > 3
 
 
 @pytest.mark.parametrize(
@@ -161,10 +157,6 @@ def test_a_state_that_is_wrong_changes_nothing(state, message):
     with pytest.raises(ValueError, match=message):
         scaler.set_state_dict(wrong)
     assert scaler.state_dict() == before
-
-
-def test_scale_multiplies():
-    assert FixedLossScaler(4).scale(paddle.to_tensor([1.5])).tolist() == [6.0]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +179,7 @@ def test_wrong_arguments(cls, arguments, error):
 def test_a_number_is_a_fixed_scale(given):
     scaler = as_scaler(given)
     assert type(scaler) is FixedLossScaler and scaler.get_loss_scale() == 64.0
+    assert scaler.scale(paddle.to_tensor([1.5])).tolist() == [96.0]
 
 
 @pytest.mark.parametrize(
@@ -194,8 +187,7 @@ def test_a_number_is_a_fixed_scale(given):
     [
         (True, TypeError, "scale_sense=True"),
         (np.ones(2), TypeError, "array"),
-        (paddle.ones([2]), ValueError, r"shape=\[2\]"),
-        (paddle.ones([1, 1]), ValueError, r"shape=\[1, 1\]"),
+        (paddle.ones([2]), TypeError, "scale_sense=Tensor"),
         (0, ValueError, "scale_sense=0"),
         (math.inf, ValueError, "scale_sense=inf"),
     ],

@@ -257,7 +257,6 @@ def settings_file(ending):
 
 
 FIRST = next(iter(START))
-TORCH_STATE = {"step": 1, "exp_avg": START[FIRST], "exp_avg_sq": START[FIRST] ** 2}
 
 
 def saved_file():
@@ -415,20 +414,6 @@ CALLS = {
         call(ldopt.load_optimizer, path=Lazy(saved_file), optimizer=Lazy(trained), model=MODEL),
         also=(OSError,),
         words={"path": "", "optimizer": "", "scaler": ""},
-    ),
-    "convert_torch_optimizer": Row(
-        call(
-            ldopt.convert_torch_optimizer,
-            source={"state": {0: TORCH_STATE}, "param_groups": [{"params": [0]}]},
-            optimizer=Lazy(lambda: trained(ldopt.AdamWDL)),
-            model=MODEL,
-            names=[FIRST],
-            strict=False,
-            transpose=[],
-        ),
-        also=(OSError, ImportError),
-        words={"source": "", "optimizer": ""},
-        free=("strict",),
     ),
     # ---- scalers and the step
     "FixedLossScaler": Row(call(ldopt.FixedLossScaler, loss_scale_value=8.0)),

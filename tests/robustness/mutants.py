@@ -39,8 +39,9 @@ ROOMS = (
     "layers",
     "schedules",
     "optimizers",
-    "saving",
-    "parallel/sharded_checkpoint.py",
+    "_safetensors.py",
+    "checkpoint.py",
+    "parallel/checkpoint.py",
     "trainer/arguments.py",
     "trainer/record.py",
 )
@@ -75,13 +76,9 @@ MORE = {
     "optimizers/apply.py": ["layers/test_decay.py"],
     "optimizers/came.py": ["optimizers/test_fused.py"],
     "optimizers/lamb.py": ["optimizers/test_fused.py"],
-    "parallel/sharded_checkpoint.py": [],  # all in APART
-    "saving/layerwise_record.py": [
-        "saving/test_*.py",
-        "trainer/test_trainer_resume.py",
-        "integrations/test_registering.py",
-    ],
-    "saving/optimizer_record.py": ["saving/test_*.py"],
+    "_safetensors.py": ["saving/test_*.py"],
+    "checkpoint.py": ["saving/test_*.py"],
+    "parallel/checkpoint.py": [],  # all in APART
     "schedules/factory.py": ["schedules/test_*.py"],
     "trainer/arguments.py": ["trainer/test_*.py", "test_config.py"],
 }
@@ -96,7 +93,7 @@ APART = {
         "optimizers/_base/rule_state.py",
         "optimizers/_step/updates.py",
     ],
-    "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py", "parallel/sharded_checkpoint.py"],
+    "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py", "parallel/checkpoint.py"],
 }
 _ON_IMPORT = " on import"
 # what such a process does first, where this is `sitecustomize`: it imports the mutant in the module's place

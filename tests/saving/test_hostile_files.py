@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 import safetensors.paddle
-from saving_cases import CASES, HALF, SLOW, Run, bits, each_damage, read, refused, sealed, write_raw
+from saving_cases import CASES, HALF, SLOW, Run, each_damage, read, refused, sealed, write_raw
 
 import paddle_ldopt as ldopt
 
@@ -44,19 +44,15 @@ def hostile_records():
 
         return change
 
-    keys = ("optimizer", "arguments", "options", "learning_rate", "schedule", "grad_clip", "layerwise", "parameters")
-    keys += ("naming", "step", "with_state", "schedule_state", "scaler_state")
-    for key in keys:
+    keys = ("optimizer", "schedule", "layerwise", "parameters", "naming", "step", "with_state")
+    for key in (*keys, "schedule_state", "scaler_state"):
         yield f"no {key}", put(key)
         for value in ("x", -1, [], {}, [[1]], {"a": {}}, True):
-            if (key, value) not in (("grad_clip", {}), ("naming", "x")):
-                yield f"{key} = {value!r}", put(key, value=value)
-    for key in ("shape", "dtype", "options", "decayed", "ratio", "multiplier"):
+            yield f"{key} = {value!r}", put(key, value=value)
+    for key in ("shape", "dtype", "layer"):
         yield f"no {key} of a parameter", put("parameters", "blocks.0.weight", key)
         yield f"odd {key} of a parameter", put("parameters", "blocks.0.weight", key, value={"x": 1e30})
-    yield "options of a far parameter", put("parameters", "blocks.0.weight", "options", value=10**9)
     yield "state of a stranger", put("with_state", value=["blocks.9.weight"])
-    yield "state twice", put("with_state", value=["blocks.0.weight"] * 2)
 
 
 @pytest.mark.promise("`load_optimizer` refuses a hostile record, tensor or header and changes nothing")
@@ -64,51 +60,30 @@ def test_a_hostile_record_changes_nothing(saved, victim):
     count = 0
     for what, change in hostile_records():
         sealed(saved, saved + ".hostile", record=change)
-        try:
-            before = bits(victim.everything())
-            ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
-        except ValueError as error:
-            assert "Received:" in str(error), (what, error)
-            assert bits(victim.everything()) == before, what
+        if what not in ("schedule = []", "schedule = {}") and "schedule_state =" not in what:  # there is no schedule
+            with refused("", ValueError, victim, what):
+                ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
             count += 1
-        else:  # it says nothing that matters
-            assert "schedule_state" in what, what  # there is no schedule
-    assert count > 90
+    assert count > 60
 
 
 def test_a_hostile_schedule_changes_nothing(path):
     def rate():
-        return ldopt.ReduceLROnPlateau(1e-3)
+        return ldopt.WarmUp(1e-3, paddle.optimizer.lr.PiecewiseDecay([2, 5], [0.3, 0.2, 0.1]), 2)
 
     run, victim = Run("lamb", rate=rate()).train(1), Run("lamb", rate=rate(), seed=1).train(2)
-    run.rate.step(1.0)
     ldopt.save_optimizer(path, run.optimizer, run.model)
-    for value in ({}, [], "x", {"last_lr": 1}, 5, True, None):
-        sealed(path, path + ".hostile", record=lambda record, value=value: record.update(schedule_state=value))
-        with refused("", ValueError, victim, value):
-            ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
     odd = ("x", {"a": 1}, True, {"__array__": "object", "shape": [], "values": []}, {"__float__": "1"}, None)
-    for key in run.rate.state_dict():
-        for value in (*odd, [None], ["x"], [1.0, None], [[1.0]]):
-            sealed(path, path + ".hostile", record=lambda r, k=key, v=value: r["schedule_state"].update({k: v}))
-            with refused("", ValueError, victim, (key, value)):
-                ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
-
-
-def test_nulls_in_place_of_a_schedules_state_change_nothing(path):
-    run, victim = (Run("adamwdl", rate=paddle.optimizer.lr.StepDecay(1e-3, 10), seed=i).train(i + 1) for i in range(2))
-    ldopt.save_optimizer(path, run.optimizer, run.model)
-    for keys in ({"last_lr"}, {"last_epoch"}, {"last_lr", "last_epoch"}):
-        sealed(path, path + ".hostile", record=lambda r, k=keys: r["schedule_state"].update(dict.fromkeys(k)))
-        with refused("must be a number. Received: None", ValueError, victim, keys):
+    states, good = [{}, [], "x", {"last_lr": 1}, 5, True, None], run.rate.state_dict()
+    states += [{**good, key: value} for key in good for value in (*odd, [None], ["x"], [1.0, None], [[1.0]])]
+    for state in states:
+        sealed(path, path + ".hostile", record=lambda record, state=state: record.update(schedule_state=state))
+        with refused("", ValueError, victim, state):
             ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
 
 
 def test_a_plateau_schedule_has_no_best_before_its_first_metric(path):
-    def rate():
-        return paddle.optimizer.lr.ReduceOnPlateau(1e-3, patience=0)
-
-    fresh, used = Run("adamwdl", rate=rate()), Run("adamwdl", rate=rate())
+    fresh, used = (Run("adamwdl", rate=paddle.optimizer.lr.ReduceOnPlateau(1e-3, patience=0)) for _ in range(2))
     used.rate.step(paddle.to_tensor(3.0))
     for there, here in ((fresh, used), (used, fresh)):
         state = there.rate.state_dict()
@@ -116,55 +91,40 @@ def test_a_plateau_schedule_has_no_best_before_its_first_metric(path):
         ldopt.load_optimizer(path, here.optimizer, here.model)
         assert here.rate.state_dict() == state
         used.rate.step(paddle.to_tensor(3.0))
-    for value in (None, "x", [1.0]):
-        change = {"best": value} if value else {"last_lr": None}
-        sealed(path, path + ".hostile", record=lambda record, c=change: record["schedule_state"].update(c))
-        with refused("must be a number|must be None or a number", ValueError, used, value):
-            ldopt.load_optimizer(path + ".hostile", used.optimizer, used.model)
+
+
+TENSORS = {  # what -> a function that changes the entry of a tensor in the header
+    "gone": lambda tensors, n: tensors.pop(n),
+    "renamed": lambda tensors, n: tensors.update({f"{n}x": tensors.pop(n)}),
+    "of a stranger": lambda tensors, n: tensors.update({f"blocks.7.weight.{n.rpartition('.')[2]}": tensors.pop(n)}),
+    "as integers": lambda tensors, n: tensors[n].update(dtype="I32"),
+    "of no type": lambda tensors, n: tensors[n].update(dtype="F8_E4M3"),
+    "flattened": lambda tensors, n: tensors[n].update(shape=[1, *tensors[n]["shape"]]),
+    "counted wrong": lambda tensors, n: tensors[n].update(shape=[v + 1 for v in tensors[n]["shape"]]),
+    "of a huge shape": lambda tensors, n: tensors[n].update(shape=[2**40, 2**40]),
+    "negative": lambda tensors, n: tensors[n].update(shape=[-1]),
+    "over another": lambda tensors, n: tensors[n].update(data_offsets=[0, 16]),
+    "behind the end": lambda tensors, n: tensors[n].update(data_offsets=[10**6, 10**6 + 16]),
+    "backwards": lambda tensors, n: tensors[n].update(data_offsets=tensors[n]["data_offsets"][::-1]),
+    "at -1": lambda tensors, n: tensors[n].update(data_offsets=[-1, tensors[n]["data_offsets"][1]]),
+    "at 2^70": lambda tensors, n: tensors[n].update(data_offsets=[0, 2**70]),
+    "without offsets": lambda tensors, n: tensors[n].pop("data_offsets"),
+    "no dict": lambda tensors, n: tensors.update({n: [1]}),
+}
 
 
 @pytest.mark.promise("`load_optimizer` refuses a hostile record, tensor or header and changes nothing")
-@pytest.mark.parametrize(
-    "names, least",
-    [
-        (("blocks.0.weight.exp_avg_sq_row", "blocks.0.bias.exp_avg", "scale.b"), 60),
-        pytest.param(("",), 500, marks=SLOW),
-    ],
-    ids=["some", "all"],
-)
-def test_hostile_tensors_change_nothing(saved, victim, names, least):
-    """Each change of the tensors whose name has one of `names` in it."""
-    count = 0
-    for name, tensor in safetensors.deserialize(read(saved)):
-        if not any(part in name for part in names):
-            continue
-        shape = tensor["shape"]
-        for what, change in {
-            "gone": lambda tensors, n: tensors.pop(n),
-            "renamed": lambda tensors, n: tensors.update({f"{n}x": tensors.pop(n)}),
-            "moved": lambda tensors, n: tensors.update({n.replace("blocks.0", "blocks.7"): tensors.pop(n)}),
-            "as integers": lambda tensors, n: tensors[n].update(dtype="I32"),
-            "of no type": lambda tensors, n: tensors[n].update(dtype="F8_E4M3"),
-            "flattened": lambda tensors, n: tensors[n].update(shape=[1, *tensors[n]["shape"]]),
-            "counted wrong": lambda tensors, n: tensors[n].update(shape=[v + 1 for v in tensors[n]["shape"]]),
-            "of a huge shape": lambda tensors, n: tensors[n].update(shape=[2**40, 2**40]),
-            "negative": lambda tensors, n: tensors[n].update(shape=[-1]),
-            "over another": lambda tensors, n: tensors[n].update(data_offsets=[0, 16]),
-            "behind the end": lambda tensors, n: tensors[n].update(data_offsets=[10**6, 10**6 + 16]),
-            "backwards": lambda tensors, n: tensors[n].update(data_offsets=tensors[n]["data_offsets"][::-1]),
-            "at -1": lambda tensors, n: tensors[n].update(data_offsets=[-1, tensors[n]["data_offsets"][1]]),
-            "at 2^70": lambda tensors, n: tensors[n].update(data_offsets=[0, 2**70]),
-            "without offsets": lambda tensors, n: tensors[n].pop("data_offsets"),
-            "no dict": lambda tensors, n: tensors.update({n: [1]}),
-        }.items():
-            if what == "moved" and "blocks.0" not in name:
-                continue
-            sealed(saved, saved + ".hostile", tensors=lambda tensors, c=change, n=name: c(tensors, n))
-            says = r"belongs to no parameter\. Received: tensor='blocks.7" if what == "moved" else ""
-            with refused(says, ValueError, victim, (name, what, shape)):
-                ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
-            count += 1
-    assert count > least
+@pytest.mark.parametrize("what", TENSORS)
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=SLOW)], ids=["some", "all"])
+def test_hostile_tensors_change_nothing(saved, victim, what, some):
+    names = ["blocks.0.weight.exp_avg_sq_row", "blocks.0.bias.exp_avg", "scale.beta1_pow_acc"]
+    every = [name for name, _ in safetensors.deserialize(read(saved))]
+    assert set(names) < set(every)
+    for name in names if some else every:
+        sealed(saved, saved + ".hostile", tensors=lambda tensors, name=name: TENSORS[what](tensors, name))
+        says = "belongs to no parameter. Received: tensor='blocks.7" if what == "of a stranger" else ""
+        with refused(says, ValueError, victim, name):
+            ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
@@ -202,27 +162,26 @@ HEADERS = {
 @pytest.mark.parametrize("what", HEADERS)
 def test_a_hostile_header_changes_nothing(what, path, victim):
     write_raw(path, HEADERS[what])
-    with refused("a later one" if what == "a later version" else "", ValueError, victim):
+    with refused("", ValueError, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**20, 2**31, 2**40, 2**63, 2**64 - 1])
-def test_a_hostile_header_length_changes_nothing(length, path, victim):
+@pytest.mark.parametrize("size", [None, 2**40])
+def test_a_hostile_header_length_changes_nothing(length, size, path, victim):
+    """Also in a file with a hole of a terabyte, which is not read."""
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", length) + b"{}" * 100)
-    with refused("truncated or not a safetensors file", ValueError, victim):
+        file.truncate(size)
+    with refused("truncated or not a safetensors|cannot be read", ValueError, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 
-def test_a_hole_of_a_terabyte_is_not_read(path, victim):
+def test_a_hole_behind_the_header_is_not_read(path, victim):
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", 2) + b"{}")
         file.truncate(2**40)
     with refused("must have 10 bytes", ValueError, victim):
-        ldopt.load_optimizer(path, victim.optimizer, victim.model)
-    with open(path, "r+b") as file:
-        file.write(struct.pack("<Q", 2**39))
-    with refused("not a safetensors file", ValueError, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 

@@ -14,7 +14,7 @@ from toy_layers import data_part
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._paddle import unwrap
-from paddle_ldopt.parallel import sharded_checkpoint as checkpoints
+from paddle_ldopt.parallel import checkpoint as checkpoints
 
 HALF, STEPS, ROWS = 3, 6, 8
 SIZES = [(8, 24), (24, 24), (24, 4)]  # the second is cut by two processes of sharding v2
@@ -126,7 +126,7 @@ class Run:
     def shards(self):
         """Return [(key, value, range of the flattened whole or None)] of all state that is here."""
         weights = self.plain.sharded_state_dict()
-        state = unwrap(self.optimizer).sharded_state_dict(weights, checkpoints._shards(self.optimizer))
+        state = unwrap(self.optimizer).sharded_state_dict(weights, checkpoints.shards_of(self.optimizer))
         found = []
         for key, weight in state.items():
             span = weight.flattened_range and (weight.flattened_range.start, weight.flattened_range.stop)
@@ -148,21 +148,19 @@ def work(root, layouts, cases):
         cases (dict): name -> arguments of `Run`.
 
     Returns:
-        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then, source: (values, rate) at
-        the end}.
+        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then,
+        source: (values, rate) at the end}.
     """
-    return {layout: work_in(root, layout, cases, sources) for layout, sources in layouts.items()}
-
-
-def work_in(root, layout, cases, sources):
-    hcg, out = start_fleet(**LAYOUTS[layout]), {}
-    for case, arguments in cases.items():
-        run = Run(hcg=hcg, **arguments).train(0, HALF)
-        run.save(place(root, layout, case))
-        out[case] = {"saved": run.shards(), "values": run.values()}
-        for source in sources if run.plain.parameters()[0].dtype == paddle.float32 else ():
-            again = Run(hcg=hcg, **arguments).load(place(root, source, case))
-            out[case][source] = again.train(HALF, STEPS).values(), again.schedule.last_lr
+    out = {layout: {} for layout in layouts}
+    for layout, sources in layouts.items():
+        hcg = start_fleet(**LAYOUTS[layout])
+        for case, arguments in cases.items():
+            run = Run(hcg=hcg, **arguments).train(0, HALF)
+            run.save(place(root, layout, case))
+            found = out[layout][case] = {"saved": run.shards(), "values": run.values()}
+            for source in sources if run.plain.parameters()[0].dtype == paddle.float32 else ():
+                again = Run(hcg=hcg, **arguments).load(place(root, source, case))
+                found[source] = again.train(HALF, STEPS).values(), again.schedule.last_lr
     return out
 
 
@@ -201,36 +199,31 @@ DAMAGE = {  # what becomes of a checkpoint of two processes
 }
 
 
-def work_loads(root, old):
-    """Load, in two processes of sharding v2, a checkpoint of them and one of an older version: damaged and other.
-
-    Returns:
-        dict: case -> (what was said, what was changed); "saved", "changed": shards; "old": values.
-    """
+def work_loads(root):
+    """Load a checkpoint in two processes of sharding v2, damaged and by others; return case -> (said, changed)."""
     hcg, rank, root = start_fleet(**LAYOUTS["sharding 2 v2"]), paddle.distributed.get_rank(), pathlib.Path(root)
-    run, low = Run("came", hcg).train(0, HALF), {"name": "came", "dtype": "bfloat16"}
+    run = Run("came", hcg).train(0, HALF)
     run.save(root / "now")
     if rank == 0:
-        for version, source in {"now": root / "now", "old": old}.items():
-            for name, damage in DAMAGE.items():
-                damage(pathlib.Path(shutil.copytree(source, root / f"{version}, {name}")))
+        for name, damage in DAMAGE.items():
+            damage(pathlib.Path(shutil.copytree(root / "now", root / name)))
     paddle.distributed.barrier()
-    out = {"saved": run.shards()}
-    for name in DAMAGE:
-        out[f"now, {name}"] = Run("came", hcg).refusal(root / f"now, {name}")
-        out[f"old, {name}"] = Run(hcg=hcg, **low).refusal(root / f"old, {name}")
-    out["type"] = Run(hcg=hcg, **low).refusal(root / "now")
-    out["old type"] = Run("came", hcg).refusal(old)
-    out["option"] = Run("came", hcg, beta3=0.98).refusal(root / "now")
+    out = {name: Run("came", hcg).refusal(root / name) for name in DAMAGE}
+    out["type"] = Run("came", hcg, dtype="bfloat16").refusal(root / "now")
+    out["compression"] = Run("came", hcg, compression=True).refusal(root / "now", strict=False)
     # one process alone has a problem: the other must not go on
-    out["alone"] = Run("came", hcg, **({"beta3": 0.98} if rank else {})).refusal(root / "now")
+    other = paddle.optimizer.lr.OneCycleLR(1e-2, 100) if rank else None
+    out["alone"] = Run("came", hcg, rate=other).refusal(root / "now")
+    out["argument"] = Run("came", hcg).refusal(root / "now", rename=5 if rank else None)
+    saved = run.shards()
     run.train(HALF, HALF + 1).save(root / "later")
     out["folders"] = Run("came", hcg).refusal(root / ("later" if rank else "now"))
     try:
         run.save(root / f"of {rank}")
     except ValueError as error:
         out["apart"] = f"ValueError: {error}", os.listdir(root / f"of {rank}").count(checkpoints.RECORD) * ["record"]
-    out["argument"] = Run("came", hcg).refusal(root / "now", rename=5 if rank else None)
-    out["changed"] = Run("came", hcg, beta3=0.98).load(root / "now", changed=["beta3"]).shards()
-    out["old"] = Run(hcg=hcg, **low).load(old).values()
+    SIZES[2] = (24, 5)
+    out["new head"] = Run("came", hcg).refusal(root / "now", strict=False)
+    SIZES[2] = (24, 4)
+    out["options"] = saved, Run("came", hcg, beta3=0.98).load(root / "now").shards()
     return out

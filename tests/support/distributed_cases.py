@@ -6,17 +6,18 @@ embedding (4). No gradient is zero by symmetry: CAME would make a step of the ro
 """
 
 import contextlib
+import functools
 import types
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F
+import toy_layers
 from distributed_setup import mend_paddle, start_fleet
 from paddle import nn
 from paddle.distributed import fleet
-from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
-from toy_layers import Block, Embed, data_part, initial, tied_head
+from toy_layers import Block, Whole, data_part, initialise, plain_name, values
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb
 from paddle_ldopt._paddle import unwrap
@@ -36,56 +37,13 @@ class Mix(nn.Layer):
         return hidden + paddle.tanh(self.conv(hidden.unsqueeze(1))).mean(1) * (4 * self.scale)  # 4: it goes far enough
 
 
-class Plain(nn.Layer):
-    """The network as one Layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = Embed(VOCABULARY, HIDDEN)
-        self.inner = nn.LayerList([Mix(), Block(HIDDEN), Block(HIDDEN)])
-
-    def forward(self, tokens):
-        hidden = self.embed(tokens)
-        for layer in self.inner:
-            hidden = layer(hidden)
-        return tied_head(self.embed, hidden)
-
-
-class Staged(PipelineLayer):
-    """The network as Paddle's pipeline takes it."""
-
-    def __init__(self, **arguments):
-        tied = {"shared_weight_attr": "weight", "vocabulary": VOCABULARY, "hidden": HIDDEN}
-        inner = [LayerDesc(Mix), LayerDesc(Block, HIDDEN), LayerDesc(Block, HIDDEN)]
-        ends = [
-            SharedLayerDesc("tied", Embed, **tied),
-            SharedLayerDesc("tied", Embed, forward_func=tied_head, **tied),
-        ]
-        super().__init__(layers=[ends[0], *inner, ends[1]], loss_fn=F.cross_entropy, **arguments)
-
-
-def plain_name(name):
-    """Return the name in `Plain` of a parameter of either network."""
-    if name.startswith("shared_layers.tied."):
-        return name.replace("shared_layers.tied", "embed")
-    number, _, rest = name.partition(".")
-    return f"inner.{int(number) - 1}.{rest}" if number.isdigit() else name
+SIZES = (VOCABULARY, HIDDEN, [(Mix,), (Block, HIDDEN), (Block, HIDDEN)])
+Plain, Staged = functools.partial(Whole, *SIZES), functools.partial(toy_layers.Staged, *SIZES)
 
 
 def names_of(network):
     """Return {parameter's own name: name in `Plain`}."""
     return {param.name: plain_name(name) for name, param in network.named_parameters()}
-
-
-def initialise(network):
-    """Give each parameter a value that depends on its name in `Plain` alone."""
-    for name, param in network.named_parameters():
-        param.set_value(initial(plain_name(name), param.shape))
-    return network
-
-
-def values(network):
-    return {plain_name(name): param.numpy().copy() for name, param in network.named_parameters()}
 
 
 def batch(step, part=0, parts=1):

@@ -1,19 +1,20 @@
 """Networks, data, the direct computation and the workers of test_pipeline.py and test_pipeline_distributed.py."""
 
+import functools
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 import toy_layers
-from paddle import nn
 from paddle.distributed import fleet
-from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
-from toy_layers import Block, Embed, data_part, initial, tied_head
+from toy_layers import Block, data_part, initialise, values
 
 import paddle_ldopt as ldopt
 
 VOCABULARY, HIDDEN, LENGTH, BLOCKS = 11, 6, 5, 4
 MICRO_BATCHES, SIZE = 4, 2  # of this many rows
 IGNORED = -100
+SIZES = (VOCABULARY, HIDDEN, [(Block, HIDDEN)] * BLOCKS)
 
 
 def mean_loss(logits, labels):
@@ -27,49 +28,8 @@ def token_loss(logits, labels):
     return (losses.flatten() * counts.flatten()).sum(), counts.sum()
 
 
-class Staged(PipelineLayer):
-    """As Paddle's pipeline takes it; the embedding is tied to the head, which is in another stage."""
-
-    def __init__(self, loss=mean_loss, **arguments):
-        shared = {"shared_weight_attr": "weight", "vocabulary": VOCABULARY, "hidden": HIDDEN}
-        layers = [
-            SharedLayerDesc("tied", Embed, **shared),
-            *(LayerDesc(Block, HIDDEN) for _ in range(BLOCKS)),
-            SharedLayerDesc("tied", Embed, forward_func=tied_head, **shared),
-        ]
-        super().__init__(layers=layers, loss_fn=loss, **arguments)
-
-
-class Whole(nn.Layer):
-    """The same network as one plain Layer, which returns its loss."""
-
-    def __init__(self, loss=mean_loss):
-        super().__init__()
-        self.embed, self.loss = Embed(VOCABULARY, HIDDEN), loss
-        self.blocks = nn.LayerList([Block(HIDDEN) for _ in range(BLOCKS)])
-
-    def forward(self, tokens, labels):
-        hidden = self.embed(tokens)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.loss(tied_head(self.embed, hidden), labels)
-
-
-def plain_name(name):
-    """Return the name in `Whole` of a parameter of either network, or of either wrapped."""
-    name = name.replace("shared_layers.tied", "embed").replace("_layers.", "")
-    return f"blocks.{int(name.split('.')[0]) - 1}.{name.partition('.')[2]}" if name[0].isdigit() else name
-
-
-def values(network):
-    return {plain_name(name): value.numpy().copy() for name, value in network.state_dict().items()}
-
-
-def initialise(network):
-    """Give each parameter a value that depends on its name alone."""
-    for name, param in network.state_dict().items():
-        param.set_value(initial(plain_name(name), param.shape))
-    return network
+Whole = functools.partial(toy_layers.Whole, *SIZES, loss=mean_loss)
+Staged = functools.partial(toy_layers.Staged, *SIZES, loss=mean_loss)
 
 
 def batch(step, parts=1, ragged=False):
@@ -113,7 +73,7 @@ def directly(name, steps, overflows=(), parts=1, ragged=False, max_norm=0.05, sc
         list[dict]: of each step "loss", "overflow", "scale", "rate", "norm" (before clipping), "weights" (after).
     """
     with paddle.utils.unique_name.guard("direct_"):
-        network = initialise(Whole(token_loss if ragged else mean_loss))
+        network = initialise(Whole(loss=token_loss if ragged else mean_loss))
         optimizer = optimizer_of(name, network)
         clip = paddle.nn.ClipGradByGlobalNorm(max_norm)
     params, out = network.parameters(), []
@@ -148,7 +108,7 @@ def build(hcg, kind, name, ragged=False, **arguments):
     """Return (network, step) of a part of the processes; `kind` is "staged" or "whole"."""
     loss = token_loss if ragged else mean_loss
     with paddle.utils.unique_name.guard():
-        network = Staged(loss, topology=hcg.topology()) if kind == "staged" else Whole(loss)
+        network = Staged(loss=loss, topology=hcg.topology()) if kind == "staged" else Whole(loss=loss)
         initialise(network)
         optimizer = fleet.distributed_optimizer(optimizer_of(name, network))
         model = fleet.distributed_model(network)
@@ -186,7 +146,7 @@ def attempt(network, step, inputs, fault=None):
     outside the vocabulary; "shape", the inputs cannot be split.
     """
     calls, (tokens, labels) = [], inputs
-    original = network._loss_fn[0] if isinstance(network, Staged) else network.loss
+    original = network._loss_fn[0] if isinstance(network, toy_layers.Staged) else network.loss
 
     def failing(*arguments):
         calls.append(arguments)
@@ -195,7 +155,7 @@ def attempt(network, step, inputs, fault=None):
         return original(*arguments)
 
     def use(loss):
-        if isinstance(network, Staged):
+        if isinstance(network, toy_layers.Staged):
             network._loss_fn[0] = loss
         else:
             network.loss = loss
@@ -248,7 +208,7 @@ def accumulated(hcg, steps, empty=()):
     There are no micro-batches for each (step, part of the data) of `empty`.
     """
     with paddle.utils.unique_name.guard():
-        network = initialise(Whole(token_loss))
+        network = initialise(Whole(loss=token_loss))
         inner = optimizer = optimizer_of("sgd", network)
         if hcg is not None:
             optimizer = fleet.distributed_optimizer(inner)

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 
 paddle.distributed.ParallelEnv._device_id = 0  # a PipelineLayer asks for it, and on CPU there is none
 
@@ -31,6 +32,50 @@ class Block(nn.Layer):
 
 def tied_head(embed, hidden):
     return paddle.matmul(hidden, embed.weight, transpose_y=True)
+
+
+class Whole(nn.Layer):
+    """An embedding that is tied to the head, with inner layers between; returns its loss if it is given labels."""
+
+    def __init__(self, vocabulary, hidden, inner, loss=F.cross_entropy):
+        super().__init__()
+        self.embed, self.loss = Embed(vocabulary, hidden), loss
+        self.inner = nn.LayerList([cls(*sizes) for cls, *sizes in inner])
+
+    def forward(self, tokens, *labels):
+        hidden = self.embed(tokens)
+        for layer in self.inner:
+            hidden = layer(hidden)
+        logits = tied_head(self.embed, hidden)
+        return self.loss(logits, *labels) if labels else logits
+
+
+class Staged(PipelineLayer):
+    """The same network as Paddle's pipeline takes it; the head is in another stage than the embedding."""
+
+    def __init__(self, vocabulary, hidden, inner, loss=F.cross_entropy, **arguments):
+        tied = {"shared_weight_attr": "weight", "vocabulary": vocabulary, "hidden": hidden}
+        layers = [SharedLayerDesc("tied", Embed, **tied), *(LayerDesc(*one) for one in inner)]
+        layers.append(SharedLayerDesc("tied", Embed, forward_func=tied_head, **tied))
+        super().__init__(layers=layers, loss_fn=loss, **arguments)
+
+
+def plain_name(name):
+    """Return the name in `Whole` of a parameter of either network, or of either wrapped."""
+    name = name.replace("shared_layers.tied", "embed").replace("_layers.", "")
+    number, _, rest = name.partition(".")
+    return f"inner.{int(number) - 1}.{rest}" if number.isdigit() else name
+
+
+def initialise(network):
+    """Give each parameter a value that depends on its name in `Whole` alone."""
+    for name, param in network.named_parameters():
+        param.set_value(initial(plain_name(name), param.shape))
+    return network
+
+
+def values(network):
+    return {plain_name(name): param.numpy().copy() for name, param in network.named_parameters()}
 
 
 def initial(name, shape):

@@ -7,14 +7,13 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_bool, checked_number, checked_steps
+from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal
 from .._paddle import lr_or_scheduler, unwrap
 from ..schedules import MetricSchedule
+from .gradients import Gradients, ProcessGroups
 from .micro_batches import MicroBatches
-from .process_groups import ProcessGroups
 from .scalers import LossScaler, as_scaler
-from .step_gradients import Gradients
 
 
 class StepOutput(NamedTuple):
@@ -73,7 +72,9 @@ class PipelineWithLossScale:
     whose first dimension is split into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss
     function, ``step(*inputs)`` for any other network, which returns its loss.
 
-    An error in one process is raised in all before anything changes. An overflow in any process changes the scale only.
+    An overflow in any process changes the scale only. A bad argument of a call, and without pipeline stages any error,
+    is raised in all processes before anything changes. Another error of a pipeline stage is raised there only, and the
+    other stages end when communication times out: restart from the last checkpoint.
     Each update also **advances the schedule** of the learning rate: do not call its `step`. The caller steps a schedule
     that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau).
 
@@ -93,8 +94,8 @@ class PipelineWithLossScale:
         global_norm_spike_threshold (float, optional): skip updates whose global norm is at least this; above 0.
 
     Raises:
-        TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; an
-            unsupported parallel mode; an optimizer with `grad_clip`; parameters frozen in some processes only; no
+        TypeError, ValueError: an argument, loss or input of a wrong type or out of range; an unsupported
+            parallel mode; an optimizer with `grad_clip`; parameters frozen in some processes only; no
             token; a schedule advanced elsewhere.
         RuntimeError: an error in another process, or a process that does not answer before communication times out.
 
@@ -139,10 +140,12 @@ class PipelineWithLossScale:
         global_norm_spike_threshold: float = 1.0,
     ) -> None:
         self.scaler: LossScaler = as_scaler(scale_sense)
+        max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
+        spike = checked_number(global_norm_spike_threshold, "global_norm_spike_threshold", ends="(]")
         # the norm to clip to, None without clipping; the norm from which an update is skipped, inf for never
-        self._max_norm, self._spike = _checked_norms(
-            use_clip_grad, max_grad_norm, use_skip_data_by_global_norm, global_norm_spike_threshold
-        )
+        self._max_norm = max_norm if checked_bool(use_clip_grad, "use_clip_grad") else None
+        skips = checked_bool(use_skip_data_by_global_norm, "use_skip_data_by_global_norm")
+        self._spike = spike if skips else math.inf
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
         per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
         count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
@@ -154,14 +157,19 @@ class PipelineWithLossScale:
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         """Take a training step on this process's part of the batch; pass None for inputs that a stage does not need."""
-        schedule = self._schedule()
+        rate = lr_or_scheduler(unwrap(self._optimizer))
+        takes_metric = isinstance(rate, (MetricSchedule, ReduceOnPlateau))
+        schedule = rate if isinstance(rate, LRScheduler) and not takes_metric else None
         self._groups.together(lambda: self._check(inputs, schedule))
         self._gradients.check_trained()
         try:
-            output = self._train(inputs, schedule)
-        except BaseException:  # otherwise the next step would add to these gradients
+            if self._micro_batches.has_stages:  # after an error the other stages time out
+                self._micro_batches.forward_backward(inputs, self.scaler)
+            else:
+                self._groups.together(lambda: self._micro_batches.forward_backward(inputs, self.scaler))
+            output = self._update(schedule)
+        finally:  # otherwise the next step would add to these gradients
             self._optimizer.clear_grad()
-            raise
         self._epoch = getattr(schedule, "last_epoch", None)
         return output
 
@@ -171,12 +179,9 @@ class PipelineWithLossScale:
             raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epoch)
         self._micro_batches.check(inputs)
 
-    def _train(
-        self, inputs: tuple[Any, ...], schedule: Optional[LRScheduler]
-    ) -> Union[StepOutput, StepOutputWithLocalNorm]:
+    def _update(self, schedule: Optional[LRScheduler]) -> Union[StepOutput, StepOutputWithLocalNorm]:
         groups, gradients = self._groups, self._gradients
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
-        groups.together(lambda: self._micro_batches.forward_backward(inputs, self.scaler))
         with paddle.no_grad():
             loss, factor = self._micro_batches.mean()
             is_finite = gradients.unscale(factor / scale)
@@ -187,22 +192,13 @@ class PipelineWithLossScale:
                 norm = gradients.global_norm()
             overflow = bool(groups.greatest(not math.isfinite(norm)))  # the reduction can also overflow
             if not overflow and norm < self._spike:
-                if self._max_norm is not None:
-                    gradients.clip(norm, self._max_norm)
-                gradients.apply()
+                gradients.apply(norm, math.inf if self._max_norm is None else self._max_norm)
                 if schedule is not None:
                     schedule.step()
-        self._optimizer.clear_grad()
         self.scaler.update(overflow)
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
         output = StepOutput(loss, paddle.to_tensor(overflow), scale, rate, None if self._max_norm is None else norm)
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
-
-    def _schedule(self) -> Optional[LRScheduler]:
-        """Return the schedule that the step advances, or None."""
-        schedule = lr_or_scheduler(unwrap(self._optimizer))
-        takes_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
-        return schedule if isinstance(schedule, LRScheduler) and not takes_metric else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's state, for a resume together with the states of network and optimizer."""
@@ -210,28 +206,7 @@ class PipelineWithLossScale:
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state with a scaler of the same class, after the states of network and optimizer."""
-        if not isinstance(state_dict, dict) or set(state_dict) != {"scaler"}:
-            raise refusal(ValueError, "`state_dict` must be a dict with the key 'scaler' alone.", state_dict=state_dict)
-        self.scaler.set_state_dict(state_dict["scaler"])
+        self.scaler.set_state_dict(checked_state(state_dict).get("scaler", state_dict))
         self._epoch = None
 
     load_state_dict = set_state_dict
-
-
-def _checked_norms(clips: Any, max_norm: Any, skips: Any, spike: Any) -> tuple[Optional[float], float]:
-    """Return the norm to clip to, None for no clipping, and the norm from which updates are skipped, inf for never."""
-    clips = checked_bool(clips, "use_clip_grad")
-    max_norm = checked_number(max_norm, "max_grad_norm", ends="(]")
-    skips = checked_bool(skips, "use_skip_data_by_global_norm")
-    spike = checked_number(spike, "global_norm_spike_threshold", ends="(]")
-    _check_effect("max_grad_norm", max_norm, 1.0, "use_clip_grad", clips)
-    _check_effect("use_skip_data_by_global_norm", skips, False, "use_clip_grad", clips)
-    _check_effect("global_norm_spike_threshold", spike, 1.0, "use_skip_data_by_global_norm", skips)
-    return max_norm if clips else None, spike if skips else math.inf
-
-
-def _check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
-    """Raise ValueError for an argument without effect unless another one is set."""
-    if value != default and not is_on:
-        message = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
-        raise refusal(ValueError, message, **{name: value, needed: False})

@@ -1,0 +1,440 @@
+"""`save_optimizer`, `load_optimizer`, and the record of an optimizer, which `paddle_ldopt.parallel` also uses.
+
+A checkpoint is of the same optimizer class, layer map and decay, or it is refused before anything changes.
+"""
+
+import dataclasses
+import platform
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Optional
+
+import numpy as np
+import paddle
+import safetensors
+from paddle.nn import Layer
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
+from . import _paddle
+from ._checks import checked_bool, checked_int
+from ._files import Path, checked_path, file_errors
+from ._messages import differences, quoted, refusal, wrong_type
+from ._paddle import MASTER, dtype_name, parameters_of
+from ._safetensors import Arrays, check_part, from_json, read_record, set_parts, to_json, write_record
+from .layers.decay import OPTIONS
+from .layers.optimizer_interface import ratios_of
+from .optimizers import LayerwiseOptimizer
+from .optimizers.apply import plain_class
+from .optimizers.states import GLOBAL_STEP, STEP, check_value
+from .version import __version__
+
+Record = dict[str, Any]
+States = dict[str, Arrays]  # param.name -> {state name: (dtype, values)}
+
+
+def save_optimizer(
+    path: Path, optimizer: Optimizer, model: Optional[Layer] = None, *, scaler: Any = None, step: Optional[int] = None
+) -> None:
+    """Save an optimizer's state in a safetensors file, which can be read without running code.
+
+    The file contains the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and a record of
+    class, layers and decay, which `load_optimizer` compares. The file is written completely, or not at all. Parameters
+    are named as in `model`, or as in the `layers` or `name_dict` of the optimizer. Without these, the file has Paddle's
+    names (``linear_0.w_0``), which depend on the objects built before in the process.
+
+    Args:
+        path (str|os.PathLike): the file, usually ".safetensors". Not a link.
+        optimizer (Optimizer): an optimizer of this package, or of `paddle.optimizer` after `apply_layerwise_decay`;
+            wrapped or not. Its whole state must be in this process. With data parallelism, one process saves. With
+            pipeline stages, each process saves its own file.
+        model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
+        scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
+        step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.
+
+    Raises:
+        TypeError, ValueError, OSError: a wrong type; a parameter without a name; a state spread over processes (use
+            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not a regular file or cannot be written; more
+            than about 190,000 parameters. A previous file is unchanged.
+
+    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, but a checksum, the model's names and a
+    record.
+
+    Examples:
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> model = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.Lamb(1e-3, parameters=model.parameters())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "optimizer.safetensors")
+        ...     ldopt.save_optimizer(path, optimizer, model)
+        ...     print(ldopt.load_optimizer(path, optimizer, model).step)
+        0
+    """
+    inner, path = _whole_optimizer(optimizer), checked_path(path)
+    step = None if step is None else checked_int(step, "step")
+    names, naming = _names_in_file(inner, model)
+    states, parts = _states_of(inner), _parts(inner, scaler)
+    record = {
+        **describe(inner, names),
+        "naming": naming,
+        "step": _steps_of(inner, states) if step is None else step,
+        "with_state": [names[tensor] for tensor in states],
+        **{
+            f"{part}_state": None if it is None else to_json(it.state_dict(), f"The {part}'s state")
+            for part, it in parts.items()
+        },
+        "packages": {
+            "paddle_ldopt": __version__,
+            **{module.__name__: module.__version__ for module in (paddle, np, safetensors)},
+            "python": platform.python_version(),
+        },
+    }
+    arrays = {f"{names[tensor]}.{name}": value for tensor, state in states.items() for name, value in state.items()}
+    write_record(path, arrays, record)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """The parameters that received state from a file. `print` shows the others.
+
+    Args:
+        source (str): the file.
+        step (int|None): the steps taken, if known.
+        matched (tuple[str, ...]): parameters with state in the file.
+        missing (tuple[str, ...]): parameters of the model without state in the file; they start with a new state.
+        unexpected (tuple[str, ...]): parameters with state in the file that the model lacks, or has in another shape.
+
+    Examples:
+        >>> from paddle_ldopt import LoadReport
+        >>> print(LoadReport("optimizer.safetensors", 10, ("linear.weight",), missing=("head.weight",)))
+        optimizer.safetensors: step 10, 1 matched, 1 missing ('head.weight'), 0 unexpected
+    """
+
+    source: str
+    step: Optional[int]
+    matched: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        step = "step unknown" if self.step is None else f"step {self.step}"
+        counts = [f"{len(self.matched)} matched"]
+        for kind, names in (("missing", self.missing), ("unexpected", self.unexpected)):
+            counts.append(f"{len(names)} {kind}" + (f" ({quoted(names)})" if names else ""))
+        return f"{self.source}: {', '.join([step, *counts])}"
+
+
+def load_optimizer(
+    path: Path, optimizer: Optimizer, model: Optional[Layer] = None, *, scaler: Any = None, strict: bool = True
+) -> LoadReport:
+    """Load a file of `save_optimizer` into an optimizer, completely or not at all.
+
+    The resumed run equals an uninterrupted one bit for bit. Load the model's parameters first.
+
+    Args:
+        path (str|os.PathLike): the file. Not a link.
+        optimizer (Optimizer): of the same class, with the same layers and decay, for the same parameters. Its other
+            options keep their present values.
+        model (paddle.nn.Layer, optional): the model it trains, for the names, as in `save_optimizer`.
+        scaler (object, optional): loss scaler to load; required if one was saved.
+        strict (bool): refuse a file of another class, layer map, decay, class of schedule, or other parameters.
+            Otherwise, a warning lists these differences. Parameters that the file lacks, or has in another shape or
+            type, then start with a new state, and a schedule of another class keeps its present state.
+
+    Returns:
+        LoadReport: the step, and the parameters with state.
+
+    Raises:
+        TypeError, ValueError, OSError: an unreadable, damaged or unknown file; with `strict`, a difference; states
+            that this optimizer does not have; a `scaler` but none in the file, or the reverse. The optimizer is
+            unchanged.
+
+    Examples:
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> model = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.01)
+        >>> model(paddle.ones([1, 4])).mean().backward()
+        >>> optimizer.step()
+        >>> other = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "optimizer.safetensors")
+        ...     ldopt.save_optimizer(path, optimizer, model, step=1)
+        ...     report = ldopt.load_optimizer(path, other, model)
+        >>> print(report.step, len(report.matched))
+        1 2
+    """
+    inner, path = _whole_optimizer(optimizer), checked_path(path)
+    strict = checked_bool(strict, "strict")
+    names, naming = _names_in_file(inner, model)
+    parts, present = _parts(inner, scaler), describe(inner, names)
+    record, arrays = read_record(path)
+    with file_errors(path, "The file's record", checks=True):
+        if record["naming"] != naming:
+            problem = "Parameters are matched by name: give `model` for the model's names, or no names for Paddle's."
+            raise refusal(ValueError, problem, naming=naming, in_file=record["naming"])
+        found = record_differences(record, present)
+        if found and strict:
+            problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
+            raise refusal(ValueError, problem, path=path)
+        by_name: States = {name: {} for name in record["with_state"]}
+        for key, value in arrays.items():
+            owner, _, state = key.rpartition(".")
+            if owner not in by_name:
+                raise refusal(ValueError, "The file has a tensor that belongs to no parameter.", tensor=key)
+            by_name[owner][state] = value
+        was, now = parameter_types(record), parameter_types(present)
+        matched = tuple(name for name in now if name in by_name and was[name] == now[name])
+        states = {tensor: by_name[name] for tensor, name in names.items() if name in matched}
+        _fit(inner, states, names)
+        step = record["step"] if record["step"] is None else checked_int(record["step"], "step")
+        to_load = _parts_to_load(record, parts)
+    set_parts(to_load)
+    _set_states(inner, states)
+    if found:
+        message = f"The file is of another optimizer: {'; '.join(found)}."
+        warnings.warn(refusal(UserWarning, message, strict=strict), stacklevel=2)
+    step = _steps_of(inner, states) if step is None else step
+    missing = tuple(name for name in now if name not in matched)
+    return LoadReport(path, step, matched, missing, tuple(sorted(by_name.keys() - set(matched))))
+
+
+# ---- the record of class, layers and decay
+
+_FORMER_NAMES = {"RuleSchedule": "CurveSchedule"}  # in files of version 0.2
+
+
+def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
+    """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the checkpoint."""
+    # the only reads of an optimizer's layer-wise settings
+    layers, decay = ratios_of(optimizer).layers, ratios_of(optimizer).decay
+    layerwise: Record = {}
+    if decay is not None:
+        layerwise = dataclasses.asdict(decay)
+    elif optimizer.layerwise_decay != 1.0:  # of a hook
+        layerwise = {"layerwise_decay": optimizer.layerwise_decay, "n_layers": optimizer.n_layers}
+    parameters: dict[str, Record] = {}
+    for param in parameters_of(optimizer) if params is None else params:
+        entry: Record = {"shape": list(param.shape), "dtype": dtype_name(param.dtype)}
+        if layers is not None:
+            at = layers.layer_of(param.name)
+            entry["layer"] = [at.tower, at.index, at.depth]
+        parameters[names[param.name]] = entry
+    schedule = schedule_of(optimizer)
+    return {
+        "optimizer": _paddles_class(optimizer) or type(optimizer).__name__,
+        "layerwise": layerwise,
+        "schedule": None if schedule is None else {"class": type(schedule).__name__},
+        "parameters": parameters,
+    }
+
+
+def record_differences(saved: Record, present: Record) -> list[str]:
+    """Return sentences for the `differences` between two records of `describe`, of which `saved` comes from a file."""
+    settings = []
+    for record in (saved, present):
+        decay, parameters = _chosen(record["layerwise"]), record["parameters"]
+        if "n_layers" not in present["layerwise"]:  # which version 0.2 also wrote where it has no effect
+            decay.pop("n_layers", None)
+        common = saved["parameters"].keys() & present["parameters"].keys()
+        compared = {"optimizer": record["optimizer"], "schedule": schedule_class(record), "decay": decay}
+        compared["layers"] = {name: parameters[name].get("layer") for name in sorted(common)}
+        settings.append({**compared, "parameters": parameter_types(record)})
+    return differences(*settings)
+
+
+def schedule_class(record: Record) -> Optional[str]:
+    """Return the name of the schedule's class in a record, or None."""
+    name = (record["schedule"] or {"class": None})["class"]
+    return _FORMER_NAMES.get(name, name)
+
+
+def parameter_types(record: Record) -> dict[str, str]:
+    """Return name -> type and shape of the parameters in a record."""
+    return {name: f"{entry['dtype']} {entry['shape']}" for name, entry in record["parameters"].items()}
+
+
+def _chosen(decay: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a decay that are not defaults."""
+    known = {name: option.default for name, option in OPTIONS.items()}
+    chosen = {name: value for name, value in decay.items() if value not in (None, known.get(name))}
+    chosen.pop("constant", None)  # of version 0.2
+    if "towers" in chosen:
+        chosen["towers"] = {tower: _chosen(options) for tower, options in chosen["towers"].items()}
+    return chosen
+
+
+# ---- schedules and loss scalers
+
+
+def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
+    """Return the schedule of an optimizer, or None."""
+    rate = _paddle.lr_or_scheduler(optimizer)
+    return rate if isinstance(rate, LRScheduler) else None
+
+
+def _parts(optimizer: Optimizer, scaler: Any) -> dict[str, Any]:
+    if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
+        raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
+    return {"schedule": schedule_of(optimizer), "scaler": scaler}
+
+
+def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Return [(schedule or loss scaler, its state in the file)], checked."""
+    states = {name: from_json(record[f"{name}_state"]) for name in parts}
+    if (parts["scaler"] is None) != (states["scaler"] is None):
+        problem = "`scaler` must be given if and only if one was saved."
+        raise refusal(ValueError, problem, scaler=parts["scaler"], in_file=states["scaler"])
+    schedule = parts["schedule"]
+    if schedule is not None and schedule_class(record) != type(schedule).__name__:
+        parts = {"scaler": parts["scaler"]}
+    to_load = [(part, states[name]) for name, part in parts.items() if part is not None]
+    for part, state in to_load:
+        check_part(part, state, f"The state of {type(part).__name__}")
+    return to_load
+
+
+# ---- the optimizer's state
+
+
+def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
+    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state.
+
+    With `or_paddles`, it may also be an optimizer of Paddle after `apply_layerwise_decay`.
+    """
+    inner = _paddle.unwrap(optimizer)
+    if not isinstance(inner, LayerwiseOptimizer) and not (or_paddles and _paddles_class(inner)):
+        also = ", or one of paddle.optimizer after `apply_layerwise_decay`" if or_paddles else ""
+        paddles = "`paddle.save(optimizer.state_dict(), path)` saves any other optimizer"
+        raise wrong_type(inner, "optimizer", f"one of paddle_ldopt{also}; {paddles}")
+    _paddle.check_wrapper_state(optimizer)
+    return inner
+
+
+def _paddles_class(optimizer: Optimizer) -> Optional[str]:
+    """Return "paddle.optimizer.<class>" after `apply_layerwise_decay`, None for any other class."""
+    name = type(optimizer).__name__
+    plain = plain_class(optimizer)
+    return f"paddle.optimizer.{name}" if plain and plain is getattr(paddle.optimizer, name, None) else None
+
+
+def _whole_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer inside its wrappers; raise unless its whole state can be read in this process."""
+    inner = one_of_ours(optimizer, or_paddles=True)
+    if not paddle.in_dynamic_mode() or _paddle.parameter_list(inner) is None:
+        problem = "In a static graph the state belongs to the program: use `paddle.static.save`."
+        raise refusal(ValueError, problem, optimizer=type(inner).__name__)
+    hcg, degrees = _paddle.topology(), {}
+    if hcg is not None:
+        degrees["sharding"] = hcg.get_sharding_parallel_world_size()
+        degrees["tensor_parallel"] = hcg.get_model_parallel_world_size()
+    if _paddle.is_group_sharded(optimizer):
+        degrees["group_sharded"] = paddle.distributed.get_world_size()
+    if any(degree > 1 for degree in degrees.values()):
+        use = "use `paddle_ldopt.parallel.save_checkpoint`, `load_checkpoint`."
+        raise refusal(ValueError, f"This process has only a part of the state: {use}", **degrees)
+    return inner
+
+
+def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple[dict[str, str], str]:
+    """Return ``param.name`` -> name in a file, and "structured" if these are the model's names, else "paddle"."""
+    known = optimizer.structured_names
+    if model is not None:
+        known = _paddle.name_dict_of(_paddle.unwrap_model(_paddle.checked_model(model)))
+    names = {param.name: known.get(param.name) if known else param.name for param in parameters_of(optimizer)}
+    unnamed = [name for name, structured in names.items() if not structured]
+    if unnamed:
+        source = "`model`" if model is not None else "`layers` or `name_dict`"
+        given = "give the whole model that the optimizer trains, and build the optimizer after the model is complete"
+        problem = f"{source} must name every parameter of the optimizer: {given}."
+        raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}")
+    if len(set(names.values())) < len(names):
+        raise ValueError(f"Two parameters must not have the same name. Received: {quoted(sorted(names.values()))}")
+    return names, "structured" if known else "paddle"
+
+
+def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _paddle.StateForm]]:
+    """Return ``param.name`` -> state name -> its form after the first update, the master included."""
+    groups, params = _paddle.groups_by_name(optimizer), parameters_of(optimizer)
+    return {param.name: _paddle.first_state(optimizer, param, groups.get(param.name, {})) for param in params}
+
+
+def _states_of(optimizer: Optimizer) -> States:
+    """Return the state of all parameters that have one."""
+    states, known = {}, _layouts(optimizer)
+    for param in parameters_of(optimizer):
+        if (tensors := _tensors(optimizer, param, known[param.name])) is not None:
+            plain = {name: x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x) for name, x in tensors.items()}
+            states[param.name] = {name: (dtype_name(tensor.dtype), tensor.numpy()) for name, tensor in plain.items()}
+    return states
+
+
+def _tensors(
+    optimizer: Optimizer, param: paddle.Tensor, layout: Mapping[str, Any]
+) -> Optional[dict[str, paddle.Tensor]]:
+    """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or None."""
+    owner = _paddle.masters(optimizer).get(param.name, param) if MASTER in layout else param
+    tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
+    live, waiting = param.name in _paddle.with_state(optimizer), _paddle.waiting_state(optimizer)
+    for name in layout.keys() - {MASTER}:
+        key = _paddle.prefixed(optimizer, name)
+        tensor = _paddle.accumulators(optimizer).get(key, {}).get(owner.name)
+        tensors[name] = tensor if live else waiting.get(f"{owner.name}_{key}_0")
+    missing = sorted(name for name, value in tensors.items() if value is None)
+    if live and missing:
+        problem = f"'{param.name}' had another type when its state was created: build a new optimizer for it."
+        raise refusal(ValueError, problem, dtype=dtype_name(param.dtype), missing=missing)
+    return None if missing else tensors
+
+
+def _steps_of(optimizer: Optimizer, states: States) -> Optional[int]:
+    """Return the optimizer's step count, None without one (AdamWDL keeps powers of its betas)."""
+    if not optimizer.counts_steps:
+        return None
+    name = GLOBAL_STEP if any(GLOBAL_STEP in state for state in states.values()) else STEP
+    return max((int(state[name][1].reshape(-1)[0]) for state in states.values()), default=0)
+
+
+def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
+    """Raise ValueError unless each state fits; add or drop the count that only a Lamb or Came with schedules has."""
+    known = _layouts(optimizer)
+    count = max(
+        (float(values.max()) for own in states.values() for _, values in [own.get(STEP, ("", np.zeros(1)))]),
+        default=0.0,
+    )
+    for param in parameters_of(optimizer):
+        layout, state = known[param.name], states.get(param.name)
+        _tensors(optimizer, param, layout)  # raises if the present state cannot be replaced
+        if state is None:
+            continue
+        if GLOBAL_STEP in layout:
+            state.setdefault(GLOBAL_STEP, ("float32", np.full([1], count, "float32")))
+        else:
+            state.pop(GLOBAL_STEP, None)
+        name = names[param.name]
+        if set(layout) != set(state):
+            options = "the same options, such as `amsgrad` and `multi_precision`"
+            problem = f"The state of '{name}' must consist of {sorted(layout)}: give the optimizer {options}."
+            raise refusal(ValueError, problem, state=sorted(state))
+        for key, (dtype, values) in state.items():
+            check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
+
+
+def _set_states(optimizer: Optimizer, states: States) -> None:
+    """Load checked states; parameters without state start anew, their masters as copies."""
+    params, known = parameters_of(optimizer), _layouts(optimizer)
+    _paddle.drop_waiting_state(optimizer)
+    with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
+        _paddle.create_state(optimizer, [param for param in params if param.name in states])
+        for param in params:
+            values, layout = states.get(param.name, {}), known[param.name]
+            for name, tensor in (_tensors(optimizer, param, layout) or {}).items():
+                if name in values:
+                    tensor.set_value(np.array(values[name][1]))
+                elif name == MASTER:
+                    paddle.assign(param.astype("float32"), tensor)
+                else:
+                    paddle.assign(paddle.full_like(tensor, layout[name].fill), tensor)

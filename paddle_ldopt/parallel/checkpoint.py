@@ -1,0 +1,271 @@
+"""Checkpoints for any layout: saved by any number of processes, loaded by any other.
+
+`paddle.distributed.save_state_dict` writes the tensors. This module gives it the place of each tensor, and adds the
+schedule, checksums and a record of the optimizer. Paddle's own files, `.metadata` and `.distcp`, are pickles. A
+checkpoint that does not fit in one process is refused in all, before anything changes.
+"""
+
+import json
+import os
+import warnings
+from typing import Any, Callable, NoReturn, Optional
+
+import paddle
+import paddle.distributed as dist
+from paddle.optimizer import Optimizer
+
+from .. import _paddle
+from .._checks import checked_bool
+from .._files import checked_path, damages, digest, file_errors, strict_json, write_file
+from .._messages import quoted, refusal, shown
+from .._paddle import unwrap, wrappers
+from .._processes import together
+from .._safetensors import check_part, set_parts
+from ..checkpoint import describe, one_of_ours, parameter_types, record_differences, schedule_class, schedule_of
+
+RECORD = "ldopt_checkpoint.json"
+SCHEDULE = "schedule.pdparams"
+FORMAT = 1
+Rename = Optional[Callable[[str], str]]
+
+
+def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer, rename: Rename = None) -> None:
+    """Save a network, its optimizer's state, masters and counters, and its schedule, to resume in any layout.
+
+    All processes must call it. The record, written last, marks a complete checkpoint.
+
+    Args:
+        folder (str): a new or empty folder on a disk shared by all processes.
+        network (paddle.nn.Layer): as trained, wrapped or not.
+        optimizer (Optimizer): one of ours, as trained, wrapped or not.
+        rename (callable, optional): structured name -> name in the checkpoint, for a network that other layouts build
+            from other classes (such as pipeline stages).
+
+    Raises:
+        TypeError, ValueError: a wrong type; a wrapper whose state fits no other layout; a folder with files; two
+            parameters of one name; sharded DistTensors. Nothing is written.
+
+    Examples:
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
+        >>> network = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.Lamb(1e-3, parameters=network.parameters())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
+        ...     load_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
+    """
+
+    def prepare() -> tuple[Any, Any]:
+        path, weights, names = _named_weights(folder, network, rename)
+        state, record = _sharded(weights, optimizer, names), _described(weights, optimizer, names)
+        if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
+            raise refusal(ValueError, "`folder` must be new or empty: give another folder, or delete it.", folder=path)
+        return state, record
+
+    state, records = together(prepare)
+    folder, rank, ranks = os.fspath(folder), dist.get_rank(), dist.get_world_size()
+
+    def write() -> None:
+        dist.save_state_dict(state, folder)
+        schedule = schedule_of(unwrap(optimizer))
+        if rank == 0 and schedule is not None:
+            paddle.save(schedule.state_dict(), os.path.join(folder, SCHEDULE))
+
+    together(lambda: os.makedirs(folder, exist_ok=True))
+    together(write)
+    names, listings = together(lambda: (sorted(os.listdir(folder)),) * 2)
+    if any(listing != listings[0] for listing in listings):
+        message = "All processes must save to the same folder, on a shared disk: delete the written files."
+        raise refusal(ValueError, message, files=listings)
+    _, digests = together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in names[rank::ranks]}))
+
+    def finish() -> None:
+        if rank == 0:
+            record = {"format": FORMAT, "processes": ranks, **records[0]}
+            record["parameters"] = {name: one for part in records for name, one in part["parameters"].items()}
+            record["files"] = {name: size_and_sum for part in digests for name, size_and_sum in part.items()}
+            write_file(os.path.join(folder, RECORD), [json.dumps(record).encode()])
+
+    together(finish)
+
+
+def load_checkpoint(
+    folder: Any, network: paddle.nn.Layer, optimizer: Optimizer, rename: Rename = None, *, strict: bool = True
+) -> None:
+    """Load a checkpoint of `save_checkpoint` into this layout: network, state, masters, counters, schedule.
+
+    All processes must call it. Each checks its part first; an error in one process is raised in all.
+
+    Args:
+        folder (str): the checkpoint.
+        network (paddle.nn.Layer): as it will be trained, wrapped or not.
+        optimizer (Optimizer): of the same class as the saved one, with the same layers and decay; wrapped or not. Its
+            other options keep their present values.
+        rename (callable, optional): structured name here -> name in the checkpoint.
+        strict (bool): refuse a checkpoint of another class, layer map, decay, class of schedule, or network.
+            Otherwise, a warning lists these differences. Parameters that the checkpoint lacks, or has in another shape
+            or type, then keep their values and state, and a schedule of another class its state.
+
+    Raises:
+        TypeError, ValueError: an incomplete or damaged checkpoint; with `strict`, a difference; states that this
+            optimizer does not have. Nothing is changed.
+    """
+
+    def prepare() -> tuple[Any, Any]:
+        path, weights, names = _named_weights(folder, network, rename)
+        checked_bool(strict, "strict")
+        record = _read_record(path)
+        state, present = _sharded(weights, optimizer, names), _described(weights, optimizer, names)
+        with file_errors(os.path.join(path, RECORD), "The record of the checkpoint"):
+            known = {name: one for name, one in record["parameters"].items() if name in present["parameters"]}
+            found = record_differences({**record, "parameters": known}, present)
+            was, now = parameter_types({"parameters": known}), parameter_types(present)
+            same_schedule = schedule_class(record) == schedule_class(present)
+        saved, new = _saved_tensors(path), {name for name in now if was.get(name) != now[name]}
+        problems = list(found) if strict else []
+        for key, weight in list(state.items()):
+            owner = key if key in names.values() else key.rpartition(".")[0]
+            needed = f"{_paddle.dtype_name(weight.local_tensor.dtype)} {list(weight.global_shape)}"
+            if owner in new and (key != owner or saved.get(key) != needed):
+                del state[key]
+            elif saved.get(key) != needed:
+                problems.append(f"{key} is {needed} here and {saved.get(key)} there")
+        if problems:
+            todo = "Build the same network and optimizer, or give strict=False where parameters are new."
+            message = f"The checkpoint is of another optimizer or network: {'; '.join(problems[:3])}. {todo}"
+            raise refusal(ValueError, message, folder=path, strict=strict)
+        schedule, schedule_state = schedule_of(unwrap(optimizer)) if same_schedule else None, None
+        if schedule is not None:
+            schedule_state = _read_pickle(path, SCHEDULE)
+            check_part(schedule, schedule_state, "The schedule's state")
+            set_parts(set_parts([(schedule, schedule_state)]))  # try it, then restore: another process may refuse
+        return (state, schedule, schedule_state, saved, found), (set(state), digest(os.path.join(path, RECORD)))
+
+    (state, schedule, schedule_state, saved, found), shared = together(prepare)
+    loaded, digests = zip(*shared)
+    if any(one != digests[0] for one in digests):
+        message = "All processes must load the same checkpoint: give the same `folder`."
+        raise ValueError(f"{message} Received: {RECORD} with [bytes, CRC-32] {shown(list(digests))} in the processes")
+    unused = sorted(set(saved).difference(*loaded))
+    if unused and strict:
+        message = "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that"
+        todo = "are frozen here. Build the same network and optimizer, or give strict=False."
+        raise ValueError(f"{message} {todo} Received: nothing for {quoted(unused)}")
+    _paddle.forget_checkpoint(os.fspath(folder))
+    dist.load_state_dict(state, os.fspath(folder))
+    if schedule is not None:
+        set_parts([(schedule, schedule_state)])
+    if found or unused:
+        found += [f"unused are {quoted(unused)} ({len(unused)})"] * bool(unused)
+        message = f"The checkpoint is of another optimizer: {'; '.join(found)}."
+        warnings.warn(refusal(UserWarning, message, strict=strict), stacklevel=2)
+
+
+# ---- the state of a process and its place in the whole
+
+
+def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tuple[str, Any, dict[str, str]]:
+    """Return the folder, the network's weights, and structured name -> name in the checkpoint."""
+    folder = checked_path(folder, "folder")
+    _paddle.checked_model(network, "network")
+    if not hasattr(network, "sharded_state_dict"):
+        raise refusal(RuntimeError, "Checkpoints for any layout need Paddle 3.2 or later.", paddle=paddle.__version__)
+    for param in _paddle.unwrap_model(network).parameters():
+        if param.is_dist() and list(_paddle.local_shape(param)) != list(param.shape):
+            message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
+            raise refusal(
+                ValueError, message, name=param.name, shape=list(param.shape), here=list(_paddle.local_shape(param))
+            )
+    weights = _paddle.unwrap_model(network).sharded_state_dict()
+    names = {name: name if rename is None else rename(name) if callable(rename) else None for name in weights}
+    if not all(isinstance(name, str) for name in names.values()) or len(set(names.values())) < len(names):
+        raise refusal(TypeError, "`rename` must be a function that gives each parameter its own name.", names=names)
+    return folder, weights, names
+
+
+def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
+    """Return the record of the network's parameters in this process, with whole shapes."""
+    inner = one_of_ours(optimizer)
+    trained = {param.name for param in _paddle.parameters_of(optimizer) if not param.stop_gradient}
+    first: dict[str, str] = {}  # tied parameters: the first name, as for their state
+    for key in sorted(weights):
+        if weights[key].local_tensor.name in trained:
+            first.setdefault(weights[key].local_tensor.name, key)
+    renamed = {name: names[key] for name, key in first.items()}
+    record = describe(inner, renamed, [weights[key].local_tensor for key in first.values()])
+    for key in first.values():
+        record["parameters"][names[key]]["shape"] = list(weights[key].global_shape)
+    return record
+
+
+def _sharded(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
+    """Return key -> ShardedWeight to save or to load into; keys use the names in the checkpoint."""
+    out: dict[str, Any] = {}
+    state = one_of_ours(optimizer).sharded_state_dict(weights, shards_of(optimizer))
+    for key, value in {**weights, **state}.items():
+        name = key if key in weights else key.rpartition(".")[0]
+        value.key = names[name] + key[len(name) :]
+        out[value.key] = value
+    return out
+
+
+def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
+    """Return ``param.name`` -> range of the flattened parameter in this process; None if parameters are whole."""
+    fused, message = _paddle.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
+    for wrapper in wrappers(optimizer)[:-1]:
+        if type(wrapper) is _paddle.sharding_v2():
+            return _paddle.slice_ranges(wrapper)
+        for name in ("tensor_fusion", "comm_overlap"):
+            if type(wrapper) is _paddle.sharding_v1() and getattr(wrapper, name):
+                fused, message = True, f"set {name}=False in the strategy's sharding_configs."
+    if fused:
+        message = f"The state of this wrapper belongs to no parameter and fits no other layout: {message}"
+        raise refusal(ValueError, message, optimizer=type(optimizer).__name__)
+    return None
+
+
+# ---- the folder
+
+
+def _read_record(folder: str) -> Any:
+    """Return the record of a complete checkpoint; raise ValueError if a file of this process's part was changed."""
+    path = os.path.join(folder, RECORD)
+    if not os.path.isfile(path):
+        message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
+        raise refusal(ValueError, message, folder=folder, files=os.listdir(folder) if os.path.isdir(folder) else None)
+    with open(path, encoding="utf-8") as file, file_errors(path, "The record of the checkpoint"):
+        record = strict_json(file.read())
+        version = record["format"]
+        files = sorted(record["files"].items()) if version == FORMAT else []
+        damaged = damages(folder, files[dist.get_rank() :: dist.get_world_size()])
+    if version != FORMAT:
+        raise refusal(ValueError, f"The checkpoint is not of format {FORMAT}.", format=version, path=path)
+    if damaged:
+        _raise_damaged(folder, damaged[0])
+    return record
+
+
+def _saved_tensors(folder: str) -> dict[str, str]:
+    """Return key -> "dtype shape" of the tensors in a checkpoint."""
+    names = [name for name in os.listdir(folder) if name.endswith(".metadata")]
+    if len(names) != 1:
+        _raise_damaged(folder, f"it must have one '.metadata' file, not {names}")
+    metadata = _read_pickle(folder, names[0])
+    with file_errors(os.path.join(folder, names[0]), "The metadata"):
+        tensors = metadata.state_dict_metadata.items()
+        return {key: f"{shards[0].dtype} {list(map(int, shards[0].global_shape))}" for key, shards in tensors}
+
+
+def _read_pickle(folder: str, name: str) -> Any:
+    """Return the object in a file of `paddle.save`; raise ValueError if it cannot be read."""
+    try:
+        return paddle.load(os.path.join(folder, name))
+    except Exception as error:  # damaged pickles fail in every way
+        _raise_damaged(folder, f"'{name}' cannot be read ({type(error).__name__}: {str(error)[:200]})")
+
+
+def _raise_damaged(folder: str, problem: str) -> NoReturn:
+    message = f"The checkpoint is damaged: {problem}. Load another checkpoint, or restore the file."
+    raise refusal(ValueError, message, folder=folder)

@@ -1,0 +1,250 @@
+"""The processes of a step, and its gradients between `backward` and the optimizer: unscale, check, reduce, clip."""
+
+import math
+from typing import Any, Callable, Optional
+
+import paddle
+import paddle.distributed as dist
+from paddle.optimizer import Optimizer
+
+from .. import _paddle
+from .._messages import refusal, wrong_type
+from .._processes import Outcome, gathered, together
+
+
+class ProcessGroups:
+    """The groups of processes of a network and its optimizer, read from `fleet`'s wrappers."""
+
+    def __init__(self, network: paddle.nn.Layer, optimizer: Optimizer) -> None:
+        _paddle.checked_model(network, "network")
+        if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
+            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
+        self.processes = dist.get_world_size()
+        self.network, self.optimizer = network, optimizer
+        self.topology = _paddle.topology_of(network)
+        self.hybrid = isinstance(optimizer, _paddle.hybrid_optimizer())
+        self._check_mode()
+        self.sharding_optimizer = _paddle.sharded_optimizer(optimizer) if self.group("sharding") else None
+        self.has_slices = isinstance(self.sharding_optimizer, _paddle.sharding_v2())  # version 2 cuts parameters
+        # the processes with the same parameters, which average their gradients
+        self.data_group = self.group("data")
+        if isinstance(network, paddle.DataParallel) and self.processes > 1:
+            self.data_group = network.group or dist.get_group()
+        # the groups to sum losses and tokens over, and the number of processes with different data
+        self.data_groups = [group for group in (self.data_group, self.group("sharding")) if group is not None]
+        self.data_ranks = math.prod(group.nranks for group in self.data_groups)
+
+    def _check_mode(self) -> None:
+        """Raise unless the step can train the network with the optimizer in the present processes."""
+        network, topology, layers = self.network, self.topology, _paddle.unwrap_model(self.network)
+        chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
+        other_engine = isinstance(network, engine := _paddle.pipeline_engine()) and type(network) is not engine
+        axes = ("data", "sharding", "pipe", "model") if topology else ()
+        degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in axes}
+        unwrapped = topology is None and self.processes > 1 and not isinstance(network, paddle.DataParallel)
+        overlaps = _paddle.overlaps(network)
+        wrong = {
+            f"Gradients must be reduced after the overflow check: disable {overlaps} in the pp_configs.": overlaps,
+            "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev.": (
+                chunks > 1 or other_engine
+            ),
+            "With several processes `network` must come from `fleet.distributed_model` or `paddle.DataParallel`.": (
+                unwrapped
+            ),
+            "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination.": (
+                degrees and math.prod(degrees.values()) != self.processes
+            ),
+            "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`.": (
+                degrees and not self.hybrid
+            ),
+        }
+        for message in (message for message, is_wrong in wrong.items() if is_wrong):
+            given = {"network": type(network).__name__, "optimizer": type(self.optimizer).__name__}
+            raise refusal(ValueError, message, **given, processes=self.processes, **degrees)
+        if degrees:
+            _paddle.check_own_gradients("the overflow check")
+
+    def group(self, axis: str) -> Any:
+        """Return the group of an axis of the hybrid topology, None for a group of one process."""
+        group = self.topology and getattr(self.topology, f"get_{axis}_parallel_group")()
+        return group if group and group.nranks > 1 else None
+
+    def greatest(self, flag: int, error: Optional[BaseException] = None) -> int:
+        """Return the greatest `flag` of all processes; raise RuntimeError with `error` if a process does not answer."""
+        if self.processes == 1:
+            return int(flag)
+        reduced = paddle.to_tensor([int(flag)], dtype="int32")
+        try:
+            dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
+        except Exception as lost:
+            error = error or lost
+            raise RuntimeError(
+                "Communication failed within a training step: a process ended, failed or was too slow. End all "
+                "processes, look for the first error, and restart from the last checkpoint. "
+                f"Received: {type(error).__name__}: {str(error)[:200]}"
+            ) from error
+        return reduced.item()
+
+    def together(self, act: Callable[[], Any]) -> Any:
+        """Return the result of `act()`; an error in one process is raised in all."""
+
+        def tell(mine: Outcome) -> list[Outcome]:
+            error, result = mine  # exchanged as a number, which is faster than objects
+            failed = self.greatest(0 if error is None else dist.get_rank() + 1, error)
+            if error is None and failed:
+                message = "The step failed in another process and was undone in all: see the error of that process."
+                error = RuntimeError(f"{message} Received: an error in process {failed - 1}")
+            return [(error, result)]
+
+        return together(lambda: (act(), None), tell)[0]
+
+
+def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
+    """Sum a Tensor in place over groups of processes, one after the other; None is a group of one."""
+    for group in groups:
+        if group is not None:
+            dist.all_reduce(value, group=group)
+    return value
+
+
+class Gradients:
+    """The gradients of an optimizer's parameters, which all processes must agree on."""
+
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
+        self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, the same in all processes
+        inner = _paddle.unwrap(groups.optimizer)
+        dicts = [group for group in _paddle.param_groups(inner) or [] if isinstance(group, dict)]
+        for clip in (_paddle.grad_clip(inner), *(group.get("grad_clip") for group in dicts)):
+            if clip is not None:
+                message = "The step clips over all processes: leave out the optimizer's `grad_clip`, set"
+                raise refusal(ValueError, f"{message} `max_grad_norm` here.", grad_clip=type(clip).__name__)
+        known = {id(param) for param in groups.network.parameters()}
+        if others := [param.name for param in self._listed() if id(param) not in known]:
+            raise refusal(ValueError, "`optimizer` must train parameters of the network.", others=others)
+        self.check_trained()
+
+    def _listed(self) -> list[paddle.Tensor]:
+        optimizer = self._groups.optimizer
+        return _paddle.hybrid_parameters()(_paddle.sharded_optimizer(optimizer) if self._groups.hybrid else optimizer)
+
+    def check_trained(self) -> None:
+        """Raise in all processes if a parameter is trained in one process and frozen or missing in another."""
+        trained_ids = {id(param) for param in self.parameters()}
+        named = _paddle.unwrap_model(self._groups.network).named_parameters()
+        trained = {name: id(param) in trained_ids for name, param in named}
+        if not self._groups.greatest(trained != self._trained):
+            return
+        first: dict[str, tuple[int, bool]] = {}  # only tied weights are in several stages, under one name
+        for rank, mine in enumerate(gathered(trained)):
+            for name, is_trained in mine.items():
+                other, expected = first.setdefault(name, (rank, is_trained))
+                if is_trained != expected:
+                    trains, lacks = (rank, other) if is_trained else (other, rank)
+                    advice = f"freeze '{name}' in all or in none, and give every optimizer the same list."
+                    received = f"'{name}' trained in process {trains} and not in process {lacks}"
+                    raise ValueError(f"All processes must train the same parameters: {advice} Received: {received}")
+        self._trained = trained
+
+    def parameters(self) -> list[paddle.Tensor]:
+        """Return the parameters trained at present, in the optimizer's order."""
+        return [param for param in self._listed() if not param.stop_gradient]
+
+    def unscale(self, factor: float) -> bool:
+        """Multiply all gradients in place by a factor; return whether they are finite in this process."""
+        finite = []
+        for gradient in map(_gradient_of, self.parameters()):
+            if gradient is not None:
+                gradient.scale_(factor)
+                finite.append(paddle.isfinite(gradient).all())
+        return not finite or bool(paddle.stack(finite).all())
+
+    def local_norms(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the norm of each parameter's gradient and the number of its elements, as two Tensors."""
+        params = self.parameters()
+        squares = [_square_sum(_gradient_of(param)) for param in params]
+        return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
+
+    def reduce(self) -> None:
+        """Average over the processes with different data."""
+        groups, params, sharding = self._groups, self.parameters(), self._groups.sharding_optimizer
+        if not groups.has_slices:  # slices have buffers, so none is missing
+            params = _fill_missing(params, groups.data_groups)
+        if sharding is not None:
+            sharding.reduce_gradients(params, groups.topology)
+            if groups.has_slices:  # otherwise, groups lack the slices of the first step
+                _paddle.collect_buffers(sharding)()
+                _paddle.assign_slice_gradients(sharding)()
+            params = sharding.filter_parameters(params, groups.topology)
+        if groups.data_group is not None:  # Paddle's engine for one process has no reducer
+            _paddle.all_reduce_gradients()(params, groups.data_group, scale=1.0 / groups.data_group.nranks)
+
+    def _counted(self) -> list[paddle.Tensor]:
+        """Return the parameters in the norm with reduced gradients in this process."""
+        params = self.parameters()
+        if self._groups.sharding_optimizer is not None:
+            params = self._groups.sharding_optimizer.filter_parameters(params, self._groups.topology)
+        return [param for param in params if getattr(param, "need_clip", True) and _gradient_of(param) is not None]
+
+    def global_norm(self) -> float:
+        """Return the norm of the reduced gradients of all processes, each parameter counted once."""
+        groups, repeated = self._groups, self._repeated()
+        split: list[Any] = []  # squares of parameters split by tensor parallelism
+        whole: list[Any] = []
+        for param in self._counted():
+            if id(param) not in repeated:
+                (split if param.is_distributed else whole).append(_square_sum(_gradient_of(param)))
+        sums = [paddle.add_n(squares) if squares else paddle.zeros([1]) for squares in (split, whole)]
+        both = sum_of_processes([groups.group("sharding"), groups.group("pipe")], paddle.concat(sums))
+        return (sum_of_processes([groups.group("model")], both[:1]) + both[1:]).sqrt().item()
+
+    def _repeated(self) -> set[int]:
+        """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
+        # Paddle tries to mark them, but compares names of attributes with names of parameters (pp_layers.py:759)
+        groups = self._groups
+        stage = _paddle.engine_layers(groups.network) if groups.group("pipe") is not None else None
+        copies = [
+            getattr(comm["layer"], name)
+            for comm in (getattr(stage, "shared_comm", None) or {}).values()
+            for name in comm["weight_attr"]
+            if dist.get_rank() != min(comm["ranks"])
+        ]
+        slices = _paddle.slices(groups.sharding_optimizer) if groups.has_slices else {}
+        return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
+
+    def apply(self, norm: float, max_norm: float) -> None:
+        """Clip the reduced gradients, of norm `norm`, to `max_norm`, and take the optimizer's step."""
+        for param in self._counted() if norm > max_norm else ():
+            _gradient_of(param).scale_(max_norm / norm)
+        if self._groups.hybrid:
+            _paddle.reduced_step(self._groups.optimizer)(self.parameters())
+        else:
+            self._groups.optimizer.step()
+
+
+def _gradient_of(param: paddle.Tensor) -> Any:
+    main = getattr(param, "main_grad", None)  # float32, of a float16 or bfloat16 parameter
+    return param.grad if main is None else main
+
+
+def _square_sum(gradient: Optional[paddle.Tensor]) -> paddle.Tensor:
+    """Return the sum of the squares, float32 of shape [1], 0 for None."""
+    if gradient is None:
+        return paddle.zeros([1])
+    dtype = "float64" if gradient.dtype == paddle.float64 else "float32"
+    return _paddle.square_sum(gradient.astype(dtype)).astype("float32").reshape([1])
+
+
+def _fill_missing(params: list[paddle.Tensor], groups: list[Any]) -> list[paddle.Tensor]:
+    """Return the parameters with a gradient in any process; fill gradients missing in this process with zeros."""
+    anywhere = paddle.to_tensor([_gradient_of(param) is not None for param in params], dtype="int32")
+    for group in groups:
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
+    filled = [param for param, is_present in zip(params, anywhere.tolist()) if is_present]
+    for param in filled:
+        if _gradient_of(param) is None:
+            if hasattr(param, "main_grad"):
+                param.main_grad = paddle.zeros(param.shape, "float32")
+            else:
+                param.grad = paddle.zeros_like(param)
+    return filled
