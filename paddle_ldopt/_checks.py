@@ -1,13 +1,112 @@
-"""Argument checks, which return the value or raise, and `Option`, the declaration of an option. Imports no Paddle."""
+"""Error messages, checks that return the value or raise, and `Option`, the declaration of an option. No Paddle."""
 
 import dataclasses
+import difflib
 import inspect
+import itertools
 import math
 import numbers
-from collections.abc import Collection, Iterator
-from typing import Any, Callable, Optional
+import reprlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Callable, Optional, TypeVar
 
-from ._messages import first_few, nearest, problem, quoted, refusal, shown, tell_all, unknown, wrong_type  # noqa: F401
+E = TypeVar("E", bound=Exception)
+_MOST_PROBLEMS = 40  # problems in a message
+
+_MOST_SHOWN = 400  # characters of a value in a message
+
+
+class _Short(reprlib.Repr):
+    """The `repr` of a value in bounded length; of an array, its shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 20
+        self.maxstring = self.maxlong = self.maxother = _MOST_SHOWN
+
+    def repr1(self, x: Any, level: int) -> str:
+        if hasattr(x, "__array__") and not isinstance(x, type) and math.prod(getattr(x, "shape", ())) > 8:
+            return f"{type(x).__name__} of shape {list(x.shape)}"
+        return super().repr1(x, level)
+
+
+def shown(value: Any) -> str:
+    """Return the `repr` of a value in bounded length; of a large array, the shape."""
+    try:
+        text = _Short().repr(value)
+    except Exception:  # raised by the object's own code
+        text = f"<{type(value).__name__} object>"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def problem(sentence: str, /, **received: Any) -> str:
+    """Return the sentence followed by "Received:" and each value with its name."""
+    return f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}"
+
+
+def refusal(error: type[E], sentence: str, /, **received: Any) -> E:
+    """Return the exception whose message is a `problem`."""
+    return error(problem(sentence, **received))
+
+
+def wrong_type(value: Any, name: str, expected: str) -> TypeError:
+    """Return the TypeError for an argument of the wrong type, with "Received: model of type int"."""
+    return TypeError(f"`{name}` must be {expected}. Received: {name} of type {type(value).__name__}")
+
+
+def first_few(items: Iterable[str], limit: int = 4, separator: str = ", ") -> str:
+    """Return the first of many items, and the number of the rest."""
+    every = list(items)
+    return separator.join([*every[:limit], *([f"... {len(every) - limit} more"] if len(every) > limit else [])])
+
+
+def quoted(names: Iterable[Any], limit: int = 3) -> str:
+    """Return the first of many names in quotes, and the number of the rest; "nothing" without names."""
+    return first_few(map(repr, names), limit) or "nothing"
+
+
+def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return "; the nearest is 'x'" for the most similar of `names`, ignoring case; "" without a similar name."""
+    known = {known.lower(): known for known in names}
+    found = difflib.get_close_matches(name[:100].lower(), known, 1, cutoff) if isinstance(name, str) else []
+    return "".join(f"; the nearest is {known[near]!r}" for near in found)
+
+
+def unknown(
+    noun: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20, advice: str = ""
+) -> str:
+    """Return the message for an unknown `key`, with the nearest known name; `received` replaces "key=value"."""
+    names, name = list(known), shown(key)
+    valid = f" Valid: {', '.join(names)}." if len(names) <= limit else ""
+    plain = key if isinstance(key, str) and len(key) <= len(name) else name
+    near, received = nearest(key, names, 0.4), received or f"{plain}={shown(value)}"
+    return f"{name} is not a known {noun}{near}.{valid}{advice and ' ' + advice} Received: {received}"
+
+
+def tell_all(problems: Iterable[str]) -> None:
+    """Raise one ValueError with all problems, at most the first 40; return without problems."""
+    found = list(dict.fromkeys(itertools.islice(problems, _MOST_PROBLEMS)))
+    if len(found) == 1:
+        raise ValueError(found[0])
+    if found:
+        lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
+        more = " or more" if len(found) == _MOST_PROBLEMS else ""
+        raise ValueError(f"{len(found)}{more} settings are wrong:{lines}")
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return "decay was 0.8 and is 0.9 now" for each entry of a saved record that differs now; of dicts, the part."""
+    sentences = []
+    for name in (name for name in now if was[name] != now[name]):
+        old, new = was[name], now[name]
+        if isinstance(old, dict) and isinstance(new, dict):
+            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+            old, new = ({key: one[key] for key in keys if key in one} for one in (old, new))
+        sentences.append(f"{name} was {shown(old)} and is {shown(new)} now")
+    return sentences
+
+
+# ---- checks
 
 REQUIRED = inspect.Parameter.empty  # the default of a required argument
 _MOST_STEPS = 2**53  # floats count exactly up to here

@@ -22,8 +22,8 @@ from paddle.optimizer import Optimizer
 from ._checks import refusal, wrong_type
 
 try:  # since Paddle 3.3
-    from paddle.distributed.auto_parallel.auto_dp_utils import in_auto_dp_mode
-    from paddle.distributed.auto_parallel.fully_shard_fusion import get_fsdp_context
+    from paddle.distributed.auto_parallel.auto_dp_utils import in_auto_dp_mode as in_auto_dp_mode
+    from paddle.distributed.auto_parallel.fully_shard_fusion import get_fsdp_context as get_fsdp_context
 except ImportError:
     in_auto_dp_mode = get_fsdp_context = bool
 
@@ -332,7 +332,7 @@ def unwrap_model(model: paddle.nn.Layer) -> paddle.nn.Layer:
 # ---- several processes
 
 
-def _fleet(path: str) -> Any:
+def fleet_part(path: str) -> Any:
     """Return an object in `paddle.distributed.fleet`, imported on demand."""
     module, _, name = f"paddle.distributed.fleet.{path}".rpartition(".")
     return getattr(importlib.import_module(module), name)
@@ -344,7 +344,7 @@ topology = functools.partial(getattr, paddle.distributed.fleet.fleet, "_hcg", No
 
 def topology_of(network: paddle.nn.Layer) -> Any:
     """Return the hybrid communicate group of a network from `fleet`, None for another network."""
-    engines = _fleet("meta_parallel.ShardingParallel"), _fleet("meta_parallel.TensorParallel")
+    engines = fleet_part("meta_parallel.ShardingParallel"), fleet_part("meta_parallel.TensorParallel")
     return network._hcg if is_pipeline_engine(network) or isinstance(network, engines) else None
 
 
@@ -385,12 +385,12 @@ def check_weight_decay_in_step(optimizer: Optimizer) -> None:
 
 def sharding_v1() -> Any:
     """Return the class of `fleet` for sharding version 1."""
-    return _fleet("meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizer")
+    return fleet_part("meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizer")
 
 
 def sharding_v2() -> Any:
     """Return the class of `fleet` for sharding version 2."""
-    return _fleet("meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizerV2")
+    return fleet_part("meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizerV2")
 
 
 def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
@@ -417,27 +417,24 @@ def leave_out_frozen(optimizer: Any) -> None:
 def is_pipeline_engine(network: paddle.nn.Layer) -> bool:
     """Return whether `fleet` made an engine of a PipelineLayer: of stages or, since Paddle 3.3, for one process."""
     alone = any(cls.__name__ == "NoPipelineParallel" for cls in type(network).__mro__)
-    return alone or isinstance(network, _fleet("meta_parallel.PipelineParallel"))
+    return alone or isinstance(network, fleet_part("meta_parallel.PipelineParallel"))
 
 
 def pipeline_of(model: paddle.nn.Layer) -> Any:
     """Return the `PipelineLayer` of several stages in a model, None without one."""
-    layer = _fleet("meta_parallel.PipelineLayer")
+    layer = fleet_part("meta_parallel.PipelineLayer")
     parts = [part for part in model.sublayers(include_self=True) if isinstance(part, layer)]
     return next((part for part in parts if part._num_stages > 1), None)
 
 
 @contextlib.contextmanager
-def stage_functions(engine: Any, loss: paddle.Tensor, forward: Any, backward: Any) -> Iterator[None]:
-    """Replace loss, forward and backward step of a pipeline engine's stage; its hooks cannot change results."""
-    layers = engine._layers
-    replaced = [(layers, "_loss_fn", [loss]), (layers, "forward", forward), (engine, "_backward_step", backward)]
-    with contextlib.ExitStack() as stack:
-        for instance, name, value in replaced:
-            had, before = name in vars(instance), vars(instance).get(name)
-            stack.callback(vars(instance).__setitem__ if had else vars(instance).pop, name, before)
-            vars(instance)[name] = value
+def other_loss_function(layer: Any, loss: Any) -> Iterator[None]:
+    """Replace the loss function of a PipelineLayer."""
+    before, layer._loss_fn = layer._loss_fn, [loss]
+    try:
         yield
+    finally:
+        layer._loss_fn = before
 
 
 def forget_checkpoint(folder: str) -> None:

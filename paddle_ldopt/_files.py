@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Union
 
-from ._messages import refusal, shown, wrong_type
+from ._checks import refusal, shown, wrong_type
 
 Path = Union[str, os.PathLike[str]]
 YAML_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # 1e-5: a number in YAML 1.2, a string in PyYAML

@@ -19,8 +19,8 @@ import safetensors
 from numpy.typing import NDArray
 from paddle.optimizer.lr import CosineAnnealingWarmRestarts, ReduceOnPlateau
 
+from ._checks import refusal, shown
 from ._files import opened, strict_json, write_file
-from ._messages import refusal, shown
 
 Arrays = dict[str, tuple[str, NDArray[Any]]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", "1"

@@ -10,9 +10,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.optimizer import Optimizer
 
-from ._checks import checked_choice, checked_number
-from ._messages import problem, refusal, shown, wrong_type
-from ._paddle import check_own_gradients, dtype_name, parameters_of, sharding_setting, unwrap_model
+from ._checks import checked_choice, checked_number, problem, refusal, shown, wrong_type
+from ._compat import check_own_gradients, dtype_name, parameters_of, sharding_setting, unwrap_model
 from ._processes import gathered
 
 

@@ -8,15 +8,12 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ._checks import checked_number
-from ._messages import nearest, refusal, shown, unknown
-from ._paddle import checked_model, name_dict_of
+from ._checks import checked_number, nearest, refusal, shown, unknown
+from ._compat import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.user_rules import Rules
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
-from .optimizers.options import parameters_to_train
-from .optimizers.options import REGISTRY
-from .optimizers.options import bool_option
+from .optimizers.options import REGISTRY, bool_option, parameters_to_train
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]

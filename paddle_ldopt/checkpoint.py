@@ -16,14 +16,12 @@ from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from . import _paddle
-from ._checks import checked_bool, checked_int
+from . import _compat
+from ._checks import checked_bool, checked_int, differences, quoted, refusal, wrong_type
+from ._compat import MASTER, dtype_name, parameters_of
 from ._files import Path, checked_path, file_errors
-from ._messages import differences, quoted, refusal, wrong_type
-from ._paddle import MASTER, dtype_name, parameters_of
 from ._safetensors import Arrays, check_part, from_json, read_record, set_parts, to_json, write_record
 from .layers.decay import OPTIONS
-from .layers.optimizer_interface import ratios_of
 from .optimizers import LayerwiseOptimizer
 from .optimizers.apply import plain_class
 from .optimizers.states import GLOBAL_STEP, STEP, check_value
@@ -210,7 +208,7 @@ _FORMER_NAMES = {"RuleSchedule": "CurveSchedule"}  # in files of version 0.2
 def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
     """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the checkpoint."""
     # the only reads of an optimizer's layer-wise settings
-    layers, decay = ratios_of(optimizer).layers, ratios_of(optimizer).decay
+    layers, decay = getattr(optimizer, "layers", None), getattr(optimizer, "decay", None)
     layerwise: Record = {}
     if decay is not None:
         layerwise = dataclasses.asdict(decay)
@@ -272,7 +270,7 @@ def _chosen(decay: Mapping[str, Any]) -> dict[str, Any]:
 
 def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
     """Return the schedule of an optimizer, or None."""
-    rate = _paddle.lr_or_scheduler(optimizer)
+    rate = optimizer._learning_rate
     return rate if isinstance(rate, LRScheduler) else None
 
 
@@ -305,12 +303,12 @@ def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
 
     With `or_paddles`, it may also be an optimizer of Paddle after `apply_layerwise_decay`.
     """
-    inner = _paddle.unwrap(optimizer)
+    inner = _compat.unwrap(optimizer)
     if not isinstance(inner, LayerwiseOptimizer) and not (or_paddles and _paddles_class(inner)):
         also = ", or one of paddle.optimizer after `apply_layerwise_decay`" if or_paddles else ""
         paddles = "`paddle.save(optimizer.state_dict(), path)` saves any other optimizer"
         raise wrong_type(inner, "optimizer", f"one of paddle_ldopt{also}; {paddles}")
-    _paddle.check_wrapper_state(optimizer)
+    _compat.check_wrapper_state(optimizer)
     return inner
 
 
@@ -324,14 +322,14 @@ def _paddles_class(optimizer: Optimizer) -> Optional[str]:
 def _whole_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer inside its wrappers; raise unless its whole state can be read in this process."""
     inner = one_of_ours(optimizer, or_paddles=True)
-    if not paddle.in_dynamic_mode() or _paddle.parameter_list(inner) is None:
+    if not paddle.in_dynamic_mode() or inner._parameter_list is None:
         problem = "In a static graph the state belongs to the program: use `paddle.static.save`."
         raise refusal(ValueError, problem, optimizer=type(inner).__name__)
-    hcg, degrees = _paddle.topology(), {}
+    hcg, degrees = _compat.topology(), {}
     if hcg is not None:
         degrees["sharding"] = hcg.get_sharding_parallel_world_size()
         degrees["tensor_parallel"] = hcg.get_model_parallel_world_size()
-    if _paddle.is_group_sharded(optimizer):
+    if _compat.is_group_sharded(optimizer):
         degrees["group_sharded"] = paddle.distributed.get_world_size()
     if any(degree > 1 for degree in degrees.values()):
         use = "use `paddle_ldopt.parallel.save_checkpoint`, `load_checkpoint`."
@@ -343,7 +341,7 @@ def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple
     """Return ``param.name`` -> name in a file, and "structured" if these are the model's names, else "paddle"."""
     known = optimizer.structured_names
     if model is not None:
-        known = _paddle.name_dict_of(_paddle.unwrap_model(_paddle.checked_model(model)))
+        known = _compat.name_dict_of(_compat.unwrap_model(_compat.checked_model(model)))
     names = {param.name: known.get(param.name) if known else param.name for param in parameters_of(optimizer)}
     unnamed = [name for name, structured in names.items() if not structured]
     if unnamed:
@@ -356,10 +354,10 @@ def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple
     return names, "structured" if known else "paddle"
 
 
-def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _paddle.StateForm]]:
+def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _compat.StateForm]]:
     """Return ``param.name`` -> state name -> its form after the first update, the master included."""
-    groups, params = _paddle.groups_by_name(optimizer), parameters_of(optimizer)
-    return {param.name: _paddle.first_state(optimizer, param, groups.get(param.name, {})) for param in params}
+    groups, params = _compat.groups_by_name(optimizer), parameters_of(optimizer)
+    return {param.name: _compat.first_state(optimizer, param, groups.get(param.name, {})) for param in params}
 
 
 def _states_of(optimizer: Optimizer) -> States:
@@ -376,12 +374,12 @@ def _tensors(
     optimizer: Optimizer, param: paddle.Tensor, layout: Mapping[str, Any]
 ) -> Optional[dict[str, paddle.Tensor]]:
     """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or None."""
-    owner = _paddle.masters(optimizer).get(param.name, param) if MASTER in layout else param
+    owner = optimizer._master_weights.get(param.name, param) if MASTER in layout else param
     tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
-    live, waiting = param.name in _paddle.with_state(optimizer), _paddle.waiting_state(optimizer)
+    live, waiting = param.name in optimizer._already_create_accumulator, optimizer._accumulators_holder
     for name in layout.keys() - {MASTER}:
-        key = _paddle.prefixed(optimizer, name)
-        tensor = _paddle.accumulators(optimizer).get(key, {}).get(owner.name)
+        key = _compat.prefixed(optimizer, name)
+        tensor = optimizer._accumulators.get(key, {}).get(owner.name)
         tensors[name] = tensor if live else waiting.get(f"{owner.name}_{key}_0")
     missing = sorted(name for name, value in tensors.items() if value is None)
     if live and missing:
@@ -426,9 +424,9 @@ def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
 def _set_states(optimizer: Optimizer, states: States) -> None:
     """Load checked states; parameters without state start anew, their masters as copies."""
     params, known = parameters_of(optimizer), _layouts(optimizer)
-    _paddle.drop_waiting_state(optimizer)
+    optimizer._accumulators_holder = {}
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
-        _paddle.create_state(optimizer, [param for param in params if param.name in states])
+        _compat.create_state(optimizer, [param for param in params if param.name in states])
         for param in params:
             values, layout = states.get(param.name, {}), known[param.name]
             for name, tensor in (_tensors(optimizer, param, layout) or {}).items():

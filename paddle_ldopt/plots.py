@@ -10,8 +10,8 @@ import os
 import re
 from typing import Any
 
+from ._checks import refusal
 from ._files import Path, checked_path
-from ._messages import refusal
 
 Series = dict[str, list[float]]  # layer -> its rates by step
 CHINESE_FONTS = (

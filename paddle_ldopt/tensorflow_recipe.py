@@ -8,8 +8,8 @@ from typing import Any, Callable, Optional, Union
 
 import paddle
 
-from ._messages import refusal
-from ._paddle import checked_model, flatten_groups, name_dict_of
+from ._checks import refusal
+from ._compat import checked_model, flatten_groups, name_dict_of
 from .build import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.hook import layerwise_lr_decay

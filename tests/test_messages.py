@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import LayerDecay
-from paddle_ldopt._messages import shown
+from paddle_ldopt._checks import shown
 
 
 class Rude:

@@ -11,7 +11,7 @@ import paddle
 import pytest
 
 import paddle_ldopt
-from paddle_ldopt import _paddle
+from paddle_ldopt import _compat
 from paddle_ldopt._paddle import private_names
 
 ROOT = pathlib.Path(paddle_ldopt.__file__).parent
@@ -44,12 +44,12 @@ def test_only_names_of_the_package_are_imported_from_here():
     modules = [name for name in names if inspect.ismodule(getattr(_paddle, name))]
     assert set(modules) <= {path.stem for path in (ROOT / "_paddle").glob("*.py")}
     declared_here = {"PRIVATE", "MovedError"}.union(
-        *(sys.modules[f"{_paddle.__name__}.{name}"].__all__ for name in AREAS)
+        *(sys.modules[f"{_compat.__name__}.{name}"].__all__ for name in AREAS)
     )
     assert set(names) - set(modules) == declared_here
 
 
-@pytest.mark.parametrize(("owner", "name", "feature"), _paddle.PRIVATE, ids=lambda value: value or "-")
+@pytest.mark.parametrize(("owner", "name", "feature"), _compat.PRIVATE, ids=lambda value: value or "-")
 def test_every_private_part_is_where_it_was(owner, name, feature):
     found = private_names.object_at(owner)
     if name and not hasattr(found, name):  # an attribute of instances: some method of the class sets it
@@ -83,7 +83,7 @@ def test_nothing_goes_past_the_door(path):
 
 @pytest.mark.parametrize("path", [path for path in TREES if path.parts[0] == "_paddle"], ids=str)
 def test_the_door_touches_only_declared_names(path):
-    declared = {name for _, name, _ in _paddle.PRIVATE} | {owner.rpartition(".")[2] for owner, _, _ in _paddle.PRIVATE}
+    declared = {name for _, name, _ in _compat.PRIVATE} | {owner.rpartition(".")[2] for owner, _, _ in _compat.PRIVATE}
     own = set(defined(TREES[path])) | {"_getframe"}  # of sys
     undeclared = {name for _, name in touched(TREES[path]) if re.fullmatch(r"_[a-zA-Z]\w*", name)} - declared - own
     assert not undeclared
@@ -91,22 +91,22 @@ def test_the_door_touches_only_declared_names(path):
 
 def test_a_part_that_has_moved_is_named_when_it_is_used():
     gone = private_names.part("paddle.Tensor", "_gone", "Every feature")
-    _paddle.PRIVATE.pop()
-    with pytest.raises(_paddle.MovedError, match=r"Every feature is not available.*Received: no paddle.Tensor._gone"):
+    _compat.PRIVATE.pop()
+    with pytest.raises(_compat.MovedError, match=r"Every feature is not available.*Received: no paddle.Tensor._gone"):
         gone()
-    with pytest.raises(_paddle.MovedError, match="_accumulators"):
-        _paddle.accumulators(object())
+    with pytest.raises(_compat.MovedError, match="_accumulators"):
+        object()._accumulators
     for path in ("paddle.optimizer.Gone", "gone"):
         gone = private_names.lazy(path, "Every feature")
-        _paddle.PRIVATE.pop()
-        with pytest.raises(_paddle.MovedError, match=f"Every feature is not available.*Received: no {path}$"):
+        _compat.PRIVATE.pop()
+        with pytest.raises(_compat.MovedError, match=f"Every feature is not available.*Received: no {path}$"):
             gone()
 
 
-@pytest.mark.parametrize("owner", sorted({owner.split(".", 2)[1] for owner, _, _ in _paddle.PRIVATE} & {"distributed"}))
+@pytest.mark.parametrize("owner", sorted({owner.split(".", 2)[1] for owner, _, _ in _compat.PRIVATE} & {"distributed"}))
 def test_the_package_is_imported_without_them(owner):
     """Hide every module of Paddle that only private names are taken from, then import and take a step."""
-    hidden = sorted({o for o, name, _ in _paddle.PRIVATE if not name and ".fleet." in o})
+    hidden = sorted({o for o, name, _ in _compat.PRIVATE if not name and ".fleet." in o})
     code = (
         f"import sys, paddle; hidden = {hidden!r}\n"
         "for path in hidden:\n"

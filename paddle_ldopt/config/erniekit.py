@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .._checks import checked_number
-from .._messages import refusal
+from .._checks import checked_number, refusal
 from ..layers.decay import OPTIONS, LayerDecay
 from .decay_settings import SETTINGS
 

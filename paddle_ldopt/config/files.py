@@ -4,8 +4,8 @@ import functools
 import json
 from typing import Any
 
+from .._checks import refusal
 from .._files import YAML_EXPONENT, Path, checked_path, file_errors, unique_keys
-from .._messages import refusal
 
 _EXAMPLES = {  # last word of a setting's name -> a value
     "towers": '{"vision_model": 0.65}',

@@ -7,8 +7,7 @@ from typing import Any, Callable, Optional
 
 import paddle
 
-from .._checks import checked_number, checked_steps, refused
-from .._messages import problem, refusal, shown, unknown
+from .._checks import checked_number, checked_steps, problem, refusal, refused, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.user_rules import checked_rules
 from ..schedules import get_scheduler

@@ -4,8 +4,7 @@ from typing import Any, Optional
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_steps
-from .._messages import refusal
+from .._checks import checked_steps, refusal
 from ..schedules import get_scheduler
 from ..schedules.factory import metric_kinds
 

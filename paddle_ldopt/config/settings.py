@@ -10,9 +10,8 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import plain_number
+from .._checks import plain_number, problem, refusal, tell_all, unknown, wrong_type
 from .._files import Path, checked_path, read_json
-from .._messages import problem, refusal, tell_all, unknown, wrong_type
 from ..build import OPTIMIZERS, build_optimizer
 from ..optimizers import Adafactor, AdafactorSchedule
 from . import erniekit

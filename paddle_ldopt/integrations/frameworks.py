@@ -8,9 +8,8 @@ from typing import Any, Optional
 
 import paddle
 
-from .._checks import checked_bool
-from .._messages import refusal, unknown
-from .._paddle import parameters_of
+from .._checks import checked_bool, refusal, unknown
+from .._compat import parameters_of
 from .yaml_settings import NAMES, framework, from_settings, name_parts, named_groups, numbers_read, undecayed_names
 
 

@@ -10,14 +10,13 @@ from typing import Any, Optional
 
 import paddle
 
-from .._checks import checked_bool, checked_number
+from .._checks import checked_bool, checked_number, differences, problem, refusal, unknown
+from .._compat import parameters_of
 from .._files import YAML_EXPONENT
-from .._messages import differences, problem, refusal, unknown
-from .._paddle import parameters_of, weight_decay_coefficient
 from ..build import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
-from ..layers.optimizer_interface import ratios_of
+from ..layers.rates import layerwise_interface
 from ..optimizers.registry import REGISTRY
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
@@ -76,7 +75,7 @@ def from_settings(
             raise ValueError(unknown(f"setting of {name}", key, value, [*own, *known], limit=40))
     arguments = {**options, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
     if isinstance(weight_decay, paddle.regularizer.L2Decay):  # decoupled weight decay replaces an L2 penalty
-        arguments["weight_decay"] = float(weight_decay_coefficient(weight_decay))
+        arguments["weight_decay"] = float(weight_decay._coeff)
     elif isinstance(weight_decay, paddle.regularizer.WeightDecayRegularizer):
         raise refusal(ValueError, "The optimizers of paddle_ldopt have no L1 decay: use L2.", weight_decay=weight_decay)
     elif weight_decay is not None:
@@ -101,7 +100,7 @@ def with_record(cls: Any) -> Any:
     """
 
     def record_of(self: Any) -> dict[str, Any]:
-        ratios = ratios_of(self)
+        ratios = layerwise_interface(self)
         if ratios.decay is None:
             return {"optimizer": cls.__name__, "decay": {}, "layers": {}}
         places = {param.name: ratios.layers.layer_of(param.name) for param in parameters_of(self)}

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
 
-from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number
-from .._messages import first_few, quoted, refusal
+from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number, first_few, quoted, refusal
 from .layer import Layer
 
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.

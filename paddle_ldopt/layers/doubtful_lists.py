@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from .._messages import first_few
+from .._checks import first_few
 from .known_names import STACK_NAMES, index_by_words
 from .layer import Layer
 from .numbered_lists import is_index

@@ -9,9 +9,7 @@ from typing import Any, Callable, Optional
 
 import paddle
 
-from .._checks import checked_int, checked_number
-from .._messages import first_few, refusal, shown
-from .._paddle import graph_value
+from .._checks import checked_int, checked_number, first_few, refusal, shown
 from .decay import checked_decay
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
@@ -134,7 +132,7 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
 
 def _checked_ratio(ratio: Any, name: str) -> Any:
     """Return a hook's ratio for parameter `name` as a float; a static graph's value unchanged."""
-    if not paddle.in_dynamic_mode() and isinstance(ratio, graph_value()):  # known at run time only
+    if not paddle.in_dynamic_mode() and isinstance(ratio, paddle.pir.Value):  # known at run time only
         return ratio
     try:
         return checked_number(ratio, "ratio")

@@ -7,9 +7,9 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
+from .._checks import first_few, nearest, refusal, shown
+from .._compat import name_dict_of, unwrap_model
 from .._files import Path
-from .._messages import first_few, nearest, refusal, shown
-from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .decay import Decay, as_decay
 from .find_layers import layers_of_model, layers_of_names

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from paddle.nn import Layer as Sublayer
 
-from .._messages import refusal, wrong_type
-from .._paddle import checked_model, own_parameters, pipeline_of, sublayers
+from .._checks import refusal, wrong_type
+from .._compat import checked_model, pipeline_of
 
 if TYPE_CHECKING:
     from .map import LayerMap
@@ -38,7 +38,7 @@ def parameter_infos(model: Sublayer, names: Mapping[str, str]) -> dict[str, Para
     """Return structured name -> `ParameterInfo` of the parameters in `names`; a shared one under each of its names."""
     infos: dict[str, ParameterInfo] = {}
     for path, sublayer in all_paths(model):
-        for key, param in own_parameters(sublayer).items():
+        for key, param in sublayer._parameters.items():
             if param is not None and param.name in names:
                 infos[f"{path}{key}"] = ParameterInfo(param.name, _type_of(sublayer), tuple(param.shape))
     return infos
@@ -70,7 +70,7 @@ def all_paths(
     times[id(model)] += 1
     yield path, model
     above = (*above, model)
-    for key, inner in sublayers(model).items():
+    for key, inner in model._sub_layers.items():
         if inner is not None and times[id(inner)] < _MOST_PATHS and all(inner is not parent for parent in above):
             yield from all_paths(inner, f"{path}{key}.", above, times)
 

@@ -12,13 +12,11 @@ from paddle.nn import Layer as Sublayer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .. import _paddle
-from .._checks import checked_number
-from .._messages import refusal
+from .. import _compat
+from .._checks import checked_number, refusal
 from ..schedules.curves import peak_of
 from .decay import LayerDecay
 from .layer import Layer
-from .model_parameters import name_before_copy
 
 if TYPE_CHECKING:
     from .map import LayerMap
@@ -62,7 +60,7 @@ class LayerwiseInterface:
 
 def layerwise_interface(optimizer: Optimizer) -> Any:
     """Return the optimizer inside wrappers, or the defaults of `LayerwiseInterface` for one of Paddle's."""
-    inner = _paddle.unwrap(optimizer)
+    inner = _compat.unwrap(optimizer)
     return inner if hasattr(inner, "layerwise_ratio") else LayerwiseInterface()
 
 
@@ -84,18 +82,18 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     The rate includes groups, `ParamAttr` and layer-wise ratios. If `Adafactor` sets its own rate, it is the rate of the
     last step. `learning_rate` replaces the optimizer's current rate.
     """
-    params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
+    params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
     rates = layerwise_interface(optimizer).last_used_lr()
     if rates is None:
-        parts = _paddle.lr_factors_and_own(optimizer, params)
+        parts = _compat.lr_factors_and_own(optimizer, params)
         rates = {name: factor * now + fixed for name, (factor, fixed) in parts.items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
 def next_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
-    return float(_paddle.unwrap(optimizer).get_lr()) / float(layerwise_interface(optimizer).lr_divisor())
+    return float(_compat.unwrap(optimizer).get_lr()) / float(layerwise_interface(optimizer).lr_divisor())
 
 
 def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
@@ -103,24 +101,24 @@ def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
     for argument, value in others.items():
         if value is not None:
             raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
-    if not isinstance(_paddle.unwrap(optimizer), Optimizer):
+    if not isinstance(_compat.unwrap(optimizer), Optimizer):
         raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
-    if not _paddle.parameters_of(optimizer):
+    if not _compat.parameters_of(optimizer):
         advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
         raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=[])
-    for param in _paddle.parameters_of(optimizer):
+    for param in _compat.parameters_of(optimizer):
         layers.layer_of(param.name)  # raises for another model's
 
 
 def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer."""
-    params, optimizer = _paddle.parameters_of(optimizer), _paddle.stand_in(_paddle.unwrap(optimizer))
-    interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _paddle.groups_by_name(optimizer)
-    source, divisor = _paddle.lr_or_scheduler(optimizer), interface.lr_divisor
+    params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
+    interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _compat.groups_by_name(optimizer)
+    source, divisor = optimizer._learning_rate, interface.lr_divisor
     peak = now
     if isinstance(source, LRScheduler):
         peak = peak_of(source) if divisor(1) == divisor(0) else None  # the rate falls by itself, too
-    parts, layers, rates = _paddle.lr_factors_and_own(optimizer, params), interface.layers, {}
+    parts, layers, rates = _compat.lr_factors_and_own(optimizer, params), interface.layers, {}
     factors = {} if layers is None else interface.decay.factors(layers.names)
     for param in params:
         factor, fixed = parts[param.name]
@@ -130,7 +128,7 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
         rate, at_peak = interface.lr_now_and_peak(param, factor) or (scheduled_rate, at_peak)
         has_weight_decay = interface.has_nonzero_weight_decay(param)
         if has_weight_decay is None:
-            has_weight_decay = _paddle.has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
+            has_weight_decay = _compat.has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
         multiplier = 1.0 if layers is None else factors.get(layers.name_of(param.name), 1.0)
         rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier)
@@ -182,9 +180,9 @@ def decayed_parameter_names(model: Sublayer) -> set[str]:
         True
     """
     left_out = set()
-    for path, sublayer in _paddle.checked_model(model).named_sublayers(include_self=True):
+    for path, sublayer in _compat.checked_model(model).named_sublayers(include_self=True):
         norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
-        for key, param in _paddle.own_parameters(sublayer).items():
+        for key, param in sublayer._parameters.items():
             if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
                 left_out.add(param.name)
     return {param.name for param in model.parameters()} - left_out

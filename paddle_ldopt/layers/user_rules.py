@@ -3,7 +3,7 @@
 import re
 from typing import Any, Callable, Optional, Union
 
-from .._messages import first_few, refusal, shown
+from .._checks import first_few, refusal, shown
 from .decay import checked_patterns, matches
 from .layer import HEAD
 from .numbered_lists import is_index

@@ -14,11 +14,10 @@ import paddle
 import paddle.distributed as dist
 from paddle.optimizer import Optimizer
 
-from .. import _paddle
-from .._checks import checked_bool
+from .. import _compat
+from .._checks import checked_bool, quoted, refusal, shown
+from .._compat import unwrap, wrappers
 from .._files import checked_path, damages, digest, file_errors, strict_json, write_file
-from .._messages import quoted, refusal, shown
-from .._paddle import unwrap, wrappers
 from .._processes import together
 from .._safetensors import check_part, set_parts
 from ..checkpoint import describe, one_of_ours, parameter_types, record_differences, schedule_class, schedule_of
@@ -127,7 +126,7 @@ def load_checkpoint(
         problems = list(found) if strict else []
         for key, weight in list(state.items()):
             owner = key if key in names.values() else key.rpartition(".")[0]
-            needed = f"{_paddle.dtype_name(weight.local_tensor.dtype)} {list(weight.global_shape)}"
+            needed = f"{_compat.dtype_name(weight.local_tensor.dtype)} {list(weight.global_shape)}"
             if owner in new and (key != owner or saved.get(key) != needed):
                 del state[key]
             elif saved.get(key) != needed:
@@ -153,7 +152,7 @@ def load_checkpoint(
         message = "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that"
         todo = "are frozen here. Build the same network and optimizer, or give strict=False."
         raise ValueError(f"{message} {todo} Received: nothing for {quoted(unused)}")
-    _paddle.forget_checkpoint(os.fspath(folder))
+    _compat.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
         set_parts([(schedule, schedule_state)])
@@ -169,16 +168,14 @@ def load_checkpoint(
 def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tuple[str, Any, dict[str, str]]:
     """Return the folder, the network's weights, and structured name -> name in the checkpoint."""
     folder = checked_path(folder, "folder")
-    _paddle.checked_model(network, "network")
+    _compat.checked_model(network, "network")
     if not hasattr(network, "sharded_state_dict"):
         raise refusal(RuntimeError, "Checkpoints for any layout need Paddle 3.2 or later.", paddle=paddle.__version__)
-    for param in _paddle.unwrap_model(network).parameters():
-        if param.is_dist() and list(_paddle.local_shape(param)) != list(param.shape):
+    for param in _compat.unwrap_model(network).parameters():
+        if param.is_dist() and list(param._local_shape) != list(param.shape):
             message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
-            raise refusal(
-                ValueError, message, name=param.name, shape=list(param.shape), here=list(_paddle.local_shape(param))
-            )
-    weights = _paddle.unwrap_model(network).sharded_state_dict()
+            raise refusal(ValueError, message, name=param.name, shape=list(param.shape), here=list(param._local_shape))
+    weights = _compat.unwrap_model(network).sharded_state_dict()
     names = {name: name if rename is None else rename(name) if callable(rename) else None for name in weights}
     if not all(isinstance(name, str) for name in names.values()) or len(set(names.values())) < len(names):
         raise refusal(TypeError, "`rename` must be a function that gives each parameter its own name.", names=names)
@@ -188,7 +185,7 @@ def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tup
 def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
     """Return the record of the network's parameters in this process, with whole shapes."""
     inner = one_of_ours(optimizer)
-    trained = {param.name for param in _paddle.parameters_of(optimizer) if not param.stop_gradient}
+    trained = {param.name for param in _compat.parameters_of(optimizer) if not param.stop_gradient}
     first: dict[str, str] = {}  # tied parameters: the first name, as for their state
     for key in sorted(weights):
         if weights[key].local_tensor.name in trained:
@@ -213,12 +210,12 @@ def _sharded(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[
 
 def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
     """Return ``param.name`` -> range of the flattened parameter in this process; None if parameters are whole."""
-    fused, message = _paddle.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
+    fused, message = _compat.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
     for wrapper in wrappers(optimizer)[:-1]:
-        if type(wrapper) is _paddle.sharding_v2():
-            return _paddle.slice_ranges(wrapper)
+        if type(wrapper) is _compat.sharding_v2():
+            return _compat.slice_ranges(wrapper)
         for name in ("tensor_fusion", "comm_overlap"):
-            if type(wrapper) is _paddle.sharding_v1() and getattr(wrapper, name):
+            if type(wrapper) is _compat.sharding_v1() and getattr(wrapper, name):
                 fused, message = True, f"set {name}=False in the strategy's sharding_configs."
     if fused:
         message = f"The state of this wrapper belongs to no parameter and fits no other layout: {message}"

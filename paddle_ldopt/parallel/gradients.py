@@ -5,27 +5,36 @@ from typing import Any, Callable, Optional
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import HybridParallelOptimizer
+from paddle.distributed.fleet.meta_parallel import PipelineLayer, PipelineParallel
+from paddle.distributed.fleet.utils.hybrid_parallel_util import (
+    fused_allreduce_gradients_with_group,
+    obtain_optimizer_parameters_list,
+)
 from paddle.optimizer import Optimizer
 
-from .. import _paddle
-from .._messages import refusal, wrong_type
+from .. import _compat
+from .._checks import refusal, wrong_type
 from .._processes import Outcome, gathered, together
+
+# settings of an engine that let it reduce gradients during backward
+_OVERLAPS = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
 
 
 class ProcessGroups:
     """The groups of processes of a network and its optimizer, read from `fleet`'s wrappers."""
 
     def __init__(self, network: paddle.nn.Layer, optimizer: Optimizer) -> None:
-        _paddle.checked_model(network, "network")
-        if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
+        _compat.checked_model(network, "network")
+        if not isinstance(_compat.unwrap(optimizer), paddle.optimizer.Optimizer):
             raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
         self.processes = dist.get_world_size()
         self.network, self.optimizer = network, optimizer
-        self.topology = _paddle.topology_of(network)
-        self.hybrid = isinstance(optimizer, _paddle.hybrid_optimizer())
+        self.topology = _compat.topology_of(network)
+        self.hybrid = isinstance(optimizer, HybridParallelOptimizer)
         self._check_mode()
-        self.sharding_optimizer = _paddle.sharded_optimizer(optimizer) if self.group("sharding") else None
-        self.has_slices = isinstance(self.sharding_optimizer, _paddle.sharding_v2())  # version 2 cuts parameters
+        self.sharding_optimizer = optimizer._inner_opt if self.group("sharding") else None
+        self.has_slices = isinstance(self.sharding_optimizer, _compat.sharding_v2())  # version 2 cuts parameters
         # the processes with the same parameters, which average their gradients
         self.data_group = self.group("data")
         if isinstance(network, paddle.DataParallel) and self.processes > 1:
@@ -36,13 +45,13 @@ class ProcessGroups:
 
     def _check_mode(self) -> None:
         """Raise unless the step can train the network with the optimizer in the present processes."""
-        network, topology, layers = self.network, self.topology, _paddle.unwrap_model(self.network)
-        chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
-        other_engine = isinstance(network, engine := _paddle.pipeline_engine()) and type(network) is not engine
+        network, topology, layers = self.network, self.topology, _compat.unwrap_model(self.network)
+        chunks = layers.get_num_virtual_stages() if isinstance(layers, PipelineLayer) else 1
+        other_engine = isinstance(network, engine := PipelineParallel) and type(network) is not engine
         axes = ("data", "sharding", "pipe", "model") if topology else ()
         degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in axes}
         unwrapped = topology is None and self.processes > 1 and not isinstance(network, paddle.DataParallel)
-        overlaps = _paddle.overlaps(network)
+        overlaps = [name for name in _OVERLAPS if getattr(network, f"_{name}", False)]
         wrong = {
             f"Gradients must be reduced after the overflow check: disable {overlaps} in the pp_configs.": overlaps,
             "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev.": (
@@ -62,7 +71,7 @@ class ProcessGroups:
             given = {"network": type(network).__name__, "optimizer": type(self.optimizer).__name__}
             raise refusal(ValueError, message, **given, processes=self.processes, **degrees)
         if degrees:
-            _paddle.check_own_gradients("the overflow check")
+            _compat.check_own_gradients("the overflow check")
 
     def group(self, axis: str) -> Any:
         """Return the group of an axis of the hybrid topology, None for a group of one process."""
@@ -113,9 +122,9 @@ class Gradients:
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
         self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, the same in all processes
-        inner = _paddle.unwrap(groups.optimizer)
-        dicts = [group for group in _paddle.param_groups(inner) or [] if isinstance(group, dict)]
-        for clip in (_paddle.grad_clip(inner), *(group.get("grad_clip") for group in dicts)):
+        inner = _compat.unwrap(groups.optimizer)
+        dicts = [group for group in inner._param_groups or [] if isinstance(group, dict)]
+        for clip in (inner._grad_clip, *(group.get("grad_clip") for group in dicts)):
             if clip is not None:
                 message = "The step clips over all processes: leave out the optimizer's `grad_clip`, set"
                 raise refusal(ValueError, f"{message} `max_grad_norm` here.", grad_clip=type(clip).__name__)
@@ -126,12 +135,12 @@ class Gradients:
 
     def _listed(self) -> list[paddle.Tensor]:
         optimizer = self._groups.optimizer
-        return _paddle.hybrid_parameters()(_paddle.sharded_optimizer(optimizer) if self._groups.hybrid else optimizer)
+        return obtain_optimizer_parameters_list(optimizer._inner_opt if self._groups.hybrid else optimizer)
 
     def check_trained(self) -> None:
         """Raise in all processes if a parameter is trained in one process and frozen or missing in another."""
         trained_ids = {id(param) for param in self.parameters()}
-        named = _paddle.unwrap_model(self._groups.network).named_parameters()
+        named = _compat.unwrap_model(self._groups.network).named_parameters()
         trained = {name: id(param) in trained_ids for name, param in named}
         if not self._groups.greatest(trained != self._trained):
             return
@@ -173,11 +182,11 @@ class Gradients:
         if sharding is not None:
             sharding.reduce_gradients(params, groups.topology)
             if groups.has_slices:  # otherwise, groups lack the slices of the first step
-                _paddle.collect_buffers(sharding)()
-                _paddle.assign_slice_gradients(sharding)()
+                sharding._collect_comm_buffers()
+                sharding._assign_slice_grad()
             params = sharding.filter_parameters(params, groups.topology)
         if groups.data_group is not None:  # Paddle's engine for one process has no reducer
-            _paddle.all_reduce_gradients()(params, groups.data_group, scale=1.0 / groups.data_group.nranks)
+            fused_allreduce_gradients_with_group(params, groups.data_group, scale=1.0 / groups.data_group.nranks)
 
     def _counted(self) -> list[paddle.Tensor]:
         """Return the parameters in the norm with reduced gradients in this process."""
@@ -202,14 +211,14 @@ class Gradients:
         """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
         # Paddle tries to mark them, but compares names of attributes with names of parameters (pp_layers.py:759)
         groups = self._groups
-        stage = _paddle.engine_layers(groups.network) if groups.group("pipe") is not None else None
+        stage = groups.network._layers if groups.group("pipe") is not None else None
         copies = [
             getattr(comm["layer"], name)
             for comm in (getattr(stage, "shared_comm", None) or {}).values()
             for name in comm["weight_attr"]
             if dist.get_rank() != min(comm["ranks"])
         ]
-        slices = _paddle.slices(groups.sharding_optimizer) if groups.has_slices else {}
+        slices = groups.sharding_optimizer._slice_params if groups.has_slices else {}
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
 
     def apply(self, norm: float, max_norm: float) -> None:
@@ -217,7 +226,7 @@ class Gradients:
         for param in self._counted() if norm > max_norm else ():
             _gradient_of(param).scale_(max_norm / norm)
         if self._groups.hybrid:
-            _paddle.reduced_step(self._groups.optimizer)(self.parameters())
+            self._groups.optimizer._step(self.parameters())
         else:
             self._groups.optimizer.step()
 
@@ -232,7 +241,7 @@ def _square_sum(gradient: Optional[paddle.Tensor]) -> paddle.Tensor:
     if gradient is None:
         return paddle.zeros([1])
     dtype = "float64" if gradient.dtype == paddle.float64 else "float32"
-    return _paddle.square_sum(gradient.astype(dtype)).astype("float32").reshape([1])
+    return paddle._C_ops.squared_l2_norm(gradient.astype(dtype)).astype("float32").reshape([1])
 
 
 def _fill_missing(params: list[paddle.Tensor], groups: list[Any]) -> list[paddle.Tensor]:

@@ -5,9 +5,10 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed.fleet.meta_parallel import PipelineLayer, PipelineParallel
 
-from .. import _paddle
-from .._messages import refusal
+from .. import _compat
+from .._checks import refusal
 from .gradients import ProcessGroups, sum_of_processes
 from .scalers import LossScaler
 
@@ -20,19 +21,19 @@ class MicroBatches:
 
     def __init__(self, groups: ProcessGroups, count: int, per_token: bool) -> None:
         network = groups.network
-        layers = _paddle.engine_layers(network) if _paddle.is_pipeline_engine(network) else network
-        self._pipeline_layer: Any = layers if isinstance(layers, _paddle.pipeline_layer()) else None
-        if _paddle.is_pipeline_engine(network) and network.accumulate_steps != count:
+        layers = network._layers if _compat.is_pipeline_engine(network) else network
+        self._pipeline_layer: Any = layers if isinstance(layers, PipelineLayer) else None
+        if _compat.is_pipeline_engine(network) and network.accumulate_steps != count:
             message = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
             raise refusal(ValueError, message, micro_batch_num=count, accumulate_steps=network.accumulate_steps)
         if self._pipeline_layer is not None:
-            losses = _paddle.loss_functions(self._pipeline_layer)
+            losses = self._pipeline_layer._loss_fn
             if len(losses) != 1 or not callable(losses[0]):
                 raise refusal(ValueError, "The PipelineLayer must have one loss function.", loss_fn=losses)
         self._groups, self._count, self._per_token = groups, count, per_token
-        self.has_stages = isinstance(network, _paddle.pipeline_engine())
+        self.has_stages = isinstance(network, PipelineParallel)
         # losses are divided by the number of micro-batches before backward, unless the strategy delays this
-        self._share = 1.0 if self.has_stages and _paddle.delays_scale(network) else 1.0 / count
+        self._share = 1.0 if self.has_stages and network._delay_scale_loss else 1.0 / count
         self._loss_function: Any = None  # the PipelineLayer's
         self._shapes: Any = None  # of the inputs in the last step
         self._next_shapes: Any = None  # of the inputs checked last
@@ -50,7 +51,7 @@ class MicroBatches:
                 message = "An input must be None, a Tensor whose first dimension is a multiple of `micro_batch_num`, or"
                 kind = {"type": type(value).__name__, "shape": shape, "micro_batch_num": self._count}
                 raise refusal(TypeError if shape is None else ValueError, f"{message} a tuple of these.", **kind)
-        fixed = self.has_stages and not _paddle.has_dynamic_shape(self._groups.network)
+        fixed = self.has_stages and not self._groups.network._dynamic_shape
         if fixed and self._shapes not in (None, shapes):
             message = "Stages learn their shapes in the first step: give inputs of the same shapes,"
             todo = "or set enable_dynamic_shape in the strategy's pp_configs."
@@ -61,7 +62,7 @@ class MicroBatches:
         """Run forward and backward over the micro-batches of checked inputs."""
         self._tokens, self._shapes = [], self._next_shapes
         if self._pipeline_layer is not None:
-            self._loss_function = _paddle.loss_functions(self._pipeline_layer)[0]
+            self._loss_function = self._pipeline_layer._loss_fn[0]
         run = self._run_engine if self.has_stages else self._run_loop
         micro_batches = tuple(_split(value, self._count) for value in inputs)
         self._loss = run(micro_batches, scaler).detach().astype("float32").reshape([1])
@@ -88,8 +89,8 @@ class MicroBatches:
     def _run_engine(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:
         engine = self._groups.network
         data = [micro_batches[0] if len(micro_batches) == 2 else micro_batches[:-1], micro_batches[-1]]
-        data = _paddle.prepare_training(engine)(data, self._groups.optimizer, None)
-        with _paddle.other_loss_function(self._pipeline_layer, self._loss_of):
+        data = engine._prepare_training(data, self._groups.optimizer, None)
+        with _compat.other_loss_function(self._pipeline_layer, self._loss_of):
             return engine.forward_backward_pipeline(data, scaler)
 
     def _run_loop(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:

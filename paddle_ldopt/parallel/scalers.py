@@ -10,9 +10,7 @@ import numpy as np
 import paddle
 from paddle.amp import AmpScaler
 
-from .._checks import checked_number, checked_state, checked_steps
-from .._messages import refusal
-from .._paddle import report_overflow
+from .._checks import checked_number, checked_state, checked_steps, refusal
 
 _GREATEST = float(np.finfo(np.float32).max)  # a greater scale would make the loss inf
 _COUNT_TO_CHANGE = 3  # increases or decreases of the scale that change an adaptive window
@@ -219,7 +217,7 @@ class _PaddleLossScaler(LossScaler):
         return float(self._scaler.state_dict()["scale"].item())
 
     def update(self, overflow: bool) -> None:
-        report_overflow(self._scaler, bool(overflow))
+        self._scaler._cache_found_inf = bool(overflow)  # its `unscale_` only checks this process
         self._scaler.update()
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,9 +7,8 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_bool, checked_number, checked_state, checked_steps
-from .._messages import refusal
-from .._paddle import lr_or_scheduler, unwrap
+from .._checks import checked_bool, checked_number, checked_state, checked_steps, refusal
+from .._compat import unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients, ProcessGroups
 from .micro_batches import MicroBatches
@@ -157,7 +156,7 @@ class PipelineWithLossScale:
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         """Take a training step on this process's part of the batch; pass None for inputs that a stage does not need."""
-        rate = lr_or_scheduler(unwrap(self._optimizer))
+        rate = unwrap(self._optimizer)._learning_rate
         takes_metric = isinstance(rate, (MetricSchedule, ReduceOnPlateau))
         schedule = rate if isinstance(rate, LRScheduler) and not takes_metric else None
         self._groups.together(lambda: self._check(inputs, schedule))

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Callable, Optional, TypeVar, Union
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
-from .._checks import checked_number, checked_state, plain_number
-from .._messages import problem, refusal
-from .._paddle import lr_or_scheduler, unwrap
+from .._checks import checked_number, checked_state, plain_number, problem, refusal
+from .._compat import unwrap
 from .factory import (
     Bool,
     Fraction,
@@ -87,7 +86,7 @@ def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> flo
     """
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
-        attached = lr_or_scheduler(optimizer)
+        attached = optimizer._learning_rate
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
         return checked_number(peak, "learning_rate", ends="(]")
     expected = "a Paddle optimizer or a learning rate"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, TypeVar, U
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import REQUIRED, Option, checked_bool, checked_choice, checked_steps
-from .._messages import nearest, refusal, shown
+from .._checks import REQUIRED, Option, checked_bool, checked_choice, checked_steps, nearest, refusal, shown
 
 if TYPE_CHECKING:
     from .curves import OptimizerOrRate

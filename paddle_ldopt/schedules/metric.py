@@ -5,9 +5,7 @@ from typing import Annotated, Any, Optional, Union
 
 import paddle
 
-from .._checks import Option, as_float
-from .._messages import refusal
-from .._paddle import start_without_step
+from .._checks import Option, as_float, refusal
 from .curves import OptimizerOrRate, Schedule, attach, checked_peak
 from .factory import Bool, NonNegative, Steps, checks_arguments, choice, schedule
 
@@ -81,7 +79,7 @@ class ReduceLROnPlateau(MetricSchedule):
         verbose: Bool = False,
     ) -> None:
         # instead of Paddle's constructor, which steps once, without a metric
-        start_without_step(self)
+        self._var_name = None
         self.base_lr = self.last_lr = checked_peak(learning_rate, "learning_rate")
         self.last_epoch = 0
         self.verbose = verbose

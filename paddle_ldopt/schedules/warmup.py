@@ -6,8 +6,7 @@ from typing import Any, Callable, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_number, checked_state, checked_steps
-from .._messages import refusal
+from .._checks import checked_number, checked_state, checked_steps, refusal
 from .curves import Schedule
 from .factory import Bool, LastStep, NonNegative, Positive, Steps, checks_arguments
 from .metric import MetricSchedule

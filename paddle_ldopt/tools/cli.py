@@ -8,8 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from .._checks import checked_choice, checked_int, checked_number, checked_steps
-from .._messages import refusal
+from .._checks import checked_choice, checked_int, checked_number, checked_steps, refusal
 from ..config.decay_settings import decay_help, option_of
 from ..config.files import json_object
 from ..layers.decay import OPTIONS, LayerDecay

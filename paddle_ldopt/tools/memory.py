@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
-from .._checks import checked_bool, checked_choice, checked_int
-from .._messages import refusal, shown, unknown
+from .._checks import checked_bool, checked_choice, checked_int, refusal, shown, unknown
 from ..layers.table import markdown, rich_table
 from ..optimizers.registry import REGISTRY, optimizer_class
 from ..optimizers.states import rule_shape

@@ -5,8 +5,7 @@ import os
 
 import paddle
 
-from .._checks import checked_number
-from .._messages import refusal
+from .._checks import checked_number, refusal
 
 MODEL = "a PaddleNLP class such as BertForSequenceClassification (in its default size), a local folder, or a hub name"
 

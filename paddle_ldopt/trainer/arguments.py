@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Optional
 
-from .._messages import refusal
+from .._checks import refusal
 from ..config import LdoptConfig
 from ..config.decay_settings import DecaySettings
 from ..config.erniekit import with_erniekit

@@ -1,28 +1,18 @@
 """Callbacks: log each layer's rate, show the schedule, unfreeze layers one by one, stop on SIGTERM."""
 
-import contextlib
-import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Any, Optional, Union
 
-import paddle
-from paddle.optimizer import Optimizer
-
-from .._checks import checked_steps
-from .._messages import refusal
-from .._paddle import parameters_of, unwrap
+from .._checks import checked_steps, refusal
+from .._compat import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
-from ..layers.optimizer_interface import Ratios, layerwise_interface, ratios_of
-from ..layers.rates import applied_rates, next_rate
+from ..layers.rates import applied_rates, layerwise_interface, next_rate
 from ..layers.table import short_names
-from ..optimizers import LayerwiseMixin
-from ..optimizers.apply import apply_layerwise_decay, plain_class
+from ..optimizers import LayerRates, apply_layerwise_decay
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
-from ..schedules.ahead import schedule_rates
-from ..schedules.metric import follows_metric
+from ..schedules import rates_of
 from .shared import Args, Callback, Control, State
 from .stages import map_layers
 
@@ -52,7 +42,7 @@ class LayerLRCallback(Callback):
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Find the layers."""
-        layers = self.layers or ratios_of(optimizer).layers or map_layers(kwargs["model"])
+        layers = self.layers or layerwise_interface(optimizer).layers or map_layers(kwargs["model"])
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
         short = short_names(towers)
@@ -86,7 +76,7 @@ class ScheduleCallback(Callback):
     """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
     A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. A resume
-    shows the whole schedule again, or the rest if it cannot be rewound. Only the main process prints and writes.
+    shows the whole schedule again. Only the main process prints and writes.
 
     Args:
         path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th
@@ -94,7 +84,7 @@ class ScheduleCallback(Callback):
         layers: by default the layers of the optimizer's decay, or of the model.
 
     Raises:
-        ValueError: another file type. During training: a schedule that follows a metric or cannot be read ahead; an
+        ValueError: another file type. During training: a schedule that is neither ours nor a `LambdaDecay`; an
             optimizer that sets its own rate.
     """
 
@@ -105,33 +95,35 @@ class ScheduleCallback(Callback):
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Print and write the schedule."""
         lr_scheduler, interface = kwargs.get("lr_scheduler"), layerwise_interface(optimizer)
-        if interface.sets_own_lr or follows_metric(lr_scheduler):
+        rates = None if interface.sets_own_lr else rates_of(lr_scheduler, state.max_steps)
+        if rates is None:
             message = (
-                "ScheduleCallback cannot show beforehand a schedule that follows an evaluation metric, or the rates of "
-                "an optimizer that sets its own: leave it out; LayerLRCallback logs the rates."
+                "ScheduleCallback shows our schedules and LambdaDecay, but none that follows a metric and no optimizer that "
+                "sets its own rate: leave it out; LayerLRCallback logs the rates."
             )
             received = {"optimizer": type(unwrap(optimizer)).__name__, "lr_scheduler": type(lr_scheduler).__name__}
             raise refusal(ValueError, message, **received)
-        layers = self.layers or ratios_of(optimizer).layers or map_layers(kwargs["model"])
-        first, rates = schedule_rates(lr_scheduler, state.max_steps)
-        rates = [rate / interface.lr_divisor(first + i - state.global_step) for i, rate in enumerate(rates)]
-        if not rates:  # the resumed run was already over
+        layers = self.layers or layerwise_interface(optimizer).layers or map_layers(kwargs["model"])
+        rates = [rate / interface.lr_divisor(i - state.global_step) for i, rate in enumerate(rates)]
+        if not rates:  # a Trainer without steps
             return
-        with all_layers_open(optimizer) as starts:
-            rows = layers.table(optimizer=optimizer).rows  # in all processes: each has a stage
+        inner, starts = unwrap(optimizer), {}
+        if (unfreezing := vars(inner).get("unfreezing")) is not None:
+            inner, starts = stand_in(inner, ratios=unfreezing.open_ratios), unfreezing.starts
+        rows = layers.table(optimizer=inner).rows  # in all processes: each has a stage
         if not state.is_world_process_zero:
             return
         short, series = short_names([row.tower for row in rows]), {}
         for row in rows:
             ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
-            closed = starts.get((row.tower, row.index), 0) - first
+            closed = starts.get((row.tower, row.index), 0)
             row_rates = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
             series[short[row.tower] + row.label] = row_rates
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        plot_schedule(self.path, first, series)
+        plot_schedule(self.path, 0, series)
         table = os.path.splitext(self.path)[0] + ".csv"
-        write_schedule(table, first, series)
-        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
+        write_schedule(table, 0, series)
+        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(0, series)}")
 
 
 class GradualUnfreezeCallback(Callback):
@@ -162,33 +154,37 @@ class GradualUnfreezeCallback(Callback):
     def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
         self.every_k_steps = checked_steps(every_k_steps, "every_k_steps", 1)
         self.layers: Any = layers
-        self._ratio: Any = None  # the optimizer's own ratios, during training
+        self.open_ratios: dict[str, float] = {}  # of the optimizer without this callback
+        self.starts: dict[tuple[str, int], int] = {}  # (tower, layer id) -> the step from which it is trained
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
-        """Wrap the optimizer's ratios in `UnfreezingRatios`."""
+        """Freeze the layers that are not due yet."""
         optimizer = unwrap(optimizer)
-        own_layers = ratios_of(optimizer).layers
-        hooked = own_layers is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
-        if hooked or (own_layers or self.layers) is None or self.layers not in (None, own_layers or self.layers):
+        self._restore(optimizer)  # after an interrupted training
+        interface = layerwise_interface(optimizer)
+        own = interface.layers
+        if interface.hook is not None or (own or self.layers) is None or self.layers not in (None, own or self.layers):
             message = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or pass"
             advice = "layers=LayerMap.from_model(model) with an optimizer without ratios of its own."
             received = {"optimizer": type(optimizer).__name__, "layers": self.layers}
             raise refusal(ValueError, f"{message} {advice}", **received)
-        if own_layers is None and isinstance(optimizer, LayerwiseMixin) and plain_class(optimizer) is None:
-            optimizer.ratio_of = self.layers.ratio_fn(1.0)
-        elif own_layers is None:
+        if own is None and isinstance(optimizer, LayerRates):
+            optimizer.set_layers(self.layers, 1.0)
+        elif own is None:
             apply_layerwise_decay(optimizer, self.layers, 1.0)
-        self._restore(optimizer)  # left by an interrupted training
-        self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
-        self._ratio.step = state.global_step
+        layers = {optimizer.layers.layer_of(name) for name in optimizer.layers.names}
+        self.starts = {(at.tower, at.index): self.every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
+        self.open_ratios, optimizer.unfreezing = optimizer.ratios, self
+        self._freeze(optimizer, state.global_step)
 
     def on_optimizer_begin(
         self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Unfreeze the layers due in the coming step; clear the gradients of the layers that are still frozen."""
-        self._ratio.step = state.global_step
-        for param in parameters_of(unwrap(optimizer)):
-            if not param.stop_gradient and self._ratio.is_closed(param):
+        optimizer = unwrap(optimizer)
+        self._freeze(optimizer, state.global_step)
+        for param in parameters_of(optimizer):
+            if not param.stop_gradient and optimizer.layerwise_ratio(param) == 0.0:
                 # zeros, not None: Paddle creates state only for gradients, and a checkpoint needs all state
                 param.clear_gradient(True)
                 if getattr(param, "main_grad", None) is not None:
@@ -198,42 +194,18 @@ class GradualUnfreezeCallback(Callback):
         """Restore the optimizer's ratios."""
         self._restore(unwrap(optimizer))
 
-    def _restore(self, optimizer: Optimizer) -> None:
-        if isinstance(optimizer.ratio_of, UnfreezingRatios):
-            optimizer.ratio_of = optimizer.ratio_of.when_open
+    def _freeze(self, optimizer: Any, step: int) -> None:
+        """Set the ratios of a step: 0 for the layers that are trained from a later one."""
+        optimizer.ratios = dict(self.open_ratios)
+        for name in self.open_ratios:
+            layer = optimizer.layers.layer_of(name)
+            if step < self.starts[layer.tower, layer.index]:
+                optimizer.ratios[name] = 0.0
 
-
-class UnfreezingRatios(Ratios):
-    """The ratios of an optimizer, with 0 for layers frozen at `step`."""
-
-    def __init__(self, when_open: Ratios, every_k_steps: int):
-        self.when_open, self.decay, self.layers, self.step = when_open, when_open.decay, when_open.layers, 0.0
-        layers = {self.layers.layer_of(name) for name in self.layers.names}
-        # (tower, layer id) -> the step from which it is trained
-        self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
-
-    def is_closed(self, param: paddle.Tensor) -> bool:
-        """Return whether the layer of a parameter is still frozen."""
-        layer = self.layers.layer_of(param.name)
-        return self.step < self.starts[layer.tower, layer.index]
-
-    def __call__(self, param: paddle.Tensor) -> Any:
-        """Return the ratio of a parameter."""
-        return 0.0 if self.is_closed(param) else self.when_open(param)
-
-
-@contextlib.contextmanager
-def all_layers_open(optimizer: Optimizer) -> Iterator[dict[tuple[str, int], int]]:
-    """Read an optimizer without frozen layers; yield (tower, layer id) -> the step that unfreezes it."""
-    ratios = ratios_of(optimizer)
-    if not isinstance(ratios, UnfreezingRatios):
-        yield {}
-        return
-    step, ratios.step = ratios.step, math.inf
-    try:
-        yield ratios.starts
-    finally:
-        ratios.step = step
+    def _restore(self, optimizer: Any) -> None:
+        before = vars(optimizer).pop("unfreezing", None)
+        if before is not None:
+            optimizer.ratios = before.open_ratios
 
 
 class StopOnSigterm(Callback):

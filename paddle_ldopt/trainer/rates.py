@@ -8,8 +8,8 @@ from paddle import distributed
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._messages import refusal
-from .._paddle import check_wrapper_state, leave_out_frozen, lr_or_scheduler, parameters_of, pipeline_of, unwrap
+from .._checks import refusal
+from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..build import OFF, OPTIMIZERS, build_optimizer
 from ..config import LdoptConfig
 from ..config.decay_settings import settings_of
@@ -27,7 +27,7 @@ from ..config.trainer_arguments import (
 )
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
-from ..layers.optimizer_interface import layerwise_interface, ratios_of
+from ..layers.rates import layerwise_interface
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from ..schedules import MetricSchedule
@@ -133,8 +133,8 @@ class LdoptTrainerMixin(ResumeMixin):
 
     def _freeze(self, layers: LayerMap, decay: LayerDecay) -> None:
         """Set `stop_gradient` of the parameters whose ratio is 0."""
-        params, ratio_of = self.model.parameters(), layers.ratio_fn(decay)
-        frozen = [param for param in params if not param.stop_gradient and ratio_of(param) == 0]
+        params, ratios = self.model.parameters(), layers.ratios(decay)
+        frozen = [p for p in params if not p.stop_gradient and ratios[layers.name_of(p.name)] == 0]
         for param in frozen:
             param.stop_gradient = True
         if frozen or decay.freeze_below:
@@ -205,10 +205,9 @@ class LdoptTrainerMixin(ResumeMixin):
     def _begin(self) -> None:
         """Called before the first step, with the training's state loaded."""
         self._check_optimizer()  # the Trainer's `create_optimizer_and_scheduler` may have made one
-        layers = ratios_of(self.optimizer).layers
+        layers = layerwise_interface(self.optimizer).layers
         if layers is not None:
-            ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
-            self._inform(f"Learning rates by layer:\n{layers.table(optimizer=self.optimizer, num_steps=ahead)}")
+            self._inform(f"Learning rates by layer:\n{layers.table(optimizer=self.optimizer)}")
 
     def _inform(self, message: str) -> None:
         if self.is_world_process_zero():
@@ -236,7 +235,7 @@ class LdoptTrainerMixin(ResumeMixin):
         """Return the record of the optimizer that is given or that will be built."""
         args, name = self.args, name_of(self.args.optim)
         if self.optimizer is not None:
-            name, ratios = type(unwrap(self.optimizer)).__name__, ratios_of(self.optimizer)
+            name, ratios = type(unwrap(self.optimizer)).__name__, layerwise_interface(self.optimizer)
             decay, layers = ratios.decay or OFF, ratios.layers
         else:
             decay = decay_of_arguments(args)
@@ -248,8 +247,7 @@ class LdoptTrainerMixin(ResumeMixin):
                     name = self.get_optimizer_cls_and_kwargs(args)[0].__name__
         of_layers: dict[str, Any] = {"decay": None, "layers": None, "frozen": []}
         if decay != OFF and layers is not None:
-            ratio_of = layers.ratio_fn(decay).of
-            frozen = [name for name in layers.names if ratio_of(name) == 0]
+            frozen = [name for name, ratio in layers.ratios(decay).items() if ratio == 0]
             of_layers = {"decay": settings_of(decay), **layers.fingerprint(), "frozen": frozen}
         unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
         degrees = {axis: getattr(args, f"{axis}_parallel_degree", 1) for axis in ("sharding", "tensor", "pipeline")}
@@ -266,7 +264,7 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
     """Raise if an optimizer contradicts the Trainer's schedule, or the `optim` or the decay of its arguments."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
-    name, source = type(optimizer).__name__, lr_or_scheduler(optimizer)
+    name, source = type(optimizer).__name__, optimizer._learning_rate
     sets_own = layerwise_interface(optimizer).sets_own_lr
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
     if not (
@@ -279,7 +277,7 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
             "optimizers=(opt, None) if it sets its own rate."
         )
         raise refusal(ValueError, message, optimizers=(name, passed), learning_rate="its own" if sets_own else rate)
-    optim, decay, own_decay = name_of(args.optim), decay_of_arguments(args), ratios_of(optimizer).decay
+    optim, decay, own_decay = name_of(args.optim), decay_of_arguments(args), layerwise_interface(optimizer).decay
     if (optim in REGISTRY and not isinstance(optimizer, REGISTRY[optim].cls)) or decay not in (own_decay, OFF):
         message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
         received = {"optim": optim, "layerwise_decay": decay, "optimizer": name, "its_decay": own_decay}

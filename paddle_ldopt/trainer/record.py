@@ -11,8 +11,8 @@ import tempfile
 import warnings
 from typing import Any, Optional
 
+from .._checks import differences, refusal
 from .._files import Path, checked_path, damages, digest, file_errors, read_json
-from .._messages import differences, refusal
 
 LAYERWISE = "ldopt_layerwise.json"
 EPOCH_RNG = "ldopt_epoch_rng.json"

@@ -3,16 +3,14 @@
 import inspect
 import os
 import random
-import warnings
 from typing import Any, Optional
 
 import numpy as np
 import paddle
 from paddle import distributed
 
+from .._checks import refusal
 from .._files import file_errors, read_json
-from .._messages import refusal
-from .._paddle import MovedError, end_reading, reader_class
 from ..config.trainer_arguments import name_of
 from . import record, shared
 from .shared import Trainer, check_mixed_in_first, decided_by_main, listening
@@ -241,11 +239,9 @@ def raising_errors(loader: paddle.io.DataLoader) -> paddle.io.DataLoader:
     cls: Any = type(loader)
     if getattr(cls, "__iter__", None) is not paddle.io.DataLoader.__iter__ or loader.num_workers:
         return loader
-    try:
-        base: Any = reader_class()
-    except MovedError as error:
-        warnings.warn(str(error), stacklevel=2)
-        return loader
+    from paddle.io.dataloader.dataloader_iter import _DataLoaderIterSingleProcess
+
+    base: Any = _DataLoaderIterSingleProcess
 
     class Reader(base):
         error = None
@@ -255,7 +251,7 @@ def raising_errors(loader: paddle.io.DataLoader) -> paddle.io.DataLoader:
                 super()._thread_loop(*args)
             except BaseException as error:
                 self.error = error
-                end_reading(self)()
+                self._exit_thread_unexpectedly()  # the waiting `next` gets a SystemError
 
         def __next__(self) -> Any:
             try:

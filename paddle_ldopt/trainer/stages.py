@@ -7,7 +7,7 @@ import paddle
 from paddle import distributed
 from paddle.distributed import fleet
 
-from .._paddle import checked_model, pipeline_of
+from .._compat import checked_model, pipeline_of
 from ..layers.map import LayerMap
 from ..layers.table import LayerTable
 

@@ -344,7 +344,7 @@ def alone(case, features):
 
 def values(network, optimizer, hcg=None):
     """Return the whole parameters of this process by name; of bfloat16 ones with a master, that."""
-    masters = ldopt._paddle.unwrap(optimizer)._master_weights
+    masters = ldopt._compat.unwrap(optimizer)._master_weights
     mine = {name: master.numpy().ravel() for name, master in masters.items()}
     everyone = [mine]
     if hcg is not None and hcg.get_sharding_parallel_world_size() > 1:  # each process has some, or a slice of each

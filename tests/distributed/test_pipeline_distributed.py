@@ -135,7 +135,7 @@ def interrupted(folder, steps, dies=None, also_whole=False):
 
     def run(path, dies=None):
         network, step = cases.build(hcg, "staged", "came", scale_sense=scaler())
-        optimizer, now, first = ldopt._paddle.unwrap(step._optimizer), [0], 0
+        optimizer, now, first = ldopt._compat.unwrap(step._optimizer), [0], 0
         if path and os.path.exists(path):
             saved = paddle.load(path)
             network.set_state_dict(saved["network"])
@@ -229,7 +229,7 @@ def two_stages():
     unchanged = cases.same(kept, cases.snapshot(network, skipping))
     found["skipped"] = unchanged and not output.overflow.item() and output.global_norm.item() > 1e-3
 
-    make, inner = ldopt.PipelineWithLossScale, ldopt._paddle.unwrap(optimizer)
+    make, inner = ldopt.PipelineWithLossScale, ldopt._compat.unwrap(optimizer)
     found["refused"] = [
         refused(lambda: make(model, optimizer, micro_batch_num=2), "accumulate_steps", "micro_batch_num=2"),
         refused(lambda: make(model, inner, micro_batch_num=4), "fleet.distributed_optimizer"),

@@ -5,7 +5,7 @@ import math
 import paddle
 import pytest
 
-from paddle_ldopt import _paddle
+from paddle_ldopt import _compat
 
 
 
@@ -31,7 +31,7 @@ def test_every_master_is_checked_in_each_step():
 
 def test_a_tensor_inside_the_memory_of_another_has_the_bytes_from_its_start_on():
     whole = paddle.ones([10])
-    part = _paddle.slice_of(whole, 6, 10)
+    part = _compat.slice_of(whole, 6, 10)
     skipped = part.data_ptr() - whole.data_ptr()
     assert skipped == 24, "they share memory"
     assert memory.allocated_bytes(part) == memory.allocated_bytes(whole) - skipped

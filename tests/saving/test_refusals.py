@@ -8,7 +8,7 @@ import pytest
 from saving_cases import ALL, HALF, Run, refused, same
 
 import paddle_ldopt as ldopt
-from paddle_ldopt import _paddle
+from paddle_ldopt import _compat
 from paddle_ldopt.parallel import save_checkpoint
 
 CAME = {"case": "came"}
@@ -94,7 +94,7 @@ def test_an_option_that_changes_the_states_is_refused(case, option, path):
 def test_hooks_are_compared_by_their_arguments(path):
     def build(decay, n_layers):
         run = Run("lamb", layerwise=False)
-        hooks = {"layerwise_decay": decay, "n_layers": n_layers, "name_dict": _paddle.name_dict_of(run.model)}
+        hooks = {"layerwise_decay": decay, "n_layers": n_layers, "name_dict": _compat.name_dict_of(run.model)}
         run.optimizer = ldopt.AdamWDL(
             1e-3, parameters=run.model.parameters(), set_param_lr_fun=lambda decay, names, n, param: decay / n, **hooks
         )

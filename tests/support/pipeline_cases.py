@@ -125,7 +125,7 @@ def inject(network, due):
 
 def snapshot(network, step):
     """Return all that an overflow must leave as it is."""
-    optimizer = ldopt._paddle.unwrap(step._optimizer)
+    optimizer = ldopt._compat.unwrap(step._optimizer)
     state = {
         key: value.numpy().copy() for key, value in optimizer.state_dict().items() if isinstance(value, paddle.Tensor)
     }
