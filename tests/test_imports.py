@@ -17,32 +17,28 @@ ROOT = pathlib.Path(paddle_ldopt.__file__).parent
 # who may import whom within the package; __init__ may import all of it
 ARROWS = {
     "version": set(),
-    "_messages": set(),
-    "_checks": {"_messages"},
-    "_files": {"_messages"},
-    "_paddle": set(),
+    "_checks": set(),
+    "_files": {"_checks"},
+    "_compat": {"_checks"},
     "_processes": set(),
+    "_safetensors": {"_checks", "_files"},
     "kernels": set(),
-    "plots": {"_files"},
-    "schedules": {"_checks", "_paddle"},
-    "layers": {"_checks", "_files", "_paddle", "plots", "schedules"},
-    "optimizers": {"_checks", "_paddle", "kernels", "layers", "schedules"},
-    "accumulation": {"_checks", "_paddle", "_processes"},
-    "build": {"_checks", "_paddle", "layers", "optimizers"},
-    "tensorflow_recipe": {"_paddle", "build", "layers", "optimizers", "schedules"},
-    "config": {"_checks", "_files", "_messages", "_paddle", "build", "layers", "optimizers", "schedules"},
-    "integrations": {"_checks", "_files", "_paddle", "build", "layers", "optimizers", "saving"},
-    "saving": {"_checks", "_files", "_paddle", "layers", "optimizers", "version"},
-    "parallel": {"_checks", "_files", "_paddle", "_processes", "saving", "schedules"},
+    "plots": {"_checks", "_files"},
+    "schedules": {"_checks", "_compat"},
+    "layers": {"_checks", "_compat", "_files", "plots", "schedules"},
+    "optimizers": {"_checks", "_compat", "kernels", "layers"},
+    "accumulator": {"_checks", "_compat", "_processes"},
+    "create": {"_checks", "_compat", "layers", "optimizers"},
+    "tensorflow_recipe": {"_compat", "create", "layers", "optimizers", "schedules"},
+    "config": {"_checks", "_files", "create", "layers", "optimizers", "schedules"},
+    "checkpoint": {"_checks", "_compat", "_files", "_safetensors", "layers", "optimizers", "version"},
+    "integrations": {"_checks", "_compat", "_files", "create", "layers", "optimizers"},
+    "parallel": {"_checks", "_compat", "_files", "_processes", "checkpoint", "schedules"},
     "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},
-    "trainer": {"_checks", "_files", "_paddle", "_processes", "build", "config", "layers", "optimizers", "plots"}
-    | {"saving", "schedules"},
+    "trainer": {"_checks", "_compat", "_files", "_processes", "config", "create", "layers", "optimizers", "plots"}
+    | {"schedules"},
     "__main__": {"tools"},
 }
-
-
-# the same within `optimizers`: what its private folders may import of it, beside its public modules and types
-FOLDERS = {"_shards": set(), "_step": {"_shards"}, "_base": {"_shards", "_step"}, "_ports": {"_base", "_step"}}
 
 
 def modules_of(folder, prefix=""):
@@ -82,26 +78,13 @@ def part(name):
     return (name.split(".") + [""])[1]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_imports_within_optimizers_point_one_way(folder):
-    home = f"paddle_ldopt.optimizers.{folder}"
-    modules = [name for name in OURS if f"{name}.".startswith(f"{home}.")]
-    found = {
-        inner
-        for name in modules
-        for module in imports(name, OURS[name], OURS, for_types=False)
-        for inner in module.split(".")[2:3]
-    }
-    assert modules and found & FOLDERS.keys() <= FOLDERS[folder] | {folder}
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_imports_point_one_way(name):
     found = set(imports(name, OURS[name], OURS))
     inner = {part(module) for module in found if module in OURS}
     outer = {module for module in found if module not in OURS}
     if part(name):  # the package itself may import all of it
-        assert inner <= ARROWS[part(name)] | {part(name), "_messages"}
+        assert inner <= ARROWS[part(name)] | {part(name)}
     assert "paddle_ldopt" not in outer, "every module that is imported is there"
     home = name.split(".")[:-1] if OURS[name].stem != "__init__" else name.split(".")
     for module in found & OURS.keys():  # a folder or module with an underscore belongs to the folder that it is in
@@ -109,7 +92,7 @@ def test_imports_point_one_way(name):
         assert not [p for i, p in enumerate(parts) if i > 1 and p.startswith("_") and parts[:i] != home[:i]], module
     if part(name) not in ("trainer", "tools"):
         assert not outer & {"paddlenlp", "paddleformers"}
-    if name.endswith(("._checks", "._files", "._messages", ".stacks")):
+    if name.endswith(("._checks", "._files")):
         assert "paddle" not in outer
 
 
@@ -147,7 +130,7 @@ def test_importing_the_package_is_cheap():
         "import sys, time; start = time.perf_counter(); import paddle; before = set(sys.modules);"
         "middle = time.perf_counter(); import paddle_ldopt; end = time.perf_counter(); new = set(sys.modules) - before;"
         "heavy = {'paddlenlp', 'paddleformers', 'matplotlib', 'rich', 'paddle.jit.sot'};"
-        "heavy |= {f'paddle_ldopt.{name}' for name in ('accumulation', 'config', 'parallel', 'saving')};"
+        "heavy |= {f'paddle_ldopt.{name}' for name in ('accumulator', 'checkpoint', 'config', 'parallel')};"
         "print((end - middle) / (middle - start), *heavy & new)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
