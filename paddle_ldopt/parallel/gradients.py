@@ -47,27 +47,22 @@ class ProcessGroups:
         """Raise unless the step can train the network with the optimizer in the present processes."""
         network, topology, layers = self.network, self.topology, _compat.unwrap_model(self.network)
         chunks = layers.get_num_virtual_stages() if isinstance(layers, PipelineLayer) else 1
-        other_engine = isinstance(network, engine := PipelineParallel) and type(network) is not engine
         axes = ("data", "sharding", "pipe", "model") if topology else ()
         degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in axes}
-        unwrapped = topology is None and self.processes > 1 and not isinstance(network, paddle.DataParallel)
-        overlaps = [name for name in _OVERLAPS if getattr(network, f"_{name}", False)]
-        wrong = {
-            f"Gradients must be reduced after the overflow check: disable {overlaps} in the pp_configs.": overlaps,
-            "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev.": (
-                chunks > 1 or other_engine
-            ),
-            "With several processes `network` must come from `fleet.distributed_model` or `paddle.DataParallel`.": (
-                unwrapped
-            ),
-            "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination.": (
-                degrees and math.prod(degrees.values()) != self.processes
-            ),
-            "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`.": (
-                degrees and not self.hybrid
-            ),
-        }
-        for message in (message for message, is_wrong in wrong.items() if is_wrong):
+        message = ""
+        if overlaps := [name for name in _OVERLAPS if getattr(network, f"_{name}", False)]:
+            message = f"Gradients must be reduced after the overflow check: disable {overlaps} in the pp_configs."
+        elif chunks > 1 or isinstance(network, PipelineParallel) and type(network) is not PipelineParallel:
+            message = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
+        elif topology is None and self.processes > 1 and not isinstance(network, paddle.DataParallel):
+            message = (
+                "In several processes `network` must come from `fleet.distributed_model` or `paddle.DataParallel`."
+            )
+        elif degrees and math.prod(degrees.values()) != self.processes:
+            message = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
+        elif degrees and not self.hybrid:
+            message = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
+        if message:
             given = {"network": type(network).__name__, "optimizer": type(self.optimizer).__name__}
             raise refusal(ValueError, message, **given, processes=self.processes, **degrees)
         if degrees:

@@ -74,6 +74,7 @@ class PipelineWithLossScale:
     An overflow in any process changes the scale only. A bad argument of a call, and without pipeline stages any error,
     is raised in all processes before anything changes. Another error of a pipeline stage is raised there only, and the
     other stages end when communication times out: restart from the last checkpoint.
+
     Each update also **advances the schedule** of the learning rate: do not call its `step`. The caller steps a schedule
     that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau).
 
@@ -93,9 +94,9 @@ class PipelineWithLossScale:
         global_norm_spike_threshold (float, optional): skip updates whose global norm is at least this; above 0.
 
     Raises:
-        TypeError, ValueError: an argument, loss or input of a wrong type or out of range; an unsupported
-            parallel mode; an optimizer with `grad_clip`; parameters frozen in some processes only; no
-            token; a schedule advanced elsewhere.
+        TypeError, ValueError: an argument, loss or input of a wrong type or out of range; an unsupported parallel mode;
+            an optimizer with `grad_clip`; parameters frozen in some processes only; no token; a schedule advanced
+            elsewhere.
         RuntimeError: an error in another process, or a process that does not answer before communication times out.
 
     Differs from MindFormers: without `calculate_per_token_loss` the loss is the mean over micro-batches (there the

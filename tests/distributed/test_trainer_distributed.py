@@ -180,7 +180,7 @@ def test_a_resume_in_another_layout_goes_on_or_is_refused(ranks, folder, alone):
             assert result["step"] == trainer_ranks.STEPS
         else:
             kind = {"stage1": "sharding", "pipeline": "pipeline"}[layout]
-            assert re.search(rf"was saved in .*layout.*{kind}\W+2", result["error"])
+            assert re.search(rf"was saved in .*layout.*{kind}\W+[12]", result["error"])
     if "unified" in gave[0]:
         folder = str(folder / layout / "unified" / "checkpoint-4")
         result = alone(f"unified-{layout}", model=MODEL[layout], optim="adamwdl", resume=folder, **UNIFIED)

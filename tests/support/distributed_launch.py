@@ -1,18 +1,9 @@
 """Run a function in several local processes that can talk to each other (gloo, on a CPU), from a test.
 
-    from distributed_launch import launch
-    from distributed_setup import start_fleet
-
-    def worker(steps):                         # at the top of a module in this folder; no test function
-        hcg = start_fleet(sharding=2)          # Paddle's `fleet`, with what gloo lacks made good for tests
-        ...
-        return {"weights": ...}                # anything that can be pickled, no Tensors
-
-    def test_it():
-        first, second = launch(worker, ranks=2, timeout=120, steps=20)
-
-The processes are forks (see `processes`). All are killed when one has failed or the time is up; `LaunchError` then
-shows what each wrote. A process that is done waits for the others, because process 0 holds the store they meet in.
+The function (`worker`) is at the top of a module in this folder or of a test. It starts `fleet` by
+`distributed_setup.start_fleet` and returns anything that can be pickled: `first, second = launch(worker, ranks=2)`. The
+processes are forks (see `processes`). All are killed when one has failed or the time is up; `LaunchError` then shows
+what each wrote. A process that is done waits for the others, because process 0 holds the store they meet in.
 """
 
 import contextlib
@@ -54,15 +45,8 @@ class LaunchError(AssertionError):
 def launch(function, ranks=2, timeout=120, grace=10, **config):
     """Run `function(**config)` in `ranks` processes at once and return what each returned, by rank.
 
-    Args:
-        function (callable): at the top of a module that is in this folder.
-        ranks (int): number of processes.
-        timeout (float): seconds for all of it, starting the processes included.
-        grace (float): seconds that the others have to end by themselves once a rank has failed.
-        **config: arguments of the function; picklable.
-
-    Raises:
-        LaunchError: a rank ended with an error or without a result, or did not end in time.
+    It raises `LaunchError` after `timeout` seconds, starting the processes included, or if a rank ended with an error
+    or without a result; the others then have `grace` seconds to end by themselves.
     """
     with tempfile.TemporaryDirectory() as folder:
         task = pathlib.Path(folder, "task")

@@ -177,23 +177,19 @@ def train(hcg, kind, name, steps, overflows=(), ragged=False, faults=(), **argum
     `overflows` maps a step to the rank that gets an inf; `faults` maps it to (rank, fault of `attempt`): before that
     step another one is taken, which fails.
     """
-    rank, now = paddle.distributed.get_rank(), [None]
+    rank, ranks, now = paddle.distributed.get_rank(), paddle.distributed.get_world_size(), [None]
     network, step = build(hcg, kind, name, ragged, **arguments)
-    hit = {step: rank % paddle.distributed.get_world_size() for step, rank in dict(overflows).items()}
-    inject(network, lambda: hit.get(now[0]) == rank)
-    rows, kept, errors, faults = [], [], [], dict(faults)
+    inject(network, lambda: now[0] in overflows and overflows[now[0]] % ranks == rank)
+    rows, kept, errors, (part, parts) = [], [], [], data_part(hcg)
     for now[0] in range(steps):
-        part, parts = data_part(hcg)
+        before = snapshot(network, step)
         if now[0] in faults:
             place, fault = faults[now[0]]
-            here = fault if place % paddle.distributed.get_world_size() == rank else None
-            before = snapshot(network, step)
-            errors.append(attempt(network, step, tensors(batch(100, parts, ragged), part, parts), here))
+            inputs = tensors(batch(100, parts, ragged), part, parts)
+            errors.append(attempt(network, step, inputs, fault if place % ranks == rank else None))
             kept.append(is_clear(network) and same(before, snapshot(network, step)))
-        before = snapshot(network, step) if now[0] in overflows else None
-        output = step(*tensors(batch(now[0], parts, ragged), part, parts))
-        rows.append(row_of(output))
-        if before is not None:
+        rows.append(row_of(step(*tensors(batch(now[0], parts, ragged), part, parts))))
+        if now[0] in overflows:
             kept.append(is_clear(network) and same(before, snapshot(network, step)))
     return {"rows": rows, "kept": kept, "weights": values(network), "errors": errors}
 

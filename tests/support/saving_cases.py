@@ -83,21 +83,10 @@ class Model(nn.Layer):
 
 
 class Run:
-    """A model and its optimizer; the batch of a step is the same in all of them.
+    """A model and its optimizer of `OPTIONS`; the batch of a step is the same in all of them.
 
-    Args:
-        case (str): of `OPTIONS`.
-        seed (int): of the parameters.
-        guard (bool): name the parameters as in a new process.
-        rate (float|LRScheduler|list): the rate; its schedule is stepped.
-        layerwise (bool): give the optimizer a rate for each layer, and so the names.
-        decay (float|LayerDecay): of the rate.
-        idle (str): a parameter without gradients.
-        fused (bool|None): of the optimizer.
-        width (int): of the model.
-        blocks (int): of the model.
-        groups (list[dict]): the options of groups, over which the parameters are spread.
-        options: of the optimizer.
+    `guard`: parameters have the names of a new process; `idle`: a parameter without gradients; `groups`: options of
+    groups, over which the parameters are spread.
     """
 
     def __init__(
@@ -136,21 +125,18 @@ class Run:
     def train(self, until):
         """Take the steps up to number `until`."""
         with paddle.utils.unique_name.guard() if self.guard else contextlib.nullcontext():
-            self._train(until)
-        return self
-
-    def _train(self, until):
-        for step in range(self.done, until):
-            x = paddle.to_tensor(np.random.default_rng(step).standard_normal([5, 3]), dtype=self.dtype)
-            (self.model(x) ** 2).mean().backward()
-            for name, param in self.model.named_parameters():
-                if name == self.idle:
-                    param.clear_gradient(False)
-            self.optimizer.step()
-            self.optimizer.clear_grad(set_to_zero=False)
-            if isinstance(self.rate, paddle.optimizer.lr.LRScheduler) and not hasattr(self.rate, "patience"):
-                self.rate.step()
+            for step in range(self.done, until):
+                x = paddle.to_tensor(np.random.default_rng(step).standard_normal([5, 3]), dtype=self.dtype)
+                (self.model(x) ** 2).mean().backward()
+                for name, param in self.model.named_parameters():
+                    if name == self.idle:
+                        param.clear_gradient(False)
+                self.optimizer.step()
+                self.optimizer.clear_grad(set_to_zero=False)
+                if isinstance(self.rate, paddle.optimizer.lr.LRScheduler) and not hasattr(self.rate, "patience"):
+                    self.rate.step()
         self.done = until
+        return self
 
     def with_weights_of(self, other):
         """Take over the parameters of another run."""
@@ -170,18 +156,16 @@ class Run:
         found = {f"{name}.master": value.numpy() for name, value in masters.items()}
         found.update((key, value.numpy()) for key, value in state.items())
         names = {param.name: name for name, param in self.model.named_parameters()}
-        longest = sorted(names, key=len, reverse=True)
-        return {names[next(n for n in longest if key.startswith(n))] + _rest(key): v for key, v in found.items()}
+        names = sorted(names.items(), key=lambda pair: -len(pair[0]))
+        ours = {key: next(name for paddles, name in names if key.startswith(paddles)) for key in found}
+        # what is behind the parameter's name, without what tells masters and copies
+        rest = {key: re.sub(r"^\w+\.[wb]_\d+|^\w+?_\d+\.w_\d+|_fp32_master_\d+|_\d+$", "", key) for key in found}
+        return {f"{ours[key]}.{rest[key].strip('_.')}": value for key, value in found.items()}
 
     def everything(self):
         """Return all that a step depends on."""
         rate = self.rate.state_dict() if hasattr(self.rate, "state_dict") else {}
         return {**self.values(), **self.state(), "rate": np.array(json.dumps(rate, default=str))}
-
-
-def _rest(key):
-    """Return what is behind the parameter's name in the name of a state, without what tells masters and copies."""
-    return "." + re.sub(r"^\w+\.[wb]_\d+|^\w+?_\d+\.w_\d+|_fp32_master_\d+|_\d+$", "", key).strip("_.")
 
 
 def same(one, other):
