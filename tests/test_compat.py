@@ -27,7 +27,8 @@ PRIVATE = {
     "paddle.optimizer.Momentum": "_regularization_coeff",
     "paddle.regularizer.L2Decay": "_coeff",
     "paddle.optimizer.lr.LRScheduler": "_var_name",
-    "paddle.Tensor": "_bump_inplace_version _grad_ivar _holder_size _is_initialized _local_shape _offset _share_buffer_to _slice",
+    "paddle.Tensor": "_bump_inplace_version _grad_ivar _holder_size _is_initialized _local_shape _offset "
+    "_share_buffer_to _slice",
     "paddle.nn.Layer": "_parameters _sub_layers",
     "paddle._C_ops": "adamw_ assign_out_ clip matmul mean minimum squared_l2_norm stack sum unbind where",
     "paddle.base.dygraph.base": "in_to_static_mode",
@@ -62,7 +63,9 @@ def object_at(path):
         return getattr(object_at(module), name)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in PRIVATE.items() for name in names.split()])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(owner, name) for owner, names in PRIVATE.items() for name in names.split()]
+)
 def test_paddle_has_not_moved(owner, name):
     if owner.startswith("paddlenlp"):
         pytest.importorskip("paddlenlp")

@@ -3,7 +3,6 @@
 import numpy as np
 import paddle
 import pytest
-
 from paddle_ldopt.optimizers._base import arithmetic
 
 X, Y, EPS = np.float32([4.0, 9.0]), np.float32([2.0, 3.0]), 0.5

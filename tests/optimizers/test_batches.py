@@ -15,7 +15,6 @@ from test_parity import trajectory
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers import ELEMENT, RuleOptimizer, State
-
 from paddle_ldopt.optimizers.batches import Batch
 from paddle_ldopt.trainer import LayerLRCallback
 

@@ -15,7 +15,6 @@ from reference import bert_like, make_params, needs_library, take_steps
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 
-
 pytestmark = needs_library
 
 MORE = {

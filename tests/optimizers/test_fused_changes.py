@@ -4,14 +4,14 @@ import numpy as np
 import paddle
 import pytest
 from optimizer_cases import OPTIMIZERS, every_optimizer, every_variant, make
-from reference import needs_library
-
-import paddle_ldopt as ldopt
-from paddle_ldopt import kernels
 from paddle_ldopt.optimizers._base import layerwise_optimizer
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers._step.plan import Plan
 from paddle_ldopt.optimizers._step.whole_step import scaled_lr
+from reference import needs_library
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import kernels
 
 pytestmark = [
     needs_library,

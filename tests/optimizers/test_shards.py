@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-
-from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers._shards import Shard, ShardFinder, run_locally, run_together
 from paddle_ldopt.optimizers._shards import shard as geometry
 
+from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}

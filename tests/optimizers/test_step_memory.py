@@ -8,7 +8,6 @@ import pytest
 from paddle_ldopt import _compat
 
 
-
 @pytest.mark.parametrize("checked_before", range(4))
 @pytest.mark.parametrize("count", range(1, 6))
 def test_every_state_is_checked_within_one_round(count, checked_before, monkeypatch):

@@ -4,11 +4,11 @@ import numpy as np
 import paddle
 import pytest
 from optimizer_cases import OPTIMIZERS, VARIANTS, make, same, states
+from paddle_ldopt.optimizers._base.arithmetic import sqrt
 from reference import bert_like, make_params, take_steps
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
-from paddle_ldopt.optimizers._base.arithmetic import sqrt
 
 pytestmark = pytest.mark.promise(
     "NaN, inf, overflow, denormal gradients and extreme rates behave as in [numerics.md](numerics.md#bad-numbers)"

@@ -8,11 +8,11 @@ import numpy as np
 import paddle
 import pytest
 import trainer_common as common
+from paddle_ldopt.layers.optimizer_interface import layerwise_interface
 from trainer_run import checkpoint_format
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.layers import rates
-from paddle_ldopt.layers.optimizer_interface import layerwise_interface
 from paddle_ldopt.schedules import ahead
 from paddle_ldopt.trainer import (
     GradualUnfreezeCallback,

@@ -13,12 +13,12 @@ import paddle
 import pytest
 import trainer_common as common
 from paddle import nn
+from paddle_ldopt._paddle import MovedError
+from paddle_ldopt.optimizers.registry import REGISTRY
 
 import paddle_ldopt as ldopt
-from paddle_ldopt._paddle import MovedError
 from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.optimizers import LayerwiseMixin
-from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.trainer import (
     LayerLRCallback,
     LdoptArgumentsMixin,
