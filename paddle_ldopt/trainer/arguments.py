@@ -69,6 +69,7 @@ class LdoptArgumentsMixin(_Settings, Args):
 
     Raises:
         ValueError: values out of range or of the wrong type, unknown names.
+        RuntimeError: when a Trainer without `LdoptTrainerMixin`, which would ignore the arguments, is constructed.
         TypeError: at the definition of the class, if the mixin does not come first.
 
     Examples:
@@ -87,6 +88,8 @@ class LdoptArgumentsMixin(_Settings, Args):
     allow_layerwise_change: bool = dataclasses.field(
         default=False, metadata={"help": "resume even if the checkpoint has other layer-wise settings"}
     )
+
+    ldopt_served = False  # whether a Trainer with our mixin has received the arguments
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -132,6 +135,23 @@ class LdoptArgumentsMixin(_Settings, Args):
         if kind in metric_kinds() and name_of(self.evaluation_strategy) == "no":
             message = "The schedule follows an evaluation metric: give `evaluation_strategy` 'steps' or 'epoch'."
             raise refusal(ValueError, message, evaluation_strategy="no", lr_scheduler_type=kind)
+
+    @property
+    def should_load_sharding_stage1_model(self) -> Any:
+        """The Trainer's own property, which its constructor reads."""
+        if not self.ldopt_served and (self.layerwise_decay != LayerDecay() or name_of(self.optim) in REGISTRY):
+            message = "The Trainer lacks LdoptTrainerMixin and would ignore `optim` and the layer-wise decay"
+            received = {"optim": name_of(self.optim), "layerwise_decay": self.layerwise_decay}
+            raise refusal(RuntimeError, f"{message}: class MyTrainer(LdoptTrainerMixin, Trainer).", **received)
+        return super().should_load_sharding_stage1_model
+
+    def print_config(self, *args: Any, **kwargs: Any) -> None:
+        """Print the arguments as the Trainer does, which reads every property."""
+        before, self.ldopt_served = self.ldopt_served, True
+        try:
+            super().print_config(*args, **kwargs)
+        finally:
+            self.ldopt_served = before
 
     @property
     def layerwise_decay(self) -> LayerDecay:

@@ -32,6 +32,7 @@ from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from ..schedules import MetricSchedule
 from . import record, shared
+from .arguments import LdoptArgumentsMixin
 from .callbacks import GradualUnfreezeCallback
 from .resume import ResumeMixin
 from .shared import Args, decided_by_main, listening
@@ -84,6 +85,12 @@ class LdoptTrainerMixin(ResumeMixin):
     _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
     _record: record.Record  # of the present training
     _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, LdoptArgumentsMixin):
+                argument.ldopt_served = True
+        super().__init__(*args, **kwargs)
 
     @functools.cached_property
     def layer_map(self) -> LayerMap:
