@@ -10,7 +10,7 @@ import paddle
 
 from ._messages import refusal
 from ._paddle import checked_model, flatten_groups, name_dict_of
-from .build import build_optimizer
+from .create import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.hook import layerwise_lr_decay
 from .layers.map import LayerMap

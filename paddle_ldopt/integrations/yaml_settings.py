@@ -13,7 +13,7 @@ from .._checks import checked_bool, checked_number
 from .._files import YAML_EXPONENT
 from .._messages import problem, refusal, unknown
 from .._paddle import parameters_of, weight_decay_coefficient
-from ..build import OFF, build_optimizer
+from ..create import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY

@@ -114,9 +114,7 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
             signature.bind(*settings, None)
             call = functools.partial(hook, *settings)
         except TypeError:
-            must = (
-                "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param)."
-            )
+            must = "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param)."
             raise refusal(TypeError, must, set_param_lr_fun=hook) from None
 
     def ratio_of(param: paddle.Tensor) -> Any:  # a plain function: a deep copy of an optimizer shares the hook

@@ -2,17 +2,21 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from typing import Any, Optional
 
-from .._messages import refusal, shown, tell_all
-from ..build import OFF
-from ..config import LdoptConfig
-from ..config.decay_settings import DecaySettings, decay_problems, settings_of
-from ..config.erniekit import with_erniekit
-from ..config.files import json_argument
-from ..config.problems import option_problems
-from ..config.trainer_arguments import BUILT_IN, builds_schedule, clip_norm, name_of
+from .._messages import refusal, shown
+from ..config import (
+    BUILT_IN,
+    DecaySettings,
+    LdoptConfig,
+    builds_schedule,
+    json_argument,
+    name_of,
+    settings_of,
+    settings_of_arguments,
+    with_erniekit,
+)
+from ..create import OFF
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from ..schedules.kinds import SCHEDULES
@@ -76,7 +80,7 @@ class LdoptArgumentsMixin(_Settings, Args):
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
 
     Raises:
-        ValueError: values out of range or of the wrong type, options without effect, unknown names; all at once.
+        ValueError: values out of range or of the wrong type, unknown names.
         RuntimeError: a Trainer without `LdoptTrainerMixin`, which would ignore the arguments, is constructed.
         TypeError: at the definition of the class, if the mixin does not come first.
 
@@ -104,7 +108,6 @@ class LdoptArgumentsMixin(_Settings, Args):
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
 
     def __post_init__(self) -> None:
-        tell_all(_problems(self))
         _warn_of_unused(self)
         given = {argument: name_of(getattr(self, argument)) for argument in _CHOICES}
         ours = {}
@@ -123,7 +126,23 @@ class LdoptArgumentsMixin(_Settings, Args):
         for argument, name in ours.items():
             setattr(self, argument, name)
         lr_scheduler.check_evaluation(self)
-        _ = self.layerwise_decay  # raises if ERNIEKit's arguments, complete by now, contradict it
+        self._check()
+
+    def _check(self) -> None:
+        """Raise for a wrong setting."""
+        optim, options = name_of(self.optim), json_argument(self, "optim_kwargs")
+        info, settings = REGISTRY.get(optim), settings_of_arguments(self)
+        if info is None:  # the Trainer builds its own
+            if options:
+                message = f"`optim_kwargs` need `optim` to be one of {', '.join(map(repr, REGISTRY))}."
+                raise refusal(ValueError, message, optim=optim, optim_kwargs=self.optim_kwargs)
+            settings.update(optim="adamw", optim_kwargs={})
+        else:
+            fields = {**info.trainer, "multi_precision": "fp16_opt_level"}
+            for field in [fields[info.setting(name)] for name in options if info.setting(name) in fields]:
+                message = f"`{field}` sets this option: leave it out of `optim_kwargs`."
+                raise refusal(ValueError, message, **{field: getattr(self, field)}, optim_kwargs=self.optim_kwargs)
+        LdoptConfig(**settings)
 
     @property
     def layerwise_decay(self) -> LayerDecay:
@@ -171,20 +190,6 @@ def mark_received(args: Args) -> None:
         args.ldopt_served = True
 
 
-def _problems(args: Args) -> Iterator[str]:
-    yield from decay_problems(args)
-    values = {}
-    for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
-        try:
-            values[name] = json_argument(args, name)
-        except ValueError as error:
-            yield str(error)
-    if values.get("optim_kwargs"):
-        yield from _option_problems(args, name_of(args.optim), values["optim_kwargs"])
-    if "lr_scheduler_kwargs" in values:
-        yield from lr_scheduler.schedule_problem(args)
-
-
 def _warn_of_unused(args: Args) -> None:
     """Warn of the Trainer's own arguments for Adam that the chosen optimizer does not have."""
     optim = name_of(args.optim)
@@ -195,20 +200,3 @@ def _warn_of_unused(args: Args) -> None:
         if name not in used and value != defaults.get(name):
             instead = f"`{name}` has no effect with optim={shown(optim)}: set its options in `optim_kwargs`"
             warnings.warn(f"{instead}. Received: {name}={shown(value)}", stacklevel=4)
-
-
-def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterator[str]:
-    received = f"optim_kwargs={shown(args.optim_kwargs)}"
-    if optim not in REGISTRY:
-        known = ", ".join(map(repr, REGISTRY))
-        yield f"`optim_kwargs` need `optim` to be one of {known}. Received: optim={shown(optim)}, {received}"
-        return
-    fields, setting = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}, REGISTRY[optim].setting
-    for name in [name for name in options if setting(name) in fields]:
-        yield f"`{fields[setting(name)]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
-    if options.get("relative_step"):
-        advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
-        yield f"An optimizer that sets its own rate {advice}. Received: {received}"
-    else:
-        own = {name: value for name, value in options.items() if setting(name) not in fields}
-        yield from option_problems(optim, own, clip_norm(args))

@@ -9,9 +9,8 @@ from paddle.optimizer import Optimizer
 from .._files import file_errors, read_json
 from .._messages import refusal
 from .._paddle import name_dict_of, parameters_of, unwrap
-from ..build import OFF
-from ..config.decay_settings import decay_from, settings_of
-from ..config.trainer_arguments import name_of
+from ..config import decay_from, name_of, settings_of
+from ..create import OFF
 from ..layers.layer import Layer
 from ..layers.rates import layerwise_interface
 from ..optimizers.registry import REGISTRY

@@ -9,10 +9,8 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
-from ..build import OFF, build_optimizer
-from ..config.erniekit import left_to_us
-from ..config.files import json_argument
-from ..config.trainer_arguments import builds_schedule, clip_norm, decay_of_arguments, mapped_options, name_of
+from ..config import builds_schedule, clip_norm, decay_of_arguments, json_argument, left_to_us, mapped_options, name_of
+from ..create import OFF, build_optimizer
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rates import layerwise_interface

@@ -1,7 +1,6 @@
 """Build the schedules of `--lr_scheduler_type`: names, arguments, warm-up, evaluation metric."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from paddle.optimizer import Optimizer
@@ -9,42 +8,15 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal, shown
 from .._paddle import unwrap
-from ..config.files import json_argument
-from ..config.problems import MANY_STEPS, schedule_problems
-from ..config.schedule import build_schedule
-from ..config.trainer_arguments import BUILT_IN, builds_schedule, evaluation_metric, name_of, schedule_of_arguments
+from ..config import (
+    build_schedule,
+    evaluation_metric,
+    name_of,
+    schedule_of_arguments,
+)
 from ..schedules import MetricSchedule
-from ..schedules.kinds import SCHEDULES, metric_kinds
+from ..schedules.kinds import metric_kinds
 from .types import Args
-
-_FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
-
-
-def schedule_problem(args: Args) -> Iterator[str]:
-    """Yield the first problem of `lr_scheduler_kwargs` and the other arguments of the schedule."""
-    kind, kwargs = name_of(args.lr_scheduler_type), json_argument(args, "lr_scheduler_kwargs")
-    fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
-    warmup = {"warmup_steps": args.warmup_steps, "warmup_ratio": args.warmup_ratio}
-    idle = list(SCHEDULES[kind].idle_warmup(**warmup)) if kind in SCHEDULES else []
-    twice = [field for field in fields if field in kwargs and getattr(args, field) != getattr(type(args), field)]
-    elsewhere = [key for key in _FROM_ELSEWHERE if key in kwargs]
-    if kind not in SCHEDULES:
-        if kwargs:  # without them, the Trainer raises for an unknown kind
-            known, received = ", ".join(map(repr, SCHEDULES)), f"lr_scheduler_type={shown(kind)}, {received}"
-            yield f"`lr_scheduler_kwargs` need `lr_scheduler_type` to be one of {known}. Received: {received}"
-    elif kwargs and kind in BUILT_IN and not fields:
-        yield f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. Received: {received}"
-    elif twice:
-        received = f"Received: {twice[0]}={shown(getattr(args, twice[0]))}, {received}"
-        yield f"`{twice[0]}` is also an argument of the Trainer: leave it out of `lr_scheduler_kwargs`. {received}"
-    elif idle:
-        yield from idle
-    elif elsewhere:
-        source = _FROM_ELSEWHERE[elsewhere[0]]
-        yield f"The `{elsewhere[0]}` of a schedule comes from {source}: leave it out. Received: {received}"
-    elif builds_schedule(args):
-        steps = args.max_steps if args.max_steps > 0 else MANY_STEPS
-        yield from schedule_problems(*schedule_of_arguments(args, steps))
 
 
 def build_scheduler(args: Args, num_training_steps: int) -> LRScheduler:

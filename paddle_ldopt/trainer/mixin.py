@@ -3,9 +3,8 @@
 import functools
 from typing import Any, Optional
 
-from ..build import OPTIMIZERS
-from ..config import LdoptConfig
-from ..config.trainer_arguments import name_of
+from ..config import LdoptConfig, name_of
+from ..create import OPTIMIZERS
 from ..saving.layerwise_record import ALLOW
 from .checkpoint_record import check_record, constant_settings, record_of
 from .folders import CONFIG, LAYERWISE

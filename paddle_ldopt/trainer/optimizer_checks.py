@@ -7,9 +7,8 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal, shown
 from .._paddle import check_wrapper_state, lr_or_scheduler, parameters_of, unwrap
-from ..build import OFF
-from ..config.files import json_argument
-from ..config.trainer_arguments import name_of
+from ..config import json_argument, name_of
+from ..create import OFF
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rates import layerwise_interface

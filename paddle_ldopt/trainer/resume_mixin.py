@@ -7,7 +7,7 @@ from typing import Any, Optional
 from paddle import distributed
 
 from .._messages import refusal
-from ..config.trainer_arguments import name_of
+from ..config import name_of
 from . import epoch_rng, folders
 from .data_errors import raising_errors
 from .shared import check_mixed_in_first, decided_by_main, listening, warn

@@ -17,7 +17,7 @@ import trainer_common as common
 import trainer_run
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.build import OPTIMIZERS
+from paddle_ldopt.create import OPTIMIZERS
 from paddle_ldopt.saving.layerwise_record import changes
 from paddle_ldopt.trainer import (
     GradualUnfreezeCallback,

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import paddle
 
 from ..._messages import refusal
-from ...config.decay_settings import decay_help, option_of
+from ...config import decay_help, option_of
 from ...layers.decay import OPTIONS, LayerDecay
 
 MODEL = "a PaddleNLP class such as BertForSequenceClassification (in its default size), a local folder, or a hub name"

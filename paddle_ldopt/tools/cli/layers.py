@@ -6,7 +6,7 @@ import sys
 from typing import Callable
 
 from ..._checks import checked_number
-from ...config.files import json_object
+from ...config import json_object
 from ...layers.map import LayerMap
 from ...plots import check_picture
 from .arguments import MODEL, add_decay_arguments, decay_from_arguments, load_model

@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_choice, checked_int, checked_number, checked_steps
 from ..._messages import refusal, tell_all
-from ...config.files import json_object
+from ...config import json_object
 from ...layers.layer import Layer
 from ...plots import Series, check_picture, plot_schedule, text_plot
 from ...schedules import get_scheduler
