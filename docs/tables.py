@@ -11,7 +11,7 @@ import re
 import sys
 
 from paddle_ldopt._checks import REQUIRED
-from paddle_ldopt.config.decay_settings import SETTINGS
+from paddle_ldopt.config import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.layers.table import markdown
 from paddle_ldopt.optimizers.registry import REGISTRY

@@ -16,7 +16,7 @@ except ImportError as error:
         f"your CUDA version. Received: {error}"
     ) from error
 
-from .build import create
+from .create import create
 from .layers.decay import LayerDecay
 from .layers.hook import layerwise_lr_decay
 from .layers.layer import Layer

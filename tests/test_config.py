@@ -1,4 +1,4 @@
-"""LdoptConfig: all problems at once, round trips through files and a Trainer's arguments, the optimizers it builds."""
+"""LdoptConfig: refusals, round trips through files and a Trainer's arguments, the optimizers that it builds."""
 
 import dataclasses
 import json
@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LdoptConfig
-from paddle_ldopt.build import OPTIMIZERS
-from paddle_ldopt.config import read_yaml
-from paddle_ldopt.config.decay_settings import SETTINGS
+from paddle_ldopt.config import SETTINGS, read_yaml
+from paddle_ldopt.create import OPTIMIZERS
 from paddle_ldopt.layers.decay import OPTIONS as OPTIONS_OF_A_DECAY
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
@@ -51,10 +50,7 @@ def configs(draw):
         layerwise["layerwise_convention"] = draw(st.sampled_from(["paddlenlp", "electra", "xlnet"]))
         layerwise[draw(st.sampled_from(["layerwise_min_ratio", "layerwise_freeze_below"]))] = 0.3
         layerwise["layerwise_rules"] = draw(st.sampled_from([None, {"pooler": "head"}]))
-        layerwise["layerwise_granularity"] = draw(st.sampled_from(["block", "stage", "12"]))
         layerwise["layerwise_preserve_mean"] = draw(st.booleans())
-        if "layerwise_min_ratio" in layerwise and kind != "reduce_lr_on_plateau" and draw(st.booleans()):
-            layerwise.update(layerwise_end=1.0, layerwise_steps=draw(st.sampled_from([None, 50])))
     elif draw(st.booleans()):
         layerwise.update(layerwise_lr_decay=1.0, layerwise_convention="linear", layerwise_bound=0.25)
     if draw(st.booleans()):
@@ -113,8 +109,8 @@ def test_round_trips(tmp_path, config):
 def test_the_draws_can_be_every_setting():
     drawn = {"optim", "optim_kwargs", "learning_rate", "weight_decay", "max_grad_norm", "layerwise_lr_decay"}
     drawn |= {"layerwise_convention", "layerwise_min_ratio", "layerwise_head_ratio", "layerwise_freeze_below"}
-    drawn |= {"layerwise_bound", "layerwise_scale", "layerwise_end", "layerwise_steps", "layerwise_preserve_mean"}
-    drawn |= {"layerwise_towers", "layerwise_multipliers", "layerwise_granularity"}
+    drawn |= {"layerwise_bound", "layerwise_scale", "layerwise_preserve_mean"}
+    drawn |= {"layerwise_towers", "layerwise_multipliers"}
     drawn |= {"layerwise_rules", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"}
     assert {field.name for field in dataclasses.fields(LdoptConfig)} == drawn
     assert set(OPTIONS) == set(OPTIMIZERS)
@@ -213,14 +209,10 @@ def test_a_schedule_that_needs_the_number_of_steps_says_so():
 
 WRONG = {
     "optim": ({"optim": "lam"}, "'lam' is not a known optimizer; the nearest is 'lamb'"),
-    "option": (
-        {"optim_kwargs": {"beta_1": 0.9}},
-        "`optim_kwargs`: 'beta_1' is not a known option of 'adamwdl'; the nearest",
-    ),
-    "option's value": ({"optim": "came", "optim_kwargs": {"beta1": 2.0}}, "`optim_kwargs`: `beta1` must be in"),
+    "option": ({"optim_kwargs": {"beta_1": 0.9}}, "`optim_kwargs`: 'beta_1' is not a known option; the nearest is"),
+    "option's value": ({"optim": "came", "optim_kwargs": {"beta1": 2.0}}, "`beta1` must be in"),
     "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is not a known option"),
-    "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a dict. Received: optim_kwargs=[1]"),
-    "paddle's own option": ({"optim": "adamw", "optim_kwargs": {"beta1": None}}, "Received: beta1=None"),
+    "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a JSON object"),
     "rate": ({"learning_rate": -1.0}, "`learning_rate` must be in [0, inf). Received: learning_rate=-1.0"),
     "rate in words": ({"learning_rate": "fast"}, "`learning_rate` must be a number or None"),
     "no rate": ({"learning_rate": None}, "`learning_rate` must be None with `relative_step`"),
@@ -228,46 +220,16 @@ WRONG = {
         {"optim": "adafactor", "optim_kwargs": {"relative_step": True}},
         "given without it. Received: optim=",
     ),
-    "own rate": (
-        {"optim": "adafactor", "learning_rate": None, "lr_scheduler_type": "cosine"},
-        "A schedule has no effect while `learning_rate` is None",
-    ),
     "weight decay": ({"weight_decay": float("nan")}, "`weight_decay` must be in [0, inf)"),
     "clipping": ({"max_grad_norm": True}, "`max_grad_norm` must be a number. Received: max_grad_norm=True"),
     "decay": ({"layerwise_lr_decay": 2}, "`layerwise_lr_decay` must be in (0, 1]"),
-    "no effect": ({"layerwise_min_ratio": 0.5}, "`layerwise_min_ratio` has no effect"),
-    "options together": (
-        {"optim": "came", "optim_kwargs": {"beta2": 0.9, "decay_rate": 0.3}},
-        "`optim_kwargs`: `beta2` overrides `decay_rate`",
-    ),
-    "two clippings": (
-        {"optim": "adamweightdecay", "optim_kwargs": {"global_clipnorm": 1.0}},
-        "`optim_kwargs`: `global_clipnorm` cannot be combined",
-    ),
-    "moving without a schedule": (
-        {"optim": "adafactor", "learning_rate": None, "layerwise_lr_decay": 0.5, "layerwise_end": 1.0},
-        "A decay with `layerwise_end` moves with the steps of a schedule",
-    ),
-    "moving with a metric": (
-        {"lr_scheduler_type": "reduce_lr_on_plateau", "layerwise_towers": {"a": {"layerwise_decay": 0.5, "end": 1.0}}},
-        "an `lr_scheduler_type` that does not follow a metric. Received: learning_rate=5e-05",
-    ),
-    "rules' pattern": (
-        {"layerwise_rules": {"(": 1}, "layerwise_lr_decay": 0.5},
-        "The keys of `layerwise_rules` must be regular",
-    ),
-    "rules": ({"layerwise_rules": {"a": 1}}, "`layerwise_rules` have no effect without a layer-wise decay"),
-    "schedule": ({"lr_scheduler_type": "cosin"}, "'cosin' is not a known schedule; the nearest is 'cosine'"),
-    "schedule's type": ({"lr_scheduler_type": np.ones(2)}, "Received: lr_scheduler_type=array"),
-    "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: get_linear_schedule"),
-    "no rate's warm-up": (
-        {"optim": "adafactor", "learning_rate": None, "warmup_ratio": paddle.ones([2])},
-        "`warmup_ratio` must be",
-    ),
+    "pattern": ({"layerwise_multipliers": {"(": 1}}, "The keys of `layerwise_multipliers` must be regular"),
+    "key twice": ({"layerwise_towers": '{"a": 0.5, "a": 0.6}'}, "duplicate key 'a'"),
+    "rules": ({"layerwise_rules": ["a"]}, "`layerwise_rules` must be a JSON object such as"),
+    "schedule": ({"lr_scheduler_type": "cosin"}, "nearest is 'cosine'"),
+    "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: 'power' is not a known"),
     "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be a whole number of steps"),
     "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
-    "two warm-ups": ({"warmup_steps": 1, "warmup_ratio": 0.5}, "exclude each other. Received: warmup_steps=1"),
-    "rules' layer": ({"layerwise_rules": {"a": [1]}, "layerwise_lr_decay": 0.5}, "`layerwise_rules` must map names"),
     "setting": (
         {"layerwise_decay": 0.8},
         "'layerwise_decay' is not a known setting; the nearest is 'layerwise_lr_decay'",
@@ -276,55 +238,43 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_each_wrong_setting_is_reported(case):
+def test_a_wrong_setting_is_refused(case):
     values, message = WRONG[case]
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         LdoptConfig.from_dict(values)
-    assert "settings are wrong" not in str(caught.value), "it is one problem"
     if case != "setting":
-        with pytest.raises(ValueError, match=re.escape(message)):
+        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
             LdoptConfig(**values)
-
-
-def test_all_wrong_settings_are_reported_at_once(tmp_path):
-    cases = ["option", "rate", "clipping", "decay", "schedule", "warm-up", "part", "setting"]
-    values = {key: value for case in cases for key, value in WRONG[case][0].items()}
-    values["layerwise_head_ratio"] = 0
-    with pytest.raises(ValueError, match="^9 settings are wrong:") as caught:
-        LdoptConfig.from_dict(values)
-    told = re.findall(r"^  \d\. .*Received: (\w+)=", str(caught.value), re.M)
-    assert sorted(told) == sorted(["beta_1" if name == "optim_kwargs" else name for name in values])
-    options = {"beta1": 2.0, "clip_threshold": -1.0, "beta3": 7.0}
-    with pytest.raises(ValueError, match="^3 settings are wrong:"):
-        LdoptConfig("came", options)
-    with pytest.raises(TypeError, match="must be a dict of settings"):
-        LdoptConfig.from_dict([])
 
 
 @pytest.mark.parametrize(
     "wrong, message",
     [
         ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'"),
-        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets the beta1 of 'lamb'"),
+        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets"),
         ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` sets"),
-        ({"optim": "lamb", "optim_kwargs": "eps"}, "`optim_kwargs` must be a JSON object"),
-        ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers="),
-        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),
         ({"optim": "lamb", "optim_kwargs": "[" * 10**5}, "`optim_kwargs` must be a JSON object"),
+        ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "must be None with `relative_step`"),
+        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),
     ],
 )
-def test_each_wrong_argument_is_reported(tmp_path, wrong, message):
+def test_a_wrong_argument_is_refused(tmp_path, wrong, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         common.arguments(tmp_path, **wrong)
 
 
-def test_rules_of_the_arguments_override_the_trainers(tmp_path):
-    class Trainer(common.LdoptTrainer):
-        layer_rules = {"pooler": 0}
-
-    trainer = common.trainer(tmp_path, cls=Trainer, layerwise_lr_decay=0.5, layerwise_rules='{"pooler": "head"}')
+def test_rules_of_the_arguments_and_of_the_trainer_exclude_each_other(tmp_path):
+    trainer = common.trainer(
+        tmp_path, common.tiny_model(), layerwise_lr_decay=0.5, layerwise_rules='{"pooler": "head"}'
+    )
     pooler = next(name for name, _ in trainer.model.named_parameters() if "pooler" in name)
     assert trainer.layer_map.layer_of(pooler).label == "head"
+    trainer = common.trainer(
+        tmp_path, common.tiny_model(), layerwise_lr_decay=0.5, layerwise_rules='{"pooler": "head"}'
+    )
+    trainer.layer_rules = {"pooler": 0}
+    with pytest.raises(ValueError, match="leave one of them out. Received: layerwise_rules="):
+        trainer.layer_map  # noqa: B018
 
 
 # --- files ---
@@ -355,23 +305,6 @@ def test_files_that_cannot_be_read(tmp_path, name, text):
         (LdoptConfig.from_yaml if name == "c.yaml" else LdoptConfig.from_json)(tmp_path / name)
 
 
-def bomb(setting):
-    """Return YAML whose aliases stand for 9^9 numbers."""
-    lists = "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
-    return f"a0: &a0 [1,1,1,1,1,1,1,1,1]\n{lists}{setting}: *a8\n"
-
-
-@pytest.mark.parametrize("setting", ["learning_rate", "optim", "optim_kwargs", "layerwise_rules", "lr_scheduler_type"])
-def test_a_message_is_bounded_whatever_a_file_holds(tmp_path, setting):
-    (tmp_path / "c.yaml").write_text(bomb(setting))
-    with pytest.raises(ValueError, match="settings are wrong") as caught:
-        LdoptConfig.from_yaml(tmp_path / "c.yaml")
-    assert len(str(caught.value)) < 20_000
-    with pytest.raises(ValueError, match="^40 or more settings are wrong") as caught:
-        LdoptConfig.from_dict({"x" * 10**5 + str(i): i for i in range(1000)})
-    assert len(str(caught.value)) < 100_000
-
-
 NUMBERS = [0, np.float32(0), np.int64(0), np.array(0.0), np.zeros([1]), paddle.zeros([1])]
 
 
@@ -398,7 +331,7 @@ def test_dicts_are_copies():
     assert config.optim_kwargs == {"beta1": 0.8}
 
 
-# --- checkpoints and the report ---
+# --- checkpoints ---
 
 
 def test_each_checkpoint_has_the_config(tmp_path):
@@ -415,8 +348,3 @@ def test_a_checkpoint_of_a_given_optimizer_has_no_config_and_loses_an_old_one(tm
     optimizers = LdoptConfig("lamb").build(model, 4)
     common.trainer(tmp_path, model, optimizers, max_steps=2, save_steps=2).train()
     assert (tmp_path / "checkpoint-2").is_dir() and not (tmp_path / "checkpoint-2/ldopt_config.json").exists()
-
-
-def test_a_key_twice_in_a_json_string_is_refused():
-    with pytest.raises(ValueError, match="duplicate key 'a'"):
-        LdoptConfig(layerwise_lr_decay=0.5, layerwise_towers='{"a": 0.5, "a": 0.6}')

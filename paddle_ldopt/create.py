@@ -1,4 +1,4 @@
-"""`build_optimizer`, which `create`, `LdoptConfig`, the Trainer and `create_optimizer` call to build an optimizer."""
+"""Build an optimizer by name: `create`, and `build_optimizer` for `LdoptConfig`, the Trainer and integrations."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,15 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ._checks import checked_number, nearest, refusal, shown, unknown
-from ._compat import checked_model, name_dict_of
+from ._checks import checked_number
+from ._messages import nearest, refusal, shown, unknown
+from ._paddle import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.user_rules import Rules
-from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
-from .optimizers.options import REGISTRY, bool_option, parameters_to_train
+from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
+from .optimizers.groups import parameters_to_train
+from .optimizers.registry import REGISTRY
+from .optimizers.shared_options import bool_option
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
@@ -21,6 +24,14 @@ _ADAMW = {name: option for name, option in _OURS.options.items() if name != "fus
 _ADAMW["amsgrad"] = bool_option("divide by the largest second moment so far", default=False)
 _PADDLES = {"adamw": OptimizerInfo(paddle.optimizer.AdamW, "Paddle's", trainer=_OURS.trainer, options=_ADAMW)}
 OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTRY)  # ours and Paddle's own AdamW
+
+
+def info_of(name: Any, argument: str) -> OptimizerInfo:
+    """Return the row of an optimizer in `OPTIMIZERS`; raise for an unknown name."""
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        advice = "For another optimizer of Paddle, build it and call `apply_layerwise_decay`."
+        raise ValueError(unknown("optimizer", name, None, OPTIMIZERS, f"{argument}={shown(name)}", advice=advice))
+    return OPTIMIZERS[name]
 
 
 def build_optimizer(
@@ -41,55 +52,40 @@ def build_optimizer(
     is read from the model if there is a decay and neither `name_dict` nor `set_param_lr_fun` is given. `groups` are
     parameters or groups (dicts) to train instead of all parameters; dicts get no exclusion from weight decay.
     """
-    info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
-    arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)
-    decay = as_decay(layerwise_decay)
-    needs_layers = decay != OFF and layers is None and not _has_hook(arguments)
-    if needs_layers and model is not None:
-        layers = LayerMap.from_model(model, rules)
-    if not issubclass(info.cls, LayerRates):
-        if decay == OFF and layers is not None:
-            raise refusal(ValueError, "`layers` has no effect without a layer-wise decay.", layers=layers)
-        opt = info.cls(**arguments)
-        return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
-    if layers is not None:
-        arguments["layers"] = layers
-    elif decay == OFF and not _has_hook(arguments) and model is not None:
-        arguments["name_dict"] = name_dict_of(model)
-    return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
-
-
-def _arguments_of(
-    info: OptimizerInfo,
-    model: Optional[paddle.nn.Layer],
-    groups: Optional[Iterable[Any]],
-    max_grad_norm: float,
-    given: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the arguments of the class except for the layer-wise ones."""
-    arguments = dict(given)
-    own_parameters = any(name in given for name in ("parameters", "params"))
+    info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
+    has_hook = "name_dict" in arguments or "set_param_lr_fun" in arguments
+    own_parameters = "parameters" in arguments or "params" in arguments
     if model is not None or not own_parameters:
         checked_model(model)
     if not own_parameters:
         arguments["parameters"] = parameters_to_train(model) if groups is None else _listed(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
-    if model is not None and not grouped and not any(given.get(name) for name in info.own_exclusion):
+    if model is not None and not grouped and not any(arguments.get(name) for name in info.own_exclusion):
         arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
     if checked_number(max_grad_norm, "max_grad_norm") > 0:
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     weight_decay = arguments.pop("weight_decay", None)
     if weight_decay is not None and ("weight_decay" in info.options or weight_decay):
         arguments["weight_decay"] = weight_decay
-    rate_given = any(given.get(name) is not None for name in ("learning_rate", "lr"))
-    return _named_as_in_class(info, {**info.external_rate, **arguments} if rate_given else arguments)
+    if any(arguments.get(name) is not None for name in ("learning_rate", "lr")):
+        arguments = {**info.external_rate, **arguments}
+    arguments = _named_as_in_class(info, arguments)
+    decay = as_decay(layerwise_decay)
+    if decay != OFF and layers is None and not has_hook and model is not None:
+        layers = LayerMap.from_model(model, rules)
+    if not issubclass(info.cls, LayerwiseMixin):
+        opt = info.cls(**arguments)
+        return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
+    if layers is not None:
+        arguments["layers"] = layers
+    elif decay == OFF and not has_hook and model is not None:
+        arguments["name_dict"] = name_dict_of(model)
+    return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
 
 
 def _listed(groups: Any) -> list[Any]:
-    try:
-        items = [] if isinstance(groups, paddle.Tensor) else list(groups)
-    except TypeError:  # not iterable
-        items = []
+    """Return parameters or groups as a list; raise for a model, a Tensor or other values."""
+    items = list(groups) if hasattr(groups, "__iter__") and not isinstance(groups, paddle.Tensor) else []
     if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
         message = "`groups` must be a list of parameters, or of parameter groups as dicts."
         raise refusal(TypeError, message, groups=groups)
@@ -105,11 +101,6 @@ def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[s
             raise refusal(ValueError, f"`{name}` is another name for `{setting}`: give one of them.", **twice)
         info.options[name].checked(arguments[setting], setting)  # an error has the name that was given
     return {settings.get(name, name): value for name, value in arguments.items()}
-
-
-def _has_hook(arguments: dict[str, Any]) -> bool:
-    """Return whether the arguments themselves set the ratios."""
-    return "name_dict" in arguments or "set_param_lr_fun" in arguments
 
 
 def create(
@@ -157,10 +148,7 @@ def create(
         >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
         0.125
     """
-    if not isinstance(name, str) or name not in OPTIMIZERS:
-        others = "For another optimizer of Paddle, build it and call `apply_layerwise_decay`."
-        raise ValueError(unknown("optimizer", name, None, OPTIMIZERS, f"name={shown(name)}", advice=others))
-    known = OPTIMIZERS[name].all_arguments | {"rules", "layers", "groups", "max_grad_norm"}
+    known = info_of(name, "name").all_arguments | {"rules", "layers", "groups", "max_grad_norm"}
     for argument in arguments.keys() - known:
         message = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
         raise refusal(TypeError, message, **{argument: arguments[argument]})

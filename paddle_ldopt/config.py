@@ -1,0 +1,480 @@
+"""`LdoptConfig`: the settings of optimizer, layers and schedule, in one object, in files and in a Trainer's arguments.
+
+The functions on a Trainer's arguments take any object with the attributes of PaddleNLP's TrainingArguments.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import json
+import math
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
+
+import paddle
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
+from ._checks import Option, checked_bool, checked_number, checked_steps, plain_number
+from ._files import YAML_EXPONENT, Path, checked_path, file_errors, read_json, unique_keys
+from ._messages import refusal, unknown
+from .create import OFF, OPTIMIZERS, build_optimizer, info_of
+from .layers.decay import OPTIONS, LayerDecay
+from .optimizers import Adafactor, AdafactorSchedule, OptimizerInfo
+from .schedules import get_scheduler
+from .schedules.kinds import SCHEDULES, kind_of, metric_kinds
+
+# option of `LayerDecay` -> our setting
+SETTINGS = {option: f"layerwise_{'lr_decay' if option == 'layerwise_decay' else option}" for option in OPTIONS}
+_DICTS = ("towers", "multipliers")  # options that are JSON on a command line
+_EXAMPLES = {  # last word of a setting's name -> a value
+    "towers": '{"vision_model": 0.65}',
+    "multipliers": '{"bias$": 2.0}',
+    "rules": '{"lora_": "head"}',
+    "optim_kwargs": '{"fused": false}',
+}
+# Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the
+# Trainer builds them itself, so adding our mixin changes nothing.
+BUILT_IN: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "cosine": ("num_cycles",),
+    "constant": (),
+    "constant_with_warmup": (),
+    "polynomial": ("lr_end", "power"),
+}
+# Arguments of ERNIEKit and PaddleFormers for layer-wise rates -> (value without effect, options of `LayerDecay` that
+# they exclude). They go to Paddle's AdamW as `lr_ratio`, which Paddle refuses on a CPU; the numbers are from
+# erniekit/train/dpo/trainer.py and erniekit/train/vl_sft/pretraining_trainer.py.
+ERNIEKIT: dict[str, tuple[Optional[float], tuple[str, ...]]] = {
+    "layerwise_lr_decay_bound": (1.0, ("layerwise_decay", "convention", "bound", "min_ratio")),
+    "vit_lr_ratio": (None, ("towers",)),
+    "visual_ld": (None, ("towers",)),  # another name for `vit_lr_ratio`, which overrides it
+    "moe_gate_lr_ratio": (None, ("multipliers",)),
+}
+
+
+# ---- JSON and YAML
+
+
+def json_object(value: Any, name: str) -> dict[str, Any]:
+    """Return the dict in an argument that is a dict, a JSON object in a string, or None for an empty dict."""
+    content, why = value, ""
+    if isinstance(value, str):
+        try:
+            content = json.loads(value, object_pairs_hook=unique_keys)
+        except (RecursionError, ValueError) as error:
+            why = f" ({error})"
+    if content is not None and not isinstance(content, dict):
+        example = next((example for end, example in _EXAMPLES.items() if name.endswith(end)), '{"min_lr": 1e-6}')
+        raise refusal(ValueError, f"`{name}` must be a JSON object such as '{example}'{why}.", **{name: value})
+    return dict(content or {})
+
+
+def json_argument(args: Any, name: str) -> dict[str, Any]:
+    """Return the dict in a Trainer's argument, which is a JSON object; empty if the Trainer lacks the argument."""
+    return json_object(getattr(args, name, None), name)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file, in which 1e-5 is a number; raise ValueError for a bad or duplicate key."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML's loader with the numbers of YAML 1.2."""
+
+    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
+        read = functools.partial(loader.construct_object, deep=True)
+        return unique_keys([(read(key), read(value)) for key, value in node.value])
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_EXPONENT, list("-+.0123456789"))
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    with open(checked_path(path), encoding="utf-8") as file, file_errors(path, "This YAML"):
+        try:
+            return yaml.load(file, Loader)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy of a value in types that JSON has."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(item) for item in value)
+    return copy.deepcopy(plain_number(value))
+
+
+# ---- the options of a decay as settings
+
+
+def option_of(value: Any, option: str, name: str = "") -> Any:
+    """Return the checked value of an option of `LayerDecay`; dicts may be JSON. Errors call it `name`."""
+    name = name or SETTINGS[option]
+    if option in _DICTS and isinstance(value, str):
+        value = json_object(value, name)
+    return OPTIONS[option].checked(value, name)
+
+
+def decay_from(settings: Mapping[str, Any]) -> LayerDecay:
+    """Return the decay of a mapping setting -> value, such as a record; missing options get their defaults."""
+    return LayerDecay(**{o: option_of(settings.get(name, OPTIONS[o].default), o) for o, name in SETTINGS.items()})
+
+
+def settings_of(decay: LayerDecay) -> dict[str, Any]:
+    """Return setting -> value of a decay, for `decay_from` and JSON."""
+    return {SETTINGS[option]: value for option, value in decay.to_dict().items()}
+
+
+def decay_help(option: str) -> str:
+    """Return the help text of an option of `LayerDecay` for a command line."""
+    declared = OPTIONS[option]
+    if declared.check is checked_bool:
+        return declared.doc
+    span = declared.span.removesuffix(" or None")
+    return f"{declared.doc}{': ' if declared.values else '; range '}{span}" + ", as JSON" * (option in _DICTS)
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    """Return the field of a setting that is also an argument of the Trainer, whose command line shows the help text."""
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+def _decay_setting(option: str) -> Any:
+    """Return the field of an option of `LayerDecay`."""
+    return _setting(OPTIONS[option].default, decay_help(option))
+
+
+class DecaySettings:
+    """Base of `LdoptConfig`, which lists the settings, and of `LdoptArgumentsMixin`, which is made from its fields."""
+
+    @property
+    def layerwise_decay(self) -> LayerDecay:
+        """The `LayerDecay` of the settings."""
+        return decay_from(vars(self))
+
+
+# ---- the object
+
+
+@dataclasses.dataclass(frozen=True)
+class LdoptConfig(DecaySettings):
+    """All settings of an optimizer, its layer-wise rates and its schedule, in one object and one file.
+
+    The settings have the names of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the
+    object in each checkpoint as ``ldopt_config.json``.
+
+    Args:
+        optim: one of `list_optimizers`, or "adamw" for Paddle's own.
+        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``. A class's own name
+            (`beta_2`, `eps`) works too and is stored under the name that `create` uses.
+        learning_rate: at least 0, the rate of a layer whose ratio is 1. None for Adafactor and Came with
+            ``{"relative_step": True}``, which sets the rate.
+        weight_decay: at least 0. Biases and the parameters of norms are excluded; "adamweightdecay" takes
+            `include_in_weight_decay` and `exclude_from_weight_decay` in `optim_kwargs`.
+        max_grad_norm: at least 0, the global norm for gradient clipping; 0 is off.
+        layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each further option of
+            `LayerDecay` is a setting of its own, such as `layerwise_min_ratio`.
+        layerwise_rules: the `rules` of `LayerMap.from_model`.
+        lr_scheduler_type: any `SchedulerType`.
+        lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`.
+        warmup_steps: at least 0, steps of the warm-up.
+        warmup_ratio: in [0, 1], the warm-up as a fraction of all steps if `warmup_steps` is 0.
+
+    Raises:
+        TypeError, ValueError: the first problem of the settings.
+
+    Examples:
+        >>> import paddle
+        >>> from paddle_ldopt import LdoptConfig
+        >>> config = LdoptConfig.from_dict({"optim": "lamb", "layerwise_lr_decay": 0.5, "learning_rate": 1e-3})
+        >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+        >>> opt, schedule = config.build(encoder, num_training_steps=100)
+        >>> type(opt).__name__, opt.layerwise_ratio(encoder.layers[0].linear1.weight)
+        ('Lamb', 0.125)
+        >>> LdoptConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    # plain dicts: PdArgumentParser reads JSON for no other annotation
+    optim: str = "adamwdl"
+    optim_kwargs: Optional[dict] = _setting(  # type: ignore[type-arg]
+        None, "more options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'"
+    )
+    learning_rate: Optional[float] = 5e-5
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    layerwise_lr_decay: float = _decay_setting("layerwise_decay")
+    layerwise_convention: str = _decay_setting("convention")
+    layerwise_min_ratio: float = _decay_setting("min_ratio")
+    layerwise_head_ratio: float = _decay_setting("head_ratio")
+    layerwise_freeze_below: float = _decay_setting("freeze_below")
+    layerwise_bound: float = _decay_setting("bound")
+    layerwise_scale: float = _decay_setting("scale")
+    layerwise_preserve_mean: bool = _decay_setting("preserve_mean")
+    layerwise_towers: Optional[dict] = _decay_setting("towers")  # type: ignore[type-arg]
+    layerwise_multipliers: Optional[dict] = _decay_setting("multipliers")  # type: ignore[type-arg]
+    layerwise_rules: Optional[dict] = _setting(  # type: ignore[type-arg]
+        None, 'layer by parameter-name pattern, as JSON: \'{"adapter": "head"}\''
+    )
+    lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: Optional[dict] = _setting(  # type: ignore[type-arg]
+        None, "more options of the schedule, as JSON: '{\"num_cycles\": 3}'"
+    )
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        info, kind = info_of(self.optim, "optim"), kind_of(self.lr_scheduler_type)
+        options = {info.setting(name): value for name, value in json_object(self.optim_kwargs, "optim_kwargs").items()}
+        schedule, of_kind = json_object(self.lr_scheduler_kwargs, "lr_scheduler_kwargs"), dict(kind.options)
+        for general in ("num_warmup_steps", "num_training_steps", "learning_rate"):
+            of_kind.pop(general, None)
+        values = {
+            "optim_kwargs": _checked_options(options, info.settings, "optim_kwargs"),
+            "weight_decay": checked_number(self.weight_decay, "weight_decay"),
+            "max_grad_norm": checked_number(self.max_grad_norm, "max_grad_norm"),
+            "layerwise_rules": json_object(self.layerwise_rules, "layerwise_rules") or None,
+            "lr_scheduler_type": kind.name,
+            "lr_scheduler_kwargs": _checked_options(schedule, of_kind, "lr_scheduler_kwargs"),
+            "warmup_steps": checked_steps(self.warmup_steps, "warmup_steps"),
+            "warmup_ratio": checked_number(self.warmup_ratio, "warmup_ratio", 0.0, 1.0),
+            **settings_of(self.layerwise_decay),
+        }
+        if self.learning_rate is not None:
+            values["learning_rate"] = checked_number(self.learning_rate, "learning_rate", expected="a number or None")
+        own = info.settings.get("relative_step")  # a given rate overrides its default
+        sets_rate = options.get("relative_step", own is not None and own.default and self.learning_rate is None)
+        if bool(sets_rate) != (self.learning_rate is None):
+            message = "`learning_rate` must be None with `relative_step`, which sets the rate, and given without it."
+            raise refusal(ValueError, message, optim=self.optim, learning_rate=self.learning_rate, **options)
+        for name, value in values.items():  # plain numbers for JSON; copies, so that later changes have no effect
+            object.__setattr__(self, name, _plain(value))
+
+    def build(
+        self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None
+    ) -> tuple[Optimizer, Optional[LRScheduler]]:
+        """Return an optimizer for a model's parameters and its schedule, for a training loop without a Trainer.
+
+        The optimizer takes its rate from the schedule. With a relative step the schedule is an `AdafactorSchedule`, or
+        None for Came. Schedules that need `num_training_steps` raise ValueError without it.
+        """
+        schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
+        opt = build_optimizer(
+            self.optim,
+            model,
+            layerwise_decay=self.layerwise_decay,
+            rules=self.layerwise_rules,
+            max_grad_norm=self.max_grad_norm,
+            weight_decay=self.weight_decay,
+            **({} if schedule is None else {"learning_rate": schedule}),
+            **self.optim_kwargs,
+        )
+        return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
+        """Return the object with the settings of a dict; raise for an unknown setting or a bad value."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key, value in json_object(values, "values").items():
+            if key not in known:
+                raise ValueError(unknown("setting", key, value, known))
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings as a dict for JSON or YAML."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, path: Path) -> "LdoptConfig":
+        """Return the object with a JSON file's settings; raise like `from_dict`, also for duplicate keys."""
+        return cls.from_dict(read_json(path))
+
+    def to_json(self, path: Path) -> None:
+        """Write a JSON file for `from_json`."""
+        with open(checked_path(path), "w", encoding="utf-8") as file:
+            json.dump(self.to_dict(), file, indent=1)
+
+    @classmethod
+    def from_yaml(cls, path: Path) -> "LdoptConfig":
+        """Return the object with a YAML file's settings; raise like `from_dict`, also for duplicate keys."""
+        return cls.from_dict(read_yaml(path))
+
+    def to_yaml(self, path: Path) -> None:
+        """Write a YAML file for `from_yaml`."""
+        import yaml
+
+        with open(checked_path(path), "w", encoding="utf-8") as file:
+            yaml.safe_dump(self.to_dict(), file, sort_keys=False)
+
+    @classmethod
+    def from_arguments(cls, args: Any) -> "LdoptConfig":
+        """Return the settings of a Trainer's arguments, with or without `LdoptArgumentsMixin`.
+
+        `decay_steps` is not a setting: pass it to `build` as the number of training steps.
+
+        Raises ValueError for the Trainer's own optimizers other than "adamw".
+        """
+        return cls(**settings_of_arguments(args))
+
+    def to_arguments(self) -> dict[str, Any]:
+        """Return the settings as keyword arguments of a Trainer's arguments with `LdoptArgumentsMixin`.
+
+        Raises ValueError for a relative step: pass ``optimizers=config.build(model)`` to the Trainer instead.
+        """
+        if self.learning_rate is None:
+            message = "Pass an optimizer that sets its own rate to the Trainer as `optimizers=config.build(model)`."
+            raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
+        info, out = OPTIMIZERS[self.optim], self.to_dict()
+        options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
+        out.update({field: options.pop(name, info.settings[name].default) for name, field in info.trainer.items()})
+        if options.pop("multi_precision", False):
+            out["fp16_opt_level"] = "O2"
+        if "mode" in kwargs:
+            out["greater_is_better"] = kwargs.pop("mode") == "max"
+        out.update(optim_kwargs=options or None, lr_scheduler_kwargs=kwargs or None)
+        return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in out.items()}
+
+
+def _checked_options(given: dict[str, Any], declared: Mapping[str, Option], argument: str) -> dict[str, Any]:
+    """Return options unchanged; raise for an unknown option or a bad value."""
+    for key, value in given.items():
+        if key not in declared:
+            raise ValueError(f"`{argument}`: {unknown('option', key, value, declared)}")
+        declared[key].checked(value, key)
+    return given
+
+
+def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
+    """Return the schedule of a `LdoptConfig`, or of an object with the same attributes, over this many steps."""
+    kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
+    if settings.warmup_ratio and not warmup:
+        warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
+    timed = {} if kind in metric_kinds() else {"num_warmup_steps": warmup, "num_training_steps": steps}
+    return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
+
+
+# ---- a Trainer's arguments
+
+
+def settings_of_arguments(args: Any) -> dict[str, Any]:
+    """Return the settings of a Trainer's arguments, with or without `LdoptArgumentsMixin`."""
+    optim, options = name_of(args.optim), json_argument(args, "optim_kwargs")
+    if optim in OPTIMIZERS:
+        info = OPTIMIZERS[optim]
+        mapped = mapped_options(args, info)
+        options.update({name: value for name, value in mapped.items() if value != info.settings[name].default})
+    kind = name_of(args.lr_scheduler_type)
+    fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
+    kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
+    if kind in metric_kinds():
+        mode = evaluation_metric(args)[1]
+        if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
+            kwargs["mode"] = mode
+    return {
+        "optim": optim,
+        "optim_kwargs": options,
+        "weight_decay": args.weight_decay,
+        "max_grad_norm": clip_norm(args),
+        **settings_of(decay_of_arguments(args)),
+        "layerwise_rules": json_argument(args, "layerwise_rules") or None,
+        "lr_scheduler_type": kind,
+        "lr_scheduler_kwargs": {**kwargs, **json_argument(args, "lr_scheduler_kwargs")},
+        "learning_rate": args.learning_rate,
+        "warmup_steps": args.warmup_steps,
+        "warmup_ratio": 0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as in the Trainer
+    }
+
+
+def schedule_of_arguments(args: Any, num_training_steps: int) -> tuple[Any, int]:
+    """Return the settings of the schedule in a Trainer's arguments, and its number of steps.
+
+    As in the Trainer, `warmup_ratio` is a fraction of the training's steps, rounded down. A positive `decay_steps`,
+    which some Trainers lack, replaces the number of steps.
+    """
+    settings = types.SimpleNamespace(**settings_of_arguments(args))
+    settings.warmup_steps = settings.warmup_steps or int(settings.warmup_ratio * num_training_steps)
+    settings.warmup_ratio = 0.0
+    return settings, max(getattr(args, "decay_steps", None) or 0, 0) or num_training_steps
+
+
+def builds_schedule(args: Any) -> bool:
+    """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
+    kind = name_of(args.lr_scheduler_type)
+    return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
+
+
+def name_of(choice: Any) -> str:
+    """Return the name of an optimizer, schedule or strategy given as a string or as a member of the Trainer's enum."""
+    return str(getattr(choice, "value", choice))
+
+
+def mapped_options(args: Any, info: OptimizerInfo) -> dict[str, Any]:
+    """Return the options of an optimizer that are fields of a Trainer's arguments."""
+    options = {name: getattr(args, field) for name, field in info.trainer.items()}
+    return {**options, "multi_precision": args.fp16_opt_level == "O2"}
+
+
+def clip_norm(args: Any) -> float:
+    """Return the global norm for gradient clipping, 0 for off; a Trainer also takes any negative number for off."""
+    return max(args.max_grad_norm, 0.0)
+
+
+def evaluation_metric(args: Any) -> tuple[str, str]:
+    """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
+
+    The metric is `metric_for_best_model`, by default the loss. `greater_is_better` is by default false for the loss and
+    true for any other metric.
+    """
+    metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
+    if greater is None:
+        greater = metric not in ("loss", "eval_loss")
+    return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
+
+
+def decay_of_arguments(args: Any) -> LayerDecay:
+    """Return the decay in a Trainer's arguments, with or without `LdoptArgumentsMixin`; ERNIEKit's own included."""
+    return args.layerwise_decay if isinstance(args, DecaySettings) else with_erniekit(OFF, args)
+
+
+def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
+    """Return a decay extended by ERNIEKit's arguments, the same decay if none is set.
+
+    - `layerwise_lr_decay_bound`: the convention "linear";
+    - `vit_lr_ratio`: the convention "ernie_vl" of the tower "vision_model";
+    - `moe_gate_lr_ratio`: a multiplier of the router in the first block.
+
+    Raise TypeError or ValueError for a value out of range, or an option that the decay already sets.
+    """
+    given = {name: getattr(args, name, None) for name in ERNIEKIT}
+    if given["vit_lr_ratio"]:
+        del given["visual_ld"]
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None or checked_number(value, name, 0.0, math.inf if "moe" in name else 1.0, "(]") == 1.0:
+            continue
+        for option in ERNIEKIT[name][1]:
+            present, ours = getattr(decay, option), SETTINGS[option]
+            if present != OPTIONS[option].default:
+                raise refusal(ValueError, f"`{name}` and `{ours}` exclude each other.", **{name: value, ours: present})
+        if name == "layerwise_lr_decay_bound":
+            options.update(convention="linear", bound=value)
+        elif name == "moe_gate_lr_ratio":
+            options["multipliers"] = {r"^ernie\.layers\.0\.mlp\.gate\.weight$": value}
+        else:
+            options["towers"] = {"vision_model": LayerDecay(value, "ernie_vl")}
+    return dataclasses.replace(decay, **options) if options else decay
+
+
+@contextlib.contextmanager
+def left_to_us(args: Any) -> Iterator[None]:
+    """Set the arguments to neutral values, so that ERNIEKit's `create_optimizer` passes no `lr_ratio` to AdamW."""
+    before = {name: getattr(args, name) for name in ERNIEKIT if hasattr(args, name)}
+    try:
+        for name in before:
+            setattr(args, name, ERNIEKIT[name][0])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(args, name, value)
