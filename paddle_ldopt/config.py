@@ -17,14 +17,13 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ._checks import Option, checked_bool, checked_number, checked_steps, plain_number
+from ._checks import Option, checked_bool, checked_number, checked_steps, plain_number, refusal, unknown
 from ._files import YAML_EXPONENT, Path, checked_path, file_errors, read_json, unique_keys
-from ._messages import refusal, unknown
 from .create import OFF, OPTIMIZERS, build_optimizer, info_of
 from .layers.decay import OPTIONS, LayerDecay
 from .optimizers import Adafactor, AdafactorSchedule, OptimizerInfo
 from .schedules import get_scheduler
-from .schedules.kinds import SCHEDULES, kind_of, metric_kinds
+from .schedules.factory import SCHEDULES, kind_of, metric_kinds
 
 # option of `LayerDecay` -> our setting
 SETTINGS = {option: f"layerwise_{'lr_decay' if option == 'layerwise_decay' else option}" for option in OPTIONS}

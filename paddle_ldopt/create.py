@@ -8,15 +8,12 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ._checks import checked_number
-from ._messages import nearest, refusal, shown, unknown
-from ._paddle import checked_model, name_dict_of
+from ._checks import checked_number, nearest, refusal, shown, unknown
+from ._compat import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.user_rules import Rules
-from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
-from .optimizers.groups import parameters_to_train
-from .optimizers.registry import REGISTRY
-from .optimizers.shared_options import bool_option
+from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
+from .optimizers.options import REGISTRY, bool_option, parameters_to_train
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
@@ -73,7 +70,7 @@ def build_optimizer(
     decay = as_decay(layerwise_decay)
     if decay != OFF and layers is None and not has_hook and model is not None:
         layers = LayerMap.from_model(model, rules)
-    if not issubclass(info.cls, LayerwiseMixin):
+    if not issubclass(info.cls, LayerRates):
         opt = info.cls(**arguments)
         return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
     if layers is not None:

@@ -8,8 +8,8 @@ from typing import Any, Callable, Optional, Union
 
 import paddle
 
-from ._messages import refusal
-from ._paddle import checked_model, flatten_groups, name_dict_of
+from ._checks import refusal
+from ._compat import checked_model, flatten_groups, name_dict_of
 from .create import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.hook import layerwise_lr_decay
@@ -17,9 +17,9 @@ from .layers.map import LayerMap
 from .layers.model_parameters import structured_names
 from .layers.rates import decayed_parameter_names
 from .optimizers import AdamWeightDecay
-from .optimizers.groups import checked_parameters
+from .optimizers.options import checked_parameters
 from .schedules import WarmUp
-from .schedules.basic import Polynomial
+from .schedules.curves import Polynomial
 from .schedules.option_types import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 
 

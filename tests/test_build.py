@@ -10,11 +10,11 @@ import pytest
 import tables
 import trainer_common as common
 from optimizer_cases import Net
-from paddle_ldopt.optimizers.registry import REGISTRY
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._checks import checked_bool
 from paddle_ldopt.optimizers import ELEMENT, Option, RuleOptimizer, State, register
+from paddle_ldopt.optimizers.options import REGISTRY
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import estimate
 

@@ -13,11 +13,11 @@ import paddle
 from .._checks import checked_bool, checked_number, differences, problem, refusal, unknown
 from .._compat import parameters_of
 from .._files import YAML_EXPONENT
-from ..build import OFF, build_optimizer
+from ..create import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..layers.rates import layerwise_interface
-from ..optimizers.registry import REGISTRY
+from ..optimizers.options import REGISTRY
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
 _ALLOW = "allow_layerwise_change"

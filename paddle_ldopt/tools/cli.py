@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from .._checks import checked_choice, checked_int, checked_number, checked_steps, refusal
-from ..config.decay_settings import decay_help, option_of
-from ..config.files import json_object
+from ..config import decay_help, json_object, option_of
 from ..layers.decay import OPTIONS, LayerDecay
 from ..layers.layer import Layer
 from ..layers.map import LayerMap

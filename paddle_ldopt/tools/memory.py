@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 
 from .._checks import checked_bool, checked_choice, checked_int, refusal, shown, unknown
 from ..layers.table import markdown, rich_table
-from ..optimizers.registry import REGISTRY, optimizer_class
+from ..optimizers.options import REGISTRY, optimizer_class
 from ..optimizers.states import rule_shape
 from .models import MODEL, decoder, decoder_of_size, load_model
 

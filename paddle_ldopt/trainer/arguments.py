@@ -4,14 +4,10 @@ import dataclasses
 from typing import Any, Optional
 
 from .._checks import refusal
-from ..config import LdoptConfig
-from ..config.decay_settings import DecaySettings
-from ..config.erniekit import with_erniekit
-from ..config.files import json_argument
-from ..config.trainer_arguments import BUILT_IN, name_of, settings_of_arguments
+from ..config import BUILT_IN, DecaySettings, LdoptConfig, json_argument, name_of, settings_of_arguments, with_erniekit
 from ..layers.decay import LayerDecay
-from ..optimizers.registry import REGISTRY
-from ..schedules.kinds import SCHEDULES, metric_kinds
+from ..optimizers.options import REGISTRY
+from ..schedules.factory import SCHEDULES, metric_kinds
 from .shared import Args, check_mixed_in_first
 
 

@@ -10,26 +10,26 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import refusal
 from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap
-from ..build import OFF, OPTIMIZERS, build_optimizer
-from ..config import LdoptConfig
-from ..config.decay_settings import settings_of
-from ..config.erniekit import left_to_us
-from ..config.files import json_argument
-from ..config.schedule import build_schedule
-from ..config.trainer_arguments import (
+from ..config import (
+    LdoptConfig,
+    build_schedule,
     builds_schedule,
     clip_norm,
     decay_of_arguments,
     evaluation_metric,
+    json_argument,
+    left_to_us,
     mapped_options,
     name_of,
     schedule_of_arguments,
+    settings_of,
 )
+from ..create import OFF, OPTIMIZERS, build_optimizer
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rates import layerwise_interface
 from ..optimizers.apply import apply_layerwise_decay
-from ..optimizers.registry import REGISTRY
+from ..optimizers.options import REGISTRY
 from ..schedules import MetricSchedule
 from . import record, shared
 from .arguments import LdoptArgumentsMixin

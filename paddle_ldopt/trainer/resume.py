@@ -11,7 +11,7 @@ from paddle import distributed
 
 from .._checks import refusal
 from .._files import file_errors, read_json
-from ..config.trainer_arguments import name_of
+from ..config import name_of
 from . import record, shared
 from .shared import Trainer, check_mixed_in_first, decided_by_main, listening
 

@@ -15,7 +15,7 @@ from paddlenlp.trainer import EarlyStoppingCallback
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt import LdoptConfig
-from paddle_ldopt.build import OPTIMIZERS
+from paddle_ldopt.create import OPTIMIZERS
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 

@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import paddle
 from paddle.optimizer import Optimizer
-from paddle_ldopt._paddle import parameters_of
 
 from paddle_ldopt import LayerMap
+from paddle_ldopt._compat import parameters_of
 from paddle_ldopt.layers.rates import applied_rates, next_rate, used_rates
 from paddle_ldopt.layers.table import LayerTable
 from paddle_ldopt.plots import draw_rates, font_families, name_lines

@@ -38,10 +38,10 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
-from paddle_ldopt.optimizers.groups import parameters_to_train
 from toy_layers import Block, Embed, apart, data_part, initial, tied_head
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.optimizers.options import parameters_to_train
 
 VOCABULARY, HIDDEN, INNER, LENGTH, ROWS = 25, 18, 12, 5, 16
 STEPS, LR, CLIP = 8, 4e-2, 0.5

@@ -7,9 +7,9 @@ import pytest
 from layer_models import PARTS, Parts, Tied, block, blocks, ids, indexes, names_of, tied
 from paddle.distributed.fleet.meta_parallel.meta_parallel_base import MetaParallelBase
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
-from paddle_ldopt._paddle import unwrap_model
 
 from paddle_ldopt import AdamWDL, LayerMap
+from paddle_ldopt._compat import unwrap_model
 
 
 def test_tied_parameters_count_once_at_the_lowest_layer():

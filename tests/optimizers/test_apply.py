@@ -8,7 +8,6 @@ import paddle
 import pytest
 from optimizer_cases import Net
 from paddle.incubate.asp import asp
-from paddle_ldopt._paddle import parameters_of, unwrap
 
 from paddle_ldopt import (
     AdamWDL,
@@ -19,6 +18,7 @@ from paddle_ldopt import (
     reset_layerwise_decay,
     save_optimizer,
 )
+from paddle_ldopt._compat import parameters_of, unwrap
 from paddle_ldopt.parallel import save_checkpoint
 from paddle_ldopt.schedules import get_linear_schedule_with_warmup
 

@@ -132,8 +132,8 @@ def test_arguments_are_checked(saved, tmp_path, victim):
 def test_a_state_that_is_not_whole_in_this_process_is_refused(saved, victim, monkeypatch):
     """The file would have this process's part alone."""
     layout = dict.fromkeys(("get_sharding_parallel_world_size", "get_model_parallel_world_size"), lambda: 2)
-    monkeypatch.setattr(_paddle, "topology", lambda: types.SimpleNamespace(**layout))
-    monkeypatch.setattr(_paddle, "is_group_sharded", lambda optimizer: True)
+    monkeypatch.setattr(_compat, "topology", lambda: types.SimpleNamespace(**layout))
+    monkeypatch.setattr(_compat, "is_group_sharded", lambda optimizer: True)
     monkeypatch.setattr(paddle.distributed, "get_world_size", lambda: 4)
     for call in (ldopt.save_optimizer, ldopt.load_optimizer):
         with refused("Received: sharding=2, tensor_parallel=2, group_sharded=4$", ValueError, victim):

@@ -14,10 +14,10 @@ import paddle
 import pytest
 import safetensors.paddle
 from paddle.optimizer import lr
-from paddle_ldopt._paddle import create_state
 from saving_cases import ALL, CASES, HALF, PADDLES, UNTRAINED, Run, bits, digest, read, refused, same
 
 import paddle_ldopt as ldopt
+from paddle_ldopt._compat import create_state
 
 
 @pytest.mark.promise("a saved optimizer resumes bit for bit, with the C library and with Paddle's operations")

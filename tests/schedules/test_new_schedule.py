@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import tables
 import trainer_common as common
-from paddle_ldopt.schedules.kinds import SCHEDULES
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.schedules import Curve, Fraction, LastStep, ReduceLROnPlateau, Steps, schedule, scheduled
+from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.tools.cli import main
 
 

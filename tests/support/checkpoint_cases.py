@@ -10,10 +10,10 @@ from distributed_setup import start_fleet
 from paddle import nn
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
-from paddle_ldopt._paddle import unwrap
 from toy_layers import data_part
 
 import paddle_ldopt as ldopt
+from paddle_ldopt._compat import unwrap
 from paddle_ldopt.parallel import checkpoint as checkpoints
 
 HALF, STEPS, ROWS = 3, 6, 8

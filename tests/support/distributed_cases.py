@@ -17,10 +17,10 @@ import toy_layers
 from distributed_setup import mend_paddle, start_fleet
 from paddle import nn
 from paddle.distributed import fleet
-from paddle_ldopt._paddle import unwrap
 from toy_layers import Block, Whole, data_part, initialise, plain_name, values
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb
+from paddle_ldopt._compat import unwrap
 from paddle_ldopt.parallel import save_checkpoint
 
 VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8

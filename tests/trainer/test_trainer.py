@@ -13,12 +13,12 @@ import paddle
 import pytest
 import trainer_common as common
 from paddle import nn
-from paddle_ldopt._paddle import MovedError
-from paddle_ldopt.optimizers.registry import REGISTRY
 
 import paddle_ldopt as ldopt
+from paddle_ldopt._compat import MovedError
 from paddle_ldopt.layers.rates import applied_rates
-from paddle_ldopt.optimizers import LayerwiseMixin
+from paddle_ldopt.optimizers import LayerRates
+from paddle_ldopt.optimizers.options import REGISTRY
 from paddle_ldopt.trainer import (
     LayerLRCallback,
     LdoptArgumentsMixin,
@@ -231,7 +231,7 @@ def test_every_optimizer_of_the_trainer_gets_the_rates(tmp_path, optim):
             trainer = train(tmp_path, max_steps=1, warmup_steps=0, **settings)
         except (AttributeError, AssertionError) as error:
             pytest.skip(f"not for this model or device: {error}")
-        assert isinstance(trainer.optimizer, LayerwiseMixin) == (decay != 1.0)
+        assert isinstance(trainer.optimizer, LayerRates) == (decay != 1.0)
         start, end = common.weights(common.tiny_model()), common.weights(trainer.model)
         trained[decay] = {name: end[name] - start[name] for name in start}
     for name, step in trained[1.0].items():
@@ -536,7 +536,7 @@ def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
         pass
 
     trainer = train(tmp_path, cls=Both, optim="adafactor", layerwise_lr_decay=0.5)
-    assert isinstance(trainer.optimizer, paddle.optimizer.Momentum) and isinstance(trainer.optimizer, LayerwiseMixin)
+    assert isinstance(trainer.optimizer, paddle.optimizer.Momentum) and isinstance(trainer.optimizer, LayerRates)
     assert trainer.optimizer.layerwise_ratio(next(iter(trainer.model.bert.encoder.layers[0].parameters()))) == 0.25
     with pytest.raises(ValueError, match="unsupported optimizer"):
         train(tmp_path, optim="adafactor", layerwise_lr_decay=0.5)

@@ -16,7 +16,7 @@ import trainer_common as common
 import trainer_run
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.build import OPTIMIZERS
+from paddle_ldopt.create import OPTIMIZERS
 from paddle_ldopt.trainer import (
     GradualUnfreezeCallback,
     ResumeMixin,

@@ -9,7 +9,7 @@ import pytest
 import trainer_common as common
 from trainer_run import checkpoint_format
 
-from paddle_ldopt.config.trainer_arguments import BUILT_IN, builds_schedule
+from paddle_ldopt.config import BUILT_IN, builds_schedule
 from paddle_ldopt.schedules import ON_METRIC, SchedulerType, get_scheduler
 from paddle_ldopt.trainer.arguments import SchedulerName
 
