@@ -20,7 +20,7 @@ from .optimizers import AdamWeightDecay
 from .optimizers.options import checked_parameters
 from .schedules import WarmUp
 from .schedules.curves import Polynomial
-from .schedules.option_types import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
+from .schedules.factory import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 
 
 def create_optimizer(

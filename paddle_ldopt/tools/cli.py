@@ -110,7 +110,7 @@ def _add_schedule(add: Callable[..., argparse.Action]) -> None:
     add("--lr", type=float, required=True, help="peak learning rate")
     add("--kwargs", metavar="JSON", help="further options of the schedule: '{\"num_cycles\": 3}'")
     add("--layers", type=int, metavar="N", help="number of blocks, to show each layer's rate; needs a decay")
-    _add_decay(add, "end", "steps", "towers", "multipliers")  # towers and multipliers need a model
+    _add_decay(add, "towers", "multipliers")  # towers and multipliers need a model
     add("--plot", metavar="FILE", help="draw the chart into a .png, .svg or .pdf file instead of the terminal")
 
 
