@@ -13,7 +13,7 @@ from ._messages import nearest, refusal, shown, unknown
 from ._paddle import checked_model, name_dict_of, unwrap
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.granularity import Granularity
-from .layers.user_rules import Rules
+from .layers.rules import Rules
 from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
 from .optimizers.groups import parameters_to_train
 from .optimizers.registry import REGISTRY
@@ -55,7 +55,7 @@ def build_optimizer(
             message = f"`{argument}` has no effect without a layer-wise decay, or together with `layers`."
             raise refusal(ValueError, message, **{argument: value})
     if needs_layers and model is not None:
-        layers = LayerMap.from_model(model, rules, granularity)
+        layers = LayerMap.from_model(model, rules=rules)
     if not issubclass(info.cls, LayerwiseMixin):
         if decay == OFF and layers is not None:
             raise refusal(ValueError, "`layers` has no effect without a layer-wise decay.", layers=layers)

@@ -10,7 +10,7 @@ import paddle
 from .._checks import checked_number, checked_steps, refused
 from .._messages import problem, refusal, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
-from ..layers.user_rules import checked_rules
+from ..layers.rules import checked_rules
 from ..schedules import get_scheduler
 from ..schedules.factory import kwargs_problems
 from ..schedules.kinds import SCHEDULES

@@ -85,7 +85,7 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
         )
     blocks = settings.pop("num_layers", None)
     if blocks is not None:
-        n_layers = LayerMap.from_model(model, settings.get("rules")).n_layers
+        n_layers = LayerMap.from_model(model, rules=settings.get("rules")).n_layers
         if blocks != n_layers:
             message = f"The model has {n_layers} blocks: leave out `num_layers`, because blocks are counted."
             raise refusal(ValueError, message, num_layers=blocks)

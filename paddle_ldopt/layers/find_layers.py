@@ -1,162 +1,146 @@
-"""Structured parameter name -> layer, for any model, from names and shapes.
+"""The layers of a model's parameters: measured in a forward pass or found by names, overridden by a user's rules."""
 
-Layer 0 has the embeddings, 1..n the blocks, n + 1 the head. Each tower (encoder and decoder) counts by its own depth.
-"""
-
-import dataclasses
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Optional
 
 import paddle
 
-from .before_blocks import PartBeforeBlocks, is_head
-from .doubtful_lists import check_found, guesses_of_lists
-from .granularity import Granularity, grouped
-from .known_names import ONE_FOR_ALL_BLOCKS, index_by_paths, index_by_words
-from .layer import EMBEDDINGS, HEAD, Layer
-from .model_parameters import ParameterInfo, parameter_infos
-from .stacks import FoundLists, Stack, find_stacks
-from .user_rules import Rules, apply_rules, check_no_gap, close_gaps
+from .._messages import first_few, quoted, refusal
+from .._paddle import checked_model, own_parameters, pipeline_of, sublayers
+from .layer import HEAD, Layer
+from .measure import Example
+from .names import NamedModel
+from .place import MeasuredModel
+from .rules import Rules, apply_rules, combined
+
+_MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at each level
 
 
-class _Blocks(NamedTuple):
-    by_rules: dict[str, int]  # name -> layer id, of all parameters that the user's rules place
-    lists: FoundLists
-    deepest: int  # number of blocks of the deepest tower
+class Found(NamedTuple):
+    """The layers of a model, its towers, how they were found, and a sentence for each doubt."""
 
-    def nearest(self, name: str) -> tuple[int, list[Stack]]:
-        """Return the number of leading parts that a name shares with the nearest stacks, and these stacks."""
-        path = name.split(".")[:-1]
-        common = [len(os.path.commonprefix([path, stack.tower.split(".")])) for stack in self.lists.stacks]
-        most = max(common, default=0)
-        return most, [stack for stack, count in zip(self.lists.stacks, common) if count == most]
-
-    def outside(self, name: str, index: int) -> Layer:
-        """Return the embeddings (0) or the head (HEAD) of the tower nearest to a name, of all if several are."""
-        _, nearest = self.nearest(name)
-        tower, depth = (nearest[0].tower, nearest[0].depth) if len(nearest) == 1 else ("", self.deepest)
-        return Layer(tower, depth + 1 if index == HEAD else 0, depth)
+    layers: dict[str, Layer]
+    towers: dict[str, int]  # name -> depth
+    source: str  # "measured" or "by names"
+    doubts: list[str]
 
 
-Found = tuple[dict[str, Layer], dict[str, int], list[str]]  # name -> Layer, tower -> depth, a sentence for each guess
+def check_mappable(model: paddle.nn.Layer) -> None:
+    """Raise for any object but a network with parameters, and for one stage of a pipeline."""
+    if pipeline_of(checked_model(model)) is not None:
+        how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
+        raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
+    if not model.parameters():
+        raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)
 
 
-def layers_of_model(
-    model: paddle.nn.Layer, names: Mapping[str, str], rules: Optional[Rules], granularity: Granularity
+def layers_of_names(names: list[str], rules: Optional[Rules]) -> Found:
+    """Return the layers of structured `names` in the model's order."""
+    places, numbered = apply_rules(names, rules)
+    model = NamedModel(names, {}, (), places)
+    return _found(combined(model.layers, places, numbered), "by names", model.doubts)
+
+
+def layers_of_model(model: paddle.nn.Layer, example: Optional[Example], rules: Optional[Rules]) -> Found:
+    """Return the layers of a model's parameters, measured if there is an `example`."""
+    params = dict(model.named_parameters())
+    if example is None:
+        return _by_names(model, params, rules)
+    measured = MeasuredModel(model, example, list(params))
+    places, numbered = apply_rules(list(params), rules)
+    unused = [name for name in measured.unused if name not in places]
+    hidden = sum(param.size for name, param in params.items() if name in unused)
+    if 2 * hidden > sum(param.size for param in params.values()):
+        found = _by_names(model, params, rules)
+        doubt = f"most of the model did not take part in the forward pass, such as {quoted(unused)}: give another `example`"
+        return found._replace(doubts=[doubt, *found.doubts])
+    if not measured.towers and not any(index > 0 for index in places.values()):
+        problem = "Found no blocks in the forward pass (parts that are alike and follow one another)."
+        how = "Give `rules` for the blocks, regular expressions or a function."
+        raise refusal(ValueError, f"{problem} {how}", names=first_few(params, 8))
+    layers = measured.layers() if measured.towers else measured.around({n for n, index in places.items() if index > 0})
+    layers.update(_beside(unused, layers, measured))
+    layers = {name: layers.get(name, Layer("", 0, 0)) for name in params}
+    doubts = [f"the forward pass did not use {quoted(unused, 12)}, which are placed by name"] if unused else []
+    apart = [(a, b) for a, b in measured.apart if not (places and all(_is_placed(t, layers, places) for t in (a, b)))]
+    for first, second in apart:
+        doubts.append(
+            f"'{second}' is computed from '{first}', but both count as towers of their own: `towers=` gives each its "
+            r"decay, and `rules` with an offset such as r'\1 + 12' make them one"
+        )
+    return _found(combined(layers, places, numbered), "measured", doubts, params)
+
+
+def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules: Optional[Rules]) -> Found:
+    """Return the layers by all names of each parameter; a shared one is in the lowest of its layers."""
+    names: dict[str, paddle.Tensor] = {}
+    embeddings = set()
+    for path, layer in _all_paths(model):
+        for key, param in own_parameters(layer).items():
+            if param is not None:
+                names[f"{path}{key}"] = param
+                if any("Embedding" in cls.__name__ for cls in type(layer).__mro__):
+                    embeddings.add(f"{path}{key}")
+    names.update({name: param for name, param in params.items() if name not in names})  # ReFT
+    places, numbered = apply_rules(list(names), rules)
+    model_ = NamedModel(list(names), {name: tuple(param.shape) for name, param in names.items()}, embeddings, places)
+    layers = combined(model_.layers, places, numbered)
+    lowest: dict[int, Layer] = {}
+    for name, param in names.items():
+        known = lowest.setdefault(id(param), layers[name])
+        lowest[id(param)] = min(known, layers[name], key=lambda layer: layer.index - layer.depth)
+    return _found({name: lowest[id(param)] for name, param in params.items()}, "by names", model_.doubts, params)
+
+
+def _beside(unused: list[str], layers: Mapping[str, Layer], measured: MeasuredModel) -> dict[str, Layer]:
+    """Return layers for parameters that the pass did not use: those of their neighbors, or by their names."""
+    found = {}
+    for name in unused:
+        path, places = name.rpartition(".")[0], set()
+        while path and not places:
+            places = {layers[other] for other in measured.tree.inside[path] if other in layers}
+            path = path.rpartition(".")[0]
+        found[name] = places.pop() if len(places) == 1 else measured.by_name(name)
+    return found
+
+
+def _is_placed(tower: str, layers: Mapping[str, Layer], places: Mapping[str, int]) -> bool:
+    return all(name in places for name, layer in layers.items() if layer.tower == tower and layer.is_block)
+
+
+def _found(
+    layers: dict[str, Layer], source: str, doubts: list[str], params: Optional[Mapping[str, paddle.Tensor]] = None
 ) -> Found:
-    """Return the layers of a model's parameters; `names` maps ``param.name`` to the structured name."""
-    infos = parameter_infos(model, names)  # a shared parameter under all its names
-    in_sublayers = {info.tensor for info in infos.values()}
-    outside = {name: tensor for tensor, name in names.items() if tensor not in in_sublayers}  # ReFT
-    infos.update((name, ParameterInfo(tensor, "", ())) for name, tensor in outside.items())
-    by_name, depths, guesses = layers_of_names(list(infos), rules, granularity, infos, whole=not outside)
-    of_tensor: dict[str, list[Layer]] = {}
-    for name, info in infos.items():
-        of_tensor.setdefault(info.tensor, []).append(by_name[name])
-    # a shared parameter is in the lowest layer of its names
-    lowest = {tensor: min(places, key=lambda layer: layer.index - layer.depth) for tensor, places in of_tensor.items()}
-    layers = {name: lowest[tensor] for tensor, name in names.items()}
-    if not rules and all(layer.index for layer in layers.values()):  # no name or position shows the embeddings
-        for name, layer in layers.items():
-            if layer.is_head and name in infos and infos[name].sublayer == "Embedding":
-                layers[name] = dataclasses.replace(layer, index=EMBEDDINGS)
-    used = {layer.tower for layer in layers.values()}  # a stack under a second name is not another tower
-    return layers, {tower: depth for tower, depth in depths.items() if tower in used}, guesses
+    towers = {layer.tower: layer.depth for layer in layers.values() if layer.tower}
+    return Found(layers, towers, source, [*doubts, *_doubts(layers, list(towers), params or {})])
 
 
-def layers_of_names(
-    names: list[str],
-    rules: Optional[Rules],
-    granularity: Granularity,
-    infos: Mapping[str, ParameterInfo],
-    whole: bool = False,
-) -> Found:
-    """Return the layers of structured `names` in the model's order; `whole` if the names are complete.
-
-    `infos` has the `ParameterInfo` of each name; it is empty if only names are known.
-    """
-    blocks = _find_blocks(names, rules, infos, whole)
-    layers = _number_blocks(blocks)
-    _place_by_name(names, blocks, layers)
-    parts = _place_by_order(names, blocks, layers)
-    layers = {name: layers[name] for name in names}
-    guesses = guesses_of_lists(blocks.lists, blocks.by_rules, layers)
-    guesses += _move_heads(parts, blocks, infos, layers)
-    depths = {stack.tower: stack.depth for stack in blocks.lists.stacks}
-    stages = {stack.tower: stack.stages for stack in blocks.lists.stacks if stack.stages}
-    return (*grouped(layers, depths, stages, granularity), guesses)
+def _doubts(layers: Mapping[str, Layer], towers: list[str], params: Mapping[str, paddle.Tensor]) -> Iterator[str]:
+    """Yield a sentence for each map that is hardly meant: no head, one list, numbered towers, one trainable layer."""
+    if all(layer.is_block for layer in layers.values()):
+        yield "the whole model is one numbered list, so that its first and last items count as blocks"
+    elif not any(layer.is_head for layer in layers.values()):
+        yield "no parameter is in the head, so that none trains at the full rate"
+    plain: dict[str, list[str]] = {}
+    for tower in towers:
+        plain.setdefault(re.sub(r"\d+", "#", tower), []).append(tower)
+    for beside in plain.values():
+        if len(beside) > 1:
+            yield f"{quoted(beside)} count as towers beside each other"
+    trained = {layers[name] for name, param in params.items() if not param.stop_gradient}
+    if len(trained) == 1 and len(set(layers.values())) > 1:
+        yield f"all trainable parameters are in one layer ({trained.pop().label})"
 
 
-def _find_blocks(names: list[str], rules: Optional[Rules], infos: Mapping[str, ParameterInfo], whole: bool) -> _Blocks:
-    """Return the blocks that rules place, and the stacks among the other names; raise if there are none."""
-    by_rules, numbered = apply_rules(names, rules)
-    alone = all(index < 1 for index in by_rules.values())
-    shapes = {name: info.shape for name, info in infos.items()}
-    lists = find_stacks(names, by_rules.keys() | index_by_paths(names).keys(), whole, alone, shapes)
-    in_stacks = max((stack.depth for stack in lists.stacks), default=0)
-    close_gaps(by_rules, numbered, in_stacks)
-    deepest = max([in_stacks, *by_rules.values()])
-    check_found(names, lists, deepest)
-    check_no_gap(by_rules, in_stacks, deepest)
-    return _Blocks(by_rules, lists, deepest)
-
-
-def _number_blocks(blocks: _Blocks) -> dict[str, Layer]:
-    """Return the layers of parameters that rules place or that are in a stack."""
-    depth = blocks.deepest
-    layers = {name: Layer("", depth + 1 if index == HEAD else index, depth) for name, index in blocks.by_rules.items()}
-    for stack in blocks.lists.stacks:
-        layers.update({name: Layer(stack.tower, number + 1, stack.depth) for name, number in stack.numbers.items()})
-        shared = [name for name in stack.numbers if ONE_FOR_ALL_BLOCKS.search(name)]
-        if len(shared) == 1 < stack.depth:
-            layers[shared[0]] = Layer(stack.tower, EMBEDDINGS, stack.depth)
-    return layers
-
-
-def _place_by_name(names: list[str], blocks: _Blocks, layers: dict[str, Layer]) -> None:
-    """Add the embeddings and heads with a known name to `layers`."""
-    index_of = index_by_paths(names)
-    for name in [name for name in names if name not in layers]:
-        common, _ = blocks.nearest(name)
-        # without the parts shared with the tower: `ernie_embed.classifier` is not an embedding
-        index = index_of.get(name, index_by_words(".".join(name.split(".")[common:])))
-        if index is not None:
-            layers[name] = blocks.outside(name, index)
-
-
-def _place_by_order(names: list[str], blocks: _Blocks, layers: dict[str, Layer]) -> dict[str, PartBeforeBlocks]:
-    """Add all other names to `layers`: embeddings before the blocks, the head after; return the parts before."""
-    by_rules = {name: index for name, index in blocks.by_rules.items() if index > 0}
-    first_by_rules = next((i for i, name in enumerate(names) if name in by_rules), 0)
-    parts: dict[str, PartBeforeBlocks] = {}
-    for position, name in enumerate(names):
-        if name in layers:
-            continue
-        path, (common, nearest) = name.split(".")[:-1], blocks.nearest(name)
-        first = min((stack.first for stack in nearest), default=first_by_rules)
-        # a model's own parameters (`logit_scale`) come before its sublayers', so their position says nothing
-        is_before = len(path) > common and position < first
-        layers[name] = blocks.outside(name, 0 if is_before else HEAD)
-        if is_before:
-            numbers = [stack.numbers for stack in nearest] or [by_rules]
-            part = PartBeforeBlocks([], numbers, layers[name].depth)
-            parts.setdefault(".".join(path[: common + 1]), part).names.append(name)
-    return parts
-
-
-def _move_heads(
-    parts: dict[str, PartBeforeBlocks], blocks: _Blocks, infos: Mapping[str, ParameterInfo], layers: dict[str, Layer]
-) -> list[str]:
-    """Move heads that are declared before the blocks from the embeddings to the head; return the guesses."""
-    guesses = []
-    in_blocks = {infos[name].tensor for stack in blocks.lists.stacks for name in stack.numbers} if infos else set()
-    for branch, part in parts.items():
-        is_shared = infos and all(infos[name].tensor in in_blocks for name in part.names)  # the block is lower
-        moves, is_guess = (True, False) if is_shared else is_head(branch, parts, infos)
-        if moves:
-            layers.update({name: dataclasses.replace(layers[name], index=part.depth + 1) for name in part.names})
-        if is_guess:
-            where = "the head" if moves else "the embeddings"
-            guesses.append(f"'{branch}' is declared before the blocks and counts as part of {where}")
-    return guesses
+def _all_paths(
+    model: paddle.nn.Layer, path: str = "", above: tuple[paddle.nn.Layer, ...] = (), times: Optional[dict[int, int]] = None
+) -> Iterator[tuple[str, paddle.nn.Layer]]:
+    """Yield (path, sublayer) in the model's order; a shared sublayer under each of its paths, 1,000 at most."""
+    times = {} if times is None else times
+    times[id(model)] = times.get(id(model), 0) + 1
+    yield path, model
+    above = (*above, model)
+    for key, inner in sublayers(model).items():
+        if inner is not None and times.get(id(inner), 0) < _MOST_PATHS and all(inner is not parent for parent in above):
+            yield from _all_paths(inner, f"{path}{key}.", above, times)

@@ -14,14 +14,13 @@ from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .decay import Decay, as_decay
 from .decay_ratios import LayerRatios
-from .find_layers import layers_of_model, layers_of_names
-from .granularity import Granularity, checked_granularity
-from .layer import Layer
-from .model_parameters import check_mappable, name_before_copy
+from .find_layers import Found, check_mappable, layers_of_model, layers_of_names
+from .layer import Layer, name_before_copy
+from .measure import Example
 from .rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
 from .ratio_checks import check_effects
 from .table import LayerTable
-from .user_rules import Rules
+from .rules import Rules
 
 
 class LayerMap:
@@ -31,6 +30,7 @@ class LayerMap:
         n_layers (int): number of blocks; of the deepest tower if there are several.
         towers (dict[str, int]): name of each stack -> its number of blocks.
         name_dict (dict[str, str]): ``param.name`` -> structured name; empty when mapped from names.
+        source (str): how the layers were found: "measured" or "by names".
 
     Examples:
         >>> from paddle_ldopt import LayerMap
@@ -46,60 +46,67 @@ class LayerMap:
         towers: dict[str, int],
         name_dict: Optional[dict[str, str]] = None,
         parameters: Optional[dict[str, paddle.Tensor]] = None,
+        source: str = "by names",
     ) -> None:
         self._layers = layers  # structured name -> Layer
         self._parameters = parameters or {}  # structured name -> Parameter
         self.towers = towers
         self.name_dict = name_dict or {}
+        self.source = source
         self.n_layers = max(layer.depth for layer in layers.values())
 
     def __repr__(self) -> str:
         return f"LayerMap(towers={self.towers}, {len(self._layers)} parameters)"
 
     @classmethod
-    def from_names(
-        cls, names: Iterable[str], rules: Optional[Rules] = None, granularity: Granularity = "block"
-    ) -> "LayerMap":
-        r"""Map structured parameter names.
+    def from_names(cls, names: Iterable[str], rules: Optional[Rules] = None) -> "LayerMap":
+        r"""Map structured parameter names. Names tell little: `from_model` with an `example` knows the layers.
 
         Args:
             names: all names in the model's order, including frozen parameters.
             rules: override the layers found. A dict maps a regular expression (`re.search`) to a layer id,
-                "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0. Gaps in the
-                numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the number of blocks found form a
-                deeper tower of their own. A callable takes a name and returns a layer id, "embeddings", "head", or None
-                to keep the layer found.
-            granularity: one layer per "block"; per "stage" in towers whose blocks are in stages (ConvNeXt, Swin,
-                ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
+                "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0, with an
+                offset for a stack behind another one: ``r"\1 + 12"``. Gaps in the numbers are closed (VGG:
+                ``features.0``, ``features.3``). A callable takes a name and returns a layer id, "embeddings", "head",
+                or None to keep the layer found. Blocks of which rules place all parameters leave their tower.
 
         Raises:
             TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; at least half of
-                the numbered blocks in lists with unknown names; a rule that is invalid or leaves layers empty; a
-                granularity without effect.
+                the numbered blocks in lists with unknown names; a rule that is invalid or leaves layers empty.
 
         Warns:
             UserWarning: some layers are guesses.
         """
-        layers, towers, guesses = layers_of_names(_checked_names(names), rules, checked_granularity(granularity), {})
-        _warn_of(guesses, layers)
-        return cls(layers, towers)
+        found = layers_of_names(_checked_names(names), rules)
+        _warn_of(found)
+        return cls(found.layers, found.towers)
 
     @classmethod
     def from_model(
-        cls, model: paddle.nn.Layer, rules: Optional[Rules] = None, granularity: Granularity = "block"
+        cls, model: paddle.nn.Layer, example: Optional[Example] = None, rules: Optional[Rules] = None
     ) -> "LayerMap":
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
+        With an `example` the layers are measured in one forward pass: blocks are parts that are alike and each computed
+        from the one before, embeddings are what the first block is computed from, the head is what no block is
+        computed from. The pass runs in evaluation mode and leaves mode, buffers, gradients and random states as they
+        were. Without an `example` the layers are found by names, and whatever these leave open is a warning or an error.
+
+        Args:
+            model: the network to train.
+            example: a batch as the model takes it: a Tensor, a tuple or list (positional arguments), a dict (keyword
+                arguments), or a callable that takes the model and runs it. One row is enough.
+            rules: as in `from_names`; they override what was measured.
+
         Shared parameters count once, in the lowest of their layers. A single pipeline stage raises ValueError; use
-        `trainer.map_layers`, which numbers the blocks of all stages. Other arguments, errors and warnings as in
-        `from_names`.
+        `trainer.map_layers`, which numbers the blocks of all stages. Raises ValueError if the forward pass fails; other
+        errors and warnings as in `from_names`.
         """
         check_mappable(model)
         model = unwrap_model(model)
-        name_dict = name_dict_of(model)
-        layers, towers, guesses = layers_of_model(model, name_dict, rules, checked_granularity(granularity))
-        _warn_of(guesses, layers)
-        return cls(layers, towers, name_dict, dict(model.named_parameters()))
+        found = layers_of_model(model, example, rules)
+        _warn_of(found)
+        return cls(found.layers, found.towers, name_dict_of(model), dict(model.named_parameters()), found.source)
 
     @property
     def names(self) -> list[str]:
@@ -216,11 +223,11 @@ def _checked_names(names: Iterable[str]) -> list[str]:
     return names
 
 
-def _warn_of(guesses: list[str], names: Iterable[str]) -> None:
-    if guesses:
+def _warn_of(found: Found) -> None:
+    if found.doubts:
+        how = "give `rules`" if found.source == "measured" else "give `example=`, a batch for one forward pass, or `rules`"
         warnings.warn(
-            f"Some layers of the model are guesses: {first_few(guesses, 8, '; ')}. Where a guess is wrong, give "
-            r'`rules`, such as {"^my_head\\.": "head"} or {"cells\\.(\\d+)\\.": "\\1"}. '
-            f"Received: names=[{first_few(names, 3)}]",
+            f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}. Where one is wrong, {how}. "
+            f"Received: names=[{first_few(found.layers, 3)}]",
             stacklevel=3,
         )

@@ -10,7 +10,7 @@ import paddle
 from .._checks import checked_int
 from .._messages import first_few, refusal, wrong_type
 from .decay_checks import check_decay
-from .known_names import STACK_NAMES
+from .layer import STACK_NAMES
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
 N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP

@@ -5,7 +5,7 @@ import re
 import paddle
 
 from .._paddle import checked_model, own_parameters
-from .model_parameters import name_before_copy
+from .layer import name_before_copy
 
 _NORM = re.compile(r"Norm(\dD)?$")
 

@@ -19,7 +19,7 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None, granularity: Granulari
     `rules` and `granularity` are as in `LayerMap.from_model`.
     """
     cls = LayerMap if pipeline_of(checked_model(model)) is None else StageLayers
-    return cls.from_model(model, rules, granularity)
+    return cls.from_model(model, rules=rules)
 
 
 def from_all_stages(value: Any) -> list[Any]:
@@ -43,7 +43,7 @@ class StageLayers(LayerMap):
         name_dict = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
         shared = {key: name_dict[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
         stages = from_all_stages((list(name_dict.values()), shared))
-        whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules, granularity)
+        whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules)
         layers = {name: whole.layer_of(name) for name in whole.names}
         for key in {key for _, shared in stages for key in shared}:
             names = [shared[key] for _, shared in stages if key in shared]

@@ -20,7 +20,7 @@ from ..._checks import checked_int, one_of_two
 from ..._messages import refusal
 from ...layers.decay_ratios import LayerRatios
 from ...layers.hook_ratios import HookRatios
-from ...layers.model_parameters import structured_names
+from ...layers.layer import structured_names
 from ...layers.optimizer_interface import LayerwiseInterface, Ratios, ratios_of
 from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratio_checks import check_trained

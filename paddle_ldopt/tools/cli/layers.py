@@ -36,7 +36,7 @@ def show(options: argparse.Namespace) -> None:
         checked_number(options.lr, "--lr")
     decay, granularity = decay_from_arguments(options), checked_granularity(options.granularity, "--granularity")
     rules = json_object(options.rules, "--rules") or None
-    layers = LayerMap.from_model(load_model(options.model), rules, granularity)
+    layers = LayerMap.from_model(load_model(options.model), rules=rules)
     table = layers.table(decay, options.lr)
     if options.json:
         print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
