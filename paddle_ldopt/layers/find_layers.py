@@ -75,10 +75,10 @@ def layers_of_model(model: paddle.nn.Layer, example: Optional[Example], rules: O
 def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules: Optional[Rules]) -> Found:
     """Return the layers by all names of each parameter; a shared one is in the lowest of its layers."""
     names: dict[str, paddle.Tensor] = {}
-    embeddings = set()
+    embeddings, mapped = set(), {id(param) for param in params.values()}
     for path, layer in _all_paths(model):
         for key, param in own_parameters(layer).items():
-            if param is not None:
+            if param is not None and id(param) in mapped:
                 names[f"{path}{key}"] = param
                 if any("Embedding" in cls.__name__ for cls in type(layer).__mro__):
                     embeddings.add(f"{path}{key}")

@@ -33,6 +33,7 @@ class Pass:
         below: the nodes that each node is computed from directly.
         above: the reverse.
         leaves: structured name -> node of a parameter that the pass used.
+        results: nodes of what the model, or the callable, returned.
     """
 
     def __init__(self, records: list["_Record"], params: dict[str, paddle.Tensor]) -> None:
@@ -51,6 +52,7 @@ class Pass:
             parts = [self._known(record.nodes(values)) for values in (record.main, record.inputs, record.outputs)]
             if parts[2]:
                 self.calls.setdefault(record.path, []).append(Call(*parts))
+        self.results = self._known(records[-1].nodes(records[-1].outputs))  # of the whole pass
         ends = {name: self._known([param.grad_fn]) for name, param in params.items() if not param.stop_gradient}
         self.leaves = {name: nodes[0] for name, nodes in ends.items() if nodes}
 

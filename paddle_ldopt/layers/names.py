@@ -41,6 +41,8 @@ class _Named:
     def feeds(self, one: str, other: str) -> bool:
         return False
 
+    feeds_main = feeds
+
     def single_blocks(self, tree: Tree, stacks: list[Stack]) -> list[Stack]:
         return []
 

@@ -33,7 +33,7 @@ class MeasuredModel:
         self.places: Places = self._own()
         self._find_feeds()
         outside = {name for name in self._bits if name not in self.places or name in self._tables}
-        self.places.update({name: self._outside(name) for name in outside})
+        self.places.update({name: place for name in outside for place in [self._outside(name)] if place})
         self._place_shared(params)
         self._place_lists()
         self._keep_within_stages()
@@ -75,6 +75,9 @@ class MeasuredModel:
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         cut = frozenset(self._seeds)
         below = self.measured.collect(leaves, cut)
+        self._in_result = 0
+        for node in self.measured.results:
+            self._in_result |= below[node]
         self._feeds: dict[int, dict[int, int]] = {}  # tower -> layer id -> parameters, as bits
         self._tables: set[str] = set()
         for t, index, inputs, outputs in self._calls:
@@ -107,7 +110,8 @@ class MeasuredModel:
                 found[t] = index
         return found
 
-    def _outside(self, name: str) -> tuple[Optional[int], int]:
+    def _outside(self, name: str) -> Optional[tuple[Optional[int], int]]:
+        """Return the place of a parameter, None if neither a block nor the result depends on it."""
         fed, uses = self._fed(name), self.measured.uses(name)
         made = [self._made[node] for node in uses]
         common = made[0] if made else 0
@@ -128,6 +132,8 @@ class MeasuredModel:
         union = 0
         for node in uses:
             union |= self._made[node]
+        if not union and not self._in_result & self._bits[name]:
+            return None
         return self._one(self._last(union))
 
     def _last(self, bits: int) -> list[int]:
@@ -155,7 +161,7 @@ class MeasuredModel:
                 owners[id(param)] = owners.get(id(param), 0) + 1
         for name, (t, index) in list(self.places.items()):
             if owners.get(id(params.get(name)), 0) > 1 and name in self._bits and t is not None:
-                other, lower = self._outside(name) if self._fed(name) else (t, index)
+                other, lower = (self._fed(name) and self._outside(name)) or (t, index)
                 depth = self.towers[t if other is None else other].depth
                 if lower - depth < index - self.towers[t].depth:
                     self.places[name] = other, lower

@@ -86,6 +86,9 @@ class Order(Protocol):
     def feeds(self, one: str, other: str) -> bool:
         """Return whether the second part is computed from the first."""
 
+    def feeds_main(self, one: str, other: str) -> bool:
+        """Return whether the first argument of the second part is computed from the first part."""
+
     def single_blocks(self, tree: Tree, stacks: list[Stack]) -> list[Stack]:
         """Return blocks that are in no stack; without any stack, the only items of lists."""
 
@@ -135,7 +138,7 @@ def _numbered_through(tree: Tree, order: Order, run: Stack, runs: list[Stack]) -
         item = block[0]
         lists = [stack for stack in _outermost(tree, order, runs, item) if stack.is_list]
         share = sum(tree.weight(path) for stack in lists for block in stack.blocks for path in block)
-        follows = all(order.feeds(a.blocks[-1][0], b.blocks[0][0]) for a, b in zip(lists, lists[1:]))
+        follows = all(order.feeds_main(a.blocks[-1][-1], b.blocks[0][0]) for a, b in zip(lists, lists[1:]))
         of_item = [block for stack in lists for block in stack.blocks]
         if len(block) > 1 or not follows or share <= 0.6 * tree.weight(item) or _are_halves(tree, run, of_item):
             of_item = [block]
@@ -223,7 +226,8 @@ class Measured:
         for name in self.tree.inside[path]:
             if name.rpartition(".")[0] == path and (nodes := tuple(self.measured.uses(name))):
                 inputs = {below for node in nodes for below in self.measured.below[node]}
-                parts.append([Call((), tuple(inputs - {self.measured.leaves[name]}), nodes)])
+                fed = tuple(inputs - {self.measured.leaves[name]})
+                parts.append([Call(fed, fed, nodes)])
         parts.sort(key=lambda calls: max(calls[0].outputs))
         if parts and len(parts[0]) == len(parts[-1]):
             return [Call(a.main, a.inputs, b.outputs) for a, b in zip(parts[0], parts[-1])]
@@ -251,9 +255,10 @@ class Measured:
             # kinds that repeat make one list (Jamba's two kinds of blocks); an encoder and its head do not
             partners = sum(any(a is not b and self._alike(a, b) for b in group) for a in group)
             may_differ = is_list and 2 * partners >= len(group)
+            follows = self.feeds if is_list else self.feeds_main  # a decoder beside an encoder only attends to it
             run: list[str] = []
             for child in [*group, None]:
-                if child and (not run or (self.feeds(run[-1], child) and (may_differ or self._alike(run[-1], child)))):
+                if child and (not run or (follows(run[-1], child) and (may_differ or self._alike(run[-1], child)))):
                     run.append(child)
                     continue
                 if run:
