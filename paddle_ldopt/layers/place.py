@@ -95,7 +95,7 @@ class MeasuredModel:
     def _find_tables(self, inputs: set[int], outputs: set[int], below: list[int]) -> None:
         """Note what the first block computes from its parameters alone for all blocks: T5's relative positions."""
         started = self.measured.collect({node: 1 for node in inputs} | {node: 1 for node in self._seeds})
-        for node in outputs:
+        for node in outputs if any(started[node] for node in outputs) else ():
             if not started[node] and any(node in other for _, index, other, _ in self._calls if index > 1):
                 self._tables |= {name for name, bit in self._bits.items() if below[node] & bit}
 

@@ -156,7 +156,7 @@ def _are_halves(tree: Tree, run: Stack, parts: list[tuple[str, ...]]) -> bool:
     is_plain &= all(path.rpartition(".")[0] in items for path in parts[0])
     owners = {name.rpartition(".")[0] for path in parts[0] for name in tree.inside[path]}
     norms = sum(bool(_NORM.search(owner.rpartition(".")[2])) for owner in owners)
-    return is_plain and len(parts) <= 3 and norms < 2 and all(other == names[0] for other in names)
+    return run.is_list and is_plain and len(parts) <= 3 and norms < 2 and all(other == names[0] for other in names)
 
 
 def _joined(tree: Tree, order: Order, stacks: list[Stack]) -> list[Stack]:
@@ -178,7 +178,9 @@ def list_name(parent: str, items: list[str]) -> str:
     """Return the name of a list: `layers` of ``layers.0``, `layer` of ``layer1``."""
     stem = os.path.commonprefix([item[len(parent) :] for item in items]).strip("._")
     stem = re.sub(r"[_\d]+$", "", stem)
-    return ".".join(part for part in (parent, stem) if part)
+    if not stem and not all(item.rpartition(".")[2].isdigit() for item in items):
+        return items[0]  # a sentence encoder below a document encoder
+    return ".".join(part for part in (parent, stem) if part) or "model"
 
 
 def paired(run: list[str], alike: Callable[[str, str], bool]) -> list[tuple[str, ...]]:
@@ -284,7 +286,10 @@ class Measured:
         outer = [path for path in found if not any(other in found for other in ancestors(path) if other != path)]
         most = max(map(tree.weight, outer), default=0)
         outer = [path for path in outer if stacks or 2 * tree.weight(path) > most]
-        lists = [path.rpartition(".")[0] for path in outer]
+        ends = [(stack.blocks[0][0], stack.blocks[-1][-1]) for stack in stacks]
+        # what lies between two blocks of a stack (a UNet's middle) goes with the one before
+        outer = [path for path in outer if not any(self.feeds(a, path) and self.feeds(path, b) for a, b in ends)]
+        lists = [path.rpartition(".")[0] or path for path in outer]
         return [Stack(name, name.rpartition(".")[0], [(path,)]) for name, path in zip(lists, outer)]
 
 
