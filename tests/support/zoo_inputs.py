@@ -27,7 +27,7 @@ TEXT = {"input_ids": ids()}
 CLIP = {"input_ids": ids(), "pixel_values": image()}
 SEQ2SEQ = {"input_ids": ids(), "decoder_input_ids": ids(6)}
 LAYOUT = {"input_ids": ids(), "bbox": boxes(), "image": image(224), "attention_mask": ones(2, 8)}
-LUKE = {"entity_ids": ids(2, highest=15), "entity_position_ids": ones(2, 2, 3), "entity_segment_ids": ones(2, 2) * 0}
+LUKE = {"entity_ids": ids(2, highest=15), "entity_position_ids": ones(2, 2, 3), "entity_token_type_ids": ones(2, 2) * 0, "token_type_ids": ones(2, 8) * 0, "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]), "attention_mask": ones(2, 8), "entity_attention_mask": ones(2, 2)}
 GLM = {"position_ids": paddle.tile(paddle.arange(8).reshape([1, 1, 8]), [2, 2, 1]), "attention_mask": ones(2, 1, 8, 8)}
 TOTAL = {"raw_input_ids": ids(), "generator_labels": ids()}
 RELATIONS = [{"start": [0, 2], "end": [1, 3], "label": [0, 1]}] * 2, [{"head": [0], "tail": [1], "start_index": [0], "end_index": [2]}] * 2
