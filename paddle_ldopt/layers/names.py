@@ -34,6 +34,7 @@ class _Named:
         self.position = {name: i for i, name in enumerate(tree.names)}
         self.tree = tree
         self.unknown: list[Stack] = []
+        self.unlike: dict[str, list[str]] = {}  # list of blocks -> items that are no blocks
 
     def when(self, path: str) -> int:
         return self.position[self.tree.inside[path][0]]
@@ -57,14 +58,15 @@ class _Named:
             is_list = stem in (f"{parent}.", "")
             name = list_name(parent, run)
             most = max(map(tree.width, run))
-            run = [child for child in run if 3 * tree.width(child) > most]
+            every, run = run, [child for child in run if 3 * tree.width(child) > most]
             partners = sum(any(a is not b and tree.alike(a, b) for b in run) for a in run)
             if 2 * partners < len(run) or len(run) < 2:
                 continue
             stack = Stack(name, parent.rpartition(".")[0] if is_list else parent, paired(run, tree.alike), [], is_list)
-            last = name.rpartition(".")[2]
+            last = re.sub(r"([._]?\d+)+$", "", name).rpartition(".")[2]  # also of `layer1.0` and `stages.0.1`
             holds = any(part.rpartition(".")[2].isdigit() for item in run for part in tree.children.get(item, []))
             if last in STACK_NAMES and not (last in ("encoders", "decoders") and self._holds_lists(run)):
+                self.unlike[name] = [child for child in every if child not in run]
                 yield stack
             elif sum(map(tree.weight, run)) >= 3 * len(run) or (holds and is_list):
                 self.unknown.append(stack)
@@ -134,6 +136,10 @@ class NamedModel:
             if stack.depth > 2:
                 yield f"'{stack.name}' is a list of {stack.depth} items that count as no blocks"
         for tower in self.towers:
+            unlike = [item for name, items in self.order.unlike.items() if name.startswith(tower.name) for item in items]
+            unlike += [path for path, low, high in tower.stages if low == high and (path,) in tower.blocks]
+            if unlike:
+                yield f"{first_few(map(repr, unlike))} in '{tower.name}' are unlike the others"
             if any(len(block) > 1 for block in tower.blocks):
                 yield f"items of '{tower.name}' in turns count as parts of one block"
             parts = self.tree.children.get(tower.blocks[0][0], [])

@@ -156,7 +156,8 @@ def _are_halves(tree: Tree, run: Stack, parts: list[tuple[str, ...]]) -> bool:
     is_plain &= all(path.rpartition(".")[0] in items for path in parts[0])
     owners = {name.rpartition(".")[0] for path in parts[0] for name in tree.inside[path]}
     norms = sum(bool(_NORM.search(owner.rpartition(".")[2])) for owner in owners)
-    return run.is_list and is_plain and len(parts) <= 3 and norms < 2 and all(other == names[0] for other in names)
+    is_plain &= run.is_list and not run.name.endswith(("stages", "stage"))
+    return is_plain and len(parts) <= 3 and norms < 2 and all(other == names[0] for other in names)
 
 
 def _joined(tree: Tree, order: Order, stacks: list[Stack]) -> list[Stack]:
