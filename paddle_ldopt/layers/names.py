@@ -134,7 +134,8 @@ class NamedModel:
         """Yield a sentence for what may be no tower, or towers that may follow one another."""
         for stack in self._others:
             if stack.depth > 2:
-                yield f"'{stack.name}' is a list of {stack.depth} items that count as no blocks"
+                names = first_few(repr(tower.name) for tower in self.towers)
+                yield f"'{stack.name}' is a list of {stack.depth} items that count as no blocks, unlike those of {names}"
         for tower in self.towers:
             unlike = [item for name, items in self.order.unlike.items() if name.startswith(tower.name) for item in items]
             unlike += [path for path, low, high in tower.stages if low == high and (path,) in tower.blocks]
@@ -189,6 +190,9 @@ class NamedModel:
         before, behind = position < min(positions), position > max(positions)
         index = self._by_words(parts, before, behind, name in self.embeddings)
         beside = any(tower.name.count(".") == common for tower in towers)
+        depths = {tower.depth for tower in towers}
+        if index == 0 and len(depths) > 1 and not re.search("shared|word_embeddings", name):
+            index = None  # whose embeddings are they?
         is_norm = len(parts) == 2 and bool(_NORM.fullmatch(parts[0])) and beside and behind
         if index is None:
             index = 1 if is_norm or (behind and len(parts) > 1) else 0
@@ -208,5 +212,7 @@ class NamedModel:
             if _HEAD.fullmatch(part):
                 return 1 if behind and not embedding else None
             if _EMBEDDINGS.fullmatch(part):
-                return 0 if before or embedding else None
+                stage = re.search(r"patch_embed\w*?\.?(\d+)\.", ".".join(parts))  # of a later stage: between the blocks
+                late = stage and int(stage[1]) > (part[-1].isdigit())
+                return None if late or not (before or embedding) else 0
         return 0 if embedding and before else None
