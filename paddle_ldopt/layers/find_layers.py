@@ -84,7 +84,8 @@ def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules
                     embeddings.add(f"{path}{key}")
     names.update({name: param for name, param in params.items() if name not in names})  # ReFT
     places, numbered = apply_rules(list(names), rules)
-    model_ = NamedModel(list(names), {name: tuple(param.shape) for name, param in names.items()}, embeddings, places)
+    shapes, tied = {n: tuple(param.shape) for n, param in names.items()}, {n: id(param) for n, param in names.items()}
+    model_ = NamedModel(list(names), shapes, embeddings, places, tied=tied)
     layers = combined(model_.layers, places, numbered)
     lowest: dict[int, Layer] = {}
     for name, param in names.items():

@@ -31,7 +31,9 @@ class _Named:
     """The order of the numbers in names."""
 
     def __init__(self, tree: Tree) -> None:
-        self.position = {name: i for i, name in enumerate(tree.names)}
+        self.position: dict[str, int] = {}
+        for i, name in enumerate(tree.names):
+            self.position.setdefault(name, i)
         self.tree = tree
         self.unknown: list[Stack] = []
         self.unlike: dict[str, list[str]] = {}  # list of blocks -> items that are no blocks
@@ -86,6 +88,7 @@ class NamedModel:
         embeddings: Iterable[str],
         placed: Mapping[str, int],
         towers: Optional[list[Stack]] = None,
+        tied: Optional[Mapping[str, int]] = None,
     ) -> None:
         self.tree = Tree(names, shapes)
         self.order = _Named(self.tree)
@@ -103,16 +106,19 @@ class NamedModel:
         if towers is None:
             self._check()
         self.doubts = list(self._of_towers())
-        self.doubtful: dict[str, str] = {}  # part of the model -> where it was put
+        self.doubtful: dict[str, str] = {}  # name -> the part of the model that it stands for
         self.layers: dict[str, Layer] = {}
         for tower in self.towers:
             self._number(tower)
         rest = [name for name in names if name not in self.layers]
         self.layers.update({name: self.outside(name) for name in rest})
         self.layers = {name: self.layers[name] for name in names}
-        by_place: dict[str, list[str]] = {}
-        for part, place in self.doubtful.items():
-            by_place.setdefault(place, []).append(part)
+        # of a tied parameter one sure name is enough
+        sure = {tied[name] for name in names if name not in self.doubtful} if tied else set()
+        by_place: dict[str, dict[str, None]] = {}
+        for name, part in self.doubtful.items():
+            if not tied or tied[name] not in sure:
+                by_place.setdefault("head" if self.layers[name].is_head else "embeddings", {})[part] = None
         for place, parts in by_place.items():
             self.doubts.append(f"{first_few(map(repr, parts), 12)} by position or name alone in the {place}")
 
@@ -133,7 +139,7 @@ class NamedModel:
     def _of_towers(self) -> Iterator[str]:
         """Yield a sentence for what may be no tower, or towers that may follow one another."""
         for stack in self._others:
-            if stack.depth > 2:
+            if stack.depth > 2 and self.towers:
                 names = first_few(repr(tower.name) for tower in self.towers)
                 yield f"'{stack.name}' is a list of {stack.depth} items that count as no blocks, unlike those of {names}"
         for tower in self.towers:
@@ -189,16 +195,16 @@ class NamedModel:
         position = self.order.position.get(name, len(self.tree.names))
         before, behind = position < min(positions), position > max(positions)
         index = self._by_words(parts, before, behind, name in self.embeddings)
-        beside = any(tower.name.count(".") == common for tower in towers)
+        beside = not towers or any(tower.name.count(".") == common for tower in towers)
         depths = {tower.depth for tower in towers}
         if index == 0 and len(depths) > 1 and not re.search("shared|word_embeddings", name):
             index = None  # whose embeddings are they?
         is_norm = len(parts) == 2 and bool(_NORM.fullmatch(parts[0])) and beside and behind
         if index is None:
-            index = 1 if is_norm or (behind and len(parts) > 1) else 0
+            is_head = behind or any(_HEAD.fullmatch(part) for part in parts[:-1])
+            index = 1 if is_norm or (is_head and len(parts) > 1 and name not in self.embeddings) else 0
             if not is_norm and not name.endswith(STATISTICS) and name not in self.placed:
-                place = "head" if index else "embeddings"
-                self.doubtful.setdefault(".".join(name.split(".")[: common + 1]), place)
+                self.doubtful[name] = ".".join(name.split(".")[: common + 1])
         tower = towers[0].name if len(towers) == 1 else ""
         depth = towers[0].depth if len(towers) == 1 else max((t.depth for t in self.towers), default=0)
         return Layer(tower, index * (depth + 1), depth)
