@@ -88,7 +88,10 @@ def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules
     model_ = NamedModel(list(names), shapes, embeddings, places, tied=tied)
     layers = combined(model_.layers, places, numbered)
     lowest: dict[int, Layer] = {}
+    sure = {id(param) for name, param in names.items() if name not in model_.doubtful}
     for name, param in names.items():
+        if name in model_.doubtful and id(param) in sure:
+            continue
         known = lowest.setdefault(id(param), layers[name])
         lowest[id(param)] = min(known, layers[name], key=lambda layer: layer.index - layer.depth)
     return _found({name: lowest[id(param)] for name, param in params.items()}, "by names", model_.doubts, params)

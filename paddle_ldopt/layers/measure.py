@@ -1,7 +1,10 @@
 """One forward pass of a model: which sublayers ran, and the graph of what each result was computed from."""
 
 import contextlib
+import ctypes
+import functools
 import random
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Union
 
@@ -23,6 +26,27 @@ class Call(NamedTuple):
     main: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+
+@functools.cache
+def _surplus() -> int:
+    """Return how many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
+    leaf = paddle.ones([1])
+    leaf.stop_gradient = False
+    result = leaf * 2
+    node = result.grad_fn
+    before = sys.getrefcount(node)
+    for _ in range(4):
+        result.grad_fn  # noqa: B018
+    return (sys.getrefcount(node) - before) // 4
+
+
+def _node(tensor: paddle.Tensor) -> Any:
+    """Return `tensor.grad_fn` without the surplus references, which would keep the graph for ever."""
+    node = tensor.grad_fn
+    for _ in range(_surplus() if node is not None else 0):
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
+    return node
 
 
 class Pass:
@@ -53,7 +77,7 @@ class Pass:
             if parts[2]:
                 self.calls.setdefault(record.path, []).append(Call(*parts))
         self.results = self._known(records[-1].nodes(records[-1].outputs))  # of the whole pass
-        ends = {name: self._known([param.grad_fn]) for name, param in params.items() if not param.stop_gradient}
+        ends = {name: self._known([_node(param)]) for name, param in params.items() if not param.stop_gradient}
         self.leaves = {name: nodes[0] for name, nodes in ends.items() if nodes}
 
     def _add(self, root: Any) -> None:
@@ -113,14 +137,15 @@ class _Record:
     @staticmethod
     def nodes(ends: list[Any]) -> list[Any]:
         """Return nodes; the outputs under recompute get theirs after the call."""
-        found = [(None if end.stop_gradient else end.grad_fn) if isinstance(end, paddle.Tensor) else end for end in ends]
+        found = [(None if end.stop_gradient else _node(end)) if isinstance(end, paddle.Tensor) else end for end in ends]
         return [node for node in found if node is not None]
 
 
 def _ends(value: Any, depth: int = 0) -> list[Any]:
     """Return the nodes of all tensors in a value, and the tensors that have none yet."""
     if isinstance(value, paddle.Tensor):
-        return [value if value.stop_gradient or value.grad_fn is None else value.grad_fn]
+        node = None if value.stop_gradient else _node(value)
+        return [value if node is None else node]
     if isinstance(value, Mapping):
         value = list(value.values())
     elif hasattr(value, "__dict__") and not isinstance(value, (Sublayer, type, list, tuple)):

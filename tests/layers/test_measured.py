@@ -1,8 +1,10 @@
 """Layers measured in a forward pass: models with misleading names, random models, and a pass that leaves no trace."""
 
+import gc
 import random
 import re
 import warnings
+import weakref
 
 import numpy as np
 import paddle
@@ -529,3 +531,26 @@ def test_rules_override_what_was_measured():
     model = Net(run, fc=nn.Linear(D, 2), high=nn.LayerList([Parts4() for _ in range(3)]), low=blocks(2), mean=nn.Linear(D, D), word=nn.Embedding(9, D))
     assert len(places(model, IDS, silent=False)[0].towers) in (1, 2)
     check(model, IDS, {"fc": 0, "high": (3, 1), "low": (5, 1), "word": 6, "mean": 4}, rules=rules)
+
+
+def test_the_graph_is_freed():
+    alive = []
+
+    class Token:
+        pass
+
+    class Same(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.token = Token()
+            alive.append(weakref.ref(ctx.token))
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    run = lambda self, x: self.fc(Same.apply(through(self.body, self.proj(x))))  # noqa: E731
+    check(Net(run, fc=nn.Linear(D, 2), body=blocks(3), proj=nn.Linear(D, D)), VECTORS, {"fc": 0, "body": (3, 1), "proj": 4})
+    gc.collect()
+    assert len(alive) == 1 and alive[0]() is None
