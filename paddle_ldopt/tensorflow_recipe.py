@@ -12,8 +12,8 @@ from ._messages import refusal
 from ._paddle import checked_model, flatten_groups, name_dict_of
 from .build import build_optimizer
 from .layers.decay import LayerDecay
-from .layers.map import LayerMap
 from .layers.layer import structured_names
+from .layers.map import LayerMap
 from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay

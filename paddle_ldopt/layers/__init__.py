@@ -1,8 +1,8 @@
 """Find the layer of each parameter and the ratio of its learning rate.
 
-- `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find_layers` finds them by a user's rules
-  (`user_rules`), by lists of blocks (`numbered_lists`, `stacks`), by the tables of `known_names`, then by order and
-  shape (`before_blocks`); `doubtful_lists` reports guesses; `granularity` makes several blocks one layer.
+- `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find_layers` measures them in a forward pass
+  (`measure`: the graph; `towers`: its stacks of blocks; `place`: all other parameters), or finds them by `names`, and
+  applies a user's `rules`.
 - `decay`: `LayerDecay`, checked by `decay_checks`; `decay_ratios`: its ratio of each parameter of a map, checked by
   `ratio_checks`; `hook_ratios`: the ratios of a function; `paddlenlp_hook`: PaddleNLP's function, the default.
 - `optimizer_interface`: the methods of an optimizer that this package calls; `rates`: the learning rate of each

@@ -8,7 +8,7 @@ import paddle
 
 from .._messages import first_few, quoted, refusal
 from .._paddle import checked_model, own_parameters, pipeline_of, sublayers
-from .layer import HEAD, Layer
+from .layer import Layer
 from .measure import Example
 from .names import NamedModel
 from .place import MeasuredModel
@@ -53,7 +53,9 @@ def layers_of_model(model: paddle.nn.Layer, example: Optional[Example], rules: O
     hidden = sum(param.size for name, param in params.items() if name in unused)
     if 2 * hidden > sum(param.size for param in params.values()):
         found = _by_names(model, params, rules)
-        doubt = f"most of the model did not take part in the forward pass, such as {quoted(unused)}: give another `example`"
+        doubt = (
+            f"most of the model did not take part in the forward pass, such as {quoted(unused)}: give another `example`"
+        )
         return found._replace(doubts=[doubt, *found.doubts])
     if not measured.towers and not any(index > 0 for index in places.values()):
         problem = "Found no blocks in the forward pass (parts that are alike and follow one another)."
@@ -101,7 +103,8 @@ def _beside(unused: list[str], layers: Mapping[str, Layer], measured: MeasuredMo
     """Return layers for parameters that the pass did not use: those of their neighbors, or by their names."""
     found = {}
     for name in unused:
-        path, places = name.rpartition(".")[0], set()
+        path = name.rpartition(".")[0]
+        places: set[Layer] = set()
         while path and not places:
             places = {layers[other] for other in measured.tree.inside[path] if other in layers}
             path = path.rpartition(".")[0]
@@ -138,7 +141,10 @@ def _doubts(layers: Mapping[str, Layer], towers: list[str], params: Mapping[str,
 
 
 def _all_paths(
-    model: paddle.nn.Layer, path: str = "", above: tuple[paddle.nn.Layer, ...] = (), times: Optional[dict[int, int]] = None
+    model: paddle.nn.Layer,
+    path: str = "",
+    above: tuple[paddle.nn.Layer, ...] = (),
+    times: Optional[dict[int, int]] = None,
 ) -> Iterator[tuple[str, paddle.nn.Layer]]:
     """Yield (path, sublayer) in the model's order; a shared sublayer under each of its paths, 1,000 at most."""
     times = {} if times is None else times

@@ -19,8 +19,8 @@ from .layer import Layer, name_before_copy
 from .measure import Example
 from .rates import RateOrSchedule, Tensors, check_readable, planned_rates, rates_of_optimizer
 from .ratio_checks import check_effects
-from .table import LayerTable
 from .rules import Rules
+from .table import LayerTable
 
 
 class LayerMap:
@@ -90,7 +90,7 @@ class LayerMap:
         With an `example` the layers are measured in one forward pass: blocks are parts that are alike and each computed
         from the one before, embeddings are what the first block is computed from, the head is what no block is
         computed from. The pass runs in evaluation mode and leaves mode, buffers, gradients and random states as they
-        were. Without an `example` the layers are found by names, and whatever these leave open is a warning or an error.
+        were. Without an `example` the layers are found by names; whatever these leave open is a warning or an error.
 
         Args:
             model: the network to train.
@@ -225,9 +225,14 @@ def _checked_names(names: Iterable[str]) -> list[str]:
 
 def _warn_of(found: Found) -> None:
     if found.doubts:
-        how = "give `rules`" if found.source == "measured" else "give `example=`, a batch for one forward pass, or `rules`"
+        how = (
+            "give `rules`"
+            if found.source == "measured"
+            else "give `example=`, a batch for one forward pass, or `rules`"
+        )
         warnings.warn(
-            f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}. Where one is wrong, {how}. "
+            f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}. "
+            f"Where one is wrong, {how}. "
             f"Received: names=[{first_few(found.layers, 3)}]",
             stacklevel=3,
         )

@@ -115,7 +115,7 @@ class Pass:
         return found
 
     def collect(self, seeds: Mapping[int, int], cut: frozenset[int] = frozenset()) -> list[int]:
-        """Return for each node the union of the `seeds` (bits) of the nodes below it; nothing passes a node in `cut`."""
+        """Return for each node the union of the `seeds` (bits) of the nodes below it; none passes a node in `cut`."""
         bits: list[int] = []
         for lower in self.below:
             union = 0
@@ -131,7 +131,8 @@ class _Record:
     """A call while the pass runs."""
 
     def __init__(self, path: str, inputs: Any) -> None:
-        self.path, self.inputs, self.outputs = path, _ends(inputs), []
+        self.path, self.inputs = path, _ends(inputs)
+        self.outputs: list[Any] = []
         self.main = self.inputs[:1]
 
     @staticmethod
@@ -218,11 +219,12 @@ def _as_it_was(model: Sublayer) -> Iterator[None]:
     frozen = [param for name, param in model.named_parameters() if param.stop_gradient]
     frozen = [param for param in frozen if param.is_floating_point()]
     statistics = {id(param) for name, param in model.named_parameters() if name.endswith(STATISTICS)}
+    owners = dict(model.named_sublayers(include_self=True))
     buffers = [
-        (layer, name, buffer, buffer.inplace_version, buffer.clone())
-        for layer, _ in modes
-        for name, buffer in layer.named_buffers(include_sublayers=False)
-        if buffer is not None and is_allocated(buffer)
+        (owners[path], key, buffer, buffer.inplace_version, buffer.clone())
+        for name, buffer in model.named_buffers()
+        for path, _, key in [name.rpartition(".")]
+        if is_allocated(buffer)
     ]
     states = paddle.get_rng_state(), np.random.get_state(), random.getstate()
     try:

@@ -1,4 +1,4 @@
-"""The layers of a model by the names of its parameters, where no forward pass measured them: what is sure, and doubts."""
+"""The layers of a model by the names of its parameters, without a forward pass: what is sure, and doubts."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -74,7 +74,9 @@ class _Named:
                 self.unknown.append(stack)
 
     def _holds_lists(self, run: list[str]) -> bool:
-        parts = {re.sub(r"[\d_]+$", "", path.rpartition(".")[2]) for path in self.tree.children if path.startswith(run[0])}
+        parts = {
+            re.sub(r"[\d_]+$", "", path.rpartition(".")[2]) for path in self.tree.children if path.startswith(run[0])
+        }
         return bool(parts & STACK_NAMES)
 
 
@@ -100,7 +102,8 @@ class NamedModel:
         self._others = [
             stack
             for stack in {stack.name: stack for stack in self.order.unknown}.values()
-            if not any(path in blocks for path in ancestors(stack.blocks[0][0])) and stack.blocks[0][0] not in above
+            if not any(path in blocks for path in ancestors(stack.blocks[0][0]))
+            and stack.blocks[0][0] not in above
             and not all(name in placed for block in stack.blocks for name in self.tree.inside[block[0]])
         ]
         if towers is None:
@@ -126,38 +129,51 @@ class NamedModel:
         """Raise if there are no blocks, or at least as many in lists with other names."""
         known, unknown = sum(tower.depth for tower in self.towers), sum(stack.depth for stack in self._others)
         others = ", ".join(stack.name for stack in self._others)
-        how = "Give `example=`, a batch for one forward pass that measures the layers, or `rules`, which may be a function."
+        how = "Give `example=`, a batch for one forward pass that measures the layers, or `rules`, which may be a "
+        how += "function."
         if not self.towers and not any(index > 0 for index in self.placed.values()):
             lists = f"; the lists {others} may be blocks" if others else ""
-            problem = f"Found no stack of blocks by names (a numbered list called layers, blocks, h or stages{lists}). {how}"
+            problem = (
+                f"Found no stack of blocks by names (a numbered list called layers, blocks, h or stages{lists}). {how}"
+            )
             raise refusal(ValueError, problem, names=first_few(self.tree.names, 8))
         if unknown >= known > 0:
             inside = ", ".join(tower.name for tower in self.towers)
-            problem = f"{unknown} numbered blocks are in lists with unknown names ({others}), only {known} in known lists"
+            problem = (
+                f"{unknown} numbered blocks are in lists with unknown names ({others}), only {known} in known lists"
+            )
             raise refusal(ValueError, f"{problem} ({inside}). {how}", names=first_few(self.tree.names, 8))
 
     def _of_towers(self) -> Iterator[str]:
         """Yield a sentence for what may be no tower, or towers that may follow one another."""
         for stack in self._others:
             if stack.depth > 2 and self.towers:
-                names = first_few(repr(tower.name) for tower in self.towers)
-                yield f"'{stack.name}' is a list of {stack.depth} items that count as no blocks, unlike those of {names}"
+                known = first_few(repr(tower.name) for tower in self.towers)
+                yield f"'{stack.name}' is a list of {stack.depth} items that are no blocks, unlike those of {known}"
         for tower in self.towers:
-            unlike = [item for name, items in self.order.unlike.items() if name.startswith(tower.name) for item in items]
+            unlike = [
+                item for name, items in self.order.unlike.items() if name.startswith(tower.name) for item in items
+            ]
             unlike += [path for path, low, high in tower.stages if low == high and (path,) in tower.blocks]
             if unlike:
                 yield f"{first_few(map(repr, unlike))} in '{tower.name}' are unlike the others"
             if any(len(block) > 1 for block in tower.blocks):
                 yield f"items of '{tower.name}' in turns count as parts of one block"
             parts = self.tree.children.get(tower.blocks[0][0], [])
-            if len(parts) > 1 and all(part.rpartition(".")[2].isdigit() for part in parts) and len(tower.blocks[0]) == 1:
+            if (
+                len(parts) > 1
+                and all(part.rpartition(".")[2].isdigit() for part in parts)
+                and len(tower.blocks[0]) == 1
+            ):
                 yield f"the lists in the items of '{tower.name}' count as parts of one block"
             words = tower.name.split(".")
             if len(self.towers) > 1 and any(_HEAD.fullmatch(word) or _EMBEDDINGS.fullmatch(word) for word in words):
                 yield f"'{tower.name}' counts as a tower, though it is named like a head or embeddings"
         names = [tower.name for tower in self.towers]
         roles = [tuple(sorted(set(_ROLES.findall(name)))) for name in names]
-        alike = {re.sub("decoder", "encoder", name) for name in names} if any("decoder" in name for name in names) else {""}
+        alike = (
+            {re.sub("decoder", "encoder", name) for name in names} if any("decoder" in name for name in names) else {""}
+        )
         if len(names) > 1 and (len(set(roles)) < len(names) or () in roles or len(alike) > 1):
             yield f"{first_few(map(repr, names))} count as towers side by side, not one after another"
 
@@ -181,7 +197,9 @@ class NamedModel:
         shared = []
         for tower in self.towers:
             pairs = zip(path, tower.name.split("."))
-            shared.append(next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(path), tower.name.count(".") + 1)))
+            shared.append(
+                next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(path), tower.name.count(".") + 1))
+            )
         most = max(shared, default=0)
         return most, [tower for tower, count in zip(self.towers, shared) if count == most]
 
@@ -189,7 +207,9 @@ class NamedModel:
         """Return the embeddings or the head for a parameter outside of the blocks, and note what is not sure."""
         common, towers = self.nearest(name)
         parts = name.split(".")[common:]
-        blocks = [name for tower in towers for block in tower.blocks for path in block for name in self.tree.inside[path]]
+        blocks = [
+            name for tower in towers for block in tower.blocks for path in block for name in self.tree.inside[path]
+        ]
         blocks = blocks or [block for block, index in self.placed.items() if index > 0]
         positions = [self.order.position[block] for block in blocks] or [0]
         position = self.order.position.get(name, len(self.tree.names))

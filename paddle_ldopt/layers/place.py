@@ -42,7 +42,8 @@ class MeasuredModel:
     def layers(self) -> dict[str, Layer]:
         """Return name -> `Layer` of the parameters that were placed."""
         deepest = max((tower.depth for tower in self.towers), default=0)
-        depths = {None: ("", deepest), **{t: (tower.name, tower.depth) for t, tower in enumerate(self.towers)}}
+        depths: dict[Optional[int], tuple[str, int]] = {None: ("", deepest)}
+        depths.update({t: (tower.name, tower.depth) for t, tower in enumerate(self.towers)})
         return {name: Layer(depths[t][0], index, depths[t][1]) for name, (t, index) in self.places.items()}
 
     def _trace_towers(self) -> None:
@@ -61,7 +62,9 @@ class MeasuredModel:
 
     def _own(self) -> Places:
         """Return the places of the parameters inside the blocks."""
-        blocks = {path: (t, i) for t, tower in enumerate(self.towers) for i, b in enumerate(tower.blocks, 1) for path in b}
+        blocks = {
+            path: (t, i) for t, tower in enumerate(self.towers) for i, b in enumerate(tower.blocks, 1) for path in b
+        }
         found: Places = {}
         for name in self.tree.names:
             path = next((path for path in ancestors(name.rpartition(".")[0]) if path in blocks), None)
@@ -94,7 +97,7 @@ class MeasuredModel:
 
     def _find_tables(self, inputs: set[int], outputs: set[int], below: list[int]) -> None:
         """Note what the first block computes from its parameters alone for all blocks: T5's relative positions."""
-        started = self.measured.collect({node: 1 for node in inputs} | {node: 1 for node in self._seeds})
+        started = self.measured.collect(dict.fromkeys(inputs, 1) | dict.fromkeys(self._seeds, 1))
         for node in outputs if any(started[node] for node in outputs) else ():
             if not started[node] and any(node in other for _, index, other, _ in self._calls if index > 1):
                 self._tables |= {name for name, bit in self._bits.items() if below[node] & bit}
@@ -139,7 +142,7 @@ class MeasuredModel:
     def _last(self, bits: int) -> list[int]:
         """Return the towers of a set that feed no other tower of it."""
         found = [t for t in range(len(self.towers)) if bits >> t & 1]
-        ends = {t: 0 for t in found}
+        ends = dict.fromkeys(found, 0)
         for t, _, _, outputs in self._calls:
             if t in ends:
                 for node in outputs:
@@ -180,14 +183,16 @@ class MeasuredModel:
                 continue
             fed = [[self._fed(name) for name in row] for row in names]
             for t, tower in enumerate(self.towers):
-                ids = [min((place.get(t, tower.depth + 1) for place in row)) for row in fed]
-                behind = ids[-1] == tower.depth + 1 and 0 < ids[0] and ids[-2] < tower.depth
+                ids = [min(place.get(t, tower.depth + 1) for place in row) for row in fed]
+                behind = ids[-1] == tower.depth + 1 and ids[0] > 0 and ids[-2] < tower.depth
                 behind &= all(self._made[node] >> t & 1 for name in names[-1] for node in self.measured.uses(name))
                 before = ids == [*range(tower.depth)] and tower.depth == len(items)
-                before &= not any(self._made[node] >> t & 1 for row in names for n in row for node in self.measured.uses(n))
+                before &= not any(
+                    self._made[node] >> t & 1 for row in names for n in row for node in self.measured.uses(n)
+                )
                 before &= any(self._made[node] for name in names[0] for node in self.measured.uses(name))
                 if behind and all(a < b for a, b in zip(ids, ids[1:])):
-                    self.places.update({name: (t, tower.depth) for name in self.tree.inside[items[-1]]})
+                    self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, tower.depth)))
                 elif before:
                     self.places.update({name: (t, i) for i, row in enumerate(names, 1) for name in row})
 
@@ -198,13 +203,13 @@ class MeasuredModel:
             owner = name.rpartition(".")[0]
             if name not in self.places and name.endswith(STATISTICS):
                 beside = [self.places[other] for other in self.tree.inside[owner] if other in self.places]
-                self.places.update({name: place for place in beside[:1]})
+                if beside:
+                    self.places[name] = beside[0]
             stage = next((path for path in ancestors(owner) if path in stages), None)
             if stage is not None:
                 t, low, high = stages[stage]
                 index = self.places[name][1] if name in self.places and self.places[name][0] == t else high
                 self.places[name] = t, min(max(index, low), high)
-
 
     def around(self, blocks: set[str]) -> dict[str, Layer]:
         """Return head or embeddings of a model whose `blocks` rules place: whether a use is computed from a block."""

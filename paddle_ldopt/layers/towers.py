@@ -71,6 +71,7 @@ class Stack:
 
     @property
     def depth(self) -> int:
+        """The number of blocks."""
         return len(self.blocks)
 
 
@@ -94,7 +95,7 @@ class Order(Protocol):
 
 
 def find_stacks(tree: Tree, order: Order) -> list[Stack]:
-    """Return the outermost stacks, those of stages numbered through. Blocks have three weights if the model has such."""
+    """Return the outermost stacks, stages numbered through. Blocks have three weights if the model has such."""
     runs = [run for parent in tree.children for run in order.runs(tree, parent) if run.depth > 1]
     best: tuple[float, list[Stack]] = (0, [])
     for least in (3, 2, 1):
@@ -237,9 +238,11 @@ class Measured:
         return [Call(parts[0][0].main, parts[0][0].inputs, parts[-1][-1].outputs)] if parts else []
 
     def when(self, path: str) -> int:
+        """Return the number of the last node of the first call."""
         return max(self.calls[path][0].outputs)
 
     def feeds(self, one: str, other: str) -> bool:
+        """Return whether the second part is computed from the first."""
         return any(self.made[node] & self.bit[one] for call in self.calls[other] for node in call.outputs)
 
     def feeds_main(self, one: str, other: str) -> bool:
@@ -247,6 +250,7 @@ class Measured:
         return any(self.made_from(call.main) & self.bit[one] for call in self.calls[other])
 
     def runs(self, tree: Tree, parent: str) -> Iterator[Stack]:
+        """Yield the children of a part that are alike and follow one another."""
         children = sorted((c for c in tree.children[parent] if c in self.calls and tree.weight(c)), key=self.when)
         most = max(map(tree.width, children), default=0)
         is_list = isinstance(self.modules.get(parent), _GENERIC)
@@ -260,7 +264,7 @@ class Measured:
             may_differ = is_list and 2 * partners >= len(group)
             follows = self.feeds if is_list else self.feeds_main  # a decoder beside an encoder only attends to it
             run: list[str] = []
-            for child in [*group, None]:
+            for child in [*group, ""]:
                 if child and (not run or (follows(run[-1], child) and (may_differ or self._alike(run[-1], child)))):
                     run.append(child)
                     continue
@@ -281,7 +285,9 @@ class Measured:
         for path in self.calls:
             kind, parent = type(self.modules.get(path)), path.rpartition(".")[0]
             in_list = isinstance(self.modules.get(parent), _GENERIC) and len(tree.children[parent]) == 1
-            fits = kind in kinds and kind not in _GENERIC and tree.alike(path, kinds[kind]) if stacks else path and in_list
+            fits = (
+                kind in kinds and kind not in _GENERIC and tree.alike(path, kinds[kind]) if stacks else path and in_list
+            )
             if fits and path not in above and not any(path_above in blocks for path_above in ancestors(path)):
                 found.append(path)
         outer = [path for path in found if not any(other in found for other in ancestors(path) if other != path)]
@@ -316,5 +322,3 @@ def measured_stacks(tree: Tree, order: Measured) -> tuple[list[Stack], list[tupl
             towers.append(stack)
             apart.append((last.name, stack.name))
     return towers, apart
-
-

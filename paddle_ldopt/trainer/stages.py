@@ -37,7 +37,7 @@ class StageLayers(LayerMap):
     """
 
     @classmethod
-    def from_model(cls, model: paddle.nn.Layer, rules: Any = None, granularity: Granularity = "block") -> "StageLayers":
+    def from_model(cls, model: paddle.nn.Layer, example: Any = None, rules: Any = None) -> "StageLayers":
         """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
         trained = {param.name: param for param in model.parameters()}
         name_dict = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}

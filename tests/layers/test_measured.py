@@ -25,7 +25,12 @@ class Block(nn.Layer):
 
     def __init__(self, cross=False):
         super().__init__()
-        self.norm, self.mix, self.grow, self.shrink = nn.LayerNorm(D), nn.Linear(D, D), nn.Linear(D, 16), nn.Linear(16, D)
+        self.norm, self.mix, self.grow, self.shrink = (
+            nn.LayerNorm(D),
+            nn.Linear(D, D),
+            nn.Linear(D, 16),
+            nn.Linear(16, D),
+        )
         if cross:
             self.cross = nn.Linear(D, D)
 
@@ -97,7 +102,9 @@ def check(model, example, want, silent=True, **how):
 
 def test_a_detector_with_heads_called_embeddings():
     def run(self, x):
-        memory = through(self.transformer.encoder.layers, self.input_proj(through(self.backbone.body.layers, self.stem_norm(x))))
+        memory = through(
+            self.transformer.encoder.layers, self.input_proj(through(self.backbone.body.layers, self.stem_norm(x)))
+        )
         queries = paddle.zeros([2, 3, D]) + self.query_embed.weight
         hidden = through(self.transformer.decoder.layers, queries, memory)
         return {"logits": self.class_embed(hidden), "boxes": self.bbox_embed.layers(hidden)}
@@ -168,7 +175,10 @@ def test_a_unet_with_lora_layers_beside_it():
     of = lambda name: layers.layer_of(name).index  # noqa: E731
     assert layers.n_layers == 10 and of("conv_in.weight") == 0 and of("conv_out.weight") == 11
     order = [f"down_blocks.{i}.{kind}.{j}" for i in range(2) for j in range(2) for kind in ("resnets", "attentions")]
-    order += ["mid_block", *[f"up_blocks.{i}.{kind}.{j}" for i in range(2) for j in range(3) for kind in ("resnets", "attentions")]]
+    order += [
+        "mid_block",
+        *[f"up_blocks.{i}.{kind}.{j}" for i in range(2) for j in range(3) for kind in ("resnets", "attentions")],
+    ]
     ids = [of(next(name for name in layers.names if name.startswith(part))) for part in order]
     assert ids == sorted(ids) and set(ids) == set(range(1, 11)) and of("mid_block.conv1.weight") == 4
     assert of("down_blocks.0.scale.weight") == 2 and of("lora_layers.0.weight") in (4, 7)
@@ -186,7 +196,9 @@ def test_stacks_in_sequence_of_one_class_are_one_tower():
     parts = {"pos_embed": nn.Linear(D, 2), "final__layer": blocks(1), "stages_0__encoder": blocks(3)}
     model = Net(run, **parts, char__layer=blocks(1), squeeze=nn.LayerNorm(D), last_hidden=nn.Embedding(9, D))
     check(
-        model, IDS, {"pos_embed": 0, "final.layer": 1, "stages_0.encoder": (4, 1), "char.layer": 5, "squeeze": 5, "last_hidden": 6}
+        model,
+        IDS,
+        {"pos_embed": 0, "final.layer": 1, "stages_0.encoder": (4, 1), "char.layer": 5, "squeeze": 5, "last_hidden": 6},
     )
 
 
@@ -206,7 +218,8 @@ def test_towers_beside_each_other():
         return self.temperature.exp() * image @ text.T
 
     model = Net(
-        run, temperature=[1], text__blocks=blocks(4), image__blocks=blocks(2), cls_head=nn.Linear(D, D), words=nn.Embedding(9, D),
+        run, temperature=[1], text__blocks=blocks(4), image__blocks=blocks(2), cls_head=nn.Linear(D, D),
+        words=nn.Embedding(9, D),
         text_proj=nn.Linear(D, D), image_proj=nn.Linear(D, D),
     )  # fmt: skip
     layers, _ = check(
@@ -265,7 +278,8 @@ def test_a_speech_model():
 
     model = Net(
         run, sinusoid_norm=[5, D], logits=[5, D], decoder__blocks=blocks(4, cross=True), encoder__blocks=blocks(2),
-        decoder_ln=nn.LayerNorm(D), final=nn.LayerNorm(D), conv2=nn.Linear(D, D), conv1=nn.Linear(D, D), token=nn.Embedding(9, D),
+        decoder_ln=nn.LayerNorm(D), final=nn.LayerNorm(D), conv2=nn.Linear(D, D), conv1=nn.Linear(D, D),
+        token=nn.Embedding(9, D),
     )  # fmt: skip
     ends = {"sinusoid_norm": 3, "logits": 5, "conv1": 3, "conv2": 3, "token": 5, "final": 0, "decoder_ln": 0}
     check(model, (VECTORS, IDS), ends | {"decoder.blocks": (4, 1), "encoder.blocks": (2, 1)})
@@ -278,7 +292,11 @@ def test_a_block_that_runs_many_times():
             x = self.group.inner[0](x)
         return self.embeddings(x)
 
-    check(Net(run, embeddings=nn.Linear(D, 2), group__inner=blocks(1), out=nn.Embedding(9, D)), IDS, {"embeddings": 0, "group": 1, "out": 2})
+    check(
+        Net(run, embeddings=nn.Linear(D, 2), group__inner=blocks(1), out=nn.Embedding(9, D)),
+        IDS,
+        {"embeddings": 0, "group": 1, "out": 2},
+    )
 
 
 class Experts(nn.Layer):
@@ -303,7 +321,13 @@ def test_adapters_take_the_layer_of_what_they_adapt():
             x = block(x) + adapter(x)
         return self.a(x)
 
-    model = Net(run, adapters=nn.LayerList([nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D)) for _ in range(3)]), a=nn.Linear(D, 2), body=blocks(3), b=nn.Linear(D, D))
+    model = Net(
+        run,
+        adapters=nn.LayerList([nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D)) for _ in range(3)]),
+        a=nn.Linear(D, 2),
+        body=blocks(3),
+        b=nn.Linear(D, D),
+    )
     check(model, VECTORS, {"adapters": (3, 1), "a": 0, "body": (3, 1), "b": 4})
 
 
@@ -327,7 +351,13 @@ def test_parts_between_blocks_and_stages():
         return self.seg(sum(outs))
 
     norms = {f"norm{i}": nn.LayerNorm(D) for i in range(3)}
-    model = Net(run, **norms, seg=nn.Linear(D, 2), layers=nn.LayerList([Stage(2), Stage(3), Stage(1, True)]), head_conv=nn.Linear(D, D))
+    model = Net(
+        run,
+        **norms,
+        seg=nn.Linear(D, 2),
+        layers=nn.LayerList([Stage(2), Stage(3), Stage(1, True)]),
+        head_conv=nn.Linear(D, D),
+    )
     layers, _ = places(model, VECTORS)
     ids = {name: layers.layer_of(name).index for name in layers.names if name.endswith("weight")}
     assert layers.towers == {"layers": 6} and ids["head_conv.weight"] == 0 and ids["seg.weight"] == 7
@@ -348,7 +378,11 @@ def test_pairs_in_lists_without_a_forward():
     for pair in ((mlp, mlp), (lambda: Norm(nn.Linear(D, D)), mlp)):
         run = lambda self, x: self.fc(through([part for pair in self.layers for part in pair], self.proj(x)))  # noqa: E731
         layers = nn.LayerList([nn.LayerList([make() for make in pair]) for _ in range(4)])
-        check(Net(run, fc=nn.Linear(D, 2), layers=layers, proj=nn.Linear(D, D)), VECTORS, {"fc": 0, "layers": (4, 1), "proj": 5})
+        check(
+            Net(run, fc=nn.Linear(D, 2), layers=layers, proj=nn.Linear(D, D)),
+            VECTORS,
+            {"fc": 0, "layers": (4, 1), "proj": 5},
+        )
 
 
 def test_halves_of_blocks_in_turns():
@@ -370,7 +404,11 @@ def test_halves_of_blocks_in_turns():
 
     run = lambda self, x: self.fc(through(self.layers, self.proj(x)))  # noqa: E731
     layers = nn.LayerList([Feed() if i % 2 else Attend() for i in range(6)])
-    check(Net(run, fc=nn.Linear(D, 2), layers=layers, proj=nn.Linear(D, D)), VECTORS, {"fc": 0, "layers": (3, 2), "proj": 4})
+    check(
+        Net(run, fc=nn.Linear(D, 2), layers=layers, proj=nn.Linear(D, D)),
+        VECTORS,
+        {"fc": 0, "layers": (3, 2), "proj": 4},
+    )
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -384,12 +422,25 @@ def test_blocks_under_recompute(reentrant):
     check(Net(run, a=nn.Linear(D, 2), body=blocks(3), z=nn.Linear(D, D)), VECTORS, {"a": 0, "body": (3, 1), "z": 4})
 
 
-WORDS = ["head", "embed", "norm", "layers", "pooler", "stem", "encoder", "classifier", "tokens", "decoder", "fc", "proj"]
+WORDS = [
+    "head",
+    "embed",
+    "norm",
+    "layers",
+    "pooler",
+    "stem",
+    "encoder",
+    "classifier",
+    "tokens",
+    "decoder",
+    "fc",
+    "proj",
+]
 
 
 @st.composite
 def random_models(draw):
-    """Return (model, {name of a part: distance from the head}): a chain of stacks with parts before, between and behind."""
+    """Return (model, {name of a part: distance from the head}): stacks in sequence, and parts around them."""
     words = iter(draw(st.permutations([f"{a}_{b}" for a in WORDS for b in "xy"])))
     steps, parts, above, depth = [], {}, {}, 0
     for _ in range(draw(st.integers(0, 2))):
@@ -406,7 +457,15 @@ def random_models(draw):
     own = draw(st.sampled_from(["cls_x", "scale_y"]))
     for kind, name, at in steps:
         if kind in ("part", "skip"):
-            parts[name] = draw(st.sampled_from([lambda: nn.Linear(D, D), lambda: nn.LayerNorm(D), lambda: nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D))]))()
+            parts[name] = draw(
+                st.sampled_from(
+                    [
+                        lambda: nn.Linear(D, D),
+                        lambda: nn.LayerNorm(D),
+                        lambda: nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)),
+                    ]
+                )
+            )()
             above[name] = depth - at + (1 if at == 0 else 1) if at < depth else 0
         else:
             first, count, adapter = at
@@ -465,7 +524,9 @@ def test_examples(example):
 
 def test_a_failed_pass_says_why():
     model = simple()
-    with pytest.raises(ValueError, match=r"forward pass .* failed \(\w*Error: (?s:.*)Give an `example`.*Received: example=") as refused:
+    with pytest.raises(
+        ValueError, match=r"forward pass .* failed \(\w*Error: (?s:.*)Give an `example`.*Received: example="
+    ) as refused:
         LayerMap.from_model(model, {"y": VECTORS})
     assert isinstance(refused.value.__cause__, TypeError)
     with pytest.raises(TypeError, match="`example` must be a Tensor.*Received: example of type int"):
@@ -480,7 +541,11 @@ def test_the_pass_leaves_no_trace():
     def run(self, x):
         self.count += 1
         random.random(), np.random.rand(), paddle.rand([2])
-        return self.fc(nn.functional.dropout(self.bn(through(self.body, self.proj(x)).transpose([0, 2, 1])).transpose([0, 2, 1]), training=True))
+        return self.fc(
+            nn.functional.dropout(
+                self.bn(through(self.body, self.proj(x)).transpose([0, 2, 1])).transpose([0, 2, 1]), training=True
+            )
+        )
 
     model = Net(run, fc=nn.Linear(D, 2), bn=nn.BatchNorm1D(D), body=blocks(3), proj=nn.Linear(D, D))
     model.register_buffer("count", paddle.zeros([1]))
@@ -505,7 +570,9 @@ def test_the_pass_leaves_no_trace():
 
 def test_what_the_pass_did_not_use_is_said():
     model = simple(pooler=nn.Linear(D, D), mask_token=[D])
-    layers, said = check(model, VECTORS, {"fc": 0, "body": (3, 1), "proj": 4, "pooler": 0, "mask_token": 4}, silent=False)
+    layers, said = check(
+        model, VECTORS, {"fc": 0, "body": (3, 1), "proj": 4, "pooler": 0, "mask_token": 4}, silent=False
+    )
     assert "did not use" in said and "'pooler.weight'" in said and "'mask_token'" in said
 
 
@@ -528,7 +595,14 @@ def test_rules_override_what_was_measured():
     check(simple(), VECTORS, {"fc": 0, "body": (3, 1), "proj": 0}, rules={"^proj": "head"})
     rules = {r"^low\.(\d+)": r"\1", r"^high\.(\d+)": r"\1 + 2"}
     run = lambda self, ids: self.fc(through(self.high, self.mean(through(self.low, self.word(ids)))))  # noqa: E731
-    model = Net(run, fc=nn.Linear(D, 2), high=nn.LayerList([Parts4() for _ in range(3)]), low=blocks(2), mean=nn.Linear(D, D), word=nn.Embedding(9, D))
+    model = Net(
+        run,
+        fc=nn.Linear(D, 2),
+        high=nn.LayerList([Parts4() for _ in range(3)]),
+        low=blocks(2),
+        mean=nn.Linear(D, D),
+        word=nn.Embedding(9, D),
+    )
     assert len(places(model, IDS, silent=False)[0].towers) in (1, 2)
     check(model, IDS, {"fc": 0, "high": (3, 1), "low": (5, 1), "word": 6, "mean": 4}, rules=rules)
 
@@ -551,6 +625,10 @@ def test_the_graph_is_freed():
             return grad
 
     run = lambda self, x: self.fc(Same.apply(through(self.body, self.proj(x))))  # noqa: E731
-    check(Net(run, fc=nn.Linear(D, 2), body=blocks(3), proj=nn.Linear(D, D)), VECTORS, {"fc": 0, "body": (3, 1), "proj": 4})
+    check(
+        Net(run, fc=nn.Linear(D, 2), body=blocks(3), proj=nn.Linear(D, D)),
+        VECTORS,
+        {"fc": 0, "body": (3, 1), "proj": 4},
+    )
     gc.collect()
     assert len(alive) == 1 and alive[0]() is None

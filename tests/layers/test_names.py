@@ -20,9 +20,9 @@ def stack(path, n):
     [
         (["embed.w", *stack("layers", 3), "norm.w", "lm_head.w"], None),
         (["cls_token", "pos_embed", "patch_embed.proj.w", *stack("blocks", 3), "norm.w", "head.w"], None),
-        (["encoder.embed.w", *stack("encoder.layers", 3), "decoder.embed.w", *stack("decoder.layers", 5), "head.w"], None),
+        (["encoder.embed.w", *stack("encoder.layers", 3), "decoder.embed.w", *stack("decoder.layers", 5), "fc.w"], None),
         (["vision.patch_embed.w", *stack("vision.layers", 3), "text.embed.w", *stack("text.h", 5), "head.w"], None),
-        (["stem.w", *stack("layers.0.blocks", 2), "layers.0.downsample.w", *stack("layers.1.blocks", 3), "norm.w"], None),
+        (["stem.w", *stack("layers.0.blocks", 2), "layers.0.down.w", *stack("layers.1.blocks", 3), "norm.w"], None),
         (["stem_0.w", *stack("stages_0.blocks", 2), *stack("stages_1.blocks", 3), "head.w"], None),
         ([*stack("layers", 3), "class_embed.w"], "'class_embed'"),
         ([*stack("layers", 3), "gbf_proj.w"], "'gbf_proj'"),
@@ -31,10 +31,10 @@ def stack(path, n):
         (["fc.w", *stack("layers", 3)], "'fc' .* in the head"),
         (["embed.w", *stack("encoder.layers", 3), "layer_norm.w"], "'layer_norm'"),
         (["embed.w", *stack("sentence.layers", 3), *stack("document.layers", 3), "head.w"], "side by side"),
-        (["embed.w", *stack("parts.0.layers", 3), *stack("parts.1.layers", 3), "head.w"], "'parts.0.layers', 'parts.1.layers'"),
-        (["embed.w", *stack("layers", 5), *stack("oddities", 3), "head.w"], "'oddities' is a list of 3 items"),
+        (["embed.w", *stack("parts.0.layers", 3), *stack("parts.1.layers", 3), "head.w"], "'parts.1.layers' count"),
+        (["embed.w", *stack("layers", 5), *stack("oddities", 3), "head.w"], "'oddities' is a list of 3 items that are no blocks"),
         (["embed.w", *stack("layers", 5), *stack("decode_head.layers", 2), "head.w"], "named like a head"),
-        (["embed.w", *[f"h.{i}.{i % 2 and 'ff' or 'attn'}{part}" for i in range(6) for part in "qkv"], "head.w"], "in turns"),
+        (["embed.w", *[f"h.{i}.{'ab'[i % 2]}{part}" for i in range(6) for part in "qkv"], "head.w"], "in turns"),
         (stack("layers", 3), "the whole model is one numbered list"),
         (["embed.w", *stack("layers", 3)], "no parameter is in the head"),
     ],
@@ -82,7 +82,9 @@ def test_numbers_without_a_block_are_closed_up():
     assert layers.n_layers == 8 and indexes(layers, "features") == list(range(1, 9)) and ids(layers)[-1] == 9
     some = {r"^h\.([02])\.attn": r"\1"}  # of a stack that is found: as numbered
     assert ids(LayerMap.from_names(names_of(), some)) == ids(LayerMap.from_names(names_of()))
-    model = Parts(layers=paddle.nn.Sequential(block(), paddle.nn.GELU(), block(), paddle.nn.GELU(), block()), head=block())
+    model = Parts(
+        layers=paddle.nn.Sequential(block(), paddle.nn.GELU(), block(), paddle.nn.GELU(), block()), head=block()
+    )
     assert LayerMap.from_model(model).n_layers == 3
 
 

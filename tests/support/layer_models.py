@@ -31,7 +31,6 @@ class Parts(paddle.nn.Layer):
                 at.add_parameter(name, at.create_parameter(part))
 
 
-
 def block():
     return Parts(q=paddle.nn.Linear(4, 4), norm=paddle.nn.LayerNorm(4))
 
