@@ -102,7 +102,12 @@ def find_stacks(tree: Tree, order: Order) -> list[Stack]:
         if least == 1 and (single := order.single_blocks(tree, [])):
             return single
         large = [run for run in runs if _weight(tree, run) >= least]
-        found = sorted(_outermost(tree, order, large, ""), key=lambda stack: order.when(stack.blocks[0][0]))
+        outer = _outermost(tree, order, large, "")
+        # a convolutional part and its classifier share no name: stages or nothing
+        no_lists = {stack.name for stack in outer if not stack.is_list and not stack.stages and _is_plain(stack)}
+        if no_lists:
+            outer = _outermost(tree, order, [run for run in large if run.name not in no_lists], "")
+        found = sorted(outer, key=lambda stack: order.when(stack.blocks[0][0]))
         most = max((_weight(tree, stack) for stack in found), default=0)
         found = [stack for stack in found if 4 * _weight(tree, stack) > most]
         found = found[:1] if least == 1 else found
@@ -111,6 +116,10 @@ def find_stacks(tree: Tree, order: Order) -> list[Stack]:
         if 3 * share >= tree.weight(""):
             break
     return best[1]
+
+
+def _is_plain(stack: Stack) -> bool:
+    return stack.name == stack.blocks[0][0]
 
 
 def _weight(tree: Tree, stack: Stack) -> float:
@@ -252,11 +261,12 @@ class Measured:
     def runs(self, tree: Tree, parent: str) -> Iterator[Stack]:
         """Yield the children of a part that are alike and follow one another."""
         children = sorted((c for c in tree.children[parent] if c in self.calls and tree.weight(c)), key=self.when)
-        most = max(map(tree.width, children), default=0)
+        largest = max(children, key=tree.weight, default="")
         is_list = isinstance(self.modules.get(parent), _GENERIC)
         groups: dict[object, list[str]] = {}
         for child in children:
-            if not is_list or 3 * tree.width(child) > most:
+            fits = not is_list or 3 * tree.weight(child) > tree.weight(largest) or self._alike(child, largest)
+            if fits:
                 groups.setdefault(None if is_list else type(self.modules.get(child)), []).append(child)
         for group in groups.values():
             # kinds that repeat make one list (Jamba's two kinds of blocks); an encoder and its head do not

@@ -20,7 +20,7 @@ def stack(path, n):
     [
         (["embed.w", *stack("layers", 3), "norm.w", "lm_head.w"], None),
         (["cls_token", "pos_embed", "patch_embed.proj.w", *stack("blocks", 3), "norm.w", "head.w"], None),
-        (["encoder.embed.w", *stack("encoder.layers", 3), "decoder.embed.w", *stack("decoder.layers", 5), "fc.w"], None),
+        (["encoder.embed.w", *stack("encoder.layers", 3), *stack("decoder.layers", 5), "fc.w"], None),
         (["vision.patch_embed.w", *stack("vision.layers", 3), "text.embed.w", *stack("text.h", 5), "head.w"], None),
         (["stem.w", *stack("layers.0.blocks", 2), "layers.0.down.w", *stack("layers.1.blocks", 3), "norm.w"], None),
         (["stem_0.w", *stack("stages_0.blocks", 2), *stack("stages_1.blocks", 3), "head.w"], None),
