@@ -32,7 +32,7 @@ def stack(path, n):
         (["embed.w", *stack("encoder.layers", 3), "layer_norm.w"], "'layer_norm'"),
         (["embed.w", *stack("sentence.layers", 3), *stack("document.layers", 3), "head.w"], "side by side"),
         (["embed.w", *stack("parts.0.layers", 3), *stack("parts.1.layers", 3), "head.w"], "'parts.1.layers' count"),
-        (["embed.w", *stack("layers", 5), *stack("oddities", 3), "head.w"], "'oddities' is a list of 3 items that are no blocks"),
+        (["embed.w", *stack("layers", 5), *stack("odd", 3)], "'odd' is a list of 3 items that are no blocks"),
         (["embed.w", *stack("layers", 5), *stack("decode_head.layers", 2), "head.w"], "named like a head"),
         (["embed.w", *[f"h.{i}.{'ab'[i % 2]}{part}" for i in range(6) for part in "qkv"], "head.w"], "in turns"),
         (stack("layers", 3), "the whole model is one numbered list"),
