@@ -11,7 +11,7 @@ from paddle.optimizer.lr import LRScheduler
 from ._checks import checked_number, nearest, refusal, shown, unknown
 from ._compat import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
-from .layers.user_rules import Rules
+from .layers.find import Rules
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
 from .optimizers.options import REGISTRY, bool_option, parameters_to_train
 
@@ -69,7 +69,7 @@ def build_optimizer(
     arguments = _named_as_in_class(info, arguments)
     decay = as_decay(layerwise_decay)
     if decay != OFF and layers is None and not has_hook and model is not None:
-        layers = LayerMap.from_model(model, rules)
+        layers = LayerMap.from_model(model, rules=rules)
     if not issubclass(info.cls, LayerRates):
         opt = info.cls(**arguments)
         return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)

@@ -9,12 +9,11 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from ._checks import refusal
-from ._compat import checked_model, flatten_groups, name_dict_of
+from ._compat import checked_model, flatten_groups, name_dict_of, structured_names
 from .create import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.hook import layerwise_lr_decay
 from .layers.map import LayerMap
-from .layers.model_parameters import structured_names
 from .layers.rates import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.options import checked_parameters

@@ -1,9 +1,14 @@
-"""The layer of one parameter."""
+"""The layer of one parameter, and what is known of its name."""
 
 import dataclasses
 
 EMBEDDINGS = 0  # the layer id
 HEAD = -1  # stands for the layer id until the depth is known
+STATISTICS = ("_mean", "_variance")  # of batch normalization; parameters to Paddle
+# names of lists of blocks
+STACK_NAMES = frozenset(
+    ["layers", "layer", "h", "block", "blocks", "stages", "stage", "resblocks", "encoders", "decoders"]
+)
 
 
 @dataclasses.dataclass(frozen=True)

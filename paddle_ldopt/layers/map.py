@@ -8,16 +8,15 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._checks import first_few, nearest, refusal, shown
-from .._compat import name_dict_of, unwrap_model
+from .._compat import name_before_copy, name_dict_of, unwrap_model
 from .._files import Path
 from ..plots import plot_table
 from .decay import Decay, as_decay
-from .find_layers import layers_of_model, layers_of_names
+from .find import Found, Rules, check_mappable, layers_of_model, layers_of_names
 from .layer import Layer
-from .model_parameters import check_mappable, name_before_copy
+from .measure import Example
 from .rates import RateOrSchedule, check_readable, planned_rates, rates_of_optimizer
 from .table import LayerTable
-from .user_rules import Rules
 
 
 class LayerMap:
@@ -27,6 +26,7 @@ class LayerMap:
         n_layers (int): number of blocks; of the deepest tower if there are several.
         towers (dict[str, int]): name of each stack -> its number of blocks.
         name_dict (dict[str, str]): ``param.name`` -> structured name; empty when mapped from names.
+        source (str): how the layers were found: "measured" or "by names".
 
     Examples:
         >>> from paddle_ldopt import LayerMap
@@ -42,11 +42,13 @@ class LayerMap:
         towers: dict[str, int],
         name_dict: Optional[dict[str, str]] = None,
         parameters: Optional[dict[str, paddle.Tensor]] = None,
+        source: str = "by names",
     ) -> None:
         self._layers = layers  # structured name -> Layer
         self._parameters = parameters or {}  # structured name -> Parameter
         self.towers = towers
         self.name_dict = name_dict or {}
+        self.source = source
         self.n_layers = max(layer.depth for layer in layers.values())
 
     def __repr__(self) -> str:
@@ -57,15 +59,15 @@ class LayerMap:
 
     @classmethod
     def from_names(cls, names: Iterable[str], rules: Optional[Rules] = None) -> "LayerMap":
-        r"""Map structured parameter names.
+        r"""Map structured parameter names. Names tell little: `from_model` with an `example` knows the layers.
 
         Args:
             names: all names in the model's order, including frozen parameters.
             rules: override the layers found. A dict maps a regular expression (`re.search`) to a layer id,
-                "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0. Gaps in the
-                numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the number of blocks found form a
-                deeper tower of their own. A callable takes a name and returns a layer id, "embeddings", "head", or None
-                to keep the layer found.
+                "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0, with an
+                offset for a stack behind another one: ``r"\1 + 12"``. Gaps in the numbers are closed (VGG:
+                ``features.0``, ``features.3``). A callable takes a name and returns a layer id, "embeddings", "head",
+                or None to keep the layer found. Blocks of which rules place all parameters leave their tower.
 
         Raises:
             TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; at least half of
@@ -77,24 +79,36 @@ class LayerMap:
         listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
-        layers, towers, guesses = layers_of_names(listed, rules, {})
-        _warn_of(guesses, layers)
-        return cls(layers, towers)
+        found = layers_of_names(listed, rules)
+        _warn_of(found)
+        return cls(found.layers, found.towers)
 
     @classmethod
-    def from_model(cls, model: paddle.nn.Layer, rules: Optional[Rules] = None) -> "LayerMap":
+    def from_model(
+        cls, model: paddle.nn.Layer, example: Optional[Example] = None, rules: Optional[Rules] = None
+    ) -> "LayerMap":
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
+        With an `example` the layers are measured in one forward pass: blocks are parts that are alike and each computed
+        from the one before, embeddings are what the first block is computed from, the head is what no block is
+        computed from. The pass runs in evaluation mode and leaves mode, buffers, gradients and random states as they
+        were. Without an `example` the layers are found by names; whatever these leave open is a warning or an error.
+
+        Args:
+            model: the network to train.
+            example: a batch as the model takes it: a Tensor, a tuple or list (positional arguments), a dict (keyword
+                arguments), or a callable that takes the model and runs it. One row is enough.
+            rules: as in `from_names`; they override what was measured.
+
         Shared parameters count once, in the lowest of their layers. A single pipeline stage raises ValueError; use
-        `trainer.map_layers`, which numbers the blocks of all stages. Other arguments, errors and warnings as in
-        `from_names`.
+        `trainer.map_layers`, which numbers the blocks of all stages. Raises ValueError if the forward pass fails; other
+        errors and warnings as in `from_names`.
         """
         check_mappable(model)
         model = unwrap_model(model)
-        name_dict = name_dict_of(model)
-        layers, towers, guesses = layers_of_model(model, name_dict, rules)
-        _warn_of(guesses, layers)
-        return cls(layers, towers, name_dict, dict(model.named_parameters()))
+        found = layers_of_model(model, example, rules)
+        _warn_of(found)
+        return cls(found.layers, found.towers, name_dict_of(model), dict(model.named_parameters()), found.source)
 
     @property
     def names(self) -> list[str]:
@@ -186,11 +200,16 @@ class LayerMap:
         }
 
 
-def _warn_of(guesses: list[str], names: Iterable[str]) -> None:
-    if guesses:
+def _warn_of(found: Found) -> None:
+    if found.doubts:
+        how = (
+            "give `rules`"
+            if found.source == "measured"
+            else "give `example=`, a batch for one forward pass, or `rules`"
+        )
         warnings.warn(
-            f"Some layers of the model are guesses: {first_few(guesses, 8, '; ')}. Where a guess is wrong, give "
-            r'`rules`, such as {"^my_head\\.": "head"} or {"cells\\.(\\d+)\\.": "\\1"}. '
-            f"Received: names=[{first_few(names, 3)}]",
+            f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}. "
+            f"Where one is wrong, {how}. "
+            f"Received: names=[{first_few(found.layers, 3)}]",
             stacklevel=3,
         )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from paddle import Tensor
 
-from .known_names import STATISTICS
-from .layer import Layer
+from .layer import STATISTICS, Layer
 from .rates import Rate, Tensors
 
 if TYPE_CHECKING:

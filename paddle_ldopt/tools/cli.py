@@ -85,7 +85,7 @@ def _show_layers(options: argparse.Namespace) -> None:
     if options.lr is not None:
         checked_number(options.lr, "--lr")
     decay = LayerDecay(**_given_decay(options))
-    layers = LayerMap.from_model(load_model(options.model), json_object(options.rules, "--rules") or None)
+    layers = LayerMap.from_model(load_model(options.model), rules=json_object(options.rules, "--rules") or None)
     table = layers.table(decay, options.lr)
     if options.json:
         print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))

@@ -18,7 +18,7 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None) -> LayerMap:
     `rules` are as in `LayerMap.from_model`.
     """
     cls = LayerMap if pipeline_of(checked_model(model)) is None else StageLayers
-    return cls.from_model(model, rules)
+    return cls.from_model(model, rules=rules)
 
 
 def from_all_stages(value: Any) -> list[Any]:
@@ -36,7 +36,7 @@ class StageLayers(LayerMap):
     """
 
     @classmethod
-    def from_model(cls, model: paddle.nn.Layer, rules: Any = None) -> "StageLayers":
+    def from_model(cls, model: paddle.nn.Layer, example: Any = None, rules: Any = None) -> "StageLayers":
         """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
         trained = {param.name: param for param in model.parameters()}
         name_dict = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}

@@ -14,7 +14,7 @@ import paddle_ldopt
 FOLDERS = (".", "docs", "recipes", "benchmarks")
 PAGES = sorted(page.relative_to(ROOT) for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 REFERENCE = ROOT / "docs" / "reference"
-PUBLIC = ("", ".optimizers", ".schedules", ".parallel", ".trainer", ".layers", ".layers.stacks")
+PUBLIC = ("", ".optimizers", ".schedules", ".parallel", ".trainer", ".layers")
 CONSTANTS = {"__version__", "CONVENTIONS"}
 
 

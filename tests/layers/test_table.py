@@ -15,6 +15,8 @@ from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.plots import name_lines
 from paddle_ldopt.schedules import CurveSchedule
 
+pytestmark = pytest.mark.filterwarnings("ignore:Some layers of the model")
+
 
 def test_the_planned_table():
     layers = LayerMap.from_names(names_of())
@@ -181,7 +183,7 @@ def test_characters_that_the_usual_font_lacks_are_drawn_in_an_installed_one(tmp_
 def test_statistics_of_batch_normalization_are_no_frozen_parameters():
     nn = paddle.nn
     model = nn.Sequential(nn.Conv2D(3, 4, 3), *(nn.Sequential(nn.Conv2D(4, 4, 3), nn.BatchNorm2D(4)) for _ in range(2)))
-    layers = LayerMap.from_model(model, {r"^([12])\.": r"\1"})
+    layers = LayerMap.from_model(model, rules={r"^([12])\.": r"\1"})
     opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     for table in (layers.table(0.5), layers.table(optimizer=opt)):
         assert [(row.tensors, row.frozen) for row in table.rows if row.index] == [(4, 0), (4, 0)]

@@ -21,13 +21,14 @@ class Parts(paddle.nn.Layer):
     def __init__(self, **parts):
         super().__init__()
         for path, part in parts.items():
-            name, _, inside = path.replace("__", ".").partition(".")
-            if inside:
-                self.add_sublayer(name, Parts(**{inside: part}))
-            elif isinstance(part, paddle.nn.Layer):
-                self.add_sublayer(name, part)
+            *above, name = path.replace("__", ".").split(".")
+            at = self
+            for step in above:
+                at = getattr(at, step, None) or at.add_sublayer(step, Parts())
+            if isinstance(part, paddle.nn.Layer):
+                at.add_sublayer(name, part)
             else:
-                self.add_parameter(name, self.create_parameter(part))
+                at.add_parameter(name, at.create_parameter(part))
 
 
 def block():

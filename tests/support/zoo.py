@@ -35,7 +35,7 @@ DEEPSEEK |= dict(kv_lora_rank=4, q_lora_rank=4, qk_rope_head_dim=4, v_head_dim=8
 DEEPSEEK |= dict(first_k_dense_replace=1, topk_method="greedy", n_group=1, topk_group=1)
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 FUNNEL = dict(vocab_size=40, block_sizes=[2, 1, 3], d_model=16, n_head=2, d_head=8, d_inner=32) | LABELS
-LAYOUT = BERT | dict(max_2d_position_embeddings=16, coordinate_size=2, shape_size=4, hidden_size=12)
+LAYOUT = BERT | dict(max_2d_position_embeddings=1024, coordinate_size=2, shape_size=4, hidden_size=12)
 CONV = dict(conv_dim=(8, 8), conv_stride=(2, 2), conv_kernel=(3, 3), num_conv_pos_embeddings=4)
 SPEECH = FFN | CONV | dict(vocab_size=40, hidden_size=16, encoder_layers=3, decoder_layers=5, num_mel_bins=8)
 SPEECH |= dict(num_conv_pos_embedding_groups=2, speech_decoder_prenet_units=8, speech_decoder_postnet_units=8)

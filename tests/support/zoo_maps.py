@@ -22,21 +22,18 @@ def read_names():
 
 
 def read_maps():
-    """Return model -> map, and the models whose map is a guess, which a warning says."""
-    maps, guesses = {}, set()
+    """Return model -> map."""
+    maps = {}
     for line in (FOLDER / "zoo_maps.txt").read_text().splitlines():
         if line.startswith("#"):
             continue
         if not line.startswith(" "):
             model, _, line = line.partition(":")
-            if model.endswith(" (a guess)"):
-                model = model.removesuffix(" (a guess)")
-                guesses.add(model)
             maps[model] = []
         if line.strip():
             embeddings, blocks, head = ("" if part == "-" else part for part in line.strip().split(" -> "))
             maps[model].append((blocks, embeddings, head))
-    return maps, guesses
+    return maps
 
 
 def spelled(names):

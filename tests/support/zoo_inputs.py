@@ -1,0 +1,187 @@
+"""A batch for each model of the zoo, as its forward pass takes it: what `LayerMap.from_model` gets as `example`."""
+
+import numpy as np
+import paddle
+
+
+def ids(length=8, rows=2, highest=30):
+    """Return token ids without the special ones."""
+    return paddle.to_tensor([[(7 * i + 3 * row) % (highest - 3) + 3 for i in range(length)] for row in range(rows)])
+
+
+def image(size=16, channels=3):
+    return paddle.to_tensor(np.random.default_rng(0).random((2, channels, size, size), dtype="float32"))
+
+
+def ones(*shape, dtype="int64"):
+    return paddle.ones(shape, dtype)
+
+
+def boxes(length=8):
+    return ones(2, length, 4)
+
+
+TEXT = {"input_ids": ids()}
+CLIP = {"input_ids": ids(), "pixel_values": image()}
+SEQ2SEQ = {"input_ids": ids(), "decoder_input_ids": ids(6)}
+LAYOUT = {"input_ids": ids(), "bbox": boxes(), "image": image(224), "attention_mask": ones(2, 8)}
+LUKE = {
+    "entity_ids": ids(2, highest=15),
+    "entity_position_ids": ones(2, 2, 3),
+    "entity_token_type_ids": ones(2, 2) * 0,
+    "token_type_ids": ones(2, 8) * 0,
+    "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
+    "attention_mask": ones(2, 8),
+    "entity_attention_mask": ones(2, 2),
+}
+GLM = {"position_ids": paddle.tile(paddle.arange(8).reshape([1, 1, 8]), [2, 2, 1]), "attention_mask": ones(2, 1, 8, 8)}
+TOTAL = {"raw_input_ids": ids(), "generator_labels": ids()}
+RELATIONS = (
+    [{"start": [0, 2], "end": [1, 3], "label": [0, 1]}] * 2,
+    [{"head": [0], "tail": [1], "start_index": [0], "end_index": [2]}] * 2,
+)
+AUDIO = paddle.to_tensor(np.sin(np.arange(2 * 400, dtype="float32")).reshape(2, 400))
+SPEECH = {"input_values": AUDIO, "decoder_input_ids": ids(6)}
+
+
+def _steps(model):
+    """ErnieDoc takes the memory of the segments before."""
+    return model(
+        ids()[:, :, None],
+        [paddle.zeros([2, 4, 16]) for _ in range(4)],
+        ids()[:, :, None] * 0,
+        paddle.tile(paddle.arange(24).reshape([1, 24, 1])[:, :8], [2, 1, 1]),
+        paddle.ones([2, 8, 1]),
+    )
+
+
+# Key of the zoo, or the start of it: what differs from {"input_ids": ...}.
+EXAMPLES = {
+    "ChineseBert": TEXT | {"pinyin_ids": ones(2, 8, 8)},
+    "convbert.modeling.ConvBertForTotalPretraining": TEXT | TOTAL,
+    "electra.modeling.ElectraForTotalPretraining": TEXT | TOTAL,
+    "ErnieHealthForTotalPretraining": TEXT | TOTAL,
+    "UTC": {
+        "input_ids": ids(),
+        "token_type_ids": ones(2, 8) * 0,
+        "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
+        "attention_mask": ones(2, 1, 8, 8, dtype="float32"),
+        "omask_positions": ones(2, 2),
+        "cls_positions": ones(2),
+    },
+    "ErnieDoc": _steps,
+    "ErnieLayout": LAYOUT,
+    "UIEX": LAYOUT,
+    "LayoutLMv2": LAYOUT,
+    "LayoutXLMForTokenClassification": LAYOUT,
+    "LayoutXLMForRelationExtraction": LAYOUT | dict(zip(("entities", "relations"), RELATIONS)),
+    "Luke": TEXT | LUKE,
+    "LukeForEntityClassification": TEXT | LUKE,
+    "FNetForPreTraining": TEXT | {"return_dict": True},
+    "FunnelForTokenClassification": TEXT | {"return_dict": True},
+    "RemBert": TEXT | {"return_dict": True},
+    "ChatGLMForCausalLM": {
+        "input_ids": ids(),
+        "position_ids": GLM["position_ids"],
+        "attention_mask": ones(2, 1, 8, 8, dtype="bool"),
+    },
+    "CTRLForSequenceClassification": {"input_ids": ids(rows=1)},
+    "Deepseek": {"input_ids": ids(rows=1)},
+    "GLMFor": TEXT | GLM,
+    "GLMForMultipleChoice": TEXT
+    | GLM
+    | {"choice_ids": [paddle.to_tensor([3])] * 2, "choice_indices": [paddle.to_tensor([4])] * 2},
+    "GPTJ": TEXT | {"attention_mask": ones(2, 8, dtype="float32")},
+    "Mixtral": {"input_ids": ids(16, 8, 37)},
+    "Qwen2Moe": TEXT | {"attention_mask": ones(2, 8)},
+    "UnifiedTransformer": TEXT
+    | {
+        "token_type_ids": ones(2, 8),
+        "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
+        "attention_mask": ones(2, 1, 8, 8, dtype="float32"),
+    },
+    "UNIMO": TEXT
+    | {
+        "token_type_ids": ones(2, 8),
+        "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
+        "attention_mask": ones(2, 1, 8, 8, dtype="float32"),
+    },
+    "Yuan": TEXT | {"attention_mask": ones(2, 8)},
+    "BartForSequenceClassification": lambda model: model(paddle.concat([ids()[:, 1:], ones(2, 1) * 2], 1)),
+    "DalleBart": SEQ2SEQ | {"decoder_input_ids": ids(6, highest=28)},
+    "ErnieCode": SEQ2SEQ,
+    "MT5": SEQ2SEQ,
+    "T5For": SEQ2SEQ,
+    "ProphetNet": SEQ2SEQ | {"attention_mask": ones(2, 8)},
+    "SpeechT5ForSpeechToText": SPEECH,
+    "SpeechT5ForTextToSpeech": {
+        "input_ids": ids(),
+        "decoder_input_values": paddle.rand([2, 4, 8]),
+        "speaker_embeddings": paddle.rand([2, 8]),
+    },
+    "Bit": {"pixel_values": image(32)},
+    "Blip": CLIP,
+    "BlipModel": CLIP,
+    "BlipForQuestionAnswering": CLIP | {"decoder_input_ids": ids(6)},
+    "Blip2": {"pixel_values": image(), "input_ids": ids(), "attention_mask": ones(2, 8)},
+    "ChineseCLIP": CLIP,
+    "ClapModel": {
+        "input_ids": ids(),
+        "input_features": paddle.rand([2, 1, 16, 16]),
+        "is_longer": paddle.to_tensor([[True]] * 2),
+        "attention_mask": ones(2, 8),
+    },
+    "CLIPModel": CLIP,
+    "CLIPModel[ResNet]": CLIP | {"pixel_values": image(64)},
+    "CLIPVision": {"pixel_values": image()},
+    "CLIPSeg": CLIP | {"conditional_pixel_values": None},
+    "DPT": {"pixel_values": image()},
+    "DPTForDepthEstimation[hybrid]": {"pixel_values": image(32)},
+    "ErnieViL": CLIP,
+    "MiniGPT4": {"pixel_values": image(), "first_input_ids": ids(3), "second_input_ids": ids(4)},
+    "VisualGLM": CLIP | {"attention_mask": ones(2, 1, 8, 8)},
+    "ErnieForGeneration": lambda model: model(
+        ids(), paddle.zeros([2, 8], "int64"), paddle.tile(paddle.arange(8)[None], [2, 1])
+    ),
+    "TransformerModel": {"src_word": ids(), "trg_word": ids(6)},
+    "Prefix": {"input_ids": ids(rows=1), "attention_mask": ones(1, 8)},
+    "ReFTModel": None,
+}
+
+
+def example_for(key):
+    """Return the batch of a model: of the longest key above that begins its own."""
+    start = max((start for start in EXAMPLES if key.startswith(start)), key=len, default=None)
+    return TEXT if start is None else EXAMPLES[start]
+
+
+# Models that PaddleNLP 3.0.0b4 cannot run on this Paddle, in the size of the zoo, or without gradients of their blocks.
+NOT_RUN = {
+    "convbert.modeling.ConvBertForTotalPretraining": "adds int64 and int32",
+    "ErnieHealthForTotalPretraining": "its heads expect another width",
+    "ErnieDocForSequenceClassification": "needs the memory of the segments before",
+    "ErnieGramForSequenceClassification": "its pooler ignores the config's width",
+    "ErnieLayoutForSequenceClassification": "needs 49 positions for the image",
+    "UIEX": "needs 49 positions for the image",
+    "LayoutLMv2ForTokenClassification": "needs 49 positions for the image",
+    "LayoutXLMForTokenClassification": "needs 49 positions for the image",
+    "LayoutXLMForRelationExtraction": "needs 49 positions for the image",
+    "ReformerForSequenceClassification": "its reversible blocks run without gradients",
+    "ReformerModelWithLMHead": "its reversible blocks run without gradients",
+    "RemBertForSequenceClassification": "passes a tuple to a Linear",
+    "RemBertForMaskedLM": "passes a tuple to a Linear",
+    "CTRLForSequenceClassification": "stacks no tensors",
+    "DeepseekV2ForCausalLM": "its rotary embedding adds a dimension",
+    "DeepseekV3ForCausalLM[next-token predict]": "its rotary embedding adds a dimension",
+    "MixtralForCausalLM": "multiplies [n, 16] by [n]",
+    "OPTForCausalLM[350m]": "its lm_head expects another width",
+    "Qwen2MoeForCausalLM": "multiplies int64 by int32",
+    "YuanForCausalLM": "adds a tensor and an int",
+    "ClapModel": "normalizes another axis",
+    "CLIPSegForImageSegmentation": "runs CLIP without gradients",
+    "DPTForDepthEstimation[hybrid]": "adds unequal shapes",
+    "VisualGLMForConditionalGeneration": "has no forward",
+    "PrefixModelForCausalLM": "needs the postprocessing of its model",
+    "PrefixModelForCausalLM[projected]": "needs the postprocessing of its model",
+    "ReFTModel": "needs the positions to intervene at",
+}
