@@ -1,8 +1,7 @@
 """Find the layer of each parameter and the ratio of its learning rate.
 
-- `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find_layers` finds them by a user's rules
-  (`user_rules`), by lists of blocks (`numbered_lists`, `stacks`), by the tables of `known_names`, then by order and
-  shape (`before_blocks`); `doubtful_lists` reports guesses.
+- `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find` measures them in a forward pass (`measure`: the
+  graph, `towers`: stacks of blocks, `place`: all other parameters) or finds them by names (`names`); a user's rules come last.
 - `decay`: `LayerDecay` and its ratio of each parameter; `hook`: the ratios of a function, PaddleNLP's by default.
 - `rates`: the learning rate and weight decay of each parameter, read or planned; `table`: both by layer, to print.
 """
