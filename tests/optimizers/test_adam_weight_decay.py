@@ -13,7 +13,7 @@ from reference import make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 
 from paddle_ldopt.layers.map import LayerMap
-from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
+from paddle_ldopt.optimizers.options import LAYERWISE
 from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
 
 FAMILY = cases("adamweightdecay")

@@ -11,8 +11,8 @@ from reference import make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import Option, RuleOptimizer, register
-from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
-from paddle_ldopt.optimizers.registry import REGISTRY
+from paddle_ldopt.optimizers.options import LAYERWISE
+from paddle_ldopt.optimizers.options import REGISTRY
 
 # the positional arguments of the libraries that the optimizers are ported from, then arguments by keyword
 SIGNATURES = {

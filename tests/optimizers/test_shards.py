@@ -10,8 +10,8 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers._shards import Shard, ShardFinder, run_locally, run_together
-from paddle_ldopt.optimizers._shards import shard as geometry
+from paddle_ldopt.optimizers.sharded import Shard, ShardFinder, run_locally, run_together
+from paddle_ldopt.optimizers.sharded import shard as geometry
 
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 

@@ -16,7 +16,7 @@ from project import public_names
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.hook import bind_hook
-from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
+from paddle_ldopt.optimizers.options import LAYERWISE
 from paddle_ldopt.schedules.kinds import SCHEDULES
 from paddle_ldopt.tools import memory
 
