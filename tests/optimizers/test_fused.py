@@ -14,6 +14,7 @@ from reference import bert_like, make_params, needs_library, take_steps
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt.optimizers import fused
 
 
 pytestmark = needs_library
@@ -323,7 +324,7 @@ def test_without_the_library(monkeypatch):
     arrays, grads = bert_like(steps=2)
     want, _ = run("came", arrays, grads, fused=False)
     monkeypatch.setattr(kernels, "_found", lambda: (None, "it was not built"))
-    fused_step._warn_once.cache_clear()
+    fused._warn_once.cache_clear()
     with pytest.raises(ValueError, match="it was not built. Received: fused=True"):
         run("came", arrays, grads, fused=True)
     with pytest.warns(UserWarning, match="it was not built") as warned:

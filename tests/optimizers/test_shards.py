@@ -10,9 +10,8 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers.sharded import Shard, ShardFinder, run_locally, run_together
-from paddle_ldopt.optimizers.sharded import shard as geometry
-
+from paddle_ldopt.optimizers import batches, sharded
+from paddle_ldopt.optimizers.sharded import PartialShard, Shard, ShardFinder, run_locally, run_together
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
@@ -142,7 +141,7 @@ def test_one_packed_sum_a_round_and_group(monkeypatch):
         sums.append((group.id, tensor.dtype, tensor.shape[0]))
         tensor.scale_(float(group.nranks))
 
-    monkeypatch.setattr(geometry.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(sharded.dist, "all_reduce", all_reduce)
     near, far = SimpleNamespace(id=1, nranks=2), SimpleNamespace(id=2, nranks=3)
 
     def rule(rounds, dtype):
@@ -251,7 +250,7 @@ def test_fused_true_is_refused_in_shards(shard):
 @pytest.mark.parametrize("cut", ["tensor parallel", "in a slice", "alone in a slice"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_shard_with_all_elements_is_updated_as_a_whole_parameter(rule, cut, monkeypatch):
-    monkeypatch.setattr(geometry.dist, "all_reduce", lambda tensor, group: None)  # of one process
+    monkeypatch.setattr(sharded.dist, "all_reduce", lambda tensor, group: None)  # of one process
     shape, size, group = SHAPES["conv"], math.prod(SHAPES["conv"]), (SimpleNamespace(id=0),)
     shard = {
         "tensor parallel": Shard(shape, (0, 0, 1), groups=group),
