@@ -126,8 +126,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
                 self._check_group_options(group)
         params = None if groups is None else flatten_groups(groups)
         self._set_ratios(params, **{name: arguments.get(name, default) for name, default in LAYERWISE.items()})
-        if apply_decay_param_fun is not None:
-            check_weight_decay_fun(apply_decay_param_fun, params or [])
+        by_name = (apply_decay_param_fun, self.structured_names.__contains__ if arguments.get("name_dict") else None)
+        for function in by_name:
+            if function is not None:
+                check_weight_decay_fun(function, params or [])
         self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
         self.fused_step, self.batches, self.taken = FusedStep(), Batches(), 0.0
         run_untranslated()

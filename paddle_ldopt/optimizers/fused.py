@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SMALLEST = float(np.finfo("float32").tiny)
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
-_dtype = Tensor.dtype.__get__
+_dtype, _shape = Tensor.dtype.__get__, Tensor.shape.__get__
 
 
 class FusedRule(NamedTuple):
@@ -83,12 +83,10 @@ class Plan:
             why = self._fill(self.structs[row], param, options[form])
             if why is not None:
                 self.refused[row] = why
-        self._state, self.dtypes = self._state_now(), list(map(_dtype, params))
+        self._state, self.dtypes, self._shapes = self._state_now(), list(map(_dtype, params)), list(map(_shape, params))
         self._at = list(map(Tensor.data_ptr, params + self._state))
         self._matrices = [tensor for tensor in params + self._state if len(tensor.shape) > 1]  # may be transposed
         self._strided = list(map(Tensor.is_contiguous, self._matrices))
-        # the shapes; their memory lives on, so a tensor that was cast or replaced has another address
-        self._shapes = [form.reshape(form.shape) for form in map(Tensor.detach, params)]
 
     def _state_now(self) -> list[Any]:
         """Return the tensors of all states and masters of the optimizer."""
@@ -104,7 +102,8 @@ class Plan:
             len(state) == len(self._state)
             and all(map(operator.is_, state, self._state))
             and list(map(Tensor.data_ptr, self.params + state)) == self._at
-            and all(map(Tensor.is_same_shape, self.params, self._shapes))
+            and list(map(_shape, self.params)) == self._shapes
+            and list(map(_dtype, self.params)) == self.dtypes
             and list(map(Tensor.is_contiguous, self._matrices)) == self._strided
         )
 

@@ -31,7 +31,7 @@ from .states import Values
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
-_DECAY = operator.itemgetter("weight_decay")
+_DECAY = operator.methodcaller("get", "weight_decay", 0.0)
 _NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
