@@ -131,7 +131,7 @@ def other_options(optimizer: Any) -> dict[str, Any]:
 
 
 def check_weight_decay_fun(decays: Any, params: list[Any]) -> None:
-    """Raise if `apply_decay_param_fun` knows the names that parameters had before `dist.shard_tensor`."""
+    """Raise if a function of names knows those that parameters had before `dist.shard_tensor`."""
 
     def answer(name: str) -> Optional[bool]:
         try:
@@ -143,7 +143,7 @@ def check_weight_decay_fun(decays: Any, params: list[Any]) -> None:
         before = param.name.removesuffix(".dist")
         if before != param.name and answer(param.name) == answer("no parameter's name") != answer(before):
             raise ValueError(
-                "`apply_decay_param_fun` must know a parameter by its name after `dist.shard_tensor`, which adds "
+                "`apply_decay_param_fun` and `name_dict` must know a parameter by its name after `dist.shard_tensor`, which adds "
                 "'.dist': shard the model first, then collect the names. "
                 f"Received: '{before}' is known, '{param.name}' is not"
             )

@@ -301,6 +301,7 @@ class AdamWeightDecay(RuleOptimizer):
 
     def check_graph(self, params: list[Tensor]) -> None:
         """Warn of patterns without effect in a static graph."""
+        super().check_graph(params)
         if self._parameter_list is None:
             self._warn_of_idle_patterns(params)
 

@@ -207,9 +207,9 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             update_by_rule = super().prepared(rows.take(by_rule)._replace(options=options))
             rows = rows.take([i for i, param in enumerate(rows.params) if self._has_kernel(param)])
         inputs, rates = [], dict[Any, Any]()
-        for param, grad, scale, kind, decays in zip(*rows[:5]):
+        for param, grad, scale, kind in zip(*rows[:4]):
             check_gradient(self, param, grad)
-            self.check_shape(param)
+            self.check_param(param)
             state, options = self.state_of(param), rows.options[kind]
             master = self._master_weights[param.name] if self.has_master(param) else None
             if master is None and grad.dtype != param.dtype:
@@ -219,7 +219,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
                 number = np.float64 if key[2] else np.float32
                 rates[key] = paddle.full([], float(number(rows.rates[kind]) * number(scale)), dtype)
             moments = state["moment1"], state["moment2"], None, state["beta1_pow_acc"], state["beta2_pow_acc"]
-            numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], decays
+            numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], True
             more = options["lazy_mode"], 1000, master is not None, False, False
             inputs.append((param, grad, rates[key], *moments, master, None, *numbers, *more))
 
@@ -256,13 +256,13 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         if isinstance(parameters, dict):
             return super()._create_accumulators(block, parameters)
         for param in parameters:
-            self.check_type(param)
+            super().check_param(param)
             group = self.group_of(param)  # the powers begin with the betas of the group
             super()._create_accumulators(block, {**group, "params": [param]} if group else [param])
 
-    def check_shape(self, param: Tensor) -> None:
+    def check_param(self, param: Tensor) -> None:
         """Raise if the shape or the type of a parameter has changed since its state was made."""
-        self.check_type(param)
+        super().check_param(param)
         moment = self._get_accumulator_master("moment1", param)
         if not moment.is_same_shape(param):
             raise ValueError(

@@ -90,6 +90,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     regularization: Any  # Paddle's: an L2 penalty
     batch_bytes: Optional[int] = None
     n_layers: int = N_LAYERS
+    _documented: bool  # whether the hook is `layerwise_lr_decay`
     _defaults: Values  # the optimizer's own value of each option that a group may override
     _fixed: Values  # the other options
     _rule_options: Values  # all that the rule takes, without the rate
@@ -125,8 +126,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
                 self._check_group_options(group)
         params = None if groups is None else flatten_groups(groups)
         self._set_ratios(params, **{name: arguments.get(name, default) for name, default in LAYERWISE.items()})
-        if apply_decay_param_fun is not None:
-            check_weight_decay_fun(apply_decay_param_fun, params or [])
+        by_name = (apply_decay_param_fun, self.structured_names.__contains__ if arguments.get("name_dict") else None)
+        for function in by_name:
+            if function is not None:
+                check_weight_decay_fun(function, params or [])
         self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
         self.fused_step, self.batches, self.taken = FusedStep(), Batches(), 0.0
         run_untranslated()
@@ -167,13 +170,16 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             return
         if documented and decay == 1.0:  # `name_dict` then only gives structured names
             return
-        self.hook = bind_hook(hook, decay, name_dict, self.n_layers)
+        self.hook, self._documented = bind_hook(hook, decay, name_dict, self.n_layers), documented
         if params is not None:
-            trained = [param for param in params if not param.stop_gradient]
-            for param in trained:
-                self.hook(param)
-            if documented:
-                check_documented_hook([name_dict[param.name] for param in trained])
+            self._check_hook(params)
+
+    def _check_hook(self, params: list[Tensor]) -> None:
+        trained = [param for param in params if not param.stop_gradient]
+        for param in trained:
+            self.hook(param)  # type: ignore[misc]
+        if self._documented:
+            check_documented_hook([self.structured_name(param) for param in trained])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))
@@ -318,11 +324,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             layout[name] = dtype, [1] if state.kind == SCALAR else shapes[name]
         return layout
 
-    def check_shape(self, param: Tensor) -> None:
-        """Raise if the shape of a parameter has changed since the optimizer or its state was made."""
-
-    def check_type(self, param: Tensor) -> None:
-        """Raise if a parameter was cast after its state was created, between a type with and one without a master."""
+    def check_param(self, param: Tensor) -> None:
+        """Raise if the shape of a parameter has changed, or its type between one with and one without a master."""
         has = param.name in self._master_weights
         if (
             paddle.in_dynamic_mode()
@@ -379,6 +382,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def check_graph(self, params: list[Tensor]) -> None:
         """Check the parameters of a static graph, which are known only now."""
+        if self._parameter_list is None and self.hook is not None:
+            self._check_hook(params)
 
     def set_lr(self, value: float) -> None:
         """Set the rate, at least 0; with a scheduler, Paddle raises."""
@@ -409,7 +414,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             raise refusal(ValueError, f"`fused=True` does not support {where}: use None or False.", fused=True)
         whole, pieces = [], []
         for i, param in enumerate(rows.params):
-            self.check_shape(param)
+            self.check_param(param)
             shard = shards.get(param.name)
             if shard is not None:
                 in_pieces = shard.groups or shard.slice_size is not None or param.is_dist()

@@ -125,7 +125,7 @@ class Batches:
 
     def prepared(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> Callable[[Optional[float]], None]:
         """Return the update of rows, whose checks are done; it takes the number of the step."""
-        key = rows.params, list(map(_dtype, rows.grads)), *rows[2:5], len(rows.options), optimizer.batch_bytes
+        key = rows.params, list(map(_dtype, rows.grads)), *rows[2:4], len(rows.options), optimizer.batch_bytes
         same = self._key is not None and len(key[0]) == len(self._key[0]) and key[1:] == self._key[1:]
         same = same and all(map(Tensor.is_same_shape, rows.grads, rows.params))
         if not (same and all(map(operator.is_, key[0], self._key[0])) and all(map(Batch.is_valid, self._used))):
@@ -135,10 +135,8 @@ class Batches:
 
         def update(count: Optional[float]) -> None:
             for batch, members, scale in units:
-                first, kind = members[0], rows.kinds[members[0]]
-                options = rows.options[kind] if rows.decays[first] else rows.undecayed(kind)
-                grads = list(map(rows.grads.__getitem__, members))
-                batch.update(grads, rows.rates[kind] * scale, options, count)
+                kind, grads = rows.kinds[members[0]], list(map(rows.grads.__getitem__, members))
+                batch.update(grads, rows.rates[kind] * scale, rows.options[kind], count)
 
         return update
 
@@ -148,11 +146,12 @@ class Batches:
         sharing: collections.Counter[Any] = collections.Counter()  # parameters of the same memory take turns
         for i, (param, grad) in enumerate(zip(rows.params, rows.grads)):
             check_gradient(optimizer, param, grad)
-            optimizer.check_shape(param)
+            optimizer.check_param(param)
             sharing[param.data_ptr()] += 1
             rows.grads[i] = grad = in_shape(grad, param)
-            form = sharing[param.data_ptr()], tuple(param.shape), param.dtype, grad.dtype, rows.kinds[i], rows.decays[i]
-            alike.setdefault(form, []).append(i)
+            form = sharing[param.data_ptr()], tuple(param.shape), param.dtype, grad.dtype, rows.kinds[i]
+            if 0 not in param.shape:
+                alike.setdefault(form, []).append(i)
         units = []
         for (_, shape, *_), members in alike.items():
             param = rows.params[members[0]]
@@ -219,11 +218,8 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
         for name, shard in shards.items():
             param, row = optimizer.finder.params[name], row_of.get(name)
             if row is not None:
-                lr = rows.rates[rows.kinds[row]] * rows.scales[row]
-                mine, grad = rows.params[row], rows.grads[row]
-                kind = rows.kinds[row]
-                options = rows.options[kind] if rows.decays[row] else rows.undecayed(kind)
-                rule, write = _start(optimizer, mine, grad, options, lr, shard, count)
+                mine, grad, scale, kind = (column[row] for column in rows[:4])
+                rule, write = _start(optimizer, mine, grad, rows.options[kind], rows.rates[kind] * scale, shard, count)
             elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
                 if optimizer.layerwise_ratio(param) == 0.0:
                     continue

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SMALLEST = float(np.finfo("float32").tiny)
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
-_dtype = Tensor.dtype.__get__
+_dtype, _shape = Tensor.dtype.__get__, Tensor.shape.__get__
 
 
 class FusedRule(NamedTuple):
@@ -72,21 +72,21 @@ class Plan:
     """The structs of an optimizer's parameters, and all tensors that they point to."""
 
     def __init__(
-        self, optimizer: "LayerwiseOptimizer", params: list[Tensor], kinds: list[int], options: list[Values]
+        self, optimizer: "LayerwiseOptimizer", params: list[Tensor], forms: list[int], options: list[Values]
     ) -> None:
-        """`options[kinds[row]]` are the options of a parameter; all of them have state."""
-        self.optimizer, self.params, self.kinds = optimizer, params, kinds
+        """The rule of a parameter has the form of `options[forms[row]]`; all of them have state."""
+        self.optimizer, self.params, self.forms = optimizer, params, forms
         self.row = {id(param): row for row, param in enumerate(params)}
         self.structs, self.refused = np.zeros(len(params), kernels.TENSOR), dict[int, str]()
-        for row, (param, kind) in enumerate(zip(params, kinds)):
-            why = self._fill(self.structs[row], param, options[kind])
+        for row, (param, form) in enumerate(zip(params, forms)):
+            optimizer.check_param(param)
+            why = self._fill(self.structs[row], param, options[form])
             if why is not None:
                 self.refused[row] = why
-        self._state = self._state_now()
+        self._state, self.dtypes, self._shapes = self._state_now(), list(map(_dtype, params)), list(map(_shape, params))
         self._at = list(map(Tensor.data_ptr, params + self._state))
-        self._is_contiguous = list(map(Tensor.is_contiguous, params + self._state))
-        self._forms = [form.reshape(form.shape) for form in map(Tensor.detach, params)]  # keep their shapes
-        self._types = list(map(_dtype, params))
+        self._matrices = [tensor for tensor in params + self._state if len(tensor.shape) > 1]  # may be transposed
+        self._strided = list(map(Tensor.is_contiguous, self._matrices))
 
     def _state_now(self) -> list[Any]:
         """Return the tensors of all states and masters of the optimizer."""
@@ -102,9 +102,9 @@ class Plan:
             len(state) == len(self._state)
             and all(map(operator.is_, state, self._state))
             and list(map(Tensor.data_ptr, self.params + state)) == self._at
-            and all(map(Tensor.is_same_shape, self.params, self._forms))
-            and list(map(_dtype, self.params)) == self._types
-            and list(map(Tensor.is_contiguous, self.params + state)) == self._is_contiguous
+            and list(map(_shape, self.params)) == self._shapes
+            and list(map(_dtype, self.params)) == self.dtypes
+            and list(map(Tensor.is_contiguous, self._matrices)) == self._strided
         )
 
     def _fill(self, struct: Any, param: Tensor, options: Values) -> Optional[str]:
@@ -163,14 +163,17 @@ def unsupported_tensor(tensor: Any) -> Optional[str]:
     return None
 
 
+@functools.cache
+def _has_library_rule(cls: Any) -> bool:
+    """Return whether a class inherits its `rule` from the class that has its `fused_rule`."""
+    owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
+    return getattr(cls, "rule", None) is getattr(owner, "rule", None)
+
+
 def library_rule(optimizer: "LayerwiseOptimizer", options: Values, shape: Any = ()) -> Union[FusedRule, str]:
     """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
-    cls = type(optimizer)
-    for owner in cls.__mro__:
-        if "fused_rule" in vars(owner):
-            break
-    if getattr(cls, "rule", None) is not getattr(owner, "rule", None):
-        return f"{cls.__name__} has a `rule` of its own and no `fused_rule` for it"
+    if not _has_library_rule(type(optimizer)):
+        return f"{type(optimizer).__name__} has a `rule` of its own and no `fused_rule` for it"
     rule = optimizer.fused_rule(options, shape)
     for eps in () if isinstance(rule, str) else rule.fields["eps"]:
         if 0.0 < eps < _SMALLEST:
@@ -183,7 +186,8 @@ class FusedStep:
 
     def __init__(self) -> None:
         self._plan: Optional[Plan] = None
-        self._forms: list[Any] = []  # states and flags of each kind of the plan
+        self._forms: list[Any] = []  # states and flags of a rule, or why there is none
+        self._options: list[Values] = []  # an example for each of these
 
     def __deepcopy__(self, memo: Any) -> "FusedStep":
         return FusedStep()  # the copied optimizer has other tensors
@@ -205,50 +209,47 @@ class FusedStep:
 
         Gradients that are not contiguous are replaced in `rows`, which must live until the step's end.
         """
-        params, grads, kinds, options = rows.params, rows.grads, rows.kinds, rows.options
-        rules, forms, plan = [], [], self._plan
-        for chosen in options:
-            rule = library_rule(optimizer, chosen)
-            rules.append(rule)
-            forms.append(rule if isinstance(rule, str) else (rule.states, rule.flags))
-        at_row: Any = None if plan is None or forms != self._forms else list(map(plan.row.get, map(id, params)))
-        if (
-            at_row is None
-            or None in at_row
-            or list(map(plan.kinds.__getitem__, at_row)) != kinds
-            or not plan.is_valid()
-        ):
-            every, of_every = list(params), list(kinds)
-            if at_row is not None and plan is not None:  # keep the other parameters: the next step may update them
+        params, grads, kinds, plan = rows.params, rows.grads, rows.kinds, self._plan
+        fields, form_of_kind = [], []
+        for options in rows.options:
+            rule = library_rule(optimizer, options)
+            form = rule if isinstance(rule, str) else (rule.states, rule.flags)
+            if form not in self._forms:
+                self._forms.append(form)
+                self._options.append(options)
+            form_of_kind.append(self._forms.index(form))
+            fields.append({} if isinstance(rule, str) else rule.fields)
+        forms = list(map(form_of_kind.__getitem__, kinds))
+        at_row: Any = [None] if plan is None else list(map(plan.row.get, map(id, params)))
+        if None in at_row or list(map(plan.forms.__getitem__, at_row)) != forms or not plan.is_valid():
+            every, of_every = list(params), list(forms)
+            if plan is not None:  # keep the other parameters: the next step may update them
                 known = {id(p) for p in flatten_groups(optimizer._parameter_list)} - set(map(id, params))
-                for param, kind in zip(plan.params, plan.kinds):
+                for param, form in zip(plan.params, plan.forms):
                     if id(param) in known and param.name in optimizer._already_create_accumulator:
                         every.append(param)
-                        of_every.append(kind)
-            with paddle.no_grad():
-                plan = self._plan = Plan(optimizer, every, of_every, options)
-            self._forms, at_row = forms, list(range(len(params)))
+                        of_every.append(form)
+            plan = self._plan = Plan(optimizer, every, of_every, self._options)
+            at_row = range(len(params))
         structs = plan.structs[at_row]
         left = {i: plan.refused[row] for i, row in enumerate(at_row) if row in plan.refused} if plan.refused else {}
-        types: Any = list(map(TYPES.get, map(_dtype, grads)))
-        at, plain = list(map(Tensor.data_ptr, grads)), all(map(Tensor.is_contiguous, grads))
-        if None in types or None in at or not plain or not all(map(Tensor.is_same_shape, grads, params)):
+        types, at = structs["copy_type"], list(map(Tensor.data_ptr, grads))
+        plain = None not in at and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
+        plain = plain and all(map(Tensor.is_same_shape, grads, params)) and all(map(Tensor.is_contiguous, grads))
+        if not plain:
+            types = [0] * len(grads)
             for i, (param, grad) in enumerate(zip(params, grads)):
                 if not grad.is_selected_rows() and not grad.is_contiguous():
                     grads[i] = grad = grad.contiguous()
                 why = unsupported_tensor(grad)
-                if why is None and grad.size != param.size:
+                if why is None and not grad.is_same_shape(param) and grad.size != param.size:
                     why = f"the shape is {list(grad.shape)}"
                 if why is not None:
                     left.setdefault(i, f"of the gradient: {why}")
                 types[i], at[i] = (0, 0) if i in left else (TYPES[grad.dtype], grad.data_ptr())
         structs["grad"], structs["grad_type"], structs["grad_scale"] = at, types, 1.0
-        which = np.array(kinds)
-        for kind, rule in enumerate(rules):
-            if not isinstance(rule, str):
-                of_kind: Any = slice(None) if len(rules) == 1 else which == kind
-                for field, value in rule.fields.items():
-                    structs[field][of_kind] = value
+        for field, value in max(fields, key=len).items():
+            structs[field] = np.array(list(map(operator.methodcaller("get", field, value), fields)))[kinds]
         if left and optimizer.fused:
             i, why = next(iter(left.items()))
             raise _not_possible(f"for parameter '{params[i].name}': {why}")

@@ -70,19 +70,27 @@ class ScheduledOptimizer(RuleOptimizer):
         rate = super()._initial_lr(rate, parameters)
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
-        functions = [value for value in values if isinstance(value, StepFunction)]
-        self.counts_together = bool(functions)
-        if functions and not paddle.in_dynamic_mode():
-            name = functions[0].argument
-            wrong = f"`{name}` advances with the optimizer's steps, which a static graph does not count."
-            advice = (
-                "Give a number, or as the rate a scheduler stepped after each run, such as LambdaDecay(1.0, function)."
-            )
-            raise refusal(ValueError, f"{wrong} {advice}", **{name: functions[0]})
-        for function in functions:
+        self._functions = [value for value in values if isinstance(value, StepFunction)]
+        self.counts_together = bool(self._functions)
+        if not paddle.in_dynamic_mode():
+            self._check_static()
+        for function in self._functions:
             function(0)  # checks it
         self.lr_function = rate if isinstance(rate, StepFunction) else None
         return rate(0) if isinstance(rate, StepFunction) else rate
+
+    def _check_static(self) -> None:
+        for function in self._functions:
+            name = function.argument
+            wrong = f"`{name}` advances with the optimizer's steps, which a static graph does not count."
+            advice = "Give a number, or as the rate a scheduler that you step, such as LambdaDecay(1.0, function)."
+            raise refusal(ValueError, f"{wrong} {advice}", **{name: function})
+
+    def check_graph(self, params: list[Tensor]) -> None:
+        """Refuse a schedule of the optimizer's own steps."""
+        if not paddle.in_dynamic_mode():
+            self._check_static()
+        super().check_graph(params)
 
     # ---- the rate as others see it
 

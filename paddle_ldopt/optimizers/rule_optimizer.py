@@ -1,5 +1,6 @@
 """The base of the optimizers whose update is a function of tensors."""
 
+import warnings
 from typing import Any, Callable, Optional
 
 import paddle
@@ -95,15 +96,17 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     def _append_to_graph(self, block: Any, param_and_grad: Any) -> None:
         param, grad = param_and_grad
-        self.check_shape(param)
         options, _ = self.values_now({})
         if "weight_decay" in options and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
         lr = self._create_param_lr(param_and_grad).astype(compute_dtype(param)).reshape([])
-        update_one(self, param, in_shape(grad, param), options, lr)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "In static graph mode")  # of methods that overwrite
+            update_one(self, param, in_shape(grad, param), options, lr)
 
-    def check_shape(self, param: Tensor) -> None:
-        """Raise if the optimizer was not built with this parameter, or its shape has changed."""
+    def check_param(self, param: Tensor) -> None:
+        """Raise if the optimizer was not built with this parameter, or its shape or type has changed."""
+        super().check_param(param)
         if paddle.in_dynamic_mode() and self.finder.params:
             self.finder.check(param)
 
@@ -120,10 +123,9 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         for param in parameters["params"] if isinstance(parameters, dict) else parameters:
-            self.check_type(param)
+            self.check_param(param)
             if param.name in self._already_create_accumulator:
                 continue
-            self.check_shape(param)
             kinds = self.state_kinds(param)
             other = [name for name, kind in kinds.items() if kind != ELEMENT]
             if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():

@@ -11,6 +11,7 @@ which runs the same rule.
 """
 
 import collections
+import itertools
 import operator
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -30,29 +31,25 @@ from .states import Values
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
-_DECAY = operator.itemgetter("weight_decay")
+_DECAY = operator.methodcaller("get", "weight_decay", 0.0)
+_NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
 class Rows(NamedTuple):
-    """The parameters of a step, as columns. A kind is a set of options with a rate."""
+    """The parameters of a step, as columns. A kind is a set of options with a rate, for one or more parameters."""
 
     params: list[Tensor]
     grads: list[Tensor]
     scales: list[float]  # of the rate: ParamAttr's or the group's factor, times the layer's ratio
     kinds: list[int]
-    decays: list[bool]  # whether weight decay applies
     options: list[Values]  # of each kind
     rates: list[float]  # of each kind
 
     def take(self, chosen: list[int]) -> "Rows":
         """Return some of the rows."""
-        columns: Any = ([column[i] for i in chosen] for column in self[:5])
+        columns: Any = ([column[i] for i in chosen] for column in self[:4])
         return Rows(*columns, self.options, self.rates)
-
-    def undecayed(self, kind: int) -> Values:
-        """Return the options of a kind without weight decay."""
-        return {name: 0.0 if name == "weight_decay" else value for name, value in self.options[kind].items()}
 
 
 class OneStep(Optimizer):
@@ -187,40 +184,40 @@ class OneStep(Optimizer):
 
     def _rows(self, pairs: Pairs) -> Rows:
         """Return the rows of a step: parameters of the layers whose ratio is not 0, with their rates and options."""
-        pairs = [(param, grad) for param, grad in pairs if grad is not None and not param.stop_gradient and param.size]
+        pairs = [pair for pair in pairs if pair[1] is not None and not pair[0].stop_gradient]
         params = [param for param, _ in pairs]
-        ratios = list(map(self.ratios.get, [param.name for param in params])) if self.ratios else [1.0] * len(params)
+        names = [param.name for param in params]
+        ratios = list(map(self.ratios.get, names)) if self.ratios else [1.0] * len(params)
         if None in ratios:
             ratios = list(map(self.ratio_of, params))
         if 0.0 in ratios:
             moving = [i for i, ratio in enumerate(ratios) if ratio != 0.0]
-            params, pairs, ratios = ([column[i] for i in moving] for column in (params, pairs, ratios))
-        if not self._already_create_accumulator.issuperset([param.name for param in params]):
+            params, pairs, names, ratios = ([column[i] for i in moving] for column in (params, pairs, names, ratios))
+        if not self._already_create_accumulator.issuperset(names):
             self.create_state(params)
-        kinds: list[int] = [0] * len(params)
-        options: list[Values] = []
-        rates: list[float] = []
-        if isinstance(self._parameter_list[0], dict):
-            known: dict[Any, int] = {}  # the id of a group, or values of equal groups -> their kind
-            for i, param in enumerate(params):
-                group = self.group_of(param)
-                if id(group) not in known:
-                    chosen, rate = self.values_now(group)
-                    known[id(group)] = known.setdefault((*chosen.values(), rate), len(options))
-                    if known[id(group)] == len(options):
-                        options.append(chosen)
-                        rates.append(rate)
-                kinds[i] = known[id(group)]
-        else:
-            chosen, rate = self.values_now({})
-            options, rates = [chosen], [rate]
+        kinds, options, rates = list[int](), list[Values](), list[float]()
+        known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their kind
+        groups: Any = list(map(self._groups.get, names, itertools.repeat(_NO_GROUP)))
+        if _NO_GROUP in groups and self.has_groups():
+            groups = map(self.group_of, params)
+        for group, decays in zip(groups, self.decay_list(params)):
+            key = id(group), decays
+            if key not in known:
+                chosen, rate = self.values_now(group)
+                if not decays and "weight_decay" in chosen:
+                    chosen["weight_decay"] = 0.0
+                known[key] = known.setdefault((*chosen.values(), rate), len(options))
+                if known[key] == len(options):
+                    options.append(chosen)
+                    rates.append(rate)
+            kinds.append(known[key])
         attrs = [param.__dict__.get("optimize_attr") or {} for param in params]
         factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
         for i, factor in enumerate(factors):
             if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
                 factors[i] = float(factor) / rates[kinds[i]] if rates[kinds[i]] else 0.0
         scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
-        return Rows(params, [grad for _, grad in pairs], scales, kinds, self.decay_list(params), options, rates)
+        return Rows(params, [grad for _, grad in pairs], scales, kinds, options, rates)
 
     def _update_in_library(self, structs: NDArray[Any], rows: Rows, left: Any, clipped: Any, count: Any) -> None:
         begin, kinds, params = 0, np.array(rows.kinds), rows.params
@@ -232,7 +229,7 @@ class OneStep(Optimizer):
                 part["grad_scale"][mine] *= limit / np.maximum(norm, limit)
             begin += len(pairs)
         structs["lr"] = np.array(rows.rates, "f4")[kinds] * np.array(rows.scales, "f4")
-        structs["weight_decay"] = np.array(list(map(_DECAY, rows.options)))[kinds] * rows.decays
+        structs["weight_decay"] = np.array(list(map(_DECAY, rows.options)))[kinds]
         structs["count"] = count or 0.0
         if left:
             chosen = [i for i in range(len(params)) if i not in left]
@@ -269,7 +266,7 @@ def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:
             "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
             f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
         )
-    if not sparse and grad.size != param.size:
+    if not sparse and not grad.is_same_shape(param) and grad.size != param.size:
         wrong = "A gradient must have the size of its parameter: Paddle's kernel would read memory behind it."
         raise ValueError(
             f"{wrong} Received: '{param.name}' of shape {list(param.shape)}, gradient of shape {list(grad.shape)}"

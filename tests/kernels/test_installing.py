@@ -29,7 +29,7 @@ def build(tmp_path, **environment):
         check=True,
     )
     built = tmp_path / "built" / "paddle_ldopt" / "kernels"
-    assert (built / "layout.py").exists() and (built.parent / "py.typed").exists()
+    assert (built / "__init__.py").exists() and (built.parent / "py.typed").exists()
     return built
 
 

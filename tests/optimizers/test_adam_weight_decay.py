@@ -9,11 +9,11 @@ import paddle
 import pytest
 from golden_cases import cases, each, follow
 from optimizer_cases import close, run_static
-from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
 from reference import make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 
 from paddle_ldopt.layers.map import LayerMap
+from paddle_ldopt.optimizers.options import LAYERWISE
 from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
 
 FAMILY = cases("adamweightdecay")

@@ -121,8 +121,8 @@ def test_operations_follow_the_peers(case, dtype, batch_bytes):
 
 def built(monkeypatch):
     """Note how many parameters each new batch has."""
-    sizes, build_it = [], Batch.build
-    monkeypatch.setattr(Batch, "build", lambda self: sizes.append(len(self.params)) or build_it(self))
+    sizes, build = [], Batch.__init__
+    monkeypatch.setattr(Batch, "__init__", lambda self, opt, params: sizes.append(len(params)) or build(self, opt, params))
     return sizes
 
 
@@ -239,21 +239,12 @@ def test_parameters_that_share_memory_are_updated_in_turn(name):
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
-def test_one_number_for_all_parameters_is_no_tensor():
-    params = parameters([[3]] * 2)
-    batch = Batch(make("lamb", params, fused=False), params)
-    assert type(batch.spread([0.5, 0.5], "float32")) is float
-    assert batch.spread([0.5, 0.25], "float32").tolist() == [[0.5], [0.25]]
-
-
 def test_what_batch_bytes_may_be():
     params = parameters([[2]])
     with pytest.raises(ValueError, match="`batch_bytes` must be at least 0. Received: batch_bytes=-1"):
         make("came", params, batch_bytes=-1)
     with pytest.raises(TypeError, match="`batch_bytes` must be an integer. Received: batch_bytes=2.5"):
         make("came", params, batch_bytes=2.5)
-    with pytest.raises(ValueError, match="no effect with `fused=True`.* Received: fused=True, batch_bytes=10"):
-        make("came", params, batch_bytes=10, fused=True)
 
 
 @pytest.mark.parametrize("most, sizes", [(0, [1, 1, 1]), (96, [2, 1]), (None, [3])])
@@ -284,67 +275,7 @@ def test_a_batch_is_smaller_on_a_cpu(on_cpu, sizes, monkeypatch):
     assert seen == sizes
 
 
-# ---- whole steps
-
-CLIP = paddle.nn.ClipGradByGlobalNorm(0.1)
-WHOLE = {
-    "plain": lambda params: (params, {}),
-    "clipped": lambda params: (params, {"grad_clip": CLIP}),
-    "groups": lambda params: (
-        [{"params": params[::2], "learning_rate": 0.5}, {"params": params[1::2], "weight_decay": 0.3}],
-        {},
-    ),
-    "groups, clipped": lambda params: (
-        [{"params": params[:4], "grad_clip": paddle.nn.ClipGradByNorm(0.05)}, {"params": params[4:]}],
-        {"grad_clip": CLIP},
-    ),
-    "groups, own rates": lambda params: (
-        [{"params": params[::2], "lr": 0.03}, {"params": params[1::2]}],
-        {"set_param_lr_fun": lambda param: 0.5 ** len(param.shape)},
-    ),
-}
-
-
-@pytest.fixture
-def plans(monkeypatch):
-    """Note the plan of each whole step."""
-    taken, run = [], operations.OperationsPlan.run
-    monkeypatch.setattr(operations.OperationsPlan, "run", lambda self, *given: taken.append(self) or run(self, *given))
-    return taken
-
-
-@pytest.fixture
-def by_paddles_loop(monkeypatch):
-    """Return a function after which no step is a whole one."""
-    return lambda: monkeypatch.setattr(operations.Operations, "supports_step", lambda *given: False)
-
-
-def some_steps(name, how, before_step=lambda opt, params, step: None):
-    with paddle.utils.unique_name.guard():
-        params, draw, seen = parameters([[3, 4]] * 4 + [[4]] * 3 + [[2, 5]]), np.random.default_rng(0), []
-        given, more = WHOLE[how](params)
-        opt = make(name, given, fused=False, **more)
-        for step in range(5):
-            give_gradients(params, draw)
-            before_step(opt, params, step)
-            opt.step()
-            seen.append([param.numpy() for param in params])
-    return seen
-
-
-@pytest.mark.representatives
-@every_rule
-@pytest.mark.parametrize("how", WHOLE)
-def test_a_whole_step_gives_the_bits_of_paddles_loop(name, how, plans, by_paddles_loop):
-    if "own" in how and (name.startswith("adamweightdecay") or "relative" in name):
-        pytest.skip("its groups have no rate of their own")
-    got = some_steps(name, how)
-    assert len(plans) == 5 and len(set(plans)) == 1
-    by_paddles_loop()
-    for one, other in zip(got, some_steps(name, how)):
-        np.testing.assert_equal(one, other)
-    assert len(plans) == 5
-
+# ---- what changes between steps
 
 @pytest.mark.parametrize("batch_bytes", [None, 0])
 def test_a_batch_follows_parameters_that_are_cast_between_two_steps(batch_bytes):
@@ -357,76 +288,6 @@ def test_a_batch_follows_parameters_that_are_cast_between_two_steps(batch_bytes)
     give_gradients(linear.parameters(), np.random.default_rng(0))
     opt.step()
     np.testing.assert_array_equal(linear.weight.numpy(), 1 / 3)
-
-
-def test_a_step_with_an_empty_parameter_is_whole(plans):
-    params = parameters([[3, 4], [0, 4], [3, 4]])
-    opt = make("lamb", params, fused=False)
-    give_gradients(params, np.random.default_rng(0))
-    opt.step()
-    assert len(plans) == 1
-
-
-@pytest.mark.parametrize(
-    "what, kind", [("rate", "callable"), ("rate", "scheduler"), ("weight decay", "callable")]
-)  # a weight decay follows no scheduler
-def test_a_schedule_of_a_group_goes_on_in_whole_steps(what, kind, plans, by_paddles_loop):
-    def steps():
-        schedule = paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 0.5**step) if kind == "scheduler" else None
-        value = schedule or (lambda step: 0.2 * (step % 2))  # every other decay is 0, as the decay of the other group
-        params, draw, seen = parameters([[3, 4]] * 4 + [[4]] * 3), np.random.default_rng(0), []
-        group = {"params": params[::2], "lr" if what == "rate" else "weight_decay": value}
-        names = [param.name for param in params[:4]]
-        opt = make("lamb", [group, {"params": params[1::2]}], fused=False, apply_decay_param_fun=names.__contains__)
-        for _ in range(4):
-            give_gradients(params, draw)
-            opt.step()
-            seen.append([param.numpy() for param in params])
-            if schedule:
-                schedule.step()
-        return seen
-
-    got = steps()
-    assert len(plans) == 4 and len(set(plans)) == 1
-    by_paddles_loop()
-    for one, other in zip(got, steps()):
-        np.testing.assert_equal(one, other)
-
-
-@pytest.mark.parametrize("how", ["plain", "groups"])
-def test_a_scaler_skips_a_step_between_whole_ones(how, plans, by_paddles_loop):
-    def scaled(opt, params, step):
-        assert step == 0 or opt._get_auxiliary_var("found_inf") is (step == 3), "the scaler reads the last answer here"
-        opt._set_auxiliary_var("found_inf", paddle.to_tensor([step == 2]))
-
-    got = some_steps("came", how, scaled)
-    assert len(plans) == 4 and len(set(plans)) == 1
-    np.testing.assert_equal(got[1], got[2])
-    by_paddles_loop()
-    np.testing.assert_equal(got, some_steps("came", how, scaled))
-
-
-CHANGES = {
-    "a rate of a group": lambda opt, params: opt._param_groups[1].update(lr=0.5),
-    "a weight decay": lambda opt, params: opt._param_groups[0].update(weight_decay=0.5),
-    "a multiplier": lambda opt, params: params[0].optimize_attr.update(learning_rate=0.25),
-    "a clip": lambda opt, params: opt._param_groups[0].update(grad_clip=CLIP),
-    "a frozen parameter": lambda opt, params: setattr(params[0], "stop_gradient", True),
-    "a missing gradient": lambda opt, params: params[0].clear_gradient(False),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_step_that_differs_is_planned_anew(change, plans, by_paddles_loop):
-    def changed(opt, params, step):
-        if step == 3:
-            CHANGES[change](opt, params)
-
-    got = some_steps("came", "groups", changed)
-    assert len(set(plans[:3])) == 1 and plans[3] is not plans[2]
-    assert (plans[4] is plans[3]) == ("missing" not in change)
-    by_paddles_loop()
-    np.testing.assert_equal(got, some_steps("came", "groups", changed))
 
 
 class DroppingClip(paddle.nn.ClipGradByValue):
@@ -453,89 +314,6 @@ def test_a_clipping_class_of_the_user_may_drop_gradients_and_change_types(name, 
         np.testing.assert_array_equal(params[0].numpy(), first)
         seen.append([param.numpy() for param in params])
     np.testing.assert_allclose(*seen, rtol=2e-5, atol=1e-6)
-
-
-def test_weight_decay_follows_a_function_that_changes_its_answers(plans, by_paddles_loop):
-    def steps():
-        with paddle.utils.unique_name.guard():
-            params, draw, decayed, seen = parameters([[3, 4]] * 3), np.random.default_rng(0), [], []
-            how = {"weight_decay": 0.5, "apply_decay_param_fun": lambda name: name in decayed}
-            opt = make("lamb", params, fused=False, **how)
-            for param in params:
-                decayed.append(param.name)
-                give_gradients(params, draw)
-                opt.step()
-                seen.append([param.numpy() for param in params])
-        return seen
-
-    got = steps()
-    assert len(plans) == len(set(plans)) == 3
-    by_paddles_loop()
-    np.testing.assert_equal(got, steps())
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_whole_steps_of_adamwdl_give_the_bits_of_paddles_loop(seed, plans, by_paddles_loop):
-    def steps():
-        draw = np.random.default_rng(seed)
-        dtype = str(draw.choice(["float32", "float32", "float64"]))
-        with paddle.utils.unique_name.guard():
-            params = parameters([SHAPES[i] for i in draw.integers(len(SHAPES), size=9)], dtype, seed)
-        given, more, seen = params, {"weight_decay": float(draw.choice([0.0, 0.3])), "beta1": 0.8}, []
-        if seed % 3 == 1:
-            own = {"beta1": 0.5, "beta2": 0.9, "weight_decay": 0.2, "epsilon": 0.1, "learning_rate": 0.5}
-            given = [{"params": params[:5], **own}, {"params": params[5:]}]
-        if dtype == "float32" and seed % 2:
-            more["set_param_lr_fun"] = lambda param: 0.5 ** (len(param.shape) % 3) if param is not params[0] else 0.0
-        clip = [None, paddle.nn.ClipGradByGlobalNorm(0.5), paddle.nn.ClipGradByValue(0.1)][seed % 4 % 3]
-        opt = make("adamwdl", given, fused=False, grad_clip=clip, **more)
-        opt._apply_decay_param_fun = lambda name: name != params[1].name
-        for step in range(6):
-            give_gradients(params, draw, missing=0.3 if step == 3 else 0.0)
-            if step == 5 and clip is None:  # a gradient of another type
-                grad = params[-1].grad.astype("float64" if dtype == "float32" else "float32")
-                params[-1].clear_gradient(False)
-                params[-1].grad = grad
-            opt.step()
-            seen.append([value.numpy() for value in [*params, *opt.state_dict().values()] if hasattr(value, "numpy")])
-        return seen
-
-    got = steps()
-    assert len(plans) == 6 and plans[0] is plans[2]
-    by_paddles_loop()
-    np.testing.assert_equal(got, steps())
-    assert len(plans) == 6
-
-
-def comparable(given):
-    """Return the kernel's inputs; its weight decay is 0 without decay."""
-    rest = [
-        (v.data_ptr(), v.dtype) if isinstance(v, paddle.Tensor) else v for v in (*given[:2], *given[3:14], *given[16:])
-    ]
-    return [float(given[2]), given[2].dtype, given[14] * given[15], *rest]
-
-
-@pytest.mark.parametrize("masters", [True, False])
-def test_the_kernel_gets_what_paddles_loop_gives_it(masters, plans, by_paddles_loop, monkeypatch):
-    """A CPU has no kernel for 16-bit parameters: its inputs are looked at."""
-    params = parameters([[3, 4], [4], [2, 5]], "bfloat16")
-    opt = make("adamwdl", params, fused=False, multi_precision=masters, set_param_lr_fun=lambda param: 0.5)
-    opt._apply_decay_param_fun = lambda name: name != params[1].name
-    place = type("Place", (), {"is_gpu_place": lambda self: False, "is_cpu_place": lambda self: False})()
-    monkeypatch.setattr(type(params[0]), "place", place)
-    calls = []
-    monkeypatch.setattr(paddle._C_ops, "adamw_", lambda *given: calls.append(given) or [None] * 7)
-    monkeypatch.setattr(type(opt.finder), "is_whole", lambda *given: False)  # each element is updated alone
-    for step in range(2):
-        for param in params:
-            param.clear_gradient(False)
-            param.grad = paddle.ones(param.shape, "float32" if masters and step else "bfloat16")
-        opt.step()
-    assert len(plans) == 2
-    by_paddles_loop()
-    opt.step()
-    whole, looped = ([comparable(given) for given in part] for part in (calls[3:6], calls[6:]))
-    assert whole == looped and len(whole) == 3
 
 
 # ---- nothing is read on the host

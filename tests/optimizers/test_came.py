@@ -7,10 +7,10 @@ import paddle
 import pytest
 from golden_cases import cases, each, follow
 from optimizer_cases import close
-from paddle_ldopt.optimizers._shards import Shard, run_locally
 from reference import make_params, take_steps
 from reference_came import came
 
+from paddle_ldopt.optimizers.sharded import Shard, run_locally
 from paddle_ldopt.optimizers.came import Came, _fit_for_float16, came_update
 from paddle_ldopt.optimizers.states import STEP
 

@@ -9,11 +9,11 @@ from golden.random_problems import problem, with_gaps
 from golden_cases import cases, each, follow, needs_golden
 from lamb_cases import RATES, close, random_run, train
 from optimizer_cases import run_static, same
-from paddle_ldopt.optimizers._shards import Shard, run_locally
 from reference import make_params, take_steps
 from reference_lamb import lamb
 from toy_layers import apart
 
+from paddle_ldopt.optimizers.sharded import Shard, run_locally
 from paddle_ldopt.optimizers.lamb import Lamb, lamb_update
 from paddle_ldopt.optimizers.states import STEP
 

@@ -7,11 +7,11 @@ import numpy as np
 import paddle
 import pytest
 from optimizer_cases import every_optimizer, make
-from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
 from reference import make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import Option, RuleOptimizer, register
+from paddle_ldopt.optimizers.options import LAYERWISE
 from paddle_ldopt.optimizers.options import REGISTRY
 
 # the positional arguments of the libraries that the optimizers are ported from, then arguments by keyword

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from paddle_ldopt.optimizers._shards import Shard, ShardFinder, run_locally, run_together
-from paddle_ldopt.optimizers._shards import shard as geometry
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
+from paddle_ldopt.optimizers import batches, sharded
+from paddle_ldopt.optimizers.batches import prepared_shards
+from paddle_ldopt.optimizers.sharded import PartialShard, Shard, ShardFinder, run_locally, run_together
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
@@ -67,7 +68,7 @@ def start(opt, param, values, shard):
     kinds = opt.state_kinds(param)
     tensors = [paddle.to_tensor(cut(x, shard)) for x in (value, grad)]
     state = {n: paddle.to_tensor(cut(x, shard) if kinds.get(n) == ELEMENT else x) for n, x in state.items()}
-    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), shard=shard, **opt.step_options(param))
+    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), shard=shard, **opt.values_now(opt.group_of(param))[0])
 
 
 def shards_of(shape, cut_name, axis, parts):
@@ -75,7 +76,7 @@ def shards_of(shape, cut_name, axis, parts):
     splits = [None] if axis is None else [(axis, index, parts) for index in range(parts)]
     n = math.prod(shape) // (1 if axis is None else parts)
     spans = [None] if cut_name is None else CUTS[cut_name](n)
-    return [Shard(shape, split, span, groups=(SimpleNamespace(id=0),)) for split in splits for span in spans]
+    return [PartialShard(shape, split, span, groups=(SimpleNamespace(id=0),)) for split in splits for span in spans]
 
 
 def run_side_by_side(rules):
@@ -141,7 +142,7 @@ def test_one_packed_sum_a_round_and_group(monkeypatch):
         sums.append((group.id, tensor.dtype, tensor.shape[0]))
         tensor.scale_(float(group.nranks))
 
-    monkeypatch.setattr(geometry.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(sharded.dist, "all_reduce", all_reduce)
     near, far = SimpleNamespace(id=1, nranks=2), SimpleNamespace(id=2, nranks=3)
 
     def rule(rounds, dtype):
@@ -152,7 +153,7 @@ def test_one_packed_sum_a_round_and_group(monkeypatch):
             total += [float(part.sum()) for part in answer]
         return total
 
-    shards = [Shard([4], groups=(near,)), Shard([4], groups=(near, far)), Shard([4], groups=(near,))]
+    shards = [PartialShard([4], groups=groups) for groups in ((near,), (near, far), (near,))]
     rules = zip(shards, [rule(1, "float32"), rule(2, "float32"), rule(3, "float64")])
     assert run_together(list(rules)) == [[2.0, 2.0], [6.0, 6.0, 12.0, 6.0], [2.0, 2.0, 4.0, 2.0, 6.0, 2.0]]
     single, double = paddle.float32, paddle.float64
@@ -213,9 +214,9 @@ def test_a_deep_copy_keeps_groups_layers_and_shards():
 def test_a_process_without_an_element_adds_zeros_to_the_sums(rule, monkeypatch):
     """Of three processes or more: a parameter ends in the slices of the others, which wait for its sums."""
     opt, param = optimizer(rule, [4, 2, 3, 3])
-    shard, rounds = Shard([4, 2, 3, 3], span=(0, 0), groups=(None,), slice_size=0), []
-    monkeypatch.setattr(updates, "run_together", lambda rules: [rounds.append(next(of)) for _, of in rules])
-    updates.update_shards(opt, {}, {param.name: shard})
+    shard, rounds = PartialShard([4, 2, 3, 3], span=(0, 0), groups=(None,), slice_size=0), []
+    monkeypatch.setattr(batches, "run_together", lambda rules: [rounds.append(next(of)) for _, of in rules])
+    prepared_shards(opt, opt._rows([]), {param.name: shard})(1.0)
     (sums,) = rounds
     assert all((total.numpy() == 0.0).all() for total in sums)
 
@@ -223,19 +224,19 @@ def test_a_process_without_an_element_adds_zeros_to_the_sums(rule, monkeypatch):
 def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeypatch):
     kinds = ("whole", "frozen", "ratio 0", "without a gradient", "without one here", "updated")
     params = {kind: paddle.create_parameter([6], "float32") for kind in kinds}
-    still, empty = params["ratio 0"].name, Shard([6], span=(0, 0), groups=(None,), slice_size=0)
+    still, empty = params["ratio 0"].name, PartialShard([6], span=(0, 0), groups=(None,), slice_size=0)
     opt = Lamb(0.1, parameters=list(params.values()), set_param_lr_fun=lambda param: float(param.name != still))
     params["frozen"].stop_gradient = True
     opt.missing.names = [params["without a gradient"].name]
-    shards = {"whole": Shard([6]), "without one here": Shard([6], span=(0, 6), groups=(None,), slice_size=6)}
+    shards = {"whole": Shard([6]), "without one here": PartialShard([6], span=(0, 6), groups=(None,), slice_size=6)}
     rules = []
-    monkeypatch.setattr(updates, "run_together", lambda given: rules.extend(given) or [None] * len(given))
-    updates.update_shards(opt, {}, {param.name: shards.get(kind, empty) for kind, param in params.items()})
+    monkeypatch.setattr(batches, "run_together", lambda given: rules.extend(given) or [None] * len(given))
+    prepared_shards(opt, opt._rows([]), {param.name: shards.get(kind, empty) for kind, param in params.items()})(1.0)
     assert len(rules) == 1
 
 
 @pytest.mark.parametrize(
-    "shard", [Shard([6], groups=(None,)), Shard([6], span=(0, 6), slice_size=6)], ids=["tensor parallel", "slice"]
+    "shard", [PartialShard([6], groups=(None,)), PartialShard([6], span=(0, 6), slice_size=6)], ids=["tensor parallel", "slice"]
 )
 def test_fused_true_is_refused_in_shards(shard):
     param = paddle.create_parameter([6], "float32")
@@ -250,12 +251,12 @@ def test_fused_true_is_refused_in_shards(shard):
 @pytest.mark.parametrize("cut", ["tensor parallel", "in a slice", "alone in a slice"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_shard_with_all_elements_is_updated_as_a_whole_parameter(rule, cut, monkeypatch):
-    monkeypatch.setattr(geometry.dist, "all_reduce", lambda tensor, group: None)  # of one process
+    monkeypatch.setattr(sharded.dist, "all_reduce", lambda tensor, group: None)  # of one process
     shape, size, group = SHAPES["conv"], math.prod(SHAPES["conv"]), (SimpleNamespace(id=0),)
     shard = {
-        "tensor parallel": Shard(shape, (0, 0, 1), groups=group),
-        "in a slice": Shard(shape, span=(0, size), groups=group, slice_size=size),
-        "alone in a slice": Shard(shape, slice_size=size),
+        "tensor parallel": PartialShard(shape, (0, 0, 1), groups=group),
+        "in a slice": PartialShard(shape, span=(0, size), groups=group, slice_size=size),
+        "alone in a slice": PartialShard(shape, slice_size=size),
     }[cut]
     start, seen = np.random.default_rng(0).standard_normal(shape), []
     for sharded in (False, True):
@@ -288,7 +289,7 @@ def test_a_shard_with_all_elements_is_updated_as_a_whole_parameter(rule, cut, mo
 def test_slices_of_several_parameters_are_all_updated(monkeypatch):
     params = [paddle.create_parameter([6], "float32") for _ in range(2)]
     opt, before = Lamb(0.1, parameters=params, fused=False), [param.numpy() for param in params]
-    shards = {param.name: Shard([6], slice_size=6) for param in params}
+    shards = {param.name: PartialShard([6], slice_size=6) for param in params}
     monkeypatch.setattr(opt.finder, "find", lambda every: shards)
     for param in params:
         param.grad = paddle.ones([6])

@@ -18,6 +18,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.hook import bind_hook
 from paddle_ldopt.schedules.factory import SCHEDULES
+from paddle_ldopt.optimizers.options import LAYERWISE
 
 NAN, INF = float("nan"), float("inf")
 

@@ -9,6 +9,7 @@ from reference import bert_like, make_params, take_steps
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt.optimizers.moments import sqrt
 
 pytestmark = pytest.mark.promise(
     "NaN, inf, overflow, denormal gradients and extreme rates behave as in [numerics.md](numerics.md#bad-numbers)"

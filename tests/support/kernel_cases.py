@@ -123,7 +123,6 @@ class Optimizer:
                 record["state"][field] = view.ctypes.data
             else:
                 record[field] = view.ctypes.data
-            record["held"][kernels.PLACES[field]] = view.nbytes
         record["param_type"] = kernels.TYPES["float32" if self.masters else self.param_type]
         record["copy_type"] = kernels.TYPES[self.param_type]
         record["grad_type"] = kernels.TYPES[self.grad_type]
@@ -152,7 +151,6 @@ class Optimizer:
             view, memory = placed(encode(grad, self.grad_type), self.offset)
             kept.append((view, memory))
             self.tensors[i]["grad"] = view.ctypes.data
-            self.tensors[i]["held"][self.kernels.PLACES["grad"]] = view.nbytes
             chosen.append(i)
         given = np.ascontiguousarray(self.tensors[chosen])
         if self.rule == "adam_weight_decay":
@@ -165,28 +163,6 @@ class Optimizer:
             outside = np.concatenate([memory[: self.offset], memory[self.offset + view.size :]])
             assert (outside == 77).all(), "written outside of an array"
         return norm
-
-    def refuses_short_memory(self):
-        """Check that no tensor is touched if one of its buffers is a byte short; return how many there were."""
-        before, short, tensors = self.bits(), 0, self.tensors
-        for i, j in np.argwhere(tensors["held"] * (tensors["batch"] * tensors["rows"] * tensors["cols"] > 0)[:, None]):
-            records, memory, place = (
-                tensors.copy(),
-                np.zeros(tensors["held"][i, j] - 1, "u1"),
-                list(self.kernels.PLACES)[j],
-            )
-            field, index = ("state", (i, place)) if isinstance(place, int) else (place, i)
-            records[field][index], records["held"][i, j] = memory.ctypes.data, memory.size
-            for call in (self.kernels.step, self.kernels.norm):
-                try:
-                    call(records)
-                except ValueError as error:
-                    assert f"Received: tensor {i} of shape" in str(error)
-                else:
-                    raise AssertionError(f"{place} is a byte short, and {call.__name__} took it")
-            short += 1
-        assert self.bits() == before
-        return short
 
     def weights(self):
         """Return name -> weights, as float32; those that follow the masters if there are any."""
