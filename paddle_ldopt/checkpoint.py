@@ -425,6 +425,8 @@ def _set_states(optimizer: Optimizer, states: States) -> None:
     """Load checked states; parameters without state start anew, their masters as copies."""
     params, known = parameters_of(optimizer), _layouts(optimizer)
     optimizer._accumulators_holder = {}
+    if isinstance(optimizer, LayerwiseOptimizer):
+        optimizer.taken = None  # the number of steps is in the loaded state
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         _compat.create_state(optimizer, [param for param in params if param.name in states])
         for param in params:

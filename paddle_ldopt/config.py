@@ -226,7 +226,10 @@ class LdoptConfig(DecaySettings):
 
     def __post_init__(self) -> None:
         info, kind = info_of(self.optim, "optim"), kind_of(self.lr_scheduler_type)
-        options = {info.setting(name): value for name, value in json_object(self.optim_kwargs, "optim_kwargs").items()}
+        given = json_object(self.optim_kwargs, "optim_kwargs")
+        options = {info.setting(name): value for name, value in given.items()}
+        if len(options) < len(given):
+            raise refusal(ValueError, "`optim_kwargs` has two names for one option.", optim_kwargs=given)
         schedule, of_kind = json_object(self.lr_scheduler_kwargs, "lr_scheduler_kwargs"), dict(kind.options)
         for general in ("num_warmup_steps", "num_training_steps", "learning_rate"):
             of_kind.pop(general, None)
@@ -257,7 +260,7 @@ class LdoptConfig(DecaySettings):
         """Return an optimizer for a model's parameters and its schedule, for a training loop without a Trainer.
 
         The optimizer takes its rate from the schedule. With a relative step the schedule is an `AdafactorSchedule`, or
-        None for Came. Schedules that need `num_training_steps` raise ValueError without it.
+        None for Came. Schedules that need `num_training_steps` raise an error without it.
         """
         schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
         opt = build_optimizer(
