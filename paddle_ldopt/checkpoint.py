@@ -378,7 +378,7 @@ def _tensors(
     tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
     live, waiting = param.name in optimizer._already_create_accumulator, optimizer._accumulators_holder
     for name in layout.keys() - {MASTER}:
-        key = _compat.prefixed(optimizer, name)
+        key = f"{optimizer._name}_{name}" if optimizer._name else name
         tensor = optimizer._accumulators.get(key, {}).get(owner.name)
         tensors[name] = tensor if live else waiting.get(f"{owner.name}_{key}_0")
     missing = sorted(name for name, value in tensors.items() if value is None)

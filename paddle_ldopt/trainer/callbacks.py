@@ -98,8 +98,8 @@ class ScheduleCallback(Callback):
         rates = None if interface.sets_own_lr else rates_of(lr_scheduler, state.max_steps)
         if rates is None:
             message = (
-                "ScheduleCallback shows our schedules and LambdaDecay, but none that follows a metric, and no optimizer "
-                "that sets its own rate: leave it out; LayerLRCallback logs the rates."
+                "ScheduleCallback shows our schedules and LambdaDecay, but none that follows a metric, and no "
+                "optimizer that sets its own rate: leave it out; LayerLRCallback logs the rates."
             )
             received = {"optimizer": type(unwrap(optimizer)).__name__, "lr_scheduler": type(lr_scheduler).__name__}
             raise refusal(ValueError, message, **received)

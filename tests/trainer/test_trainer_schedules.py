@@ -9,9 +9,10 @@ import pytest
 import trainer_common as common
 from trainer_run import checkpoint_format
 
-from paddle_ldopt.config import BUILT_IN, builds_schedule
+from paddle_ldopt.config import BUILT_IN
 from paddle_ldopt.schedules import ON_METRIC, SchedulerType, get_scheduler
 from paddle_ldopt.trainer.arguments import SchedulerName
+from paddle_ldopt.trainer.rates import builds_schedule
 
 STEPS = 10
 EXTRA = {  # what a kind cannot do without
