@@ -16,8 +16,7 @@ from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.layers.table import markdown
 from paddle_ldopt.optimizers.options import COMMON, REGISTRY
 from paddle_ldopt.schedules.factory import SCHEDULES
-from paddle_ldopt.tools.memory import ITEMSIZE, estimate
-from paddle_ldopt.tools.models import decoder_of_size
+from paddle_ldopt.tools.memory import ITEMSIZE, decoder_of_size, estimate
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
 SIZES = {"7 B": 7e9, "70 B": 70e9, "1 T": 1e12}

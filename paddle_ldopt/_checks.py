@@ -3,16 +3,13 @@
 import dataclasses
 import difflib
 import inspect
-import itertools
 import math
 import numbers
 import reprlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Callable, Optional, TypeVar
 
 E = TypeVar("E", bound=Exception)
-_MOST_PROBLEMS = 40  # problems in a message
-
 _MOST_SHOWN = 400  # characters of a value in a message
 
 
@@ -81,17 +78,6 @@ def unknown(
     plain = key if isinstance(key, str) and len(key) <= len(name) else name
     near, received = nearest(key, names, 0.4), received or f"{plain}={shown(value)}"
     return f"{name} is not a known {noun}{near}.{valid}{advice and ' ' + advice} Received: {received}"
-
-
-def tell_all(problems: Iterable[str]) -> None:
-    """Raise one ValueError with all problems, at most the first 40; return without problems."""
-    found = list(dict.fromkeys(itertools.islice(problems, _MOST_PROBLEMS)))
-    if len(found) == 1:
-        raise ValueError(found[0])
-    if found:
-        lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
-        more = " or more" if len(found) == _MOST_PROBLEMS else ""
-        raise ValueError(f"{len(found)}{more} settings are wrong:{lines}")
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -198,15 +184,6 @@ def checked_state(state_dict: Any) -> dict[str, Any]:
     if not isinstance(state_dict, dict):
         raise wrong_type(state_dict, "state_dict", "a dict")
     return state_dict
-
-
-def refused(given: dict[str, tuple[Callable[[Any, str], Any], Any]]) -> Iterator[str]:
-    """Yield the error message of each failed check; `given` is name -> (check, value)."""
-    for name, (check, value) in given.items():
-        try:
-            check(value, name)
-        except (TypeError, ValueError) as error:
-            yield str(error)
 
 
 @dataclasses.dataclass(frozen=True)

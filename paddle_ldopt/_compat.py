@@ -4,7 +4,6 @@ Subclasses of Paddle's classes read protected attributes directly. `tests/test_c
 Paddle that this package uses and tells which one a new Paddle has moved.
 """
 
-import contextlib
 import functools
 import importlib
 import inspect
@@ -12,7 +11,7 @@ import math
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 import paddle
@@ -160,11 +159,6 @@ class StateForm(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     fill: float
-
-
-def prefixed(optimizer: Optimizer, state: str = "") -> str:
-    """Return the key of a state in `_accumulators`: its name with the optimizer's prefix, if any."""
-    return f"{optimizer._name}_{state}" if optimizer._name else state
 
 
 def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
@@ -340,12 +334,9 @@ def fleet_part(path: str) -> Any:
 
 #: () -> the hybrid communicate group of `fleet`, None before `fleet.init`
 topology = functools.partial(getattr, paddle.distributed.fleet.fleet, "_hcg", None)
-
-
-def topology_of(network: paddle.nn.Layer) -> Any:
-    """Return the hybrid communicate group of a network from `fleet`, None for another network."""
-    engines = fleet_part("meta_parallel.ShardingParallel"), fleet_part("meta_parallel.TensorParallel")
-    return network._hcg if is_pipeline_engine(network) or isinstance(network, engines) else None
+#: () -> the classes of `fleet` for sharding versions 1 and 2
+_SHARDING = "meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizer"
+sharding_v1, sharding_v2 = functools.partial(fleet_part, _SHARDING), functools.partial(fleet_part, f"{_SHARDING}V2")
 
 
 def is_sharded() -> bool:
@@ -383,16 +374,6 @@ def check_weight_decay_in_step(optimizer: Optimizer) -> None:
         )
 
 
-def sharding_v1() -> Any:
-    """Return the class of `fleet` for sharding version 1."""
-    return fleet_part("meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizer")
-
-
-def sharding_v2() -> Any:
-    """Return the class of `fleet` for sharding version 2."""
-    return fleet_part("meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizerV2")
-
-
 def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
     """Return ``param.name`` -> range of the flattened parameter here, and fill the slices as the first step would."""
     optimizer._collect_comm_buffers()
@@ -425,19 +406,3 @@ def pipeline_of(model: paddle.nn.Layer) -> Any:
     layer = fleet_part("meta_parallel.PipelineLayer")
     parts = [part for part in model.sublayers(include_self=True) if isinstance(part, layer)]
     return next((part for part in parts if part._num_stages > 1), None)
-
-
-@contextlib.contextmanager
-def other_loss_function(layer: Any, loss: Any) -> Iterator[None]:
-    """Replace the loss function of a PipelineLayer."""
-    before, layer._loss_fn = layer._loss_fn, [loss]
-    try:
-        yield
-    finally:
-        layer._loss_fn = before
-
-
-def forget_checkpoint(folder: str) -> None:
-    """Clear the list of files that `paddle.distributed.load_state_dict` keeps of a folder, which may have changed."""
-    module = importlib.import_module(paddle.distributed.load_state_dict.__module__)
-    module.PATH_TO_CHECKPOINT_FILES.pop(folder, None)

@@ -1,7 +1,8 @@
-"""Files: checks of paths, complete writes, checksums, strict JSON, numbers of YAML. No Paddle."""
+"""Files: checks of paths, complete writes, checksums, strict JSON, YAML. No Paddle."""
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -149,6 +150,26 @@ def read_json(path: Path, content: str = "This JSON") -> Any:
     """Return the content of a JSON file; raise ValueError for unreadable content or a duplicate key."""
     with open(checked_path(path), encoding="utf-8") as file, file_errors(path, content):
         return json.load(file, object_pairs_hook=unique_keys)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file, in which 1e-5 is a number; raise ValueError for a bad or duplicate key."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML's loader with the numbers of YAML 1.2."""
+
+    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
+        read = functools.partial(loader.construct_object, deep=True)
+        return unique_keys([(read(key), read(value)) for key, value in node.value])
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_EXPONENT, list("-+.0123456789"))
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    with open(checked_path(path), encoding="utf-8") as file, file_errors(path, "This YAML"):
+        try:
+            return yaml.load(file, Loader)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
 
 
 def strict_json(text: str) -> Any:

@@ -378,7 +378,7 @@ def _tensors(
     tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
     live, waiting = param.name in optimizer._already_create_accumulator, optimizer._accumulators_holder
     for name in layout.keys() - {MASTER}:
-        key = _compat.prefixed(optimizer, name)
+        key = f"{optimizer._name}_{name}" if optimizer._name else name
         tensor = optimizer._accumulators.get(key, {}).get(owner.name)
         tensors[name] = tensor if live else waiting.get(f"{owner.name}_{key}_0")
     missing = sorted(name for name, value in tensors.items() if value is None)
@@ -425,6 +425,8 @@ def _set_states(optimizer: Optimizer, states: States) -> None:
     """Load checked states; parameters without state start anew, their masters as copies."""
     params, known = parameters_of(optimizer), _layouts(optimizer)
     optimizer._accumulators_holder = {}
+    if isinstance(optimizer, LayerwiseOptimizer):
+        optimizer.taken = None  # the number of steps is in the loaded state
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         _compat.create_state(optimizer, [param for param in params if param.name in states])
         for param in params:

@@ -3,14 +3,11 @@
 The functions on a Trainer's arguments take any object with the attributes of PaddleNLP's TrainingArguments.
 """
 
-import contextlib
 import copy
 import dataclasses
-import functools
 import json
 import math
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import paddle
@@ -18,7 +15,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ._checks import Option, checked_bool, checked_number, checked_steps, plain_number, refusal, unknown
-from ._files import YAML_EXPONENT, Path, checked_path, file_errors, read_json, unique_keys
+from ._files import Path, checked_path, read_json, read_yaml, unique_keys
 from .create import OFF, OPTIMIZERS, build_optimizer, info_of
 from .layers.decay import OPTIONS, LayerDecay
 from .optimizers import Adafactor, AdafactorSchedule, OptimizerInfo
@@ -54,7 +51,7 @@ ERNIEKIT: dict[str, tuple[Optional[float], tuple[str, ...]]] = {
 }
 
 
-# ---- JSON and YAML
+# ---- JSON
 
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
@@ -74,26 +71,6 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
 def json_argument(args: Any, name: str) -> dict[str, Any]:
     """Return the dict in a Trainer's argument, which is a JSON object; empty if the Trainer lacks the argument."""
     return json_object(getattr(args, name, None), name)
-
-
-def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file, in which 1e-5 is a number; raise ValueError for a bad or duplicate key."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """PyYAML's loader with the numbers of YAML 1.2."""
-
-    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
-        read = functools.partial(loader.construct_object, deep=True)
-        return unique_keys([(read(key), read(value)) for key, value in node.value])
-
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_EXPONENT, list("-+.0123456789"))
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    with open(checked_path(path), encoding="utf-8") as file, file_errors(path, "This YAML"):
-        try:
-            return yaml.load(file, Loader)
-        except yaml.YAMLError as error:
-            raise ValueError(str(error)) from error
 
 
 def _plain(value: Any) -> Any:
@@ -116,13 +93,8 @@ def option_of(value: Any, option: str, name: str = "") -> Any:
     return OPTIONS[option].checked(value, name)
 
 
-def decay_from(settings: Mapping[str, Any]) -> LayerDecay:
-    """Return the decay of a mapping setting -> value, such as a record; missing options get their defaults."""
-    return LayerDecay(**{o: option_of(settings.get(name, OPTIONS[o].default), o) for o, name in SETTINGS.items()})
-
-
 def settings_of(decay: LayerDecay) -> dict[str, Any]:
-    """Return setting -> value of a decay, for `decay_from` and JSON."""
+    """Return setting -> value of a decay, for JSON."""
     return {SETTINGS[option]: value for option, value in decay.to_dict().items()}
 
 
@@ -151,7 +123,8 @@ class DecaySettings:
     @property
     def layerwise_decay(self) -> LayerDecay:
         """The `LayerDecay` of the settings."""
-        return decay_from(vars(self))
+        values = {option: getattr(self, name, OPTIONS[option].default) for option, name in SETTINGS.items()}
+        return LayerDecay(**{option: option_of(value, option) for option, value in values.items()})
 
 
 # ---- the object
@@ -226,7 +199,10 @@ class LdoptConfig(DecaySettings):
 
     def __post_init__(self) -> None:
         info, kind = info_of(self.optim, "optim"), kind_of(self.lr_scheduler_type)
-        options = {info.setting(name): value for name, value in json_object(self.optim_kwargs, "optim_kwargs").items()}
+        given = json_object(self.optim_kwargs, "optim_kwargs")
+        options = {info.setting(name): value for name, value in given.items()}
+        if len(options) < len(given):
+            raise refusal(ValueError, "`optim_kwargs` has two names for one option.", optim_kwargs=given)
         schedule, of_kind = json_object(self.lr_scheduler_kwargs, "lr_scheduler_kwargs"), dict(kind.options)
         for general in ("num_warmup_steps", "num_training_steps", "learning_rate"):
             of_kind.pop(general, None)
@@ -257,7 +233,7 @@ class LdoptConfig(DecaySettings):
         """Return an optimizer for a model's parameters and its schedule, for a training loop without a Trainer.
 
         The optimizer takes its rate from the schedule. With a relative step the schedule is an `AdafactorSchedule`, or
-        None for Came. Schedules that need `num_training_steps` raise ValueError without it.
+        None for Came. Schedules that need `num_training_steps` raise an error without it.
         """
         schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
         opt = build_optimizer(
@@ -268,7 +244,7 @@ class LdoptConfig(DecaySettings):
             max_grad_norm=self.max_grad_norm,
             weight_decay=self.weight_decay,
             **({} if schedule is None else {"learning_rate": schedule}),
-            **self.optim_kwargs,
+            **(self.optim_kwargs or {}),
         )
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
 
@@ -375,7 +351,7 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
         "optim": optim,
         "optim_kwargs": options,
         "weight_decay": args.weight_decay,
-        "max_grad_norm": clip_norm(args),
+        "max_grad_norm": max(args.max_grad_norm, 0.0),  # for a Trainer, any negative number is off, too
         **settings_of(decay_of_arguments(args)),
         "layerwise_rules": json_argument(args, "layerwise_rules") or None,
         "lr_scheduler_type": kind,
@@ -384,24 +360,6 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
         "warmup_steps": args.warmup_steps,
         "warmup_ratio": 0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as in the Trainer
     }
-
-
-def schedule_of_arguments(args: Any, num_training_steps: int) -> tuple[Any, int]:
-    """Return the settings of the schedule in a Trainer's arguments, and its number of steps.
-
-    As in the Trainer, `warmup_ratio` is a fraction of the training's steps, rounded down. A positive `decay_steps`,
-    which some Trainers lack, replaces the number of steps.
-    """
-    settings = types.SimpleNamespace(**settings_of_arguments(args))
-    settings.warmup_steps = settings.warmup_steps or int(settings.warmup_ratio * num_training_steps)
-    settings.warmup_ratio = 0.0
-    return settings, max(getattr(args, "decay_steps", None) or 0, 0) or num_training_steps
-
-
-def builds_schedule(args: Any) -> bool:
-    """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
-    kind = name_of(args.lr_scheduler_type)
-    return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
 
 
 def name_of(choice: Any) -> str:
@@ -413,11 +371,6 @@ def mapped_options(args: Any, info: OptimizerInfo) -> dict[str, Any]:
     """Return the options of an optimizer that are fields of a Trainer's arguments."""
     options = {name: getattr(args, field) for name, field in info.trainer.items()}
     return {**options, "multi_precision": args.fp16_opt_level == "O2"}
-
-
-def clip_norm(args: Any) -> float:
-    """Return the global norm for gradient clipping, 0 for off; a Trainer also takes any negative number for off."""
-    return max(args.max_grad_norm, 0.0)
 
 
 def evaluation_metric(args: Any) -> tuple[str, str]:
@@ -464,16 +417,3 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
         else:
             options["towers"] = {"vision_model": LayerDecay(value, "ernie_vl")}
     return dataclasses.replace(decay, **options) if options else decay
-
-
-@contextlib.contextmanager
-def left_to_us(args: Any) -> Iterator[None]:
-    """Set the arguments to neutral values, so that ERNIEKit's `create_optimizer` passes no `lr_ratio` to AdamW."""
-    before = {name: getattr(args, name) for name in ERNIEKIT if hasattr(args, name)}
-    try:
-        for name in before:
-            setattr(args, name, ERNIEKIT[name][0])
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(args, name, value)

@@ -1,6 +1,7 @@
 """Build an optimizer by name: `create`, and `build_optimizer` for `LdoptConfig`, the Trainer and integrations."""
 
 import collections
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional, Union
 
@@ -9,7 +10,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ._checks import checked_number, nearest, refusal, shown, unknown
-from ._compat import checked_model, name_dict_of
+from ._compat import checked_model, name_before_copy, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.find import Rules
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
@@ -58,7 +59,8 @@ def build_optimizer(
         arguments["parameters"] = parameters_to_train(model) if groups is None else _listed(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
     if model is not None and not grouped and not any(arguments.get(name) for name in info.own_exclusion):
-        arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
+        decayed = decayed_parameter_names(model)
+        arguments.setdefault("apply_decay_param_fun", functools.partial(_is_decayed, decayed))
     if checked_number(max_grad_norm, "max_grad_norm") > 0:
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     weight_decay = arguments.pop("weight_decay", None)
@@ -78,6 +80,11 @@ def build_optimizer(
     elif decay == OFF and not has_hook and model is not None:
         arguments["name_dict"] = name_dict_of(model)
     return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
+
+
+def _is_decayed(decayed: set[str], name: str) -> bool:
+    """Return whether a parameter, or its deep copy, has weight decay; unlike a lambda it can be pickled."""
+    return name_before_copy(name, decayed.__contains__) in decayed
 
 
 def _listed(groups: Any) -> list[Any]:

@@ -126,7 +126,10 @@ def create_optimizer(
         include = options["include_in_weight_decay"] or []
         arguments["apply_decay_param_fun"] = _decayed(model, include, names).__contains__
     elif options["weight_decay"] != 0.0:
-        arguments["exclude_from_weight_decay"] = _pattern_of_excluded(parameters, names)
+        pattern = _NOT_DECAYED if names else _NOT_DECAYED_UNNAMED
+        searched = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
+        matches = parameters is None or any(re.search(pattern, text) for text in searched)
+        arguments["exclude_from_weight_decay"] = [pattern] if matches else []  # without a match it would warn
     optimizer = build_optimizer(
         "adamweightdecay",
         model,
@@ -190,10 +193,3 @@ def _decayed(model: paddle.nn.Layer, include: list[re.Pattern[str]], names: Opti
     decayed = decayed_parameter_names(model)
     decayed.update(name for name, text in texts.items() if any(pattern.search(text) for pattern in include))
     return decayed
-
-
-def _pattern_of_excluded(parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]) -> list[str]:
-    """Return [the pattern of names without weight decay], [] if it matches no parameter, to avoid a warning."""
-    pattern = _NOT_DECAYED if names else _NOT_DECAYED_UNNAMED
-    searched = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
-    return [pattern] if parameters is None or any(re.search(pattern, text) for text in searched) else []

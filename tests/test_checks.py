@@ -77,11 +77,6 @@ def test_an_argument_with_two_names_is_given_once():
         refuses("`y` is another name for `x`: give one of them. Received: x=", one_of_two, "x", value, "y", 2, default)
 
 
-def test_all_failed_checks_are_told():
-    found = _checks.refused({"a": (checked_bool, 1), "b": (checked_bool, True), "c": (checked_number, -1.0)})
-    assert list(found) == ["`a` must be a bool. Received: a=1", "`c` must be in [0, inf). Received: c=-1.0"]
-
-
 def test_an_option_that_declares_nothing_is_a_number_from_0():
     option = Option(1, "a doc")
     assert option.span == "[0, inf)" and option.checked(np.ones([1]), "x") == 1.0

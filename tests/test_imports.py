@@ -29,11 +29,11 @@ ARROWS = {
     "optimizers": {"_checks", "_compat", "kernels", "layers"},
     "accumulator": {"_checks", "_compat", "_processes"},
     "create": {"_checks", "_compat", "layers", "optimizers"},
-    "tensorflow_recipe": {"_compat", "create", "layers", "optimizers", "schedules"},
+    "tensorflow_recipe": {"_checks", "_compat", "create", "layers", "optimizers", "schedules"},
     "config": {"_checks", "_files", "create", "layers", "optimizers", "schedules"},
     "checkpoint": {"_checks", "_compat", "_files", "_safetensors", "layers", "optimizers", "version"},
     "integrations": {"_checks", "_compat", "_files", "create", "layers", "optimizers"},
-    "parallel": {"_checks", "_compat", "_files", "_processes", "checkpoint", "schedules"},
+    "parallel": {"_checks", "_compat", "_files", "_processes", "_safetensors", "checkpoint", "schedules"},
     "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},
     "trainer": {"_checks", "_compat", "_files", "_processes", "config", "create", "layers", "optimizers", "plots"}
     | {"schedules"},

@@ -1,7 +1,5 @@
 """The parts of a message: values in one bounded line."""
 
-import functools
-
 import numpy as np
 import paddle
 import pytest
@@ -29,25 +27,26 @@ LOOP.append(LOOP)
 @pytest.mark.parametrize(
     "value, want",
     [
-        (Rude(), "<Rude object>"),
-        ([1, Rude()], "[1, <list object>"),
-        (Rude("x" * 10**6), "x" * 400 + "..."),
-        ("x" * 10**6, "'" + "x" * 399 + "..."),
-        (range(10**9), "range(0, 1000000000)"),
-        (list(range(10**6)), str(list(range(200)))[:400] + "..."),
-        (dict.fromkeys(range(10**6)), str(dict.fromkeys(range(100)))[:400] + "..."),
-        (10**5000, "an int of 16610 bits"),
         (np.ones(9), "ndarray of shape [9]"),
         (paddle.ones([3, 3]), "Tensor of shape [3, 3]"),
         (np.ones(2), "array([1., 1.])"),
-        (functools.partial(max, 1, key=[2]), "partial(<built-in function max>, 1, key=[2])"),
+        (range(10**9), "range(0, 1000000000)"),
         (LayerDecay(0.5), repr(LayerDecay(0.5))),
         ((1,), "(1,)"),
         ({1: (), "a": set(), "b": {2}, "c": frozenset({3})}, "{1: (), 'a': set(), 'b': {2}, 'c': frozenset({3})}"),
-        (LOOP, "[" * 21 + "Ellipsis" + "]" * 21),
+        (list(range(10**6)), str([*range(20)])[:-1] + ", ...]"),
         (np.float64, "<class 'numpy.float64'>"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_values_in_messages(value, want):
     assert shown(value) == want
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Rude(), [1, Rude()], Rude("x" * 10**6), "x" * 10**6, dict.fromkeys(range(10**6)), 10**5000, LOOP, [["x" * 10**3]]],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_value_is_shown_in_bounded_length(value):
+    assert 0 < len(shown(value)) <= 403

@@ -231,8 +231,8 @@ class LayerDecay:
 
     def to_dict(self) -> dict[str, Any]:
         """Return option -> value for JSON; `LayerDecay(**options)` restores the decay."""
-        towers = self.towers and {name: decay.to_tower() for name, decay in self.towers.items()}
-        return {**vars(self), "towers": towers, "multipliers": self.multipliers and dict(self.multipliers)}
+        towers = {name: decay.to_tower() for name, decay in (self.towers or {}).items()}
+        return {**vars(self), "towers": towers or None, "multipliers": self.multipliers and dict(self.multipliers)}
 
     def to_tower(self) -> Union[float, dict[str, Any]]:
         """Return the short form for the `towers` of another decay: a number, or the options other than defaults."""

@@ -125,18 +125,13 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
                 ratio = attributes["learning_rate"]
         finally:
             attributes["learning_rate"] = before
-        return _checked_ratio(ratio, param.name)
+        if not paddle.in_dynamic_mode() and isinstance(ratio, paddle.pir.Value):  # known at run time only
+            return ratio
+        try:
+            return checked_number(ratio, "ratio")
+        except (TypeError, ValueError) as error:
+            must = "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and"
+            allowed = "return None; the ratio must be finite and not negative"
+            raise type(error)(f"{must} {allowed}. Received: {shown(ratio)} for '{param.name}'") from None
 
     return ratio_of
-
-
-def _checked_ratio(ratio: Any, name: str) -> Any:
-    """Return a hook's ratio for parameter `name` as a float; a static graph's value unchanged."""
-    if not paddle.in_dynamic_mode() and isinstance(ratio, paddle.pir.Value):  # known at run time only
-        return ratio
-    try:
-        return checked_number(ratio, "ratio")
-    except (TypeError, ValueError) as error:
-        must = "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return"
-        allowed = "None; the ratio must be finite and not negative"
-        raise type(error)(f"{must} {allowed}. Received: {shown(ratio)} for '{name}'") from None

@@ -1,6 +1,7 @@
 """The learning rate and weight decay of each parameter: read from an optimizer without changing it, or planned.
 
-Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so that another thread may take steps.
+Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so that another thread may take steps;
+but a hook that changes `optimize_attr` does so for a moment, as in a step.
 """
 
 import dataclasses
@@ -115,7 +116,7 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
     interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _compat.groups_by_name(optimizer)
     source, divisor = optimizer._learning_rate, interface.lr_divisor
-    peak = now
+    peak: Optional[float] = now
     if isinstance(source, LRScheduler):
         peak = peak_of(source) if divisor(1) == divisor(0) else None  # the rate falls by itself, too
     parts, layers, rates = _compat.lr_factors_and_own(optimizer, params), interface.layers, {}

@@ -5,6 +5,7 @@ schedule, checksums and a record of the optimizer. Paddle's own files, `.metadat
 checkpoint that does not fit in one process is refused in all, before anything changes.
 """
 
+import importlib
 import json
 import os
 import warnings
@@ -152,7 +153,8 @@ def load_checkpoint(
         message = "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that"
         todo = "are frozen here. Build the same network and optimizer, or give strict=False."
         raise ValueError(f"{message} {todo} Received: nothing for {quoted(unused)}")
-    _compat.forget_checkpoint(os.fspath(folder))
+    # Paddle keeps a list of the files of each folder, which may have changed
+    importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
         set_parts([(schedule, schedule_state)])

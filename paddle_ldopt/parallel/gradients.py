@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 import paddle
 import paddle.distributed as dist
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import HybridParallelOptimizer
-from paddle.distributed.fleet.meta_parallel import PipelineLayer, PipelineParallel
+from paddle.distributed.fleet.meta_parallel import PipelineLayer, PipelineParallel, ShardingParallel, TensorParallel
 from paddle.distributed.fleet.utils.hybrid_parallel_util import (
     fused_allreduce_gradients_with_group,
     obtain_optimizer_parameters_list,
@@ -30,10 +30,11 @@ class ProcessGroups:
             raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
         self.processes = dist.get_world_size()
         self.network, self.optimizer = network, optimizer
-        self.topology = _compat.topology_of(network)
+        of_fleet = _compat.is_pipeline_engine(network) or isinstance(network, (ShardingParallel, TensorParallel))
+        self.topology: Any = network._hcg if of_fleet else None
         self.hybrid = isinstance(optimizer, HybridParallelOptimizer)
         self._check_mode()
-        self.sharding_optimizer = optimizer._inner_opt if self.group("sharding") else None
+        self.sharding_optimizer: Any = optimizer._inner_opt if self.group("sharding") else None
         self.has_slices = isinstance(self.sharding_optimizer, _compat.sharding_v2())  # version 2 cuts parameters
         # the processes with the same parameters, which average their gradients
         self.data_group = self.group("data")
@@ -170,10 +171,19 @@ class Gradients:
         return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
 
     def reduce(self) -> None:
-        """Average over the processes with different data."""
+        """Average over the processes with different data; gradients missing in some of them are zeros there."""
         groups, params, sharding = self._groups, self.parameters(), self._groups.sharding_optimizer
         if not groups.has_slices:  # slices have buffers, so none is missing
-            params = _fill_missing(params, groups.data_groups)
+            anywhere = paddle.to_tensor([_gradient_of(param) is not None for param in params], dtype="int32")
+            for group in groups.data_groups:
+                dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
+            params = [param for param, is_present in zip(params, anywhere.tolist()) if is_present]
+            for param in params:
+                if _gradient_of(param) is None:
+                    if hasattr(param, "main_grad"):
+                        param.main_grad = paddle.zeros(param.shape, "float32")
+                    else:
+                        param.grad = paddle.zeros_like(param)
         if sharding is not None:
             sharding.reduce_gradients(params, groups.topology)
             if groups.has_slices:  # otherwise, groups lack the slices of the first step
@@ -237,18 +247,3 @@ def _square_sum(gradient: Optional[paddle.Tensor]) -> paddle.Tensor:
         return paddle.zeros([1])
     dtype = "float64" if gradient.dtype == paddle.float64 else "float32"
     return paddle._C_ops.squared_l2_norm(gradient.astype(dtype)).astype("float32").reshape([1])
-
-
-def _fill_missing(params: list[paddle.Tensor], groups: list[Any]) -> list[paddle.Tensor]:
-    """Return the parameters with a gradient in any process; fill gradients missing in this process with zeros."""
-    anywhere = paddle.to_tensor([_gradient_of(param) is not None for param in params], dtype="int32")
-    for group in groups:
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
-    filled = [param for param, is_present in zip(params, anywhere.tolist()) if is_present]
-    for param in filled:
-        if _gradient_of(param) is None:
-            if hasattr(param, "main_grad"):
-                param.main_grad = paddle.zeros(param.shape, "float32")
-            else:
-                param.grad = paddle.zeros_like(param)
-    return filled

@@ -63,9 +63,19 @@ class MicroBatches:
         self._tokens, self._shapes = [], self._next_shapes
         if self._pipeline_layer is not None:
             self._loss_function = self._pipeline_layer._loss_fn[0]
-        run = self._run_engine if self.has_stages else self._run_loop
+        engine, layer = self._groups.network, self._pipeline_layer
         micro_batches = tuple(_split(value, self._count) for value in inputs)
-        self._loss = run(micro_batches, scaler).detach().astype("float32").reshape([1])
+        if self.has_stages:
+            data = [micro_batches[0] if len(micro_batches) == 2 else micro_batches[:-1], micro_batches[-1]]
+            data = engine._prepare_training(data, self._groups.optimizer, None)
+            before, layer._loss_fn = layer._loss_fn, [self._loss_of]
+            try:
+                loss = engine.forward_backward_pipeline(data, scaler)
+            finally:
+                layer._loss_fn = before
+        else:
+            loss = self._run_loop(micro_batches, scaler)
+        self._loss = loss.detach().astype("float32").reshape([1])
 
     def mean(self) -> tuple[paddle.Tensor, float]:
         """Return the mean loss, shape [], and the factor that turns the gradients into a mean, still scaled.
@@ -85,13 +95,6 @@ class MicroBatches:
         if not total > 0:
             raise ValueError(f"A step must have at least one token. Received: {total:g} tokens in all micro-batches")
         return loss_and_tokens[0] / total, groups.data_ranks / (total * self._share)
-
-    def _run_engine(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:
-        engine = self._groups.network
-        data = [micro_batches[0] if len(micro_batches) == 2 else micro_batches[:-1], micro_batches[-1]]
-        data = engine._prepare_training(data, self._groups.optimizer, None)
-        with _compat.other_loss_function(self._pipeline_layer, self._loss_of):
-            return engine.forward_backward_pipeline(data, scaler)
 
     def _run_loop(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:
         network = self._groups.network

@@ -17,7 +17,7 @@ from ..plots import check_picture, plot_schedule, text_plot
 from ..schedules import get_scheduler
 from ..schedules.factory import SCHEDULES
 from . import memory
-from .models import MODEL, load_model
+from .memory import MODEL, load_model
 
 __all__ = ["load_model", "main"]
 

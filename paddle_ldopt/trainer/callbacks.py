@@ -72,6 +72,15 @@ class LayerLRCallback(Callback):
         return {name: float(f"{rate:.6g}") for name, rate in rates.items()}
 
 
+def all_layers_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
+    """Return the optimizer as without `GradualUnfreezeCallback`, and (tower, layer id) -> the step that unfreezes it."""
+    inner = unwrap(optimizer)
+    unfreezing = vars(inner).get("unfreezing")
+    if unfreezing is None:
+        return inner, {}
+    return stand_in(inner, ratios=unfreezing.open_ratios), unfreezing.starts
+
+
 class ScheduleCallback(Callback):
     """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
@@ -107,9 +116,7 @@ class ScheduleCallback(Callback):
         rates = [rate / interface.lr_divisor(i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a Trainer without steps
             return
-        inner, starts = unwrap(optimizer), {}
-        if (unfreezing := vars(inner).get("unfreezing")) is not None:
-            inner, starts = stand_in(inner, ratios=unfreezing.open_ratios), unfreezing.starts
+        inner, starts = all_layers_open(optimizer)
         rows = layers.table(optimizer=inner).rows  # in all processes: each has a stage
         if not state.is_world_process_zero:
             return

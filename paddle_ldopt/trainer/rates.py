@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import types
+from collections.abc import Iterator
 from typing import Any, Optional
 
 from paddle import distributed
@@ -11,18 +13,17 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import refusal
 from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..config import (
+    BUILT_IN,
+    ERNIEKIT,
     LdoptConfig,
     build_schedule,
-    builds_schedule,
-    clip_norm,
     decay_of_arguments,
     evaluation_metric,
     json_argument,
-    left_to_us,
     mapped_options,
     name_of,
-    schedule_of_arguments,
     settings_of,
+    settings_of_arguments,
 )
 from ..create import OFF, OPTIMIZERS, build_optimizer
 from ..layers.decay import LayerDecay
@@ -31,6 +32,7 @@ from ..layers.rates import layerwise_interface
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.options import REGISTRY
 from ..schedules import MetricSchedule
+from ..schedules.factory import SCHEDULES
 from . import record, shared
 from .arguments import LdoptArgumentsMixin
 from .callbacks import GradualUnfreezeCallback
@@ -126,7 +128,7 @@ class LdoptTrainerMixin(ResumeMixin):
                 layerwise_decay=decay,
                 layers=layers,
                 groups=self.model.parameters() if groups is None else groups,
-                max_grad_norm=clip_norm(args),
+                max_grad_norm=max(args.max_grad_norm, 0.0),
                 learning_rate=self.lr_scheduler if lr_scheduler is None else lr_scheduler,
                 weight_decay=args.weight_decay,
                 **mapped_options(args, info),
@@ -168,7 +170,11 @@ class LdoptTrainerMixin(ResumeMixin):
         if self.lr_scheduler is None and layerwise_interface(self.optimizer).sets_own_lr:
             self.lr_scheduler = OwnRate(self.optimizer)
         elif self.lr_scheduler is None and ours and not getattr(args, "freeze_training", False):
-            self.lr_scheduler = build_schedule(*schedule_of_arguments(args, num_training_steps))
+            settings = types.SimpleNamespace(**settings_of_arguments(args))
+            settings.warmup_steps = settings.warmup_steps or int(settings.warmup_ratio * num_training_steps)
+            settings.warmup_ratio = 0.0
+            decay_steps = max(getattr(args, "decay_steps", None) or 0, 0)  # which some Trainers lack
+            self.lr_scheduler = build_schedule(settings, decay_steps or num_training_steps)
             if isinstance(self.lr_scheduler, MetricSchedule):
                 _ignore_steps_without_metric(self.lr_scheduler)
         return super().create_scheduler(num_training_steps)
@@ -289,6 +295,25 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
         message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
         received = {"optim": optim, "layerwise_decay": decay, "optimizer": name, "its_decay": own_decay}
         raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
+
+
+def builds_schedule(args: Any) -> bool:
+    """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
+    kind = name_of(args.lr_scheduler_type)
+    return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
+
+
+@contextlib.contextmanager
+def left_to_us(args: Any) -> Iterator[None]:
+    """Set the arguments to neutral values, so that ERNIEKit's `create_optimizer` passes no `lr_ratio` to AdamW."""
+    before = {name: getattr(args, name) for name in ERNIEKIT if hasattr(args, name)}
+    try:
+        for name in before:
+            setattr(args, name, ERNIEKIT[name][0])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(args, name, value)
 
 
 def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:

@@ -18,8 +18,8 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from paddle_ldopt import LayerMap
-from paddle_ldopt._compat import parameters_of
-from paddle_ldopt.layers.rates import applied_rates, next_rate, used_rates
+from paddle_ldopt._compat import parameters_of, unwrap
+from paddle_ldopt.layers.rates import applied_rates, layerwise_interface, next_rate
 from paddle_ldopt.layers.table import LayerTable
 from paddle_ldopt.plots import draw_rates, font_families, name_lines
 from paddle_ldopt.trainer import write_whole
@@ -56,9 +56,7 @@ class RunReport(Callback):
         """Take the layer table; drop the lines logged after the checkpoint that the run resumes from."""
         self._recording = state.is_world_process_zero
         self.facts = {} if args is None else run_facts(args)
-        ahead = max(state.max_steps - 1 - state.global_step, 0)
-        with all_layers_open(optimizer):  # in all processes: each process of a pipeline has a stage
-            table = self.layers.table(optimizer=optimizer, num_steps=ahead)
+        table = self.layers.table(optimizer=all_layers_open(optimizer)[0])  # in all processes: each may have a stage
         if self._recording:
             self._table, self._starts, self._rates = table, None, []
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []
@@ -68,14 +66,13 @@ class RunReport(Callback):
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the rate of the step if known; before the first step, also the step that unfreezes each layer."""
         if self._recording and self._starts is None:
-            with all_layers_open(optimizer) as self._starts:
-                pass
-        if self._recording and used_rates(optimizer) is None:
+            self._starts = all_layers_open(optimizer)[1]
+        if self._recording and not _reports(optimizer):
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Record the greatest rate of each layer if the optimizer sets its own rates."""
-        if self._recording and used_rates(optimizer) is not None:
+        if self._recording and _reports(optimizer):
             self._rates.append(self._by_layer(optimizer))
 
     def _by_layer(self, optimizer: Optimizer) -> list[Optional[float]]:
@@ -181,6 +178,11 @@ class RunReport(Callback):
             for tower in [row.tower] if row.tower in towers else towers:
                 towers[tower].append((row, heights))
         return page.plots("learning rate of each layer by step", _draw_towers, towers, steps, panels=len(towers))
+
+
+def _reports(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer computes its rates and tells them after a step."""
+    return layerwise_interface(optimizer).sets_own_lr and hasattr(unwrap(optimizer), "used_lr")
 
 
 def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) -> list[Any]:

@@ -49,7 +49,7 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
     settings = {"lr_scheduler_type": "triangle", "learning_rate": 0.1, "warmup_steps": 2}
     config = ldopt.LdoptConfig(**settings, lr_scheduler_kwargs={"floor": 0.2})
     assert rates_of(config.build(common.tiny_model(), 6)[1]) == pytest.approx(RATES)
-    with pytest.raises(ValueError, match="unexpected keyword argument 'flor'.*it takes floor, last_epoch"):
+    with pytest.raises(ValueError, match="'flor' is not a known option; the nearest is 'floor'"):
         ldopt.LdoptConfig(**settings, lr_scheduler_kwargs={"flor": 0.2})
 
     trainer = common.trainer(tmp_path, **settings, lr_scheduler_kwargs='{"floor": 0.2}', max_steps=3)
@@ -71,8 +71,6 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
 def test_a_new_schedule_that_follows_a_metric_is_known_as_such(tmp_path):
     schedule("patience", on_metric=ReduceLROnPlateau)(lambda optimizer, **options: None)
     try:
-        with pytest.raises(ValueError, match="an `lr_scheduler_type` that does not follow a metric"):
-            ldopt.LdoptConfig(layerwise_lr_decay=0.5, layerwise_end=1.0, lr_scheduler_type="patience")
         with pytest.raises(ValueError, match="The schedule follows an evaluation metric: give"):
             common.arguments(tmp_path, lr_scheduler_type="patience")
     finally:

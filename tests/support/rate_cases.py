@@ -25,20 +25,17 @@ from paddle_ldopt.trainer.stages import map_layers
 STEPS, HALF, ONE = 8, 4, "one process"
 PLACES = ["embed", "vision.layers.0", "vision.layers.1", "text.layers.0", "text.layers.1", "head"]
 DESCRIPTIONS = [(Embed, VOCABULARY, HIDDEN), (Split,), (Block, HIDDEN), (Block, HIDDEN), (Split,), (Head,)]
-DECAYS = {  # name -> decay, granularity
-    "towers": (
-        LayerDecay(
-            0.8,
-            preserve_mean=True,
-            towers={"vision": LayerDecay(0.6, scale=2.0), "text": 0.7},
-            multipliers={r"bias$": 2.0, r"layers\.0\.": 0.5},
-        ),
-        "block",
+DECAYS = {
+    "towers": LayerDecay(
+        0.8,
+        preserve_mean=True,
+        towers={"vision": LayerDecay(0.6, scale=2.0), "text": 0.7},
+        multipliers={r"bias$": 2.0, r"layers\.0\.": 0.5},
     ),
-    "linear": (LayerDecay(convention="linear", bound=0.3), "block"),
-    "groups": (LayerDecay(0.5, head_ratio=1.5, preserve_mean=True), 1),
+    "linear": LayerDecay(convention="linear", bound=0.3),
+    "mean": LayerDecay(0.5, head_ratio=1.5, preserve_mean=True),
 }
-CASES = [*((name, "towers") for name in OPTIMIZERS), ("momentum", "towers"), ("adamwdl", "linear"), ("lamb", "groups")]
+CASES = [*((name, "towers") for name in OPTIMIZERS), ("momentum", "towers"), ("adamwdl", "linear"), ("lamb", "mean")]
 
 
 class Tower(nn.Layer):
@@ -121,7 +118,7 @@ class Run:
 
     def __init__(self, case, hcg=None):
         name, self.hcg = case[0], hcg
-        decay, _ = DECAYS[case[1]]
+        decay = DECAYS[case[1]]
         self.staged = hcg is not None and hcg.get_pipe_parallel_world_size() > 1
         with paddle.utils.unique_name.guard():
             self.network = initialise(Staged(topology=hcg.topology()) if self.staged else Whole())

@@ -12,8 +12,7 @@ from state_bytes import ROWS, bytes_of
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.tools.cli import main
-from paddle_ldopt.tools.memory import estimate
-from paddle_ldopt.tools.models import decoder, decoder_of_size
+from paddle_ldopt.tools.memory import decoder, decoder_of_size, estimate
 
 CASES = {**ROWS, **{f"came, beta1 {beta}": ({"learning_rate": 1e-3, "beta1": beta}, "") for beta in (0.0, None)}}
 

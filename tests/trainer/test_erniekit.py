@@ -158,11 +158,6 @@ def test_an_optimizer_of_ours_has_the_same_ratios_and_its_settings_are_saved(tmp
     assert json.loads((checkpoint / "ldopt_layerwise.json").read_text())["decay"]["layerwise_convention"] == "linear"
 
 
-def test_in_a_config_they_are_refused_with_the_equivalent_setting():
-    with pytest.raises(ValueError, match="`layerwise_towers`, such as .*ernie_vl.*Received: vit_lr_ratio=0.9$"):
-        LdoptConfig.from_dict({"vit_lr_ratio": 0.9})
-
-
 def test_without_them_nothing_changes(tmp_path):
     plain, _ = moved(tmp_path, arguments=ErnieArguments, cls=ErnieTrainer)
     off = {"layerwise_lr_decay_bound": 1.0, "vit_lr_ratio": 1.0}

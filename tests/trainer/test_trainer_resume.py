@@ -297,7 +297,7 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     "change, message",
     [
         ({"layerwise_lr_decay": 0.9}, "decay was {'layerwise_lr_decay': 0.8} and is {'layerwise_lr_decay': 0.9} now"),
-        ({"layerwise_lr_decay": 1.0}, "decay was {'layerwise_lr_decay': 0.8, "),
+        ({"layerwise_lr_decay": 1.0}, "'layerwise_lr_decay': 0.8, 'layerwise_min_ratio': 0.0, "),
         ({"layerwise_convention": "electra"}, "{'layerwise_convention': 'electra'} now"),
         ({"layerwise_multipliers": '{"classifier": 0.1}'}, "decay was {'layerwise_multipliers': None} and is "),
         ({"layerwise_rules": '{"layers.1.linear1": "head"}'}, "linear1.weight': ['bert.encoder.layers', 2, 2]"),
