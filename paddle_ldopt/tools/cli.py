@@ -17,7 +17,7 @@ from ..plots import check_picture, plot_schedule, text_plot
 from ..schedules import get_scheduler
 from ..schedules.factory import SCHEDULES
 from . import memory
-from .models import MODEL, load_model
+from .models import MODEL, example_of, load_model
 
 __all__ = ["load_model", "main"]
 
@@ -74,6 +74,7 @@ def _add_layers(add: Callable[..., argparse.Action]) -> None:
     add("--lr", type=float, help="learning rate of a layer whose ratio is 1")
     _add_decay(add)
     add("--rules", metavar="JSON", help='layer by parameter-name pattern: \'{"adapter": "head"}\'')
+    add("--example", metavar="FILE.npz", help="a batch for the forward pass, named arrays; default: a small input")
     add("--plot", metavar="FILE", help="draw a chart of the rates into a .png, .svg or .pdf file")
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -85,10 +86,10 @@ def _show_layers(options: argparse.Namespace) -> None:
     if options.lr is not None:
         checked_number(options.lr, "--lr")
     decay = LayerDecay(**_given_decay(options))
-    layers = LayerMap.from_model(load_model(options.model), rules=json_object(options.rules, "--rules") or None)
+    layers = _layers(options, load_model(options.model))
     table = layers.table(decay, options.lr)
     if options.json:
-        print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
+        print(json.dumps({"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
     elif sys.stdout.isatty():
         from rich.console import Console
 
@@ -97,6 +98,18 @@ def _show_layers(options: argparse.Namespace) -> None:
         print(table)
     if options.plot:
         print("plotted to", layers.plot(options.plot, decay, options.lr), file=sys.stderr)
+
+
+def _layers(options: argparse.Namespace, model: Any) -> LayerMap:
+    """Return the layers, measured in a forward pass; by names if there is no `--example` and no small input fits."""
+    rules = json_object(options.rules, "--rules") or None
+    try:
+        return LayerMap.from_model(model, example_of(model, options.example), rules)
+    except Exception as error:
+        if options.example is not None:
+            raise
+        print(f"layers by names, without a forward pass: {error}", file=sys.stderr)
+        return LayerMap.from_model(model, rules=rules)
 
 
 # ---- schedule

@@ -1,13 +1,18 @@
 """Models for the command line: PaddleNLP's by name, and the shapes of decoders."""
 
+import inspect
 import math
 import os
+from typing import Optional
 
+import numpy as np
 import paddle
 
 from .._checks import checked_number, refusal
+from .._files import checked_path, file_errors
 
 MODEL = "a PaddleNLP class such as BertForSequenceClassification (in its default size), a local folder, or a hub name"
+_LARGE = 10**9  # parameters; 4 GB
 
 
 def load_model(name: str) -> paddle.nn.Layer:
@@ -42,6 +47,34 @@ def load_model(name: str) -> paddle.nn.Layer:
             return cls(config)
     except Exception:  # a model that sets weights itself needs allocated parameters
         return cls(config)
+
+
+def example_of(model: paddle.nn.Layer, path: Optional[str]) -> dict[str, paddle.Tensor]:
+    """Return a small batch for a forward pass: the arrays of an .npz file, or ids and images by the model's signature.
+
+    The model gets memory for its weights. Raise ValueError if there is no such input, or without a file for a model
+    of more than a billion parameters.
+    """
+    size = sum(param.size for param in model.parameters())
+    batch: dict[str, paddle.Tensor] = {}
+    if path is not None:
+        with file_errors(checked_path(path, "--example"), "This .npz"), np.load(path, allow_pickle=False) as arrays:
+            batch = {name: paddle.to_tensor(array) for name, array in arrays.items()}
+    elif size > _LARGE:
+        raise refusal(ValueError, "The model is too large to run it without `--example`.", parameters=size)
+    else:
+        side = getattr(getattr(model, "config", None), "image_size", None) or 224
+        for name in inspect.signature(model.forward).parameters:
+            if name in ("input_ids", "decoder_input_ids"):
+                batch[name] = paddle.arange(1, 9).unsqueeze(0)
+            elif name in ("pixel_values", "images"):
+                batch[name] = paddle.zeros([1, 3, side, side])
+        if not batch:
+            raise refusal(ValueError, "The model takes neither ids nor images.", model=type(model).__name__)
+    for param in model.parameters():
+        if not param._is_initialized():
+            param.initialize()
+    return batch
 
 
 def decoder(
