@@ -258,7 +258,7 @@ class LdoptTrainerMixin(ResumeMixin):
         of_layers: dict[str, Any] = {"decay": None, "layers": None, "frozen": []}
         if decay != OFF and layers is not None:
             frozen = [name for name, ratio in layers.ratios(decay).items() if ratio == 0]
-            of_layers = {"decay": settings_of(decay), **layers.fingerprint(), "frozen": frozen}
+            of_layers = {"decay": settings_of(decay), **layers.fingerprint(), "source": layers.source, "frozen": frozen}
         unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
         degrees = {axis: getattr(args, f"{axis}_parallel_degree", 1) for axis in ("sharding", "tensor", "pipeline")}
         return {

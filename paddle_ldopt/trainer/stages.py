@@ -131,7 +131,8 @@ class StageLayers(LayerMap):
                 place = row.tower, row.index
                 merged[place] = _added(merged[place], row) if place in merged else row
         towers = list(dict.fromkeys(tower for tower, _ in merged))
-        return LayerTable([merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))])
+        rows = [merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))]
+        return LayerTable(rows, self.source)
 
 
 def _added(first: Any, second: Any) -> Any:
