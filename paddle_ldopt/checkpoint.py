@@ -225,6 +225,7 @@ def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Itera
     return {
         "optimizer": _paddles_class(optimizer) or type(optimizer).__name__,
         "layerwise": layerwise,
+        **({} if layers is None else {"source": layers.source}),
         "schedule": None if schedule is None else {"class": type(schedule).__name__},
         "parameters": parameters,
     }

@@ -18,6 +18,7 @@ from ._checks import Option, checked_bool, checked_number, checked_steps, plain_
 from ._files import Path, checked_path, read_json, read_yaml, unique_keys
 from .create import OFF, OPTIMIZERS, build_optimizer, info_of
 from .layers.decay import OPTIONS, LayerDecay
+from .layers.measure import Example
 from .optimizers import Adafactor, AdafactorSchedule, OptimizerInfo
 from .schedules import get_scheduler
 from .schedules.factory import SCHEDULES, kind_of, metric_kinds
@@ -228,12 +229,13 @@ class LdoptConfig(DecaySettings):
             object.__setattr__(self, name, _plain(value))
 
     def build(
-        self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None
+        self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None, example: Optional[Example] = None
     ) -> tuple[Optimizer, Optional[LRScheduler]]:
         """Return an optimizer for a model's parameters and its schedule, for a training loop without a Trainer.
 
         The optimizer takes its rate from the schedule. With a relative step the schedule is an `AdafactorSchedule`, or
-        None for Came. Schedules that need `num_training_steps` raise an error without it.
+        None for Came. Schedules that need `num_training_steps` raise an error without it. With an `example`, a batch,
+        the layers are measured (`LayerMap.from_model`).
         """
         schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
         opt = build_optimizer(
@@ -241,6 +243,7 @@ class LdoptConfig(DecaySettings):
             model,
             layerwise_decay=self.layerwise_decay,
             rules=self.layerwise_rules,
+            example=example,
             max_grad_norm=self.max_grad_norm,
             weight_decay=self.weight_decay,
             **({} if schedule is None else {"learning_rate": schedule}),

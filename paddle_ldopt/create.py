@@ -13,6 +13,7 @@ from ._checks import checked_number, nearest, refusal, shown, unknown
 from ._compat import checked_model, name_before_copy, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.find import Rules
+from .layers.measure import Example
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
 from .optimizers.options import REGISTRY, bool_option, parameters_to_train
 
@@ -39,6 +40,7 @@ def build_optimizer(
     layerwise_decay: Union[float, LayerDecay] = OFF,
     layers: Optional[LayerMap] = None,
     rules: Optional[Rules] = None,
+    example: Optional[Example] = None,
     groups: Optional[Iterable[Any]] = None,
     max_grad_norm: float = 0.0,
     **arguments: Any,
@@ -71,7 +73,7 @@ def build_optimizer(
     arguments = _named_as_in_class(info, arguments)
     decay = as_decay(layerwise_decay)
     if decay != OFF and layers is None and not has_hook and model is not None:
-        layers = LayerMap.from_model(model, rules=rules)
+        layers = LayerMap.from_model(model, example, rules)
     if not issubclass(info.cls, LayerRates):
         opt = info.cls(**arguments)
         return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
@@ -113,6 +115,7 @@ def create(
     layerwise_decay: Union[float, LayerDecay] = 1.0,
     rules: Optional[Rules] = None,
     *,
+    example: Optional[Example] = None,
     layers: Optional[LayerMap] = None,
     groups: Optional[Iterable[Any]] = None,
     learning_rate: Union[float, LRScheduler, None] = None,
@@ -130,6 +133,8 @@ def create(
         model: the network.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
+        example: a batch, of which one row is enough: a forward pass with it finds the layers (`LayerMap.from_model`).
+            Without one, they are found by names.
         layers: a layer map to use instead of the model's.
         groups: parameters, or groups of parameters as dicts, to train instead of all parameters. With dicts,
             biases and norms are not excluded from weight decay.
@@ -148,11 +153,12 @@ def create(
         >>> import paddle
         >>> import paddle_ldopt as ldopt
         >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
-        >>> opt = ldopt.create("adamwdl", encoder, layerwise_decay=0.5, learning_rate=1e-3)
+        >>> example = paddle.randn([1, 5, 8])
+        >>> opt = ldopt.create("adamwdl", encoder, layerwise_decay=0.5, learning_rate=1e-3, example=example)
         >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
         0.125
     """
-    known = info_of(name, "name").all_arguments | {"rules", "layers", "groups", "max_grad_norm"}
+    known = info_of(name, "name").all_arguments | {"rules", "example", "layers", "groups", "max_grad_norm"}
     for argument in arguments.keys() - known:
         message = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
         raise refusal(TypeError, message, **{argument: arguments[argument]})
@@ -163,6 +169,7 @@ def create(
         model,
         layerwise_decay=layerwise_decay,
         rules=rules,
+        example=example,
         layers=layers,
         groups=groups,
         weight_decay=weight_decay,

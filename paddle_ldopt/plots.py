@@ -8,7 +8,7 @@ import csv
 import math
 import os
 import re
-from typing import Any
+from typing import Any, Optional
 
 from ._checks import refusal
 from ._files import Path, checked_path
@@ -26,6 +26,7 @@ CHINESE_FONTS = (
     "Hiragino Sans GB",
     "Arial Unicode MS",
 )
+_HEIGHT = {True: "learning rate at the peak", False: "ratio to the head's learning rate"}
 MOST_POINTS = 10_000  # of a schedule in a file; longer ones show every k-th step
 
 
@@ -73,7 +74,36 @@ def plot_table(table: Any, path: Path) -> str:
     axes.set_xticks(list(ticks), [label.replace("block ", "").replace("embeddings", "emb") for label in ticks.values()])
     if len(axes.lines) > 1:
         name_lines(axes)
-    return _write(axes, path, "layer", "learning rate at the peak" if rated else "ratio to the head's learning rate")
+    return _write(axes, path, "layer", _HEIGHT[rated])
+
+
+def plot_boxes(table: Any, path: Path) -> str:
+    """Draw a `LayerTable` into a file, one row of boxes for each tower, coloured by rate, and return the path."""
+    from matplotlib import colormaps, colors
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.patches import Rectangle
+
+    axes = _new_axes(path)
+    rated = all(row.peak_learning_rate is not None for row in table.rows)
+    heights = {(r.tower, r.index): (r.peak_learning_rate if rated else r.ratio)[1] for r in table.rows}
+    trained = [height for height in heights.values() if height] or [1.0]
+    low, high = min(trained), max(trained)
+    norm = colors.LogNorm(low, high if high > low else 2 * low)
+    colour = ScalarMappable(norm, colormaps["viridis"])
+    towers = list(dict.fromkeys(row.tower for row in table.rows))
+    for row in table.rows:
+        x, y, height = row.index, towers.index(row.tower), heights[row.tower, row.index]
+        face = colour.to_rgba(height) if height else "white"  # frozen
+        axes.add_patch(Rectangle((x + 0.04, y + 0.2), 0.92, 0.6, facecolor=face, edgecolor="0.3", lw=0.8))
+        label = row.label.replace("block ", "").replace("embeddings", "emb")
+        dark = sum(colors.to_rgb(face)) < 1.5
+        axes.text(x + 0.5, y + 0.5, label, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    axes.set_xlim(0, max(row.index for row in table.rows) + 1)
+    axes.set_xticks([])
+    names = {"parse_math": False, "fontfamily": font_families()}
+    axes.set_yticks([y + 0.5 for y in range(len(towers))], [tower or "shared" for tower in towers], **names)
+    axes.figure.colorbar(colour, ax=axes, label=_HEIGHT[rated], orientation="horizontal")
+    return _write(axes, path, "layers, in the order of the forward pass", "", top=len(towers))
 
 
 def check_picture(path: Path, argument: str = "path") -> None:
@@ -149,13 +179,14 @@ def _new_axes(path: Path) -> Any:
     return figure.add_subplot()
 
 
-def _write(axes: Any, path: Path, xlabel: str, ylabel: str) -> str:
+def _write(axes: Any, path: Path, xlabel: str, ylabel: str, top: Optional[float] = None) -> str:
     """Write the figure in the format of the path's extension and return the path."""
     import matplotlib
 
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
+    axes.set_ylim(0, top)
+    if top is None:
+        axes.grid(alpha=0.3)
     # a file object, because Pillow would also open a path for reading, which a pipe does not allow
     with open(path, "wb") as file, matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
         axes.figure.savefig(file, format=os.path.splitext(path)[1][1:].lower(), dpi=150)

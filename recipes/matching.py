@@ -81,7 +81,9 @@ class Loop(PlainLoop):
         super().__init__(model, len(self.data["train"]), args)
         self.collate = DataCollatorWithPadding(tokenizer)
         # from the bare model, because DataParallel adds "_layers." to the names
-        self.optimizer, self.schedule = optimization.build(model, self.steps)
+        first = self.collate([self.data["train"][0]])
+        self.example = {name: value for name, value in first.items() if name != "labels"}
+        self.optimizer, self.schedule = optimization.build(model, self.steps, self.example)
         self.parallel = paddle.DataParallel(model) if self.ranks > 1 else model
         self.half = args.loss_scale > 1
         self.scaler = paddle.amp.GradScaler(enable=self.half, init_loss_scaling=args.loss_scale)
@@ -149,7 +151,7 @@ def run(argv):
     tokenizer, model = load_encoder(options, classes=splits.labels)
     loop = Loop(model, splits, tokenizer, options, optimization, args)
     print(say_cut(loop.data["train"]), flush=True)
-    report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model))
+    report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model, loop.example))
     report.config = optimization
     check_data(args, splits)
     if args.resume_from_checkpoint:

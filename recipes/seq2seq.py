@@ -113,6 +113,8 @@ def build(args, options, parts):
     model = load_model(
         options.model, task="ConditionalGeneration", config=small if options.model == Options.model else {}
     )
+    data = parts.each(lambda rows: Pairs(rows, tokenizer, options))
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
     optimizers = (None, None)
     if options.relative_step:
         if str(args.optim) != "adafactor":
@@ -121,10 +123,8 @@ def build(args, options, parts):
         ours = {"learning_rate": None, "optim_kwargs": {**settings["optim_kwargs"], "relative_step": True}}
         no_schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
         kept = {name: value for name, value in settings.items() if name not in no_schedule}
-        optimizers = LdoptConfig.from_dict({**kept, **ours}).build(model)
+        optimizers = LdoptConfig.from_dict({**kept, **ours}).build(model, example=collator([data["train"][0]]))
 
-    data = parts.each(lambda rows: Pairs(rows, tokenizer, options))
-    collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
     limits = {"input_ids": ("Sources", options.max_length), "labels": ("Targets", options.max_target_length)}
     for name, (texts, limit) in limits.items():
         full = sum(len(row[name]) >= limit for row in data["train"])

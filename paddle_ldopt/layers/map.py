@@ -10,7 +10,7 @@ from paddle.optimizer import Optimizer
 from .._checks import first_few, nearest, refusal, shown
 from .._compat import name_before_copy, name_dict_of, unwrap_model
 from .._files import Path
-from ..plots import plot_table
+from ..plots import plot_boxes, plot_table
 from .decay import Decay, as_decay
 from .find import Found, Rules, check_mappable, layers_of_model, layers_of_names
 from .layer import Layer
@@ -52,7 +52,7 @@ class LayerMap:
         self.n_layers = max(layer.depth for layer in layers.values())
 
     def __repr__(self) -> str:
-        return f"LayerMap(towers={self.towers}, {len(self._layers)} parameters)"
+        return f"LayerMap(towers={self.towers}, {len(self._layers)} parameters, {self.source})"
 
     def __deepcopy__(self, memo: Any) -> "LayerMap":
         return self  # a copied optimizer shares the map, which holds the model's parameters
@@ -178,9 +178,9 @@ class LayerMap:
         tensors = {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
         if layerwise_decay is None:
             check_readable(self, optimizer, learning_rate=learning_rate, apply_decay_param_fun=apply_decay_param_fun)
-            return LayerTable.build(tensors, rates_of_optimizer(optimizer))
+            return LayerTable.build(tensors, rates_of_optimizer(optimizer), self.source)
         rates = planned_rates(self, tensors, as_decay(layerwise_decay), learning_rate, apply_decay_param_fun)
-        return LayerTable.build(tensors, rates)
+        return LayerTable.build(tensors, rates, self.source)
 
     def plot(
         self,
@@ -189,8 +189,12 @@ class LayerMap:
         learning_rate: RateOrSchedule = None,
         optimizer: Optional[Optimizer] = None,
     ) -> str:
-        """Draw the rate of each layer into a .png, .svg or .pdf file and return its path; arguments as in `table`."""
-        return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
+        """Draw the rate of each layer into a .png, .svg or .pdf file and return its path; arguments as in `table`.
+
+        Layers that were measured are boxes in the order of the pass, coloured by rate; others are points of a curve.
+        """
+        draw = plot_boxes if self.source == "measured" else plot_table
+        return draw(self.table(layerwise_decay, learning_rate, optimizer), path)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the identity of the map: tower -> depth, and structured name -> [tower, layer id, depth]."""

@@ -182,7 +182,7 @@ def forward_pass(model: Sublayer, example: Example) -> Pass:
         return record
 
     params = dict(model.named_parameters())
-    with _as_it_was(model), paddle.enable_grad():
+    with random_states_kept(), _as_it_was(model), paddle.enable_grad():
         try:
             for path, layer in model.named_sublayers(include_self=True):
                 hooks.append(layer.register_forward_pre_hook(enter(path), with_kwargs=True))
@@ -212,8 +212,20 @@ def forward_pass(model: Sublayer, example: Example) -> Pass:
 
 
 @contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Restore the random states of Paddle, NumPy and Python at the end."""
+    states = paddle.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        paddle.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+@contextlib.contextmanager
 def _as_it_was(model: Sublayer) -> Iterator[None]:
-    """Put a model into evaluation mode with all gradients; restore modes, buffers and random states at the end."""
+    """Put a model into evaluation mode with all gradients; restore modes and buffers at the end."""
     modes = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
     frozen = [param for name, param in model.named_parameters() if param.stop_gradient]
     frozen = [param for param in frozen if param.is_floating_point()]
@@ -225,7 +237,6 @@ def _as_it_was(model: Sublayer) -> Iterator[None]:
         for path, _, key in [name.rpartition(".")]
         if buffer._is_initialized()
     ]
-    states = paddle.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         for layer, _ in modes:
             layer.training = False
@@ -242,6 +253,3 @@ def _as_it_was(model: Sublayer) -> Iterator[None]:
                 setattr(layer, name, buffer)
             if buffer.inplace_version != version:
                 buffer.set_value(value)
-        paddle.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])

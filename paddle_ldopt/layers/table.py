@@ -39,14 +39,15 @@ class LayerRow:
 class LayerTable:
     """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
 
-    `rows` has one `LayerRow` per tower and layer. The running statistics of batch normalization, which Paddle lists as
+    `rows` has one `LayerRow` per tower and layer. `source`, the `LayerMap.source`, is shown below the table. The running statistics of batch normalization, which Paddle lists as
     parameters, are omitted.
     """
 
     rows: list[LayerRow]
+    source: str = ""
 
     @classmethod
-    def build(cls, tensors: Tensors, rates: dict[str, Rate]) -> "LayerTable":
+    def build(cls, tensors: Tensors, rates: dict[str, Rate], source: str = "") -> "LayerTable":
         """Return the table of tensors with their rates; tensors without a rate are omitted."""
         grouped: dict[Layer, list[tuple[Optional[Tensor], Rate]]] = {}
         for tensor_name, (layer, name, param) in tensors.items():
@@ -71,7 +72,7 @@ class LayerTable:
                 multiplier=_ends([rate.multiplier for rate in found]),
             )
             rows.append(row if row.multiplier != (1.0, 1.0) else dataclasses.replace(row, multiplier=None))
-        return cls(rows)
+        return cls(rows, source)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the rows as a list of dicts that JSON can hold."""
@@ -79,7 +80,12 @@ class LayerTable:
 
     def to_markdown(self) -> str:
         """Return the table as GitHub Markdown."""
-        return markdown(*self.cells())
+        return markdown(*self.cells()) + (f"\n\n{self.caption}" if self.caption else "")
+
+    @property
+    def caption(self) -> str:
+        """How the layers were found: "layers: measured" or "layers: by names"; "" if unknown."""
+        return f"layers: {self.source}" if self.source else ""
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["Table"]:
         from rich.measure import Measurement
@@ -89,6 +95,7 @@ class LayerTable:
         if Measurement.get(console, options.update(max_width=1_000), table).maximum > options.max_width:
             broken = [tuple(cell.replace("..", "..\n") for cell in cells) for cells in rows]
             table = rich_table(header, broken, wrapped=True)
+        table.caption, table.caption_justify, table.caption_style = self.caption and f" {self.caption}", "left", ""
         yield table
 
     def __str__(self) -> str:

@@ -2,13 +2,18 @@
 
 import argparse
 import dataclasses
+import inspect
 import json
 import sys
 import typing
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
+import numpy as np
+import paddle
+
 from .._checks import checked_choice, checked_int, checked_number, checked_steps, refusal
+from .._files import checked_path, file_errors
 from ..config import decay_help, json_object, option_of
 from ..layers.decay import OPTIONS, LayerDecay
 from ..layers.layer import Layer
@@ -21,6 +26,7 @@ from .memory import MODEL, load_model
 
 __all__ = ["load_model", "main"]
 
+_LARGE = 10**9  # parameters; 4 GB
 _DECAY = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}" for name in OPTIONS}
 
 
@@ -74,6 +80,7 @@ def _add_layers(add: Callable[..., argparse.Action]) -> None:
     add("--lr", type=float, help="learning rate of a layer whose ratio is 1")
     _add_decay(add)
     add("--rules", metavar="JSON", help='layer by parameter-name pattern: \'{"adapter": "head"}\'')
+    add("--example", metavar="FILE.npz", help="a batch for the forward pass, named arrays; default: a small input")
     add("--plot", metavar="FILE", help="draw a chart of the rates into a .png, .svg or .pdf file")
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -85,10 +92,15 @@ def _show_layers(options: argparse.Namespace) -> None:
     if options.lr is not None:
         checked_number(options.lr, "--lr")
     decay = LayerDecay(**_given_decay(options))
-    layers = LayerMap.from_model(load_model(options.model), rules=json_object(options.rules, "--rules") or None)
+    layers = _layers(options, load_model(options.model))
     table = layers.table(decay, options.lr)
     if options.json:
-        print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
+        print(
+            json.dumps(
+                {"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()},
+                indent=1,
+            )
+        )
     elif sys.stdout.isatty():
         from rich.console import Console
 
@@ -97,6 +109,18 @@ def _show_layers(options: argparse.Namespace) -> None:
         print(table)
     if options.plot:
         print("plotted to", layers.plot(options.plot, decay, options.lr), file=sys.stderr)
+
+
+def _layers(options: argparse.Namespace, model: Any) -> LayerMap:
+    """Return the layers, measured in a forward pass; by names if there is no `--example` and no small input fits."""
+    rules = json_object(options.rules, "--rules") or None
+    try:
+        return LayerMap.from_model(model, example_of(model, options.example), rules)
+    except Exception as error:
+        if options.example is not None:
+            raise
+        print(f"layers by names, without a forward pass: {error}", file=sys.stderr)
+        return LayerMap.from_model(model, rules=rules)
 
 
 # ---- schedule
@@ -139,3 +163,31 @@ def _show_schedule(options: argparse.Namespace) -> None:
         print("plotted to", plot_schedule(options.plot, 0, series), file=sys.stderr)
     else:
         print(text_plot(0, series))
+
+
+def example_of(model: paddle.nn.Layer, path: Optional[str]) -> dict[str, paddle.Tensor]:
+    """Return a small batch for a forward pass: the arrays of an .npz file, or ids and images by the model's signature.
+
+    The model gets memory for its weights. Raise ValueError if there is no such input, or without a file for a model
+    of more than a billion parameters.
+    """
+    size = sum(param.size for param in model.parameters())
+    batch: dict[str, paddle.Tensor] = {}
+    if path is not None:
+        with file_errors(checked_path(path, "--example"), "This .npz"), np.load(path, allow_pickle=False) as arrays:
+            batch = {name: paddle.to_tensor(array) for name, array in arrays.items()}
+    elif size > _LARGE:
+        raise refusal(ValueError, "The model is too large to run it without `--example`.", parameters=size)
+    else:
+        side = getattr(getattr(model, "config", None), "image_size", None) or 224
+        for name in inspect.signature(model.forward).parameters:
+            if name in ("input_ids", "decoder_input_ids"):
+                batch[name] = paddle.arange(1, 9).unsqueeze(0)
+            elif name in ("pixel_values", "images"):
+                batch[name] = paddle.zeros([1, 3, side, side])
+        if not batch:
+            raise refusal(ValueError, "The model takes neither ids nor images.", model=type(model).__name__)
+    for param in model.parameters():
+        if not param._is_initialized():
+            param.initialize()
+    return batch

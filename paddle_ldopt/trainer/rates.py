@@ -38,7 +38,7 @@ from .arguments import LdoptArgumentsMixin
 from .callbacks import GradualUnfreezeCallback
 from .resume import ResumeMixin
 from .shared import Args, decided_by_main, listening
-from .stages import from_all_stages, map_layers
+from .stages import from_all_stages, layers_of_trainer
 
 
 class LdoptTrainerMixin(ResumeMixin):
@@ -58,8 +58,11 @@ class LdoptTrainerMixin(ResumeMixin):
     - Checkpoints record the optimizer's class, the decay, the layer map and `GradualUnfreezeCallback`. A resume with
       others is refused; ``allow_layerwise_change`` makes it a warning that lists the differences. Checkpoints also have
       ``ldopt_config.json``, the arguments as an `LdoptConfig`, if the optimizer was built from them.
-    - In distributed training all processes use the rates of the whole model. The stages of a pipeline agree on its
-      layers, so all of them must read `layer_map` together. Only the main process logs the table.
+    - The layers are measured: before the first step, `compute_loss` runs once on the first row of the training data,
+      without gradients of the parameters, dropout or a change of random states. If that fails, or if the data has no
+      numbered rows, a line in the log has the cause and the layers are found by names, as in a pipeline.
+    - In distributed training all processes use the rates of the whole model. They agree on its layers, so all of them
+      must read `layer_map` together. Only the main process logs the table.
 
     Attributes:
         layer_rules (dict|callable): the `rules` of `LayerMap.from_model`, set in a subclass or defined as a method
@@ -96,8 +99,8 @@ class LdoptTrainerMixin(ResumeMixin):
 
     @functools.cached_property
     def layer_map(self) -> LayerMap:
-        """The layers of the model."""
-        return map_layers(self.model, json_argument(self.args, "layerwise_rules") or self.layer_rules)
+        """The layers of the model, measured with the first row of the training data."""
+        return layers_of_trainer(self, json_argument(self.args, "layerwise_rules") or self.layer_rules)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step."""
@@ -261,7 +264,7 @@ class LdoptTrainerMixin(ResumeMixin):
         of_layers: dict[str, Any] = {"decay": None, "layers": None, "frozen": []}
         if decay != OFF and layers is not None:
             frozen = [name for name, ratio in layers.ratios(decay).items() if ratio == 0]
-            of_layers = {"decay": settings_of(decay), **layers.fingerprint(), "frozen": frozen}
+            of_layers = {"decay": settings_of(decay), **layers.fingerprint(), "source": layers.source, "frozen": frozen}
         unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
         degrees = {axis: getattr(args, f"{axis}_parallel_degree", 1) for axis in ("sharding", "tensor", "pipeline")}
         return {

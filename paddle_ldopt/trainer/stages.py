@@ -1,24 +1,93 @@
-"""The layers of a pipeline: each process has its stage, numbered as in the whole model."""
+"""The layers of a Trainer's model, measured with its first row, and of a pipeline, in which each process has a stage."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Callable, Optional
 
 import paddle
 from paddle import distributed
 from paddle.distributed import fleet
 
 from .._compat import checked_model, pipeline_of
+from .._processes import gathered
 from ..layers.map import LayerMap
+from ..layers.measure import Example, random_states_kept
 from ..layers.table import LayerTable
+from .shared import logger_of
+
+_POSITIONS = 32  # of a row of ids: enough to find the layers
 
 
-def map_layers(model: paddle.nn.Layer, rules: Any = None) -> LayerMap:
+def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Example] = None) -> LayerMap:
     """Return the `LayerMap` of a model, or of a pipeline's stage; all stages must call it together.
 
-    `rules` are as in `LayerMap.from_model`.
+    `rules` and `example` are as in `LayerMap.from_model`. The layers of a pipeline are found by names.
     """
     cls = LayerMap if pipeline_of(checked_model(model)) is None else StageLayers
-    return cls.from_model(model, rules=rules)
+    return cls.from_model(model, example, rules)
+
+
+def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
+    """Return the layers of a Trainer's model, measured with the first row of its training data.
+
+    `compute_loss` runs the model in all processes together, which must find the same layers. If that fails in one, or
+    in a pipeline, the layers are found by names.
+    """
+    if pipeline_of(checked_model(trainer.model)) is not None:
+        return map_layers(trainer.model, rules)
+    batch, problem = _in_all(lambda: _first_batch(trainer))
+    for positions in (_POSITIONS, None) if problem is None else ():
+        layers, problem = _in_all(lambda: _measured(trainer, _cut(batch, positions), rules))  # noqa: B023
+        if problem is None:
+            return layers
+    logger_of(trainer).warning(f"The layers are found by names, without a forward pass of the first row: {problem}")
+    return map_layers(trainer.model, rules)
+
+
+def _in_all(act: Callable[[], Any]) -> tuple[Any, Optional[str]]:
+    """Return the result of `act()`, and the problem of the first process that has one."""
+    result, problem, layers = None, None, None
+    try:
+        result = act()
+        layers = result.fingerprint() if isinstance(result, LayerMap) else None
+    except Exception as error:  # of the user's data set, collator or model
+        problem = f"{type(error).__name__}: {error}"
+    outcomes = gathered((problem, layers))
+    problems = [problem for problem, _ in outcomes if problem is not None]
+    if not problems and any(other != layers for _, other in outcomes):
+        problems = ["the processes find different layers"]
+    return result, problems[0] if problems else None
+
+
+def _first_batch(trainer: Any) -> dict[str, Any]:
+    """Return the first row of a Trainer's data as a batch; raise for data without numbered rows."""
+    rows = trainer.train_dataset
+    if rows is None or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
+        raise TypeError("the training data has no numbered rows")
+    with random_states_kept():
+        if hasattr(rows, "remove_columns"):  # a `datasets.Dataset`
+            rows = trainer._remove_unused_columns(rows, description="training")
+        return dict(trainer._prepare_inputs(trainer.data_collator([rows[0]])))
+
+
+def _cut(batch: dict[str, Any], positions: Optional[int]) -> dict[str, Any]:
+    """Return a batch with fewer positions: each axis as long as a row of ids is cut, except the first."""
+    tensors = {key: value for key, value in batch.items() if isinstance(value, paddle.Tensor)}
+    lengths = {value.shape[1] for value in tensors.values() if value.ndim == 2 and not value.is_floating_point()}
+    cut = dict(batch)
+    for key, value in tensors.items():
+        axes = [axis for axis in range(1, value.ndim) if value.shape[axis] in lengths]
+        if positions is not None and axes:
+            ends = [min(positions, value.shape[axis]) for axis in axes]
+            cut[key] = paddle.slice(value, axes, [0] * len(axes), ends)
+    return cut
+
+
+def _measured(trainer: Any, batch: dict[str, Any], rules: Any) -> LayerMap:
+    def run(model: paddle.nn.Layer) -> Any:
+        with trainer.autocast_smart_context_manager():
+            return trainer.compute_loss(model, dict(batch))
+
+    return LayerMap.from_model(trainer.model, run, rules)
 
 
 def from_all_stages(value: Any) -> list[Any]:
@@ -62,7 +131,8 @@ class StageLayers(LayerMap):
                 place = row.tower, row.index
                 merged[place] = _added(merged[place], row) if place in merged else row
         towers = list(dict.fromkeys(tower for tower, _ in merged))
-        return LayerTable([merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))])
+        rows = [merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))]
+        return LayerTable(rows, self.source)
 
 
 def _added(first: Any, second: Any) -> Any:

@@ -159,7 +159,10 @@ class RunReport(Callback):
             ),
             page.side_by_side(*(page.section(name, page.table(*cells)) for name, cells in (tables or {}).items())),
             page.side_by_side(
-                page.section("Layers", page.table(*_with_peaks(self._table, curves).cells())),
+                page.section(
+                    "Layers",
+                    page.table(*_with_peaks(self._table, curves).cells()) + page.paragraph(self._table.caption),
+                ),
                 page.section("Learning rates", self._rate_plots(curves, list(rates))),
             ),
             page.side_by_side(
@@ -209,8 +212,9 @@ def _with_peaks(table: LayerTable, curves: list[Any]) -> LayerTable:
     """Return the table with the highest rates of the run instead of the rates at the first step."""
     if not any(curve and curve[0] for curve in curves):
         return table
-    rows = [(row, curve and curve[1]) for row, curve in zip(table.rows, curves)]
-    return LayerTable([dataclasses.replace(row, learning_rate=None, peak_learning_rate=peak) for row, peak in rows])
+    peaks = [curve and curve[1] for curve in curves]
+    rows = [dataclasses.replace(r, learning_rate=None, peak_learning_rate=p) for r, p in zip(table.rows, peaks)]
+    return dataclasses.replace(table, rows=rows)
 
 
 def _draw_towers(axes: list[Any], towers: dict[str, list[Any]], steps: list[int]) -> None:

@@ -13,8 +13,8 @@ from reference import make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 
 from paddle_ldopt.layers.map import LayerMap
-from paddle_ldopt.optimizers.options import LAYERWISE
 from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
+from paddle_ldopt.optimizers.options import LAYERWISE
 
 FAMILY = cases("adamweightdecay")
 CLASS = [case for case in FAMILY if case["cls"].endswith(".AdamWeightDecay")]

@@ -122,7 +122,9 @@ def test_operations_follow_the_peers(case, dtype, batch_bytes):
 def built(monkeypatch):
     """Note how many parameters each new batch has."""
     sizes, build = [], Batch.__init__
-    monkeypatch.setattr(Batch, "__init__", lambda self, opt, params: sizes.append(len(params)) or build(self, opt, params))
+    monkeypatch.setattr(
+        Batch, "__init__", lambda self, opt, params: sizes.append(len(params)) or build(self, opt, params)
+    )
     return sizes
 
 
@@ -276,6 +278,7 @@ def test_a_batch_is_smaller_on_a_cpu(on_cpu, sizes, monkeypatch):
 
 
 # ---- what changes between steps
+
 
 @pytest.mark.parametrize("batch_bytes", [None, 0])
 def test_a_batch_follows_parameters_that_are_cast_between_two_steps(batch_bytes):

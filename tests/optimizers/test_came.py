@@ -10,8 +10,8 @@ from optimizer_cases import close
 from reference import make_params, take_steps
 from reference_came import came
 
-from paddle_ldopt.optimizers.sharded import Shard, run_locally
 from paddle_ldopt.optimizers.came import Came, _fit_for_float16, came_update
+from paddle_ldopt.optimizers.sharded import Shard, run_locally
 from paddle_ldopt.optimizers.states import STEP
 
 SHAPES = {"0-D": (), "1": (1,), "n": (7,), "1,n": (1, 9), "n,1": (6, 1), "matrix": (5, 4), "3-D": (2, 3, 4)}

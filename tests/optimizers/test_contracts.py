@@ -508,7 +508,11 @@ def hook(function):
         (hook(lambda p: np.ones(0)), TypeError, "must return a number"),
         (hook(lambda p: "0.5"), TypeError, "must return a number"),
         (hook(lambda p: True), TypeError, "must return a number"),
-        ({"name_dict": None, "n_layers": 12, "layers": {"a": 1}}, TypeError, "`layers` must be a LayerMap. Received: layers=dict"),
+        (
+            {"name_dict": None, "n_layers": 12, "layers": {"a": 1}},
+            TypeError,
+            "`layers` must be a LayerMap. Received: layers=dict",
+        ),
         ({"name_dict": None, "n_layers": 12, "layers": ldopt.LayerMap}, TypeError, "Received: layers=type"),
         ({"apply_decay_param_fun": {"a"}}, TypeError, "must be callable. Received: apply_decay_param_fun"),
         ({"grad_clip": 1.0}, TypeError, "grad_clip"),

@@ -13,8 +13,8 @@ from reference import make_params, take_steps
 from reference_lamb import lamb
 from toy_layers import apart
 
-from paddle_ldopt.optimizers.sharded import Shard, run_locally
 from paddle_ldopt.optimizers.lamb import Lamb, lamb_update
+from paddle_ldopt.optimizers.sharded import Shard, run_locally
 from paddle_ldopt.optimizers.states import STEP
 
 # ---- the update

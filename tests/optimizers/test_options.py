@@ -11,8 +11,7 @@ from reference import make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import Option, RuleOptimizer, register
-from paddle_ldopt.optimizers.options import LAYERWISE
-from paddle_ldopt.optimizers.options import REGISTRY
+from paddle_ldopt.optimizers.options import LAYERWISE, REGISTRY
 
 # the positional arguments of the libraries that the optimizers are ported from, then arguments by keyword
 SIGNATURES = {

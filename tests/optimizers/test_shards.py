@@ -68,7 +68,9 @@ def start(opt, param, values, shard):
     kinds = opt.state_kinds(param)
     tensors = [paddle.to_tensor(cut(x, shard)) for x in (value, grad)]
     state = {n: paddle.to_tensor(cut(x, shard) if kinds.get(n) == ELEMENT else x) for n, x in state.items()}
-    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), shard=shard, **opt.values_now(opt.group_of(param))[0])
+    return opt.rule(
+        *tensors, state, paddle.full([], 0.1, "float64"), shard=shard, **opt.values_now(opt.group_of(param))[0]
+    )
 
 
 def shards_of(shape, cut_name, axis, parts):
@@ -236,7 +238,9 @@ def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeyp
 
 
 @pytest.mark.parametrize(
-    "shard", [PartialShard([6], groups=(None,)), PartialShard([6], span=(0, 6), slice_size=6)], ids=["tensor parallel", "slice"]
+    "shard",
+    [PartialShard([6], groups=(None,)), PartialShard([6], span=(0, 6), slice_size=6)],
+    ids=["tensor parallel", "slice"],
 )
 def test_fused_true_is_refused_in_shards(shard):
     param = paddle.create_parameter([6], "float32")
