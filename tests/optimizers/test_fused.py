@@ -325,7 +325,8 @@ def test_a_static_graph_has_no_fused_step():
 def test_without_the_library(monkeypatch):
     arrays, grads = bert_like(steps=2)
     want, _ = run("came", arrays, grads, fused=False)
-    monkeypatch.setattr(kernels, "_found", lambda: (None, "it was not built"))
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    monkeypatch.setattr(kernels, "unsupported_reason", lambda: "it was not built")
     fused._warn_once.cache_clear()
     with pytest.raises(ValueError, match="it was not built.* Received: fused=True"):
         run("came", arrays, grads, fused=True)

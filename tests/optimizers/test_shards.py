@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers import batches, sharded
+from paddle_ldopt.optimizers import base, batches, sharded, step
 from paddle_ldopt.optimizers.batches import prepared_shards
 from paddle_ldopt.optimizers.sharded import PartialShard, Shard, ShardFinder, run_locally, run_together
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
@@ -57,7 +57,7 @@ def tensors_of(shape, kinds, seed=0):
 
 def cut(array, shard):
     part = array
-    if shard.split is not None:
+    if getattr(shard, "split", None) is not None:
         axis, index, parts = shard.split
         part = np.split(array, parts, axis)[index]
     return part if shard.span is None else part.flatten()[slice(*shard.span)]
@@ -238,10 +238,12 @@ def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeyp
 @pytest.mark.parametrize(
     "shard", [PartialShard([6], groups=(None,)), PartialShard([6], span=(0, 6), slice_size=6)], ids=["tensor parallel", "slice"]
 )
-def test_fused_true_is_refused_in_shards(shard):
+def test_fused_true_is_refused_in_shards(shard, monkeypatch):
+    monkeypatch.setattr(step, "topology", object)
+    monkeypatch.setattr(base, "topology", object)
     param = paddle.create_parameter([6], "float32")
     opt = Lamb(0.1, parameters=[{"params": [param]}], fused=True)
-    opt.finder.find = lambda every: {param.name: shard}
+    opt.finder.find, opt.finder.is_whole = lambda every: {param.name: shard}, lambda every: False
     param.grad, before = paddle.ones([6]), param.numpy().copy()
     with pytest.raises(ValueError, match="does not support parameters in shards.* Received: fused=True"):
         opt.step()
@@ -259,20 +261,21 @@ def test_a_shard_with_all_elements_is_updated_as_a_whole_parameter(rule, cut, mo
         "alone in a slice": PartialShard(shape, slice_size=size),
     }[cut]
     start, seen = np.random.default_rng(0).standard_normal(shape), []
-    for sharded in (False, True):
+    for in_shard in (False, True):
         opt, param = optimizer(rule, shape)
         param.set_value(start)
         part = param
-        if sharded and "slice" in cut:
+        if in_shard and "slice" in cut:
             part = paddle.create_parameter([size + 3], "float64")  # padded
             part.set_value(np.append(start, np.zeros(3)))
-            part.name, opt._parameter_list = param.name, [part]
+            part.name = param.name
             if isinstance(opt._param_groups[0], dict):
                 opt._param_groups[0]["params"] = [part]
             else:
-                opt._param_groups = [part]
-        if sharded:
+                opt._parameter_list = opt._param_groups = [part]
+        if in_shard:
             monkeypatch.setattr(opt.finder, "find", lambda every, name=param.name: {name: shard})
+            monkeypatch.setattr(base, "topology", object)
             monkeypatch.setattr(opt.finder, "is_whole", lambda every: False)
         for scale in (1.0, -0.5):
             part.grad = paddle.to_tensor(scale * part.numpy() ** 2)
