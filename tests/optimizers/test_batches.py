@@ -15,7 +15,6 @@ from test_parity import trajectory
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers import ELEMENT, RuleOptimizer, State
-
 from paddle_ldopt.optimizers.batches import Batch
 from paddle_ldopt.trainer import LayerLRCallback
 
@@ -123,7 +122,9 @@ def test_operations_follow_the_peers(case, dtype, batch_bytes):
 def built(monkeypatch):
     """Note how many parameters each new batch has."""
     sizes, build = [], Batch.__init__
-    monkeypatch.setattr(Batch, "__init__", lambda self, opt, params: sizes.append(len(params)) or build(self, opt, params))
+    monkeypatch.setattr(
+        Batch, "__init__", lambda self, opt, params: sizes.append(len(params)) or build(self, opt, params)
+    )
     return sizes
 
 
@@ -216,16 +217,6 @@ def test_a_rule_may_return_old_values_under_other_names(batch_bytes):
         assert seen == want
 
 
-def test_a_state_that_was_removed_is_missed():
-    params = parameters([[3, 4]] * 2)
-    opt = make("lamb", params, fused=False)
-    give_gradients(params, np.random.default_rng(0))
-    opt.step()
-    del opt._accumulators["moment1"][params[0].name]
-    with pytest.raises(KeyError):
-        opt.step()
-
-
 @every_rule
 def test_parameters_that_share_memory_are_updated_in_turn(name):
     results = []
@@ -277,6 +268,7 @@ def test_a_batch_is_smaller_on_a_cpu(on_cpu, sizes, monkeypatch):
 
 
 # ---- what changes between steps
+
 
 @pytest.mark.parametrize("batch_bytes", [None, 0])
 def test_a_batch_follows_parameters_that_are_cast_between_two_steps(batch_bytes):

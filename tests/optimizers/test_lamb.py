@@ -8,14 +8,12 @@ import pytest
 from golden.random_problems import problem, with_gaps
 from golden_cases import cases, each, follow, needs_golden
 from lamb_cases import RATES, close, random_run, train
-from optimizer_cases import run_static, same
+from optimizer_cases import same
 from reference import make_params, take_steps
 from reference_lamb import lamb
 from toy_layers import apart
 
-from paddle_ldopt.optimizers.sharded import Shard, run_locally
-from paddle_ldopt.optimizers.lamb import Lamb, lamb_update
-from paddle_ldopt.optimizers.states import STEP
+from paddle_ldopt.optimizers.lamb import Lamb
 
 # ---- the update
 
@@ -61,37 +59,6 @@ def test_a_norm_of_0_makes_the_ratio_1(weights, gradient, weight_decay, moved):
 def test_matches_the_float64_reference(dtype, options):
     arrays, grads = random_run()
     close(train(arrays, grads, 0.01, dtype, **options), lamb(arrays, grads, lr=0.01, **options), dtype)
-
-
-def test_the_rule_overwrites_only_the_parameter_and_the_moments():
-    param, grad, t = paddle.rand([3, 2]), paddle.rand([3, 2]), paddle.ones([])
-    state = {"moment1": paddle.zeros([3, 2]), "moment2": paddle.zeros([3, 2]), STEP: t}
-    before = [tensor.numpy().copy() for tensor in (grad, t, param)]
-    how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1, "shard": Shard(param.shape)}
-    new, new_state = run_locally(lamb_update(param, grad, state, paddle.to_tensor(0.1), **how))
-    for tensor, value in zip((grad, t), before):
-        np.testing.assert_array_equal(tensor.numpy(), value)
-    assert set(new_state) == {"moment1", "moment2"} and not np.array_equal(new.numpy(), before[2])
-
-
-def test_the_rule_in_shards_with_their_sums_added_up():
-    arrays, (grads,) = random_run(1, {"w": [4, 3, 2, 2]})
-    how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1, "grad_centralization": True}
-
-    def rule(rows):
-        param, grad = (paddle.to_tensor(a["w"][rows]) for a in (arrays, grads))
-        state = {"moment1": 0 * param, "moment2": 0 * param, STEP: paddle.ones([], "float64")}
-        return lamb_update(param, grad, state, paddle.full([], 0.1, "float64"), shard=Shard(param.shape), **how)
-
-    whole, _ = run_locally(rule(slice(None)))
-    shards = [rule(slice(0, 1)), rule(slice(1, 4))]
-    norms = [shard.send(next(shard)) for shard in shards]  # each shard has whole channels: its own sums are the answer
-    sums, results = [a + b for a, b in zip(*norms)], []
-    for shard in shards:
-        with pytest.raises(StopIteration) as done:
-            shard.send(sums)
-        results.append(done.value.value[0].numpy())
-    np.testing.assert_allclose(np.concatenate(results), whole.numpy(), rtol=1e-13)
 
 
 def test_timm_counts_steps_without_a_gradient_too():
@@ -359,23 +326,3 @@ def test_bad_arguments(error, arguments, match):
     how = {key: parameters(value) if key in ("parameters", "params") else value for key, value in how.items()}
     with pytest.raises(error, match=match):
         Lamb(**how)
-
-
-def test_static_program_gives_the_same_trajectory():
-    arrays, _ = random_run(1, {"w": [3, 2]})
-    x = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
-    scheduler = paddle.optimizer.lr.LambdaDecay(1.0, lambda i: RATES[min(i, 3)])
-
-    def program():
-        linear = paddle.nn.Linear(3, 2, bias_attr=False)
-        loss = linear(paddle.static.data("x", [4, 3])).square().mean()
-        Lamb(scheduler, weight_decay=0.1).minimize(loss)
-        return linear, loss
-
-    got = run_static(program, {"x": x}, {"weight": arrays["w"].astype("float32")}, 4, scheduler.step)["weight"]
-    w = arrays["w"].astype("float32").astype("float64")
-    grads, start = [], w
-    for _ in range(4):
-        grads.append({"w": 2 * x.T @ (x @ w) / 8})
-        w = lamb({"w": start}, grads, lr=lambda n, i: RATES[i], weight_decay=0.1)["w"]
-    np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-6)

@@ -11,8 +11,7 @@ from reference import make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import Option, RuleOptimizer, register
-from paddle_ldopt.optimizers.options import LAYERWISE
-from paddle_ldopt.optimizers.options import REGISTRY
+from paddle_ldopt.optimizers.options import LAYERWISE, REGISTRY
 
 # the positional arguments of the libraries that the optimizers are ported from, then arguments by keyword
 SIGNATURES = {
@@ -139,13 +138,6 @@ def test_the_parameters_come_first_as_in_mindspore(cls, grouped):
     np.testing.assert_array_equal(trained(lambda params: cls(tuple(params), learning_rate=0.1)), want)
     with pytest.raises(TypeError, match="multiple values for keyword argument 'params'"):
         trained(lambda params: cls(params, 0.1, params=params))
-
-
-def test_the_schedule_of_adafactor_takes_an_initial_rate():
-    assert [text_of(p) for p in inspect.signature(ldopt.AdafactorSchedule).parameters.values()] == [
-        "optimizer",
-        "initial_lr=0.0",
-    ]
 
 
 def test_the_layerwise_arguments_are_those_of_adamwdl():

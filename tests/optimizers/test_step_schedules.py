@@ -25,28 +25,6 @@ SCHEDULES = {
 }
 
 
-CONSTANTS = {
-    "float": 0.25,
-    "int": 2,
-    "zero": 0,
-    "0-D Tensor": paddle.to_tensor(0.25),
-    "Tensor of one element": paddle.to_tensor([0.25]),
-    "0-D array": np.array(0.25),
-    "NumPy number": np.float32(0.25),
-    "NumPy int": np.int64(2),
-}
-
-
-@pytest.mark.parametrize("rate", CONSTANTS.values(), ids=CONSTANTS)
-def test_constant_rates(rate):
-    arrays, grads = random_run(3)
-    seen = []
-    got = train(arrays, grads, rate, each_step=lambda opt: seen.append(opt.get_lr()))
-    number = np.asarray(rate).item()
-    close(got, lamb(arrays, grads, lr=number))
-    assert seen == [number] * 3
-
-
 @pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
 def test_schedules_advance_with_the_steps(make):
     arrays, grads = random_run(4)
@@ -272,9 +250,3 @@ def test_a_schedule_advances_under_to_static():
         results.append({n: p.numpy().copy() for n, p in linear.named_parameters()})
     for name, value in results[0].items():
         np.testing.assert_allclose(results[1][name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_a_shown_rate_is_the_schedules_times_the_ratio():
-    params, _ = make_params({"a": np.ones((2, 2))})
-    opt = Lamb([0.1, 0.4], parameters=list(params.values()))
-    assert opt.lr_now_and_peak(params["a"], 0.5) == (0.05, 0.2)
