@@ -305,12 +305,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         owner, begin = self.owner_of(param).name, len(self.state_key(""))
         return {key[begin:]: values[owner] for key, values in self._accumulators.items() if owner in values}
 
-    def _whole_shape(self, param: Tensor) -> list[int]:
-        """Return the shape of the whole parameter, of which `param` may be a shard."""
-        return list(param.shape)
-
     def _states_of(self, param: Tensor) -> dict[str, State]:
-        return self.states({**self._fixed, **self.options_of(param)}, self._whole_shape(param))
+        return self.states({**self._fixed, **self.options_of(param)}, self.finder.shape(param))
 
     def state_kinds(self, param: Tensor) -> dict[str, str]:
         """Return state name -> kind of a parameter, without its step counter."""
@@ -318,7 +314,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def state_shapes(self, param: Tensor) -> dict[str, list[int]]:
         """Return state name -> shape of a parameter; rows and columns are the whole tensor's."""
-        whole = self._whole_shape(param)
+        whole = self.finder.shape(param)
         shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
         return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
 

@@ -301,7 +301,9 @@ class ShardFinder:
 
     def is_whole(self, parameter_list: Any) -> bool:
         """Return whether this process has each parameter whole; it waits for no other process."""
-        return not self.is_sliced(parameter_list) and not any(shard.groups for shard in self.find(parameter_list).values())
+        return not self.is_sliced(parameter_list) and not any(
+            shard.groups for shard in self.find(parameter_list).values()
+        )
 
     def is_sliced(self, parameter_list: Any) -> bool:
         """Return whether sharding with `split_param` has replaced the parameters by slices."""

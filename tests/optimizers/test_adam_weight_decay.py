@@ -396,7 +396,6 @@ def test_apply_gradients_takes_the_pairs_of_keras():
         (TypeError, {"include_in_weight_decay": "bias"}, "must be a list of strings or None. Received: include_in"),
         (TypeError, {"exclude_from_weight_decay": [1]}, "must be a list of strings or None. Received: exclude_from"),
         (ValueError, {"exclude_from_weight_decay": ["("]}, r"must hold regular expressions: .* Received: .*=\['\('\]"),
-        (TypeError, {"name": 3}, "`name` must be a string or None. Received: name=3"),
         (ValueError, {"clipnorm": 1.0, "global_clipnorm": 2.0}, "Received: global_clipnorm=2.0, clipnorm=1.0"),
     ],
 )

@@ -293,12 +293,6 @@ def test_bad_arguments_are_refused(error, match, arguments):
         Came(**{"learning_rate": 0.1, "parameters": list(params.values()), **arguments})
 
 
-def test_an_order_lists_all_parameters():
-    params, _ = make_params({"w": np.ones((2, 2)), "b": np.ones(2)})
-    with pytest.raises(ValueError, match="lacks parameters of the groups"):
-        Came(0.1, parameters=[{"params": list(params.values())}, {"order_params": [params["w"]]}])
-
-
 def test_the_rate_before_the_first_step_is_that_of_step_1():
     params, _ = make_params({"a": np.ones((2, 2))})
     opt = Came(None, parameters=list(params.values()), relative_step=True, warmup_init=True)

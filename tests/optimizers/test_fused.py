@@ -13,7 +13,7 @@ from reference import bert_like, make_params, needs_library, take_steps
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
-from paddle_ldopt.optimizers import fused
+from paddle_ldopt.optimizers import fused as fused_step
 
 pytestmark = needs_library
 
@@ -261,7 +261,7 @@ def test_without_the_library(monkeypatch):
     want, _ = run("came", arrays, grads, fused=False)
     monkeypatch.setattr(kernels, "library", lambda: None)
     monkeypatch.setattr(kernels, "unsupported_reason", lambda: "it was not built")
-    fused._warn_once.cache_clear()
+    fused_step._warn_once.cache_clear()
     with pytest.raises(ValueError, match="it was not built.* Received: fused=True"):
         run("came", arrays, grads, fused=True)
     with pytest.warns(UserWarning, match="it was not built") as warned:

@@ -232,11 +232,6 @@ def test_gradients_of_convolutions_are_centralized(shape, centralized, dtype):
     close(got, lamb(arrays, grads, lr=0.1, centralized={"w", "conv"} if centralized else {"conv"}), dtype)
 
 
-def test_centralization_without_a_convolution_warns():
-    with pytest.warns(UserWarning, match="no effect on a group without a convolution"):
-        train(*random_run(1, {"w": [3, 2]}), 0.1, groups=lambda p: [{"params": [p["w"]], "grad_centralization": True}])
-
-
 @pytest.mark.parametrize("generator", [False, True])
 def test_order_params_changes_no_number(generator):
     arrays, grads = random_run(3)
@@ -258,7 +253,6 @@ def test_order_params_changes_no_number(generator):
 def parameters(kind):
     params, _ = make_params({"a": np.ones(2), "b": np.ones((2, 2))})
     a, b = params.values()
-    two = [{"params": [a]}, {"params": [b]}]
     return {
         "plain": [a, b],
         "unknown key": [{"params": [a, b], "epsilon": 0.1}],
@@ -267,14 +261,6 @@ def parameters(kind):
         "2-D rate": [{"params": [a, b], "lr": paddle.ones([2, 2])}],
         "negative decay": [{"params": [a, b], "weight_decay": -1}],
         "text as decay": [{"params": [a, b], "weight_decay": "1"}],
-        "order with a key": [{"params": [a, b]}, {"order_params": [a, b], "lr": 0.1}],
-        "two orders": [*two, {"order_params": [a, b]}, {"order_params": [a, b]}],
-        "order is one": [*two, {"order_params": a}],
-        "order of names": [*two, {"order_params": ["a", "b"]}],
-        "order lacks": [*two, {"order_params": [b]}],
-        "order adds": [{"params": [a]}, {"order_params": [a, b]}],
-        "order repeats": [*two, {"order_params": [a, b, a]}],
-        "order alone": [{"order_params": [a, b]}],
     }[kind]
 
 
@@ -293,8 +279,6 @@ BAD = [
     (TypeError, {"weight_decay": [0.1]}, r"Received: weight_decay=\[0.1\]"),
     (TypeError, {"parameters": "text as rate"}, "Received: lr='0.1'"),
     (TypeError, {"parameters": "text as decay"}, "Received: weight_decay='1'"),
-    (TypeError, {"parameters": "order is one"}, "'order_params' must be a list of parameters. Received:"),
-    (TypeError, {"parameters": "order of names"}, "must be a list of parameters. Received: order_params="),
     # its ValueErrors
     (ValueError, {"learning_rate": []}, r"a value for every step. Received: learning_rate=\[\]"),
     (ValueError, {"learning_rate": [0.1, -0.1]}, r"Received: learning_rate\[1\]=-0.1"),
@@ -307,16 +291,6 @@ BAD = [
     (ValueError, {"parameters": "negative rate"}, "Received: lr=-0.1"),
     (ValueError, {"parameters": "2-D rate"}, r"Received: lr of shape \[2, 2\]"),
     (ValueError, {"parameters": "negative decay"}, "Received: weight_decay=-1"),
-    (
-        ValueError,
-        {"parameters": "order with a key"},
-        r"the only key of one dict. Received: keys \['order_params', 'lr'\]",
-    ),
-    (ValueError, {"parameters": "two orders"}, "the only key of one dict. Received: keys"),
-    (ValueError, {"parameters": "order lacks"}, "each once. Received: an order that lacks parameters of the groups: "),
-    (ValueError, {"parameters": "order adds"}, "Received: an order that lists parameters that are in no group: "),
-    (ValueError, {"parameters": "order repeats"}, "Received: an order that lists parameters twice: "),
-    (ValueError, {"parameters": "order alone"}, "in no group"),
 ]
 
 
