@@ -200,8 +200,6 @@ class AdamWeightDecay(RuleOptimizer):
         fused: Optional[bool] = None,
         **common: Any,
     ) -> None:
-        if name is not None and not isinstance(name, str):
-            raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self._given = {"name": name, "grad_clip": grad_clip, **common}  # arguments other than options, for `get_config`
         self._decayed: dict[str, bool] = {}  # structured name -> whether the patterns allow weight decay
         if global_clipnorm is not None:

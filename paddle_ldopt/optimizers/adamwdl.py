@@ -207,21 +207,23 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             update_by_rule = super().prepared(rows.take(by_rule)._replace(options=options))
             rows = rows.take([i for i, param in enumerate(rows.params) if self._has_kernel(param)])
         inputs, rates = [], dict[Any, Any]()
+        tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
         for param, grad, scale, kind in zip(*rows[:4]):
             check_gradient(self, param, grad)
             self.check_param(param)
-            state, options = self.state_of(param), rows.options[kind]
-            master = self._master_weights[param.name] if self.has_master(param) else None
+            options, master = rows.options[kind], self._master_weights[param.name] if self.has_master(param) else None
+            owner = (param if master is None else master).name
+            moment1, moment2, power1, power2 = (table[owner] for table in tables)
             if master is None and grad.dtype != param.dtype:
                 grad = grad.astype(param.dtype)  # the only type that the kernel takes
             dtype, key = compute_dtype(param), (rows.rates[kind], scale, param.dtype == paddle.float64)
             if key not in rates:
                 number = np.float64 if key[2] else np.float32
                 rates[key] = paddle.full([], float(number(rows.rates[kind]) * number(scale)), dtype)
-            moments = state["moment1"], state["moment2"], None, state["beta1_pow_acc"], state["beta2_pow_acc"]
             numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], True
             more = options["lazy_mode"], 1000, master is not None, False, False
-            inputs.append((param, grad, rates[key], *moments, master, None, *numbers, *more))
+            states = moment1, moment2, None, power1, power2
+            inputs.append((param, grad, rates[key], *states, master, None, *numbers, *more))
 
         def update(count: Optional[float]) -> None:
             for row in inputs:

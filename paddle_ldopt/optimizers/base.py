@@ -26,6 +26,7 @@ from .._compat import (
     name_before_copy,
     run_untranslated,
     structured_names,
+    topology,
 )
 from ..layers.decay import LayerDecay, as_decay, checked_decay
 from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay
@@ -181,6 +182,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if self._documented:
             check_documented_hook([self.structured_name(param) for param in trained])
 
+    def layerwise_ratio(self, param: Tensor) -> Any:
+        """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
+        return super().layerwise_ratio(param if self.hook is None else self.finder.original(param))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))
         vars(other).update(copy.deepcopy(vars(self), memo))
@@ -222,8 +227,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         The rate is without the factor of the group and the layers' ratios.
         """
         options, rate = dict(self._rule_options), group.get("lr")
-        for name in group.keys() & options.keys():
-            options[name] = group[name]
+        for name in options:
+            if name in group:
+                options[name] = group[name]
         if isinstance(options.get("weight_decay"), StepFunction):
             options["weight_decay"] = options["weight_decay"](int(self.steps_taken()))
         if rate is None:
@@ -299,12 +305,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         owner, begin = self.owner_of(param).name, len(self.state_key(""))
         return {key[begin:]: values[owner] for key, values in self._accumulators.items() if owner in values}
 
-    def _whole_shape(self, param: Tensor) -> list[int]:
-        """Return the shape of the whole parameter, of which `param` may be a shard."""
-        return list(param.shape)
-
     def _states_of(self, param: Tensor) -> dict[str, State]:
-        return self.states({**self._fixed, **self.options_of(param)}, self._whole_shape(param))
+        return self.states({**self._fixed, **self.options_of(param)}, self.finder.shape(param))
 
     def state_kinds(self, param: Tensor) -> dict[str, str]:
         """Return state name -> kind of a parameter, without its step counter."""
@@ -312,7 +314,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def state_shapes(self, param: Tensor) -> dict[str, list[int]]:
         """Return state name -> shape of a parameter; rows and columns are the whole tensor's."""
-        whole = self._whole_shape(param)
+        whole = self.finder.shape(param)
         shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
         return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
 
@@ -406,7 +408,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
         Whole parameters are updated in batches, others together with the processes that share them.
         """
-        if self.finder.is_whole(self._parameter_list) and not any(map(Tensor.is_dist, rows.params)):
+        whole_here = topology() is None or self.finder.is_whole(self._parameter_list)
+        if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)
         shards = self.finder.find(self._parameter_list)
         if self.fused and any(shard.groups or shard.slice_size is not None for shard in shards.values()):

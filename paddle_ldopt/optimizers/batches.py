@@ -89,7 +89,7 @@ class Batch:
         for name, shape in self._shapes.items():
             stack = self._stacks[name]
             value = stack if stack.dtype == self.dtype else stack.astype(self.dtype)
-            state[name] = value if value.shape == shape else value.reshape(shape)
+            state[name] = value if value.shape == shape else _C_ops.reshape(value, shape)
         counted = counters(self._optimizer, state, count)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
@@ -100,9 +100,10 @@ class Batch:
                 continue
             if not isinstance(value, Tensor):  # one rate for all
                 value = paddle.full([], value, self.dtype)
-            if value.size != stack.size:
+            value = value if value.dtype == stack.dtype else value.astype(stack.dtype)
+            if math.prod(value.shape) != math.prod(stack.shape):
                 value = value.reshape([1] * len(stack.shape)).expand(stack.shape)
-            _C_ops.assign_out_(value.astype(stack.dtype).reshape(stack.shape), stack)
+            _C_ops.assign_out_(_C_ops.reshape(value, stack.shape), stack)
         if master is not None and new_params is not master:
             _C_ops.assign_out_(new_params, master)
         new_params = new_params if new_params.dtype == self._dtype else new_params.astype(self._dtype)

@@ -132,7 +132,7 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. Groups may have "lr"
             (their own rate, of any kind of `learning_rate`), "weight_decay", "eps", "clip_threshold", "decay_rate",
             "beta1", "beta2", "beta3" and "scale_parameter". A group's "beta2" overrides the optimizer's `decay_rate`;
-            ``"beta2": None`` overrides its `beta2`. MindFormers' ``{"order_params": [...]}`` is checked and has no
+            ``"beta2": None`` overrides its `beta2`. MindFormers' ``{"order_params": [...]}`` has no
             effect: the order does not matter.
         beta2: a constant decay rate of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and a
             `beta3` of 0.9999.
@@ -140,7 +140,7 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
 
     Raises:
         TypeError, ValueError: as for `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither;
-            `warmup_init` without `relative_step`; both `beta2` and `decay_rate`; an incomplete "order_params".
+            `warmup_init` without `relative_step`; both `beta2` and `decay_rate`.
 
     Differs from the paper by V's decay rate, unless `beta2` is given; docs/numerics.md lists differences from
     MindFormers.

@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
+from paddle.base.framework import EagerParamBase
 
 from .. import kernels
 from .._checks import problem, refusal
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _SMALLEST = float(np.finfo("float32").tiny)
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
-_dtype, _shape = Tensor.dtype.__get__, Tensor.shape.__get__
+_dtype = Tensor.dtype.__get__
 
 
 class FusedRule(NamedTuple):
@@ -83,7 +84,9 @@ class Plan:
             why = self._fill(self.structs[row], param, options[form])
             if why is not None:
                 self.refused[row] = why
-        self._state, self.dtypes, self._shapes = self._state_now(), list(map(_dtype, params)), list(map(_shape, params))
+        self._state, self.dtypes = self._state_now(), list(map(_dtype, params))
+        forms_of = {tuple(p.shape): EagerParamBase(p.shape, "float32", name="form") for p in params}  # no memory
+        self._forms = [forms_of[tuple(param.shape)] for param in params]
         self._at = list(map(Tensor.data_ptr, params + self._state))
         self._matrices = [tensor for tensor in params + self._state if len(tensor.shape) > 1]  # may be transposed
         self._strided = list(map(Tensor.is_contiguous, self._matrices))
@@ -102,7 +105,7 @@ class Plan:
             len(state) == len(self._state)
             and all(map(operator.is_, state, self._state))
             and list(map(Tensor.data_ptr, self.params + state)) == self._at
-            and list(map(_shape, self.params)) == self._shapes
+            and all(map(Tensor.is_same_shape, self.params, self._forms))
             and list(map(_dtype, self.params)) == self.dtypes
             and list(map(Tensor.is_contiguous, self._matrices)) == self._strided
         )

@@ -5,14 +5,12 @@ https://arxiv.org/abs/1904.00962 (Algorithm 2, with the identity as its scaling 
 """
 
 import math
-import warnings
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 from paddle import Tensor, _C_ops
 
-from .._checks import Option, one_of_two, problem
-from .._compat import flatten_groups
+from .._checks import Option, one_of_two
 from .fused import FusedRule
 from .mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
@@ -95,7 +93,7 @@ class Lamb(ScheduledOptimizer):
             (their absolute rate, of any kind of `learning_rate`; the caller steps and saves a scheduler),
             "weight_decay", "beta1", "beta2", "eps" and "grad_centralization" (bool: subtract from the gradient of a
             convolution's weight, of rank 4 or 5, its mean over all axes except the first). MindSpore's
-            ``{"order_params": [...]}`` is checked and has no effect: the order of updates does not matter.
+            ``{"order_params": [...]}`` has no effect: the order of updates does not matter.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all
             parameters if there are groups, else to all except names with "beta" or "gamma". These are structured names
             if `name_dict` or `layers` has them, otherwise tensor names. Paddle names the weights of norms differently:
@@ -105,7 +103,7 @@ class Lamb(ScheduledOptimizer):
     Raises:
         TypeError, ValueError: as for `AdamWDL`; a schedule that is empty, has run out or returns something other than a
             number; a schedule of the optimizer's own steps in a static graph; a group with both "lr" and
-            "learning_rate"; an incomplete "order_params".
+            "learning_rate".
 
     Differs from the paper: the norm of the weights is not bounded, as in all implementations. docs/numerics.md lists
     differences from MindSpore and Paddle.
@@ -179,13 +177,7 @@ class Lamb(ScheduledOptimizer):
         )
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        groups = [group for group in parameters or [] if isinstance(group, dict)]
-        self._grouped = bool(groups)
-        for group in groups:
-            if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
-                idle = "'grad_centralization' has no effect on a group without a convolution's weight: leave it out."
-                names = [param.name for param in flatten_groups([group])]
-                warnings.warn(problem(idle, grad_centralization=True, params=names), stacklevel=5)
+        self._grouped = any(isinstance(group, dict) for group in parameters or [])
         return super()._initial_lr(rate, parameters)
 
     # ---- the rule

@@ -112,9 +112,6 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     # ---- state
 
-    def _whole_shape(self, param: Tensor) -> list[int]:
-        return list(self.finder.shape(param))
-
     def state_layout(self, param: Tensor) -> dict[str, Any]:
         """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
         # PaddleNLP's unified checkpoints cannot be read with shape []

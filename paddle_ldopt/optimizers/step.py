@@ -13,6 +13,7 @@ which runs the same rule.
 import collections
 import itertools
 import operator
+from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -32,6 +33,7 @@ from .states import Values
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
 _DECAY = operator.methodcaller("get", "weight_decay", 0.0)
+_CLIP, _PARAMS = operator.methodcaller("get", "grad_clip"), operator.itemgetter("params")
 _NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
@@ -75,7 +77,9 @@ class OneStep(Optimizer):
         groups = self._param_groups
         if not isinstance(groups[0], dict):
             return self.update([(self._grad_clip, pairs_of(groups))])
-        return self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
+        if any(map(_CLIP, groups)):
+            return self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
+        return self.update([(None, pairs_of(itertools.chain.from_iterable(map(_PARAMS, groups))))])
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         """Take a step, as `minimize` and the wrappers of fleet do."""
@@ -107,7 +111,7 @@ class OneStep(Optimizer):
             why = "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations."
             raise refusal(ValueError, f"{why} Use None or False.", fused=True)
         if self.hook is not None:
-            self.ratios = {param.name: self.hook(param)}
+            self.ratios = {param.name: self.layerwise_ratio(param)}
         if self._count_in_loop is None:
             self._count_in_loop = self.steps_taken() + 1.0 if self.counts_together else 0.0
         self.prepared(self._rows([pair]))(self._count_in_loop)
@@ -240,7 +244,7 @@ class OneStep(Optimizer):
             collections.deque(map(Tensor._bump_inplace_version, params), maxlen=0)
 
 
-def pairs_of(params: list[Tensor]) -> Pairs:
+def pairs_of(params: Iterable[Tensor]) -> Pairs:
     """Return (parameter, gradient) of the trainable parameters that have a gradient."""
     pairs = []
     for param in params:

@@ -144,13 +144,6 @@ def test_relative_step(warmup_init, rate):
     np.testing.assert_allclose(opt.get_lr(), 1 / 200, rtol=1e-14)
 
 
-def test_a_parameter_that_was_never_updated_has_no_used_rate():
-    params, _ = make_params({"frozen": np.zeros(3), "b": np.zeros(3)}, "float64")
-    opt = Adafactor(list(params.values()), set_param_lr_fun=lambda param: float(param is params["b"]))
-    take_steps(opt, params, [{"frozen": np.ones(3), "b": np.ones(3)}])
-    assert opt.used_lr() == {params["b"].name: pytest.approx(1e-5)} and opt.get_lr() == pytest.approx(1e-5)
-
-
 def test_external_rates():
     arrays, grads = problem(steps=6)
     schedule = paddle.optimizer.lr.StepDecay(0.01, step_size=2, gamma=0.3)
@@ -163,16 +156,6 @@ def test_external_rates():
     opt.set_lr(0.01)
     close(take_steps(opt, params, grads), adafactor(arrays, grads, **EXTERNAL), arrays, 1e-12)
     assert opt.get_lr() == 0.01
-
-
-def test_master_weights():
-    arrays, grads = problem(steps=5)
-    start = {n: a.astype("float16").astype("float64") for n, a in arrays.items()}
-    grads = [{n: np.clip(g, -1e3, 1e3).astype("float16").astype("float64") for n, g in grad.items()} for grad in grads]
-    _, opt, params = train(start, grads, "float16", multi_precision=True)
-    masters = {n: opt._master_weights[p.name].numpy() for n, p in params.items()}
-    close(masters, adafactor(start, grads), start, 1e-5)
-    assert opt.used_lr().keys() == {p.name for p in params.values()}
 
 
 # ---- groups
@@ -225,15 +208,6 @@ def test_schedule_reports_the_rates_used():
     assert set(names) == set(params)
 
 
-def test_schedule_changes_nothing():
-    arrays, grads = problem(steps=4)
-    for options in ({}, EXTERNAL):
-        params, _ = make_params(arrays, "float64")
-        opt = Adafactor(list(params.values()), **options)
-        got = take_steps(opt, params, grads, AdafactorSchedule(opt).step)
-        close(got, adafactor(arrays, grads, **options), arrays, 1e-12)
-
-
 def test_schedule_state(tmp_path):
     arrays, grads = problem(steps=3)
     params, _ = make_params(arrays)
@@ -255,30 +229,6 @@ def test_schedule_looks_through_wrappers():
     params, _ = make_params({"b": np.zeros(3)})
     opt = Adafactor(list(params.values()))
     assert AdafactorSchedule(SimpleNamespace(_inner_opt=opt)).optimizer is opt
-
-
-@pytest.mark.slow
-def test_rates_under_to_static():
-    paddle.seed(0)
-    model = paddle.nn.Linear(4, 3)
-    opt = Adafactor(model.parameters(), beta1=0.9, weight_decay=0.1)
-    start = {n: p.numpy().astype("float64") for n, p in model.named_parameters()}
-    x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
-
-    @paddle.jit.to_static
-    def step(x):
-        model(x).sum().backward()
-        opt.step()
-        opt.clear_grad()
-
-    for _ in range(3):
-        step(paddle.to_tensor(x))
-    used = []
-    grad = {"weight": np.repeat(x.astype("float64").sum(0)[:, None], 3, 1), "bias": np.full(3, 5.0)}
-    want = adafactor(start, [grad] * 3, beta1=0.9, weight_decay=0.1, used=used)
-    close({n: p.numpy() for n, p in model.named_parameters()}, want, start, 1e-5)
-    names = {p.name: n for n, p in model.named_parameters()}
-    assert {names[t]: rate for t, rate in opt.used_lr().items()} == pytest.approx(used[-1], rel=1e-5)
 
 
 # ---- bad input

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import close, run_static, same
+from optimizer_cases import close, same
 from reference import adamw, bert_like, llrd_ratio, make_params, take_steps
 
 from paddle_ldopt import AdamWDL, LayerMap
@@ -74,15 +74,6 @@ def test_without_a_ratio_or_with_1_it_is_paddles_adamw_bit_for_bit():
             results.append(take_steps(opt, params, grads))
         for result in results[1:]:
             same(result, results[0])
-
-
-@pytest.mark.parametrize("ratio, left", [(1.0, 0.95), (0.5, 0.975)])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_weights_decay_once_with_the_layers_rate(ratio, left, dtype):
-    params, _ = make_params({"w": np.full((4,), 2.0)}, dtype)
-    opt = AdamWDL(0.1, parameters=list(params.values()), weight_decay=0.5, set_param_lr_fun=lambda p: ratio)
-    take_steps(opt, params, [{"w": np.zeros(4)}])
-    np.testing.assert_allclose(params["w"].numpy(), 2.0 * left, rtol=1e-6)
 
 
 # ---- hooks
@@ -176,20 +167,6 @@ def test_a_decay_that_the_hook_cannot_see_is_refused(kind, name):
         AdamWDL(0.01, layerwise_decay=0.5, **how)
 
 
-def test_a_number_of_blocks_beside_layers_is_refused():
-    params, _ = make_params(bert_like()[0])
-    layers = LayerMap.from_model(paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 4), 2))
-    with pytest.raises(ValueError, match="`layers` takes the place of .*Received: .*n_layers=2"):
-        AdamWDL(0.01, parameters=list(params.values()), layers=layers, layerwise_decay=0.8, n_layers=2)
-
-
-def test_no_hook_is_adamw():
-    arrays, grads = bert_like()
-    params, _ = make_params(arrays)
-    got = take_steps(AdamWDL(0.01, parameters=list(params.values()), set_param_lr_fun=None), params, grads)
-    close(got, adamw(arrays, grads, dict.fromkeys(arrays, 1.0), lr=0.01), arrays)
-
-
 @pytest.mark.parametrize("fused", [None, False])
 @pytest.mark.parametrize("clip", [None, paddle.nn.ClipGradByValue(9.0)], ids=["", "clipped"])
 @pytest.mark.parametrize(
@@ -208,33 +185,7 @@ def test_a_rate_of_a_parameters_own_counts_beside_the_hooks(own, rate, clip, fus
     np.testing.assert_allclose(1.0 - param.numpy(), 0.25 * rate, rtol=1e-4)
 
 
-def test_hook_is_asked_in_every_step():
-    arrays, grads = bert_like(steps=5)
-    params, name_dict = make_params(arrays)
-    now = {"step": 1}
-    opt = AdamWDL(
-        0.01,
-        parameters=list(params.values()),
-        set_param_lr_fun=lambda p: now["step"] / 10 if "classifier" in name_dict[p.name] else 1.0,
-    )
-    got = take_steps(opt, params, grads, each_step=lambda: now.update(step=now["step"] + 1))
-    want = adamw(arrays, grads, lambda n, step: step / 10 if "classifier" in n else 1.0, lr=0.01)
-    close(got, want, arrays)
-
-
 # ---- parameter groups
-
-
-def test_one_group_per_parameter_as_in_ernie_m():
-    arrays, grads = bert_like()
-    params, _ = make_params(arrays)
-    ratios = {n: llrd_ratio(n, 0.8, N) for n in arrays}
-    groups = [
-        {"params": p, "weight_decay": 0.01, "learning_rate": ratios[n], "dygraph_key_name": n}
-        for n, p in params.items()
-    ]
-    got = take_steps(AdamWDL(0.01, parameters=groups), params, grads)
-    close(got, adamw(arrays, grads, ratios, lr=0.01), arrays)
 
 
 def test_a_group_that_is_added_has_no_known_layer():
@@ -262,95 +213,6 @@ def test_a_group_that_is_added_is_updated_as_by_paddle(fused):
 
 
 # ---- call sites of PaddleNLP and its users
-
-
-def test_upstreams_docstring_example():
-    def simple_lr_setting(decay_rate, name_dict, n_layers, param):
-        ratio = 1.0
-        static_name = name_dict[param.name]
-        if "weight" in static_name:
-            ratio = decay_rate**0.5
-        param.optimize_attr["learning_rate"] *= ratio
-
-    linear = paddle.nn.Linear(10, 10)
-    name_dict = dict()  # noqa: C408 - the example as it is
-    for n, p in linear.named_parameters():
-        name_dict[p.name] = n
-    before = linear.weight.numpy().copy()
-    adamwdl = AdamWDL(
-        learning_rate=1e-4,
-        parameters=linear.parameters(),
-        set_param_lr_fun=simple_lr_setting,
-        layerwise_decay=0.8,
-        name_dict=name_dict,
-    )
-    loss = paddle.mean(linear(paddle.rand([10, 10], dtype="float32")))
-    loss.backward()
-    adamwdl.step()
-    adamwdl.clear_grad()
-    moved = np.abs(linear.weight.numpy() - before * (1 - 1e-4 * 0.8**0.5 * 0.01))
-    np.testing.assert_allclose(moved, 1e-4 * 0.8**0.5, rtol=2e-3)  # Adam's first step is the rate itself
-
-
-class TinyEncoder(paddle.nn.Layer):
-    """Two blocks under PaddleNLP's names."""
-
-    def __init__(self):
-        super().__init__()
-        self.embeddings = paddle.nn.Embedding(11, 4)
-        self.encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), 2)
-        self.classifier = paddle.nn.Linear(4, 2)
-
-    def forward(self, tokens):
-        return self.classifier(self.encoder(self.embeddings(tokens)).mean(1))
-
-
-TOKENS = np.array([[1, 2, 3], [4, 5, 6]])
-
-
-def tiny(seed=3):
-    with paddle.utils.unique_name.guard():
-        paddle.seed(seed)
-        model = TinyEncoder()
-    return model, {p.name: n for n, p in model.named_parameters()}
-
-
-def weights(model):
-    return {n: p.numpy().copy() for n, p in model.named_parameters()}
-
-
-def dygraph_trajectory(steps=4):
-    model, name_dict = tiny()
-    start = weights(model)
-    opt = AdamWDL(
-        0.01,
-        parameters=model.parameters(),
-        weight_decay=0.1,
-        layerwise_decay=0.5,
-        n_layers=2,
-        name_dict=name_dict,
-        fused=False,  # the gradient of a key's bias is noise around 0: only the same operations give the same
-    )
-    for _ in range(steps):
-        model(paddle.to_tensor(TOKENS)).square().mean().backward()
-        opt.step()
-        opt.clear_grad()
-    return start, weights(model)
-
-
-def test_static_program_gives_the_same_trajectory():
-    start, want = dygraph_trajectory()
-
-    def program():
-        model = TinyEncoder()
-        loss = model(paddle.static.data("tokens", [2, 3], "int64")).square().mean()
-        names = {p.name: n for n, p in model.named_parameters()}
-        AdamWDL(0.01, weight_decay=0.1, layerwise_decay=0.5, n_layers=2, name_dict=names).minimize(loss)
-        return model, loss
-
-    got = run_static(program, {"tokens": TOKENS}, start, 4)
-    for name, value in got.items():
-        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 # ---- bad input: an error that says what was received, and nothing changed

@@ -217,16 +217,6 @@ def test_a_rule_may_return_old_values_under_other_names(batch_bytes):
         assert seen == want
 
 
-def test_a_state_that_was_removed_is_missed():
-    params = parameters([[3, 4]] * 2)
-    opt = make("lamb", params, fused=False)
-    give_gradients(params, np.random.default_rng(0))
-    opt.step()
-    del opt._accumulators["moment1"][params[0].name]
-    with pytest.raises(KeyError):
-        opt.step()
-
-
 @every_rule
 def test_parameters_that_share_memory_are_updated_in_turn(name):
     results = []

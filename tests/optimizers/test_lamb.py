@@ -8,14 +8,12 @@ import pytest
 from golden.random_problems import problem, with_gaps
 from golden_cases import cases, each, follow, needs_golden
 from lamb_cases import RATES, close, random_run, train
-from optimizer_cases import run_static, same
+from optimizer_cases import same
 from reference import make_params, take_steps
 from reference_lamb import lamb
 from toy_layers import apart
 
-from paddle_ldopt.optimizers.lamb import Lamb, lamb_update
-from paddle_ldopt.optimizers.sharded import Shard, run_locally
-from paddle_ldopt.optimizers.states import STEP
+from paddle_ldopt.optimizers.lamb import Lamb
 
 # ---- the update
 
@@ -61,37 +59,6 @@ def test_a_norm_of_0_makes_the_ratio_1(weights, gradient, weight_decay, moved):
 def test_matches_the_float64_reference(dtype, options):
     arrays, grads = random_run()
     close(train(arrays, grads, 0.01, dtype, **options), lamb(arrays, grads, lr=0.01, **options), dtype)
-
-
-def test_the_rule_overwrites_only_the_parameter_and_the_moments():
-    param, grad, t = paddle.rand([3, 2]), paddle.rand([3, 2]), paddle.ones([])
-    state = {"moment1": paddle.zeros([3, 2]), "moment2": paddle.zeros([3, 2]), STEP: t}
-    before = [tensor.numpy().copy() for tensor in (grad, t, param)]
-    how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1, "shard": Shard(param.shape)}
-    new, new_state = run_locally(lamb_update(param, grad, state, paddle.to_tensor(0.1), **how))
-    for tensor, value in zip((grad, t), before):
-        np.testing.assert_array_equal(tensor.numpy(), value)
-    assert set(new_state) == {"moment1", "moment2"} and not np.array_equal(new.numpy(), before[2])
-
-
-def test_the_rule_in_shards_with_their_sums_added_up():
-    arrays, (grads,) = random_run(1, {"w": [4, 3, 2, 2]})
-    how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1, "grad_centralization": True}
-
-    def rule(rows):
-        param, grad = (paddle.to_tensor(a["w"][rows]) for a in (arrays, grads))
-        state = {"moment1": 0 * param, "moment2": 0 * param, STEP: paddle.ones([], "float64")}
-        return lamb_update(param, grad, state, paddle.full([], 0.1, "float64"), shard=Shard(param.shape), **how)
-
-    whole, _ = run_locally(rule(slice(None)))
-    shards = [rule(slice(0, 1)), rule(slice(1, 4))]
-    norms = [shard.send(next(shard)) for shard in shards]  # each shard has whole channels: its own sums are the answer
-    sums, results = [a + b for a, b in zip(*norms)], []
-    for shard in shards:
-        with pytest.raises(StopIteration) as done:
-            shard.send(sums)
-        results.append(done.value.value[0].numpy())
-    np.testing.assert_allclose(np.concatenate(results), whole.numpy(), rtol=1e-13)
 
 
 def test_timm_counts_steps_without_a_gradient_too():
@@ -265,11 +232,6 @@ def test_gradients_of_convolutions_are_centralized(shape, centralized, dtype):
     close(got, lamb(arrays, grads, lr=0.1, centralized={"w", "conv"} if centralized else {"conv"}), dtype)
 
 
-def test_centralization_without_a_convolution_warns():
-    with pytest.warns(UserWarning, match="no effect on a group without a convolution"):
-        train(*random_run(1, {"w": [3, 2]}), 0.1, groups=lambda p: [{"params": [p["w"]], "grad_centralization": True}])
-
-
 @pytest.mark.parametrize("generator", [False, True])
 def test_order_params_changes_no_number(generator):
     arrays, grads = random_run(3)
@@ -291,7 +253,6 @@ def test_order_params_changes_no_number(generator):
 def parameters(kind):
     params, _ = make_params({"a": np.ones(2), "b": np.ones((2, 2))})
     a, b = params.values()
-    two = [{"params": [a]}, {"params": [b]}]
     return {
         "plain": [a, b],
         "unknown key": [{"params": [a, b], "epsilon": 0.1}],
@@ -300,14 +261,6 @@ def parameters(kind):
         "2-D rate": [{"params": [a, b], "lr": paddle.ones([2, 2])}],
         "negative decay": [{"params": [a, b], "weight_decay": -1}],
         "text as decay": [{"params": [a, b], "weight_decay": "1"}],
-        "order with a key": [{"params": [a, b]}, {"order_params": [a, b], "lr": 0.1}],
-        "two orders": [*two, {"order_params": [a, b]}, {"order_params": [a, b]}],
-        "order is one": [*two, {"order_params": a}],
-        "order of names": [*two, {"order_params": ["a", "b"]}],
-        "order lacks": [*two, {"order_params": [b]}],
-        "order adds": [{"params": [a]}, {"order_params": [a, b]}],
-        "order repeats": [*two, {"order_params": [a, b, a]}],
-        "order alone": [{"order_params": [a, b]}],
     }[kind]
 
 
@@ -326,8 +279,6 @@ BAD = [
     (TypeError, {"weight_decay": [0.1]}, r"Received: weight_decay=\[0.1\]"),
     (TypeError, {"parameters": "text as rate"}, "Received: lr='0.1'"),
     (TypeError, {"parameters": "text as decay"}, "Received: weight_decay='1'"),
-    (TypeError, {"parameters": "order is one"}, "'order_params' must be a list of parameters. Received:"),
-    (TypeError, {"parameters": "order of names"}, "must be a list of parameters. Received: order_params="),
     # its ValueErrors
     (ValueError, {"learning_rate": []}, r"a value for every step. Received: learning_rate=\[\]"),
     (ValueError, {"learning_rate": [0.1, -0.1]}, r"Received: learning_rate\[1\]=-0.1"),
@@ -340,16 +291,6 @@ BAD = [
     (ValueError, {"parameters": "negative rate"}, "Received: lr=-0.1"),
     (ValueError, {"parameters": "2-D rate"}, r"Received: lr of shape \[2, 2\]"),
     (ValueError, {"parameters": "negative decay"}, "Received: weight_decay=-1"),
-    (
-        ValueError,
-        {"parameters": "order with a key"},
-        r"the only key of one dict. Received: keys \['order_params', 'lr'\]",
-    ),
-    (ValueError, {"parameters": "two orders"}, "the only key of one dict. Received: keys"),
-    (ValueError, {"parameters": "order lacks"}, "each once. Received: an order that lacks parameters of the groups: "),
-    (ValueError, {"parameters": "order adds"}, "Received: an order that lists parameters that are in no group: "),
-    (ValueError, {"parameters": "order repeats"}, "Received: an order that lists parameters twice: "),
-    (ValueError, {"parameters": "order alone"}, "in no group"),
 ]
 
 
@@ -359,23 +300,3 @@ def test_bad_arguments(error, arguments, match):
     how = {key: parameters(value) if key in ("parameters", "params") else value for key, value in how.items()}
     with pytest.raises(error, match=match):
         Lamb(**how)
-
-
-def test_static_program_gives_the_same_trajectory():
-    arrays, _ = random_run(1, {"w": [3, 2]})
-    x = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
-    scheduler = paddle.optimizer.lr.LambdaDecay(1.0, lambda i: RATES[min(i, 3)])
-
-    def program():
-        linear = paddle.nn.Linear(3, 2, bias_attr=False)
-        loss = linear(paddle.static.data("x", [4, 3])).square().mean()
-        Lamb(scheduler, weight_decay=0.1).minimize(loss)
-        return linear, loss
-
-    got = run_static(program, {"x": x}, {"weight": arrays["w"].astype("float32")}, 4, scheduler.step)["weight"]
-    w = arrays["w"].astype("float32").astype("float64")
-    grads, start = [], w
-    for _ in range(4):
-        grads.append({"w": 2 * x.T @ (x @ w) / 8})
-        w = lamb({"w": start}, grads, lr=lambda n, i: RATES[i], weight_decay=0.1)["w"]
-    np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-6)

@@ -140,13 +140,6 @@ def test_the_parameters_come_first_as_in_mindspore(cls, grouped):
         trained(lambda params: cls(params, 0.1, params=params))
 
 
-def test_the_schedule_of_adafactor_takes_an_initial_rate():
-    assert [text_of(p) for p in inspect.signature(ldopt.AdafactorSchedule).parameters.values()] == [
-        "optimizer",
-        "initial_lr=0.0",
-    ]
-
-
 def test_the_layerwise_arguments_are_those_of_adamwdl():
     parameters = inspect.signature(ldopt.AdamWDL).parameters
     assert {name: parameters[name].default for name in LAYERWISE} == LAYERWISE

@@ -173,24 +173,6 @@ def test_a_state_of_a_part_is_loaded(name, built_with, updated, loads_into, firs
 
 
 @every_optimizer
-def test_a_second_optimizer_of_a_model_resumes(name):
-    ends = []
-    for anew in (False, True):
-        model, opt = layers_of_three(name, [0])
-        model[0].weight.set_value(paddle.ones([2, 2]))
-        for step in range(3):
-            if anew and step == 2:
-                state = {key: x.clone() for key, x in opt.state_dict().items()}
-                opt = make(name, model[0].parameters())
-                opt.set_state_dict(state)
-            for p in model[0].parameters():
-                p.grad = paddle.full(p.shape, 0.1 + step)
-            opt.step()
-        ends.append(model[0].weight.numpy())
-    np.testing.assert_array_equal(*ends)
-
-
-@every_optimizer
 @pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
 @pytest.mark.parametrize(
     ("spoil", "match"),
