@@ -435,11 +435,11 @@ def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shar
         weight = model_sharded_state_dict[keys[param.name]]
         for name, (value, kind) in state.items():
             key = f"{keys[param.name]}.{name}_0"
-            sharded[key] = _placed(key, value, kind, weight, shards and shards[param.name])
+            sharded[key] = _sharded_weight(key, value, kind, weight, shards and shards[param.name])
     return sharded
 
 
-def _placed(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
+def _sharded_weight(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
     """Return the ShardedWeight of a state of the parameter that `weight` describes."""
     ShardedWeight = type(weight)
     places = [tuple(place) for place in (weight.local_shape, weight.global_shape, weight.global_offset)]

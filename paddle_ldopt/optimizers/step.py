@@ -151,6 +151,9 @@ class OneStep(Optimizer):
         if refused and clips:
             clips, rows = False, self._rows(self._clipped(clipped))
             structs, refused = self.fused_step.read(self, rows)
+        in_shards = self.in_shards() if topology() is not None else ()
+        if structs is not None and in_shards:  # the library would sum over this process's shard alone
+            refused = {*refused, *(i for i, param in enumerate(rows.params) if param.name in in_shards)}
         update_rest = None
         if structs is None or refused or topology() is not None:
             update_rest = self.prepared(rows if structs is None else rows.take(sorted(refused)))

@@ -143,7 +143,7 @@ def trained(hcg, case, steps=STEPS, keep=None):
 @contextlib.contextmanager
 def sums_that_stay():
     """Let each process have its own sums for those of all: what an optimizer does that knows of no shards."""
-    from paddle_ldopt.optimizers._shards import shard
+    from paddle_ldopt.optimizers.sharded import shard
 
     real = shard.dist
     shard.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
