@@ -414,12 +414,14 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """
         if self.finder.is_whole(self._parameter_list) and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)
-        shards, in_shards = self.finder.find(self._parameter_list), self.in_shards()
+        shards = self.finder.find(self._parameter_list)
         whole, pieces = [], []
         for i, param in enumerate(rows.params):
             self.check_shape(param)
-            if param.name in shards:
-                (pieces if param.name in in_shards or param.is_dist() else whole).append(i)
+            shard = shards.get(param.name)
+            if shard is not None:
+                in_pieces = shard.groups or shard.slice_size is not None or param.is_dist()
+                (pieces if in_pieces else whole).append(i)
         names = {rows.params[i].name for i in whole}
         others = {name: shard for name, shard in shards.items() if name not in names}
         update_whole = self.batches.prepared(self, rows.take(whole))

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 from optimizer_cases import OPTIMIZERS, VARIANTS, make, same, states
-from paddle_ldopt.optimizers.moments import sqrt
+from paddle_ldopt.optimizers._base.arithmetic import sqrt
 from reference import bert_like, make_params, take_steps
 
 import paddle_ldopt as ldopt
