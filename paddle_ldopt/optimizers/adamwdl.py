@@ -193,6 +193,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     rule = staticmethod(adamw_update)
     counts_steps = False
+    is_elementwise = True
     takes_new_parameters = True
     fused_bumps_version = False  # like Paddle's kernel
 

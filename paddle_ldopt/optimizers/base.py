@@ -403,6 +403,17 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """Return whether the rule itself clips a gradient, after `grad_clip`."""
         return False
 
+    def in_shards(self) -> set[str]:
+        """Return the names of the parameters in shards; all processes must call this. Raise for `fused=True`."""
+        if self.finder.is_whole(self._parameter_list):
+            return set()
+        shards = self.finder.find(self._parameter_list).items()
+        names = {name for name, shard in shards if shard.groups or shard.slice_size is not None}
+        if names and self.fused:
+            where = "parameters in shards (tensor parallel, sharding version 2)"
+            raise refusal(ValueError, f"`fused=True` does not support {where}: use None or False.", fused=True)
+        return names
+
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step.
 
@@ -412,9 +423,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)
         shards = self.finder.find(self._parameter_list)
-        if self.fused and any(shard.groups or shard.slice_size is not None for shard in shards.values()):
-            where = "parameters in shards (tensor parallel, sharding version 2)"
-            raise refusal(ValueError, f"`fused=True` does not support {where}: use None or False.", fused=True)
         whole, pieces = [], []
         for i, param in enumerate(rows.params):
             self.check_param(param)

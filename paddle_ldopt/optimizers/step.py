@@ -65,6 +65,7 @@ class OneStep(Optimizer):
     fused: Optional[bool]
     fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
     counts_together = False  # whether all parameters share one count of steps
+    is_elementwise = False  # whether the rule needs no sums: the library may update shards
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
 
@@ -152,6 +153,9 @@ class OneStep(Optimizer):
         if refused and clips:
             clips, rows = False, self._rows(self._clipped(clipped))
             structs, refused = self.fused_step.read(self, rows)
+        in_shards = self.in_shards() if topology() is not None and not self.is_elementwise else ()
+        if structs is not None and in_shards:  # the library would sum over this process's shard alone
+            refused = {*refused, *(i for i, param in enumerate(rows.params) if param.name in in_shards)}
         update_rest = None
         if structs is None or refused or topology() is not None:
             update_rest = self.prepared(rows if structs is None else rows.take(sorted(refused)))

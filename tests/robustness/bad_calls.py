@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import paddle
-from paddle_ldopt.optimizers._base.layerwise_arguments import LAYERWISE
+from paddle_ldopt.optimizers.options import LAYERWISE
 from project import public_names
 
 import paddle_ldopt as ldopt

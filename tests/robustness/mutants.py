@@ -47,35 +47,21 @@ ROOMS = (
 )
 RULES = [f"optimizers/test_{name}.py" for name in ("adafactor", "adam_weight_decay", "came", "golden", "lamb")]
 STEPS = [f"optimizers/test_{name}.py" for name in ("batches", "fused", "fused_changes", "step_schedules")]
-RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "lr_ratio", "shards")]
+RATIOS = [f"optimizers/test_{name}.py" for name in ("adam*", "apply", "shards")]
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
     "_checks.py": ["test_checks.py", "schedules/test_*.py", "optimizers/test_lamb.py"],
     "layers/decay.py": ["layers/test_ratios.py", "optimizers/test_adamwdl.py"],
-    "layers/decay_checks.py": ["layers/test_decay.py"],
-    "layers/map.py": ["layers/test_*.py"],
-    "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
-    "optimizers/_step/batches.py": STEPS,
-    "optimizers/_base/layerwise_mixin.py": [*STEPS, *RATIOS],
-    "optimizers/_base/layerwise_optimizer.py": [*STEPS, "optimizers/test_adamwdl.py", "optimizers/test_adafactor.py"],
-    "optimizers/_step/kernel_step.py": STEPS,
-    "optimizers/_step/operations.py": [*STEPS, "optimizers/test_shards.py"],
-    "optimizers/_base/rule_optimizer.py": [*STEPS, *RULES, "optimizers/test_shards.py"],
-    "optimizers/_step/updates.py": [*STEPS, "optimizers/test_shards.py"],
-    "optimizers/_step/whole_step.py": [*STEPS, *RATIOS],
-    "optimizers/_step/fused_step.py": STEPS,
-    "optimizers/_step/plan.py": [*STEPS, "optimizers/test_lamb.py"],
-    "optimizers/_step/memory.py": STEPS,
-    "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py", *RULES],
-    "optimizers/_base/factored.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
-    "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
-    "optimizers/_shards/shard.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
-    "optimizers/adafactor.py": ["optimizers/test_fused.py"],
-    "optimizers/adam_weight_decay.py": ["optimizers/test_fused.py"],
-    "optimizers/adamwdl.py": ["optimizers/test_fused.py", "saving/test_saving.py"],
+    "optimizers/base.py": [*STEPS, *RATIOS],
+    "optimizers/batches.py": [*STEPS, "optimizers/test_shards.py"],
+    "optimizers/fused.py": [*STEPS, "optimizers/test_lamb.py"],
+    "optimizers/moments.py": ["robustness/test_bad_numbers.py", *RULES],
+    "optimizers/rule_optimizer.py": [*STEPS, *RULES, "optimizers/test_shards.py"],
+    "optimizers/sharded.py": ["optimizers/test_shards.py", "saving/test_sharded_state.py", *RULES],
+    "optimizers/step.py": [*STEPS, *RATIOS],
+    "optimizers/adamwdl.py": ["saving/test_saving.py"],
     "optimizers/apply.py": ["layers/test_decay.py"],
-    "optimizers/came.py": ["optimizers/test_fused.py"],
-    "optimizers/lamb.py": ["optimizers/test_fused.py"],
+    **{f"optimizers/{name}.py": ["optimizers/test_fused.py"] for name in ("adafactor", "adam_weight_decay", "came", "lamb")},
     "_safetensors.py": ["saving/test_*.py"],
     "checkpoint.py": ["saving/test_*.py"],
     "parallel/checkpoint.py": [],  # all in APART
@@ -84,16 +70,8 @@ MORE = {
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
 APART = {
-    "test_distributed_optimizers.py": [
-        "optimizers/_shards/shard.py",
-        "optimizers/adamwdl.py",
-        "optimizers/_base/layerwise_mixin.py",
-        "optimizers/_base/layerwise_optimizer.py",
-        "optimizers/_base/rule_optimizer.py",
-        "optimizers/_base/rule_state.py",
-        "optimizers/_step/updates.py",
-    ],
-    "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py", "parallel/checkpoint.py"],
+    "test_distributed_optimizers.py": [f"optimizers/{name}.py" for name in ("base", "batches", "sharded", "step")],
+    "test_parallel_checkpoints.py": ["parallel/checkpoint.py"],
 }
 _ON_IMPORT = " on import"
 # what such a process does first, where this is `sitecustomize`: it imports the mutant in the module's place
