@@ -73,7 +73,7 @@ class LayerLRCallback(Callback):
 
 
 def all_layers_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
-    """Return the optimizer as without `GradualUnfreezeCallback`, and (tower, layer id) -> the step that unfreezes it."""
+    """Return the optimizer without `GradualUnfreezeCallback`, and (tower, layer id) -> the step that unfreezes it."""
     inner = unwrap(optimizer)
     unfreezing = vars(inner).get("unfreezing")
     if unfreezing is None:

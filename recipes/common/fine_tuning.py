@@ -14,8 +14,7 @@ from dataclasses import MISSING
 from paddlenlp.trainer import EarlyStoppingCallback
 from paddlenlp.utils.log import logger
 
-from paddle_ldopt import LdoptConfig
-from paddle_ldopt.create import OPTIMIZERS
+from paddle_ldopt import LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 
@@ -80,7 +79,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
     rates = f"{decay_name(args)}, learning rate {rate}"
     report = RunReport(args.output_dir, f"{options.model} on {options.data}, {rates}", trainer.layer_map)
-    if trainer.optimizer is None and args.optim.value in OPTIMIZERS:
+    if trainer.optimizer is None and args.optim.value in ("adamw", *list_optimizers()):
         report.config = LdoptConfig.from_arguments(args)
     check_data(args, parts)
     callbacks, stop = [report, LayerLRCallback()], StopWithCheckpoint()

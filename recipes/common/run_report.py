@@ -18,8 +18,7 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from paddle_ldopt import LayerMap
-from paddle_ldopt._compat import parameters_of, unwrap
-from paddle_ldopt.layers.rates import applied_rates, layerwise_interface, next_rate
+from paddle_ldopt.layers.rates import applied_rates, next_rate
 from paddle_ldopt.layers.table import LayerTable
 from paddle_ldopt.plots import draw_rates, font_families, name_lines
 from paddle_ldopt.trainer import write_whole
@@ -77,11 +76,10 @@ class RunReport(Callback):
 
     def _by_layer(self, optimizer: Optimizer) -> list[Optional[float]]:
         """Return the greatest rate of each row of the table; None for a row without parameters in this process."""
-        applied = applied_rates(optimizer)
         of_layer: dict[Any, list[float]] = {}
-        for param in parameters_of(optimizer):
-            layer = self.layers.layer_of(param.name)
-            of_layer.setdefault((layer.tower, layer.index), []).append(applied[param.name])
+        for tensor, rate in applied_rates(optimizer).items():
+            layer = self.layers.layer_of(tensor)
+            of_layer.setdefault((layer.tower, layer.index), []).append(rate)
         return [max(of_layer.get((row.tower, row.index), []), default=None) for row in self._table.rows]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -184,8 +182,8 @@ class RunReport(Callback):
 
 
 def _reports(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer computes its rates and tells them after a step."""
-    return layerwise_interface(optimizer).sets_own_lr and hasattr(unwrap(optimizer), "used_lr")
+    """Return whether an optimizer computes its rates and keeps those of the last step."""
+    return getattr(optimizer, "last_used_lr", lambda: None)() is not None
 
 
 def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) -> list[Any]:

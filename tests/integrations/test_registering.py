@@ -116,7 +116,6 @@ def test_settings_of_a_file(ocr, encoder):
         ({"layerwise_decay": 2.0}, "Received: layerwise_decay=2.0"),
         ({"weight_decay": -1.0}, "Received: weight_decay=-1.0"),
         ({"weight_decay": paddle.regularizer.L1Decay(0.1)}, "no L1 decay"),
-        ({"rules": {"a": 1}}, "`rules`"),
     ]:
         with pytest.raises(ValueError, match=message):
             ocr.Came(learning_rate=0.01, **options)(encoder)

@@ -5,7 +5,7 @@
 
 import numpy as np
 import pytest
-from golden.trajectories import ARRAYS, INDEX, STATES, error, inputs, load_arrays, load_index, split
+from golden.trajectories import ARRAYS, INDEX, error, inputs, load_arrays, load_index, split
 from optimizer_cases import FLOAT32, SHAPES, build
 from reference import make_params, take_steps
 
@@ -49,4 +49,4 @@ def test_the_files_are_small_and_belong_together():
     arrays = load_arrays()
     assert set(arrays) == {"start", "gradients", "absent", *(case["id"] for case in CASES)}
     assert all(np.isfinite(array).all() for array in arrays.values())
-    assert sum(path.stat().st_size for path in (INDEX, ARRAYS, STATES)) < 200_000
+    assert sum(path.stat().st_size for path in (INDEX, ARRAYS)) < 200_000

@@ -166,22 +166,14 @@ def test_a_hostile_header_changes_nothing(what, path, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2**20, 2**31, 2**40, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("length", [0, 1, 2, 2**20, 2**31, 2**40, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("size", [None, 2**40])
 def test_a_hostile_header_length_changes_nothing(length, size, path, victim):
     """Also in a file with a hole of a terabyte, which is not read."""
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", length) + b"{}" * 100)
         file.truncate(size)
-    with refused("truncated or not a safetensors|cannot be read", ValueError, victim):
-        ldopt.load_optimizer(path, victim.optimizer, victim.model)
-
-
-def test_a_hole_behind_the_header_is_not_read(path, victim):
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", 2) + b"{}")
-        file.truncate(2**40)
-    with refused("must have 10 bytes", ValueError, victim):
+    with refused("truncated or not a safetensors|cannot be read|must have 10 bytes", ValueError, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 

@@ -14,14 +14,13 @@ from schedule_cases import (
     closed_kind,
     every_kind,
     make,
-    metric,
     optimizer_of,
     rates,
     take_a_million_steps,
 )
 
 from paddle_ldopt import schedules
-from paddle_ldopt.schedules import ON_METRIC, CurveSchedule, SchedulerType, get_scheduler
+from paddle_ldopt.schedules import CurveSchedule, SchedulerType, get_scheduler
 from paddle_ldopt.schedules.factory import SCHEDULES
 
 
@@ -144,15 +143,6 @@ def test_a_million_steps(kind):
     assert rates(schedule, 5) == rates(from_last_epoch, 5) == rates(from_state, 5)
 
 
-def test_a_million_steps_on_a_metric():
-    (kind,) = ON_METRIC
-    schedule = take_a_million_steps(lambda: make(kind), [metric(step) for step in range(200)] * 5000)
-    other = make(kind)
-    other.set_state_dict(schedule.state_dict())
-    assert other.last_epoch == 10**6 - 1
-    assert rates(other, 200) == rates(schedule, 200)
-
-
 @every_kind
 def test_the_rate_of_an_update_is_the_schedules(kind):
     weight = paddle.create_parameter([2], "float32", default_initializer=paddle.nn.initializer.Constant(0.0))
@@ -197,15 +187,6 @@ def test_wrapped_optimizers(attribute):
     wrapper, inner = Wrapper(), optimizer_of()
     setattr(wrapper, attribute, inner)
     assert make("linear", wrapper) is inner._learning_rate
-
-
-@every_kind
-def test_numpy_arguments(kind):
-    more = {k: np.int64(v) for k, v in KINDS[kind].items() if type(v) is int}
-    want = rates(make(kind), 30)
-    got = make(kind, np.float64(0.1), **more)
-    assert rates(got, 30) == want
-    assert all(type(v) is not np.int64 for v in vars(getattr(got, "curve", got)).values())
 
 
 @every_kind

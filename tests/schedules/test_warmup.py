@@ -80,12 +80,6 @@ def test_the_scheduler_inside_is_a_copy():
     assert rates(WarmUp.from_config(first.get_config()), 20) == want
 
 
-def test_a_later_schedule_has_the_peak_of_the_warm_up():
-    weight = paddle.create_parameter([2], "float32")
-    optimizer = paddle.optimizer.SGD(WarmUp(0.1, lambda step: 0.1, 4), parameters=[weight])
-    assert optimizer.get_lr() == 0.0 and ldopt.get_scheduler("constant", optimizer)() == 0.1
-
-
 @pytest.mark.parametrize("decay", [*DECAYS.values(), Halving(1e-2)], ids=[*DECAYS, "Halving"])
 @pytest.mark.parametrize("stop", [0, 1, 7, 8, 9, 30])
 def test_a_resume_is_exact(decay, stop):

@@ -101,13 +101,6 @@ def test_json_and_markdown(capsys):
     assert "| GiB | came,beta1=0 | came,compression |" in run(capsys, *options, "--markdown")
 
 
-def test_a_model_by_its_name(capsys):
-    options = ["--optimizer", "adamwdl", "came,compression=false", "--dtype", "float32", "--json"]
-    answer = json.loads(run(capsys, "--model", "BertForSequenceClassification", *options))
-    assert answer["size"] == 109_494_530
-    assert answer["bytes"]["adamwdl"]["parameters"] == 4 * answer["size"]
-
-
 @pytest.mark.parametrize(
     "options, says",
     [

@@ -111,16 +111,6 @@ def test_arguments_from_a_command_line_and_from_json(tmp_path):
     assert args.layerwise_decay == ldopt.LayerDecay(0.8, freeze_below=0.3)
 
 
-def test_towers_and_multipliers_are_json(tmp_path):
-    line = f"--output_dir {tmp_path} --device cpu --optim adamwdl --layerwise_lr_decay 0.8 --layerwise_preserve_mean"
-    words = [*line.split(), "--layerwise_towers", '{"bert": {"layerwise_decay": 0.65, "scale": 0.1}}']
-    words += ["--layerwise_multipliers", '{"classifier": 10}', *(["--amp_master_grad", "False"] * common.FORMERS)]
-    (args,) = common.PdArgumentParser(common.Arguments).parse_args_into_dataclasses(words)
-    tower, whole = ldopt.LayerDecay(0.65, scale=0.1), {"preserve_mean": True, "multipliers": {"classifier": 10.0}}
-    assert args.layerwise_decay == ldopt.LayerDecay(0.8, towers={"bert": tower}, **whole)
-    assert ldopt.LdoptConfig.from_arguments(args).layerwise_towers == {"bert": {"layerwise_decay": 0.65, "scale": 0.1}}
-
-
 def test_each_of_our_arguments_has_a_help_text():
     ours = {field.name: field.metadata.get("help") for field in fields(LdoptArgumentsMixin)}
     assert {"layerwise_lr_decay", "layerwise_min_ratio", "optim_kwargs", "allow_layerwise_change"} <= ours.keys()
@@ -134,10 +124,11 @@ def test_defaults_are_the_trainers(tmp_path):
 
 
 def test_arguments_survive_pickling_and_saving(tmp_path):
-    args = common.arguments(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8)
+    args = common.arguments(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8, lr_scheduler_type="inverse_sqrt")
     paddle.save(args, str(tmp_path / "training_args.bin"))
     for copy in (pickle.loads(pickle.dumps(args)), paddle.load(str(tmp_path / "training_args.bin"))):
         assert isinstance(copy.optim, OptimizerName) and copy.optim.value == "adamwdl"
+        assert copy.lr_scheduler_type.value == args.to_dict()["lr_scheduler_type"] == "inverse_sqrt"
         assert copy.layerwise_decay == args.layerwise_decay
     assert args.to_dict()["optim"] == "adamwdl"
 

@@ -420,13 +420,6 @@ def test_another_layout_is_refused_in_a_folder_with_any_name(saved, tmp_path):
 # --- written ---
 
 
-def test_the_record_describes_the_training(saved):
-    written = record_in(saved)
-    assert written["optimizer"] == "AdamWDL"
-    assert written["decay"]["layerwise_lr_decay"] == 0.8
-    assert written["layers"]["classifier.weight"][1:] == [3, 2]
-
-
 def test_a_checkpoint_being_overwritten_is_incomplete(checkpoint):
     record.begin_checkpoint(str(checkpoint), {RECORD: {"optimizer": "AdamWDL"}})
     assert not (checkpoint / EPOCH_RNG).exists()

@@ -11,7 +11,6 @@ from trainer_run import checkpoint_format
 
 from paddle_ldopt.config import BUILT_IN
 from paddle_ldopt.schedules import ON_METRIC, SchedulerType, get_scheduler
-from paddle_ldopt.trainer.arguments import SchedulerName
 from paddle_ldopt.trainer.rates import builds_schedule
 
 STEPS = 10
@@ -92,18 +91,6 @@ def test_arguments_of_a_built_in_kind_as_json(tmp_path):
     got.step(4)
     expected.step(4)
     assert got.last_lr == expected.last_lr
-
-
-def test_from_a_command_line_and_through_a_file(tmp_path):
-    line = ["--output_dir", str(tmp_path), "--device", "cpu", "--lr_scheduler_type", "warmup_stable_decay"]
-    line += ["--lr_scheduler_kwargs", '{"num_decay_steps": 10}', "--max_steps", "40"]
-    line += ["--amp_master_grad", "False"] if common.FORMERS else []
-    (args,) = common.PdArgumentParser(common.Arguments).parse_args_into_dataclasses(line)
-    paddle.save(args, str(tmp_path / "training_args.bin"))
-    again = paddle.load(str(tmp_path / "training_args.bin"))
-    assert isinstance(again.lr_scheduler_type, SchedulerName) and again.lr_scheduler_type.value == "warmup_stable_decay"
-    assert again.lr_scheduler_kwargs == '{"num_decay_steps": 10}'
-    assert args.to_dict()["lr_scheduler_type"] == "warmup_stable_decay"
 
 
 @pytest.mark.parametrize(
