@@ -52,7 +52,7 @@ class LayerMap:
         self.n_layers = max(layer.depth for layer in layers.values())
 
     def __repr__(self) -> str:
-        return f"LayerMap(towers={self.towers}, {len(self._layers)} parameters, {self.source})"
+        return f"LayerMap(towers={self.towers}, {len(self._layers)} parameters)"
 
     def __deepcopy__(self, memo: Any) -> "LayerMap":
         return self  # a copied optimizer shares the map, which holds the model's parameters

@@ -49,6 +49,8 @@ def _in_all(act: Callable[[], Any]) -> tuple[Any, Optional[str]]:
     try:
         result = act()
         layers = result.fingerprint() if isinstance(result, LayerMap) else None
+    except Warning:  # the user's filter makes errors of them
+        raise
     except Exception as error:  # of the user's data set, collator or model
         problem = f"{type(error).__name__}: {error}"
     outcomes = gathered((problem, layers))

@@ -125,8 +125,9 @@ def test_renderings():
     table = layers.table(LayerDecay(0.5, freeze_below=0.1), 1e-3)
     text = str(table)
     assert "embeddings" in text and "block 2" in text and "0.0005" in text
-    assert max(map(len, text.splitlines())) <= 80
-    lines = table.to_markdown().splitlines()
+    assert max(map(len, text.splitlines())) <= 80 and text.endswith("\n layers: by names")
+    *lines, _, caption = table.to_markdown().splitlines()
+    assert caption == "layers: by names"
     assert len(lines) == 2 + 5 and lines[0].startswith("| layer |") and len({line.count("|") for line in lines}) == 1
     assert json.loads(json.dumps(table.to_dict()))[0]["frozen"] == 1
 
@@ -156,7 +157,7 @@ def test_names_are_no_markup(tmp_path, tower):
     names = [f"{t}.layers.{i}.{part}" for t in (tower, "text") for i in (0, 1) for part in PARTS]
     layers = LayerMap.from_names(names)
     assert f" {tower} block 0 " in str(layers.table(0.5))
-    lines = layers.table(0.5).to_markdown().splitlines()
+    lines = layers.table(0.5).to_markdown().splitlines()[:-2]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
     layers.plot(tmp_path / "rates.svg", 0.5)  # text as outlines: no name to look for
     figure = Figure()
