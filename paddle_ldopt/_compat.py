@@ -142,8 +142,8 @@ def check_weight_decay_fun(decays: Any, params: list[Any]) -> None:
         before = param.name.removesuffix(".dist")
         if before != param.name and answer(param.name) == answer("no parameter's name") != answer(before):
             raise ValueError(
-                "`apply_decay_param_fun` and `name_dict` must know a parameter by its name after `dist.shard_tensor`, which adds "
-                "'.dist': shard the model first, then collect the names. "
+                "`apply_decay_param_fun` and `name_dict` must know a parameter by its name after `dist.shard_tensor`, "
+                "which adds '.dist': shard the model first, then collect the names. "
                 f"Received: '{before}' is known, '{param.name}' is not"
             )
 

@@ -62,7 +62,9 @@ def build_optimizer(
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
     if model is not None and not grouped and not any(arguments.get(name) for name in info.own_exclusion):
         decayed = decayed_parameter_names(model)
-        arguments.setdefault("apply_decay_param_fun", functools.partial(_is_decayed, decayed))
+        ours = issubclass(info.cls, LayerRates)  # which itself knows the names of copies
+        asked = decayed.__contains__ if ours else functools.partial(_is_decayed, decayed)
+        arguments.setdefault("apply_decay_param_fun", asked)
     if checked_number(max_grad_norm, "max_grad_norm") > 0:
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     weight_decay = arguments.pop("weight_decay", None)

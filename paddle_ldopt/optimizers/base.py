@@ -9,6 +9,7 @@ Each class inherits from the next one:
 """
 
 import copy
+import functools
 import operator
 from typing import Any, Callable, ClassVar, Optional, Union
 
@@ -39,6 +40,11 @@ from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, StepFunction, Val
 from .step import OneStep, Rows
 
 _NAME = operator.attrgetter("name")
+
+
+def _before_copy(decays: Callable[[str], Any], name: str) -> Any:
+    """Ask `decays` for the parameter that was copied; unlike a lambda it can be pickled."""
+    return decays(name_before_copy(name, decays))
 
 
 class LayerRates(LayerwiseInterface, Optimizer):
@@ -191,7 +197,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         vars(other).update(copy.deepcopy(vars(self), memo))
         decays = self._apply_decay_param_fun
         if decays is not None:  # it knows the names of the original parameters
-            other._apply_decay_param_fun = lambda name: decays(name_before_copy(name, decays))
+            other._apply_decay_param_fun = functools.partial(_before_copy, decays)
         return other
 
     # ---- options

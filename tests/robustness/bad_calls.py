@@ -11,7 +11,6 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import paddle
-from paddle_ldopt.optimizers.options import LAYERWISE
 from project import public_names
 
 import paddle_ldopt as ldopt
