@@ -204,8 +204,8 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         by_rule = [i for i, param in enumerate(rows.params) if not self._has_kernel(param)]
         if by_rule:
             names = ("beta1", "beta2", "epsilon", "weight_decay")
-            options = [{name: float(chosen[name]) for name in names} for chosen in rows.options]
-            update_by_rule = super().prepared(rows.take(by_rule)._replace(options=options))
+            plain = [{name: float(chosen[name]) for name in names} for chosen in rows.options]
+            update_by_rule = super().prepared(rows.take(by_rule)._replace(options=plain))
             rows = rows.take([i for i, param in enumerate(rows.params) if self._has_kernel(param)])
         inputs, rates = [], dict[Any, Any]()
         tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
@@ -245,7 +245,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     def fused_rule(self, options: Values, shape: Any) -> FusedRule:
         """Return the rule for the C library."""
-        fields = {"beta1": float(options["beta1"]), "beta2": float(options["beta2"])}
+        fields: Values = {"beta1": float(options["beta1"]), "beta2": float(options["beta2"])}
         fields["eps"] = float(options["epsilon"]), 0, 0
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
 
