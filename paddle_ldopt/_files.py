@@ -19,16 +19,11 @@ Path = Union[str, os.PathLike[str]]
 YAML_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # 1e-5: a number in YAML 1.2, a string in PyYAML
 
 
-def checked_path(path: Any, argument: str = "path", expected: str = "a path") -> str:
-    """Return a path as a str; raise TypeError for other values (`open` would take a number for an open file).
-
-    `expected` follows "must be" in the error.
-    """
+def checked_path(path: Any, argument: str = "path") -> str:
+    """Return a path as a str; raise TypeError for other values (`open` would take a number for an open file)."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
-        raise refusal(
-            TypeError, f"`{argument}` must be {expected}: a str or an os.PathLike of one.", **{argument: path}
-        )
+        raise refusal(TypeError, f"`{argument}` must be a path: a str or an os.PathLike of one.", **{argument: path})
     try:
         os.fsencode(name)
     except UnicodeEncodeError as error:
