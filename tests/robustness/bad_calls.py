@@ -11,12 +11,12 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import paddle
-from paddle_ldopt.optimizers.options import LAYERWISE
 from project import public_names
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.hook import bind_hook
+from paddle_ldopt.optimizers.options import LAYERWISE
 from paddle_ldopt.schedules.factory import SCHEDULES
 
 NAN, INF = float("nan"), float("inf")

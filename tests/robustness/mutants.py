@@ -61,7 +61,10 @@ MORE = {
     "optimizers/step.py": [*STEPS, *RATIOS],
     "optimizers/adamwdl.py": ["saving/test_saving.py"],
     "optimizers/apply.py": ["layers/test_decay.py"],
-    **{f"optimizers/{name}.py": ["optimizers/test_fused.py"] for name in ("adafactor", "adam_weight_decay", "came", "lamb")},
+    **{
+        f"optimizers/{name}.py": ["optimizers/test_fused.py"]
+        for name in ("adafactor", "adam_weight_decay", "came", "lamb")
+    },
     "_safetensors.py": ["saving/test_*.py"],
     "checkpoint.py": ["saving/test_*.py"],
     "parallel/checkpoint.py": [],  # all in APART
