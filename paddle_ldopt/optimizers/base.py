@@ -410,11 +410,14 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return False
 
     def in_shards(self) -> set[str]:
-        """Return the names of the parameters in shards; all processes must call this. Raise for `fused=True`."""
+        """Return the names of parameters that this process does not have whole, some as padding only.
+
+        All processes must call this; raises for `fused=True`.
+        """
         if self.finder.is_whole(self._parameter_list):
             return set()
-        shards = self.finder.find(self._parameter_list).items()
-        names = {name for name, shard in shards if shard.groups or shard.slice_size is not None}
+        found = {name: None for name in self.finder.params} | self.finder.find(self._parameter_list)
+        names = {name for name, part in found.items() if part is None or part.groups or part.slice_size is not None}
         if names and self.fused:
             where = "parameters in shards (tensor parallel, sharding version 2)"
             raise refusal(ValueError, f"`fused=True` does not support {where}: use None or False.", fused=True)

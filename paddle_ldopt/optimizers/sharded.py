@@ -213,7 +213,7 @@ def run_locally(rule: Rule) -> Any:
 
 def run_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
     """Run rules together, the same in all processes, with one `all_reduce` for each group and round of sums."""
-    results: list[Any] = [rule for _, rule in rules]
+    results: list[Any] = [rule if shard.groups else run_locally(rule) for shard, rule in rules]
     answers: dict[int, Any] = {index: None for index, rule in enumerate(results) if isinstance(rule, Generator)}
     while answers:
         requests = {}

@@ -26,13 +26,6 @@ def test_models_have_the_sizes_that_are_published(model, tensors, elements):
     assert (len(model_shapes), shapes.count(model_shapes)) == (tensors, elements)
 
 
-def test_growth_is_along_one_axis():
-    assert [shapes.count(s) for s in bench.GROWTH["elements"]] == [10**6, 10**7, 10**8, 3 * 10**8, 10**9]
-    assert {len(s) for s in bench.GROWTH["elements"]} == {100}
-    assert [(len(s), shapes.count(s)) for s in bench.GROWTH["tensors"]] == [(n, 10**6) for n in (10, 100, 1000, 10000)]
-    assert [len(s) for s in bench.GROWTH["blocks"]] == [16 * n for n in (4, 40, 400)]
-
-
 @pytest.mark.representatives(count=2)
 @pytest.mark.parametrize(("optimizer", "label"), IN_PADDLE)
 def test_a_contestant_steps(optimizer, label):
@@ -186,16 +179,6 @@ def test_the_page_has_the_numbers_that_were_measured():
     measured = FOLDER / "results.json"
     section = (FOLDER / "README.md").read_text().partition(page.BEGIN)[2].partition(page.END)[0]
     assert section.strip() == (page.text(json.loads(measured.read_text())) if measured.exists() else "")
-
-
-def test_a_pair_that_takes_long_is_cut_short(monkeypatch):
-    class Fake:
-        def ask(self, method):
-            return 1.0
-
-    assert len(bench.in_turn([Fake()], 9)[0]) == 9
-    monkeypatch.setattr(bench, "LONGEST", -1.0)
-    assert len(bench.in_turn([Fake()], 9)[0]) == bench.FEWEST
 
 
 def test_one_thread_is_for_the_first_model_unless_threads_are_given(monkeypatch):

@@ -1,6 +1,5 @@
 """benchmarks/llrd_evidence_mean.py: arms keep the mean, test splits are large, its report is in evidence_tables.md."""
 
-import json
 import pathlib
 import sys
 
@@ -70,50 +69,6 @@ def test_the_plan_has_all_arms_of_a_seed_before_the_next():
     assert groups[:6] == [(short, 0), (other, 0), (short, 1), (other, 1), (long, 0), (short, 2)]
     assert {run.learning_rate for run in runs if run.task == short} == {1e-4, 3e-4, 9e-4}
     assert {run.learning_rate for run in runs if run.task == long} == {3.33e-5, 1e-4, 3e-4}
-
-
-def results_of(tmp_path, seeds, accuracy):
-    """The `Results` of one task with an accuracy for each (arm, rate, seed)."""
-    about = {"about": NAME, "rows": "", "majority": 0.3, "protocol": {"tuned": 3e-4}, "versions": {}}
-    lines = [
-        {**vars(run), "validation": 0.5, "test": accuracy(run), "finite": True, "seconds": 1, "mean_ratio": 0.5}
-        for run in study.plan([NAME], seeds)
-    ]
-    path = tmp_path / "results.jsonl"
-    path.write_text("\n".join(map(json.dumps, [about, *lines])))
-    return report.Results(path)
-
-
-def test_the_verdict_and_the_default(tmp_path):
-    points = {"0.8 by blocks": 0.05, "0.9 by blocks": 0.02, "0.65 by parameters": -0.05}
-
-    def accuracy(run):
-        return 0.6 + (points.get(run.arm, 0.0) + 0.001 * run.seed * (run.arm in points)) * (run.learning_rate == 3e-4)
-
-    results = results_of(tmp_path, 3, accuracy)
-    assert "| the tuned rate" not in report.in_short(results, [NAME], 10), "less than half of the seeds"
-    text = report.in_short(results, [NAME, "other"], 5)
-    _, _, third, tuned, triple = (line for line in text.splitlines() if line.startswith("| "))
-    assert third.startswith(f"| {NAME} | a third of the tuned rate |  | all |  |")
-    assert (
-        tuned.startswith(f"| {NAME} | the tuned rate | 0.9 by blocks, 0.8 by blocks | ")
-        and "| 0.65 by parameters |" in tuned
-    )
-    assert tuned.endswith("| 0.8 by blocks: +5.1 [+4.9, +5.3] |")
-    assert "The table has 18 differences from uniform training at the same rate" in text
-    assert "The 95 % interval is above 0 for 2 of them, below 0 for 1, and includes 0 for 15." in text
-    assert f"not finished** ({NAME}: 3 of 5 seeds; other: not in the tables" in text
-    assert text.endswith(
-        "0.9 by blocks (+2.1), 0.8 by blocks (+5.1)."
-        " 0.8 by blocks would become the default; the recipes keep their defaults until all tasks are finished."
-    )
-    assert "**unlike the tuned rate of the protocol**" in report.setup(results, [NAME], 10)
-
-
-def test_without_a_gain_the_default_is_uniform(tmp_path):
-    text = report.in_short(results_of(tmp_path, 3, lambda run: 0.6), [NAME], 3)
-    assert text.endswith("No decay meets the criterion: the default is uniform training.")
-    assert "not finished" not in text
 
 
 def test_the_report_is_what_the_page_says():

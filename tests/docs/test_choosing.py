@@ -25,14 +25,3 @@ def test_the_table_of_ratios():
         for value, text in zip((inside[0], embeddings, mean, 1 / mean), shown):
             digits = len(text.split(".")[1])
             assert float(text) == pytest.approx(value, abs=0.5001 * 10**-digits), (blocks, decay, text)
-
-
-def test_the_other_numbers():
-    assert ratios(24, 0.9)[1] == pytest.approx(ratios(12, 0.81)[1]) == pytest.approx(0.08, abs=0.005)
-    flat = [LayerDecay(0.1, min_ratio=0.1).ratio(layer, 6) for layer in range(8)]
-    assert flat == [0.1] * 7 + [1.0]
-    assert "`LayerDecay(0.1, min_ratio=0.1)`" in TEXT
-
-
-def test_it_is_short():
-    assert len(TEXT.splitlines()) < 150

@@ -37,12 +37,6 @@ def test_commands_are_targets_of_the_makefile(path):
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-def test_forms_ask_for_something():
-    forms = [read(path) for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
-    assert len(forms) == 2 and all({"name", "description", "body"} <= form.keys() for form in forms)
-    assert all(len({part["id"] for part in form["body"]}) == len(form["body"]) for form in forms)
-
-
 def test_the_citation_has_the_version():
     citation = read(ROOT / "CITATION.cff")
     assert str(citation["version"]) == paddle_ldopt.__version__ and citation["license"] == "Apache-2.0"

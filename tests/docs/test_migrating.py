@@ -284,9 +284,3 @@ def test_every_block_is_checked_or_an_old_call():
             assert re.match("# (before|after|before and after)", block), head
             compile(block, head, "exec")
         assert any(block.startswith(("# after", "# before and after")) for block in blocks), head
-
-
-def test_the_lengths_of_steps_without_bias_correction():
-    sizes = [(1 - 0.9**t) / math.sqrt(1 - 0.999**t) for t in (1, 10, 100, 1000)]
-    assert [round(size, 1) for size in sizes] == [3.2, 6.5, 3.2, 1.3]
-    assert "3.2 at step 1, 6.5 at step 10, 3.2 at step 100 and 1.3 at step 1000" in PROSE

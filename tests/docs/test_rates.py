@@ -3,7 +3,6 @@
 import pathlib
 import re
 
-import paddle
 import pytest
 from layer_models import Parts
 from paddle import nn
@@ -242,11 +241,6 @@ def test_a_backbone_without_blocks_is_no_tower():
         LayerMap.from_model(model).ratios(LayerDecay(towers={"backbone": 0.75}))
 
 
-def test_the_mean_on_the_page():
-    mean = sum(0.65**i for i in range(1, 13)) / 12
-    assert f"{mean:.0%}".replace("%", " %") in PAGE
-
-
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
 def test_lora_plus_multiplies_the_ratio(name):
     model = ernie_lora(scale=16.0)
@@ -265,19 +259,3 @@ def test_lora_plus_multiplies_the_ratio(name):
     adapters = ldopt.create(name, model, layerwise_decay=0.5, learning_rate=0.25, rules={"lora_": "head"})
     trained = [p for p in model.parameters() if not p.stop_gradient]
     assert {round(applied_rates(adapters)[p.name], 6) for p in trained} == {0.25, 4.0}
-
-
-@pytest.mark.parametrize("fused", [None, False])
-@pytest.mark.parametrize("name", ["adamwdl", "adafactor", "adamweightdecay"])  # the first step of others has a norm
-def test_a_step_takes_lora_plus_and_the_decay_together(name, fused):
-    paddle.seed(0)
-    model = ernie_lora(scale=4.0)
-    opt = ldopt.create(name, model, layerwise_decay=0.5, learning_rate=2**-10, weight_decay=0.0, fused=fused)
-    before = {n: p.numpy().copy() for n, p in model.named_parameters() if not p.stop_gradient}
-    sum((p * 1.0).sum() for p in model.parameters() if not p.stop_gradient).backward()
-    opt.step()
-    for name, param in model.named_parameters():
-        if name in before:
-            rate = 2**-10 * 0.5 ** (LAYERS - int(re.search(r"layers\.(\d+)\.", name).group(1)))
-            want = rate * (4.0 if "lora_B" in name else 1.0)
-            assert abs(before[name] - param.numpy()).max() == pytest.approx(want, rel=1e-3), name

@@ -4,7 +4,6 @@ import codecs
 import csv
 import io
 import json
-import math
 import os
 import shutil
 
@@ -197,15 +196,6 @@ def test_standard_input_and_pairs(labels, labels_of_pairs, capsys, monkeypatch):
         predict.main([str(labels_of_pairs), "--input", "-", "--pair"])
     with pytest.raises(SystemExit, match="`--pair` needs an even number of texts"):
         predict.main([str(labels_of_pairs), "--pair", *TEXTS])
-
-
-def test_two_texts_are_two_inputs(labels, labels_of_pairs, capsys):
-    applied = predictors.Predictor(labels)
-    rows = [*applied([(text,) for text in TEXTS[:2]]), *applied([TEXTS[:2]])]
-    one, two, pair = (f"{row['label']} ({row['probability']:.3f})\n" for row in rows)
-    assert predicted(capsys, labels, *TEXTS[:2]) == one + two
-    assert predicted(capsys, labels_of_pairs, "--pair", *TEXTS[:2]) == pair
-    assert not math.isclose(rows[2]["probability"], rows[0]["probability"], abs_tol=1e-7)
 
 
 def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811

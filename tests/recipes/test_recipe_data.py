@@ -191,18 +191,6 @@ def test_rows_of_empty_cells_count_as_blank(tmp_path):
     assert len(text_sources.read_table(tmp_path / "one.csv", {"text_column": "text"})[1]) == 3
 
 
-def test_the_description_says_what_is_used(tmp_path):
-    path = write(
-        tmp_path / "a.csv", [(label, i, text) for i, (text, label) in enumerate(ROWS)], ("label", "id", "text")
-    )
-    splits = load_splits(path, examples_per_class=5)
-    assert "Columns: text = 'text', label = 'label'." in splits.description
-    assert splits.columns == {"text_column": "text", "label_column": "label"}
-    dropped = 60 - len(everything(splits))
-    assert f"Rows dropped: {dropped} beyond `examples_per_class`." in splits.description
-    assert "Rows dropped: none.\nwarning: few rows " in load_splits(path).description
-
-
 def test_a_usual_name_that_no_row_has_as_its_label_is_a_header(tmp_path):
     splits = load_splits(write(tmp_path / "a.tsv", ROWS, ("utterance", "Intent")))
     assert splits.columns == {"text_column": "utterance", "label_column": "Intent"} and len(everything(splits)) == 60

@@ -85,16 +85,6 @@ def test_the_encoder_agrees_with_numpy_on_a_padded_batch(minilm):
         assert mean @ want_mean / np.linalg.norm(mean) / np.linalg.norm(want_mean) > 0.999999
 
 
-def test_similarities_are_the_published_ones(minilm):
-    model, tokenizer, _ = minilm
-    hidden, _, lengths = encode(model, tokenizer, SENTENCES)
-    means = np.stack([hidden[row, :length].mean(0) for row, length in enumerate(lengths)])
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
-    # https://sbert.net/docs/quickstart.html, to four places
-    published = [[1, 0.6660, 0.1046], [0.6660, 1, 0.1411], [0.1046, 0.1411, 1]]
-    np.testing.assert_allclose(means @ means.T, published, rtol=0, atol=1e-4)
-
-
 def test_configuration_is_the_stored_one_but_for_the_overrides(minilm):
     stored = json.loads((minilm_dir() / "config.json").read_text(encoding="utf-8"))
     config = minilm[0].config

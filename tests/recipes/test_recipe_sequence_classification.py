@@ -308,15 +308,6 @@ def test_a_run_that_diverges_has_an_error_and_a_report(run, tmp_path):
     assert signal.getsignal(signal.SIGTERM) == before, "the next one is not swallowed"
 
 
-def test_the_process_says_so_too(tmp_path):
-    command = [sys.executable, recipe.__file__, "--data", "nowhere.tsv"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
-    assert ended.returncode == 1 and "Traceback" not in ended.stderr
-    assert "ccache" not in ended.stderr and "distutils" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("error: The source does not exist")
-    assert not list(tmp_path.iterdir())
-
-
 # --- resume and early stopping ---
 
 

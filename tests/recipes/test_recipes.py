@@ -408,13 +408,6 @@ def test_a_rate_beside_relative_step_is_refused(start, tmp_path, given):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_report_names_no_rate_that_the_optimizer_does_not_take(start, tmp_path):
-    once = ["--evaluation_strategy", "no", "--save_strategy", "no", "--no_load_best_model_at_end"]
-    start("seq2seq", "--relative_step", *two_steps("seq2seq", tmp_path / "out"), *once)
-    page = (tmp_path / "out/report.html").read_text()
-    assert "learning rate the optimizer&#x27;s own" in page and "learning rate 0." not in page
-
-
 def test_hub_rows():
     class Data(list):
         label_list = ["O", "B-PER"]

@@ -4,7 +4,6 @@ import base64
 import html.parser
 import math
 import types
-import urllib.parse
 
 import paddle
 import pytest
@@ -134,26 +133,6 @@ def test_the_history_has_all_that_was_logged_and_the_rate_of_every_step(trained)
     assert len(rates) == 12
 
 
-def test_the_run_is_on_top(trained):
-    facts = dict(trained.page.tables[0])
-    names = ["date", "versions", "machine", "device", "command", "batch", "seed", "steps", "logging folder"]
-    assert list(facts) == names
-    args = trained.trainer.args
-    assert facts["batch"] == str(args.per_device_train_batch_size) and facts["seed"] == str(args.seed)
-    assert f"paddle {paddle.__version__}" in facts["versions"] and "cores" in facts["machine"]
-    assert f"visualdl --logdir {args.logging_dir}" in trained.page.text
-
-
-def test_accumulated_rows_are_counted_in_the_batch():
-    args = types.SimpleNamespace(per_device_train_batch_size=8, gradient_accumulation_steps=4, num_train_epochs=2)
-    facts = run_report.run_facts(args)
-    assert facts["batch"] == "32: 8 rows, 4 accumulated, 1 process(es)" and facts["epochs"] == 2 and "seed" not in facts
-    assert run_report.run_facts(types.SimpleNamespace(batch_size=8, epochs=3))["epochs"] == 3
-    args.max_steps = 5  # overrides the epochs
-    facts = run_report.run_facts(args)
-    assert facts["steps"] == 5 and "epochs" not in facts
-
-
 def test_the_page_is_self_contained(trained):
     assert len(trained.page.images) == 3
     for source in trained.page.images:
@@ -195,17 +174,6 @@ def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, figures):
     assert losses.lines[0].get_label() == "loss (2 not finite)"
     assert [str(y) for y in losses.lines[0].get_ydata()] == ["0.5", "nan", "nan", "0.25"]
     assert metrics.lines[0].get_label() == "eval_accuracy (1 not finite)"
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "f1"])
-def test_the_baseline_is_a_line_beside_its_metric(tmp_path, figures, metric):
-    made, optimizer = begun(tmp_path)
-    log(made, optimizer, 0.5, 0.75, key="eval_accuracy")
-    made.write({}, {}, baseline=(metric, "majority class", 0.25))
-    lines = figures[0][1].lines
-    assert len(lines) == (2 if metric == "accuracy" else 1), "no line without its metric"
-    if metric == "accuracy":
-        assert list(lines[1].get_ydata()) == [0.25, 0.25] and "majority class" in lines[1].get_label()
 
 
 def test_further_tables_and_the_settings_that_differ_are_shown(tmp_path):
@@ -272,17 +240,6 @@ def test_every_tower_has_a_panel(tmp_path, figures):
     for axis in (encoder, decoder):
         heights = [line.get_ydata()[0] for line in axis.lines]
         assert sorted(heights) == pytest.approx(sorted(expected[axis.get_title()]))
-
-
-def test_files_beside_the_report_are_linked(tmp_path):
-    made, _ = begun(tmp_path)
-    names = ["checkpoint-12", "javascript:alert(1)", "a b#c?&.json", 'x"><b>.txt']
-    for name in names:
-        (tmp_path / name).mkdir()
-    page = Page(made.write({}, {}))
-    links = [dict(attributes)["href"] for tag, attributes in page.tags if tag == "a"]
-    assert {urllib.parse.unquote(link) for link in links} == {f"./{name}" for name in [*names, "history.jsonl"]}
-    assert not any(set(link) & set("#?:&") for link in links)
 
 
 @pytest.mark.parametrize("fused", [False, pytest.param(True, marks=needs_library)])

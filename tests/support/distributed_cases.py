@@ -143,14 +143,14 @@ def trained(hcg, case, steps=STEPS, keep=None):
 @contextlib.contextmanager
 def sums_that_stay():
     """Let each process have its own sums for those of all: what an optimizer does that knows of no shards."""
-    from paddle_ldopt.optimizers.sharded import shard
+    from paddle_ldopt.optimizers import sharded
 
-    real = shard.dist
-    shard.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
+    real = sharded.dist
+    sharded.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
     try:
         yield
     finally:
-        shard.dist = real
+        sharded.dist = real
 
 
 # ---- tensor parallel, whose layers have no CPU kernel: gradients are given
