@@ -28,7 +28,7 @@ from .._compat import (
     structured_names,
 )
 from ..layers.decay import LayerDecay, as_decay, checked_decay
-from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay
+from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay, warn_of_equal_ratios
 from ..layers.rates import LayerwiseInterface
 from .batches import Batches, prepared_shards
 from .fused import FusedRule, FusedStep, check_fused
@@ -170,10 +170,11 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         self.hook = bind_hook(hook, decay, name_dict, self.n_layers)
         if params is not None:
             trained = [param for param in params if not param.stop_gradient]
-            for param in trained:
-                self.hook(param)
+            ratios = [self.hook(param) for param in trained]
             if documented:
                 check_documented_hook([name_dict[param.name] for param in trained])
+            else:
+                warn_of_equal_ratios(ratios, decay)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))
