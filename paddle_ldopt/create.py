@@ -15,7 +15,7 @@ from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.find import Rules
 from .layers.measure import Example
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
-from .optimizers.options import REGISTRY, bool_option, parameters_to_train
+from .optimizers.options import REGISTRY, bool_option, parameters_to_train, warn_of_absolute_rates
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
@@ -75,8 +75,10 @@ def build_optimizer(
     arguments = _named_as_in_class(info, arguments)
     decay = as_decay(layerwise_decay)
     if decay != OFF and layers is None and not has_hook and model is not None:
-        layers = LayerMap.from_model(model, example, rules)
+        layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
     if not issubclass(info.cls, LayerRates):
+        if decay == OFF:  # else `apply_layerwise_decay` warns
+            warn_of_absolute_rates(groups or [])
         opt = info.cls(**arguments)
         return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
     if layers is not None:
@@ -138,8 +140,9 @@ def create(
         example: a batch, of which one row is enough: a forward pass with it finds the layers (`LayerMap.from_model`).
             Without one, they are found by names.
         layers: a layer map to use instead of the model's.
-        groups: parameters, or groups of parameters as dicts, to train instead of all parameters. With dicts,
-            biases and norms are not excluded from weight decay.
+        groups: parameters, or groups of parameters as dicts, to train instead of all parameters. A group's
+            "learning_rate" is a multiplier of the optimizer's rate, as in Paddle, not a rate. With dicts, biases and
+            norms are not excluded from weight decay.
         learning_rate: at least 0, or a schedule. None is the class's default, 1e-3 for "adamwdl".
         weight_decay: at least 0. None is the class's default, 0.01 for "adamwdl".
         max_grad_norm: the global norm for gradient clipping; 0 is off.

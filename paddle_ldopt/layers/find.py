@@ -9,7 +9,7 @@ import paddle
 from .._checks import first_few, quoted, refusal, shown
 from .._compat import checked_model, pipeline_of
 from .decay import checked_patterns, matches
-from .layer import HEAD, Layer
+from .layer import HEAD, Layer, NoBlocksError
 from .measure import Example
 from .names import NamedModel
 from .place import MeasuredModel
@@ -62,7 +62,7 @@ def layers_of_model(model: paddle.nn.Layer, example: Optional[Example], rules: O
     if not measured.towers and not any(index > 0 for index in places.values()):
         problem = "Found no blocks in the forward pass (parts that are alike and follow one another)."
         how = "Give `rules` for the blocks, regular expressions or a function."
-        raise refusal(ValueError, f"{problem} {how}", names=first_few(params, 8))
+        raise refusal(NoBlocksError, f"{problem} {how}", names=first_few(params, 8))
     layers = measured.layers() if measured.towers else measured.around({n for n, index in places.items() if index > 0})
     layers.update(_beside(unused, layers, measured))
     layers = {name: layers.get(name, Layer("", 0, 0)) for name in params}

@@ -77,6 +77,14 @@ def check_documented_hook(names: Iterable[str]) -> None:
         )
 
 
+def warn_of_equal_ratios(ratios: list[Any], layerwise_decay: float) -> None:
+    """Warn if a hook gives all parameters one ratio although a decay was asked for."""
+    known = [ratio for ratio in ratios if isinstance(ratio, float)]  # unknown in a static graph
+    if layerwise_decay != 1.0 and len(known) == len(ratios) > 1 and len(set(known)) == 1:
+        problem = f"The hook gives all {len(ratios)} parameters the same ratio ({ratios[0]:g}): no layer differs."
+        warnings.warn(refusal(UserWarning, problem, layerwise_decay=layerwise_decay), stacklevel=5)
+
+
 def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int) -> Callable[[paddle.Tensor], Any]:
     """Return a hook as a function of the parameter alone, which returns a checked ratio.
 

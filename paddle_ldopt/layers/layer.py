@@ -11,6 +11,10 @@ STACK_NAMES = frozenset(
 )
 
 
+class NoBlocksError(ValueError):
+    """No blocks were found in a model, or no part of it is known to be one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Layer:
     """The layer of one parameter."""

@@ -1,5 +1,6 @@
 """LayerMap: the layer of each parameter of a model, and its learning rate, planned or read from an optimizer."""
 
+import contextlib
 import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
@@ -11,9 +12,9 @@ from .._checks import first_few, nearest, refusal, shown
 from .._compat import name_before_copy, name_dict_of, unwrap_model
 from .._files import Path
 from ..plots import plot_boxes, plot_table
-from .decay import Decay, as_decay
+from .decay import Decay, LayerDecay, as_decay
 from .find import Found, Rules, check_mappable, layers_of_model, layers_of_names
-from .layer import Layer
+from .layer import Layer, NoBlocksError
 from .measure import Example
 from .rates import RateOrSchedule, check_readable, planned_rates, rates_of_optimizer
 from .table import LayerTable
@@ -109,6 +110,18 @@ class LayerMap:
         found = layers_of_model(model, example, rules)
         _warn_of(found)
         return cls(found.layers, found.towers, name_dict_of(model), dict(model.named_parameters()), found.source)
+
+    @classmethod
+    def for_decay(cls, decay: LayerDecay, model: paddle.nn.Layer, find: Callable[[], "LayerMap"]) -> "LayerMap":
+        """Return `find()`; for multipliers alone, which need no blocks, a map without blocks if it finds none."""
+        if decay != LayerDecay(1.0, scale=decay.scale, multipliers=decay.multipliers):
+            return find()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Some layers of the model")
+            with contextlib.suppress(NoBlocksError):
+                return find()
+        params = dict(unwrap_model(model).named_parameters())
+        return cls({name: Layer("", 1, 0) for name in params}, {}, name_dict_of(unwrap_model(model)), params)
 
     @property
     def names(self) -> list[str]:

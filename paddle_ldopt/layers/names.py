@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Optional
 
 from .._checks import first_few, refusal
-from .layer import STACK_NAMES, STATISTICS, Layer
+from .layer import STACK_NAMES, STATISTICS, Layer, NoBlocksError
 from .towers import Shape, Stack, Tree, ancestors, find_stacks, list_name, paired
 
 _HEAD = re.compile(
@@ -136,13 +136,13 @@ class NamedModel:
             problem = (
                 f"Found no stack of blocks by names (a numbered list called layers, blocks, h or stages{lists}). {how}"
             )
-            raise refusal(ValueError, problem, names=first_few(self.tree.names, 8))
+            raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
         if unknown >= known > 0:
             inside = ", ".join(tower.name for tower in self.towers)
             problem = (
                 f"{unknown} numbered blocks are in lists with unknown names ({others}), only {known} in known lists"
             )
-            raise refusal(ValueError, f"{problem} ({inside}). {how}", names=first_few(self.tree.names, 8))
+            raise refusal(NoBlocksError, f"{problem} ({inside}). {how}", names=first_few(self.tree.names, 8))
 
     def _of_towers(self) -> Iterator[str]:
         """Yield a sentence for what may be no tower, or towers that may follow one another."""

@@ -11,6 +11,7 @@ from .. import _compat
 from .._compat import parameters_of
 from ..layers.decay import LayerDecay
 from .base import LayerRates
+from .options import warn_of_absolute_rates
 
 # what `apply_layerwise_decay` sets
 _ATTRIBUTES = ("layers", "decay", "ratios", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")
@@ -59,6 +60,7 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     rates.set_layers(layers, layerwise_decay)
     for param in parameters_of(inner):
         rates.ratio_of(param)  # raises if the map lacks it
+    warn_of_absolute_rates(inner._param_groups or [])
     # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
     # object, because these could not call the methods that they replace by `super()`.
     inner.__class__ = _layerwise_class(plain)

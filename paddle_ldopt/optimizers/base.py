@@ -30,7 +30,7 @@ from .._compat import (
     topology,
 )
 from ..layers.decay import LayerDecay, as_decay, checked_decay
-from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay
+from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay, warn_of_equal_ratios
 from ..layers.rates import LayerwiseInterface
 from .batches import Batches, prepared_shards
 from .fused import FusedRule, FusedStep, check_fused
@@ -179,6 +179,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             return
         self.hook, self._documented = bind_hook(hook, decay, name_dict, self.n_layers), documented
         if params is not None:
+<<<<<<< HEAD
             self._check_hook(params)
 
     def _check_hook(self, params: list[Tensor]) -> None:
@@ -191,6 +192,14 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def layerwise_ratio(self, param: Tensor) -> Any:
         """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
         return super().layerwise_ratio(param if self.hook is None else self.finder.original(param))
+=======
+            trained = [param for param in params if not param.stop_gradient]
+            ratios = [self.hook(param) for param in trained]
+            if documented:
+                check_documented_hook([name_dict[param.name] for param in trained])
+            else:
+                warn_of_equal_ratios(ratios, decay)
+>>>>>>> h-measured2
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, TypeVar
 
@@ -183,6 +184,19 @@ def is_listed(parameters: Any) -> bool:
     return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str))
 
 
+def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
+    """Warn if a group's "learning_rate" looks like a rate: Paddle takes it as a factor of the optimizer's."""
+    factors = [group.get("learning_rate") for group in groups if isinstance(group, dict)]
+    known = [factor for factor in factors if isinstance(factor, (int, float))]
+    small = [factor for factor in known if 0 < factor < 1e-3 * max(1.0, *known)]
+    if small:
+        problem = (
+            'The "learning_rate" of a parameter group is a multiplier of the optimizer\'s rate, not a rate: this group '
+            "takes steps below 1e-3 of the others'. Divide it by the optimizer's learning rate."
+        )
+        warnings.warn(refusal(UserWarning, problem, learning_rate=small[0]), stacklevel=4)
+
+
 def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
     """Return an optimizer's parameters or groups as lists, or None in a static graph; groups may have `options`."""
     if parameters is None and not paddle.in_dynamic_mode():
@@ -191,6 +205,7 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
         raise wrong_type(parameters, "parameters", "a list of parameters or of parameter groups")
     items = list(parameters)
     groups = [checked_group(item, options) for item in items if isinstance(item, dict)]
+    warn_of_absolute_rates(groups)
     if groups and len(groups) < len(items):
         raise TypeError("`parameters` must hold either parameters or parameter groups. Received: both")
     params_by_name: dict[str, Any] = {}

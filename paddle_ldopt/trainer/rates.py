@@ -100,7 +100,8 @@ class LdoptTrainerMixin(ResumeMixin):
     @functools.cached_property
     def layer_map(self) -> LayerMap:
         """The layers of the model, measured with the first row of the training data."""
-        return layers_of_trainer(self, json_argument(self.args, "layerwise_rules") or self.layer_rules)
+        rules, decay = json_argument(self.args, "layerwise_rules") or self.layer_rules, decay_of_arguments(self.args)
+        return LayerMap.for_decay(decay, self.model, lambda: layers_of_trainer(self, rules))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step."""
