@@ -179,27 +179,19 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             return
         self.hook, self._documented = bind_hook(hook, decay, name_dict, self.n_layers), documented
         if params is not None:
-<<<<<<< HEAD
             self._check_hook(params)
 
     def _check_hook(self, params: list[Tensor]) -> None:
         trained = [param for param in params if not param.stop_gradient]
-        for param in trained:
-            self.hook(param)  # type: ignore[misc]
+        ratios = [self.hook(param) for param in trained]  # type: ignore[misc]
         if self._documented:
             check_documented_hook([self.structured_name(param) for param in trained])
+        else:
+            warn_of_equal_ratios(ratios, self.layerwise_decay)
 
     def layerwise_ratio(self, param: Tensor) -> Any:
         """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
         return super().layerwise_ratio(param if self.hook is None else self.finder.original(param))
-=======
-            trained = [param for param in params if not param.stop_gradient]
-            ratios = [self.hook(param) for param in trained]
-            if documented:
-                check_documented_hook([name_dict[param.name] for param in trained])
-            else:
-                warn_of_equal_ratios(ratios, decay)
->>>>>>> h-measured2
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))
@@ -425,7 +417,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """
         if self.finder.is_whole(self._parameter_list):
             return set()
-        found = {name: None for name in self.finder.params} | self.finder.find(self._parameter_list)
+        found = dict.fromkeys(self.finder.params) | self.finder.find(self._parameter_list)
         names = {name for name, part in found.items() if part is None or part.groups or part.slice_size is not None}
         if names and self.fused:
             where = "parameters in shards (tensor parallel, sharding version 2)"
