@@ -221,6 +221,7 @@ def test_frozen_layers_have_a_rate_of_zero(tmp_path, figures):
 
 
 @pytest.mark.skipif(common.FORMERS, reason="PaddleFormers has no BART")
+@pytest.mark.filterwarnings("ignore:Some layers of the model")
 def test_every_tower_has_a_panel(tmp_path, figures):
     from paddlenlp.transformers import BartConfig, BartForSequenceClassification
 
