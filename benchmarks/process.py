@@ -20,7 +20,11 @@ from contestants import CONTESTANTS, Triad
 from shapes import count
 
 TIMEOUT = 600  # seconds for one answer
-SMALL = {f"encoder.layers.0.part{i}.weight": shape for i, shape in enumerate([[256, 256], [64], [8, 8, 3, 3]])}
+SMALL = {
+    f"encoder.layers.{block}.part{i}.weight": shape
+    for block in range(2)
+    for i, shape in enumerate([[256, 256], [64], [8, 8, 3, 3]])
+}
 
 
 # ---- in the process

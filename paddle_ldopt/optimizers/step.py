@@ -155,7 +155,8 @@ class OneStep(Optimizer):
             structs, refused = self.fused_step.read(self, rows)
         in_shards = self.in_shards() if topology() is not None and not self.is_elementwise else ()
         if structs is not None and in_shards:  # the library would sum over this process's shard alone
-            refused = {*refused, *(i for i, param in enumerate(rows.params) if param.name in in_shards)}
+            shards = [i for i, param in enumerate(rows.params) if param.name in in_shards]
+            refused = dict.fromkeys([*refused, *shards], "")
         update_rest = None
         if structs is None or refused or topology() is not None:
             update_rest = self.prepared(rows if structs is None else rows.take(sorted(refused)))

@@ -51,7 +51,7 @@ def test_the_ratios_by_hand():
     """The mean of the ratios over the blocks of all towers is 1 before scale and multipliers."""
     for ratios in reference(("adamwdl", "towers"))[2]:
         mean = (0.6**2 + 0.6 + 0.7**2 + 0.7) / 4
-        assert ratios["vision.layers.0.bias"] == pytest.approx(2 * 0.6**2 / mean * 2 * 0.5, rel=1e-12)
-        assert ratios["text.layers.1.up"] == pytest.approx(0.7 / mean, rel=1e-12)
+        assert ratios["vision.layers.0.bias"] == pytest.approx(2 * 0.6**2 / mean * 0.5, rel=1e-12)
+        assert ratios["text.layers.1.linear.weight"] == pytest.approx(0.7 / mean, rel=1e-12)
         assert ratios["embed.weight"] == pytest.approx(0.8**3 / mean, rel=1e-12)
         assert ratios["head.weight"] == pytest.approx(1 / mean, rel=1e-12)

@@ -13,6 +13,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import LayerDecay, LayerMap
 from paddle_ldopt.layers.rates import applied_rates
 
+pytestmark = pytest.mark.filterwarnings("ignore:Some layers of the model")
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "rates.md").read_text(encoding="utf-8")
 SIZE = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -223,7 +224,6 @@ def test_each_row_has_a_case():
     assert list(rows()) == list(CASES)
 
 
-@pytest.mark.filterwarnings("ignore:Some layers of the model are guesses")
 @pytest.mark.parametrize("project", CASES)
 def test_a_row(project):
     build, ratio = CASES[project]

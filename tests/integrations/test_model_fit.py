@@ -11,6 +11,7 @@ from project import ROOT
 
 import paddle_ldopt as ldopt
 
+pytestmark = pytest.mark.filterwarnings("ignore:Some layers of the model")
 STEPS = 6
 every_name = pytest.mark.parametrize("name", ldopt.list_optimizers())
 

@@ -169,6 +169,7 @@ def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
     assert bool((encoder.layers[0].linear1.weight == before).all())
 
 
+@pytest.mark.filterwarnings("ignore:Some layers of the model")
 def test_a_decay_of_a_frozen_backbone_is_warned_of(ocr, encoder):
     for param in encoder.parameters():
         param.stop_gradient = True
@@ -190,7 +191,8 @@ def test_warnings_are_shown_although_the_framework_silences_all(ocr, encoder, tm
         for param in encoder.parameters():
             param.stop_gradient = True
         ocr.AdamWDL(0.1, layerwise_decay=0.5)(paddle.nn.Sequential(encoder, paddle.nn.Linear(8, 2)))
-    assert len(shown) == warned, [str(one.message) for one in shown]
+    shown = [str(one.message) for one in shown if "are guesses" not in str(one.message)]
+    assert len(shown) == warned, shown
 
 
 def saved(opt, path):

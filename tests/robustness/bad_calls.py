@@ -213,6 +213,7 @@ class Arguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
+    fp16_opt_level: str = "O1"
     weight_decay: float = 0.0
     num_cycles: float = 0.5
     lr_end: float = 1e-7
@@ -448,7 +449,7 @@ CALLS = {
         },
     ),
     "LdoptConfig.from_dict": Row(
-        call(ldopt.LdoptConfig.from_dict, values={"optim": "lamb"}), words={"values": "(values|setting)"}
+        call(ldopt.LdoptConfig.from_dict, values={"optim": "lamb"}), words={"values": "(values|setting|mapping)"}
     ),
     "LdoptConfig.build": Row(
         method(ldopt.LdoptConfig, "build", model=MODEL, num_training_steps=10),
