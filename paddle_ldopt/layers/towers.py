@@ -104,7 +104,9 @@ def find_stacks(tree: Tree, order: Order) -> list[Stack]:
         large = [run for run in runs if _weight(tree, run) >= least]
         outer = _outermost(tree, order, large, "")
         # a convolutional part and its classifier share no name: stages or nothing
-        no_lists = {stack.name for stack in outer if not stack.is_list and _is_plain(stack) and not _is_one(tree, stack)}
+        no_lists = {
+            stack.name for stack in outer if not stack.is_list and _is_plain(stack) and not _is_one(tree, stack)
+        }
         if no_lists:
             outer = _outermost(tree, order, [run for run in large if run.is_list or run.name not in no_lists], "")
         found = sorted(outer, key=lambda stack: order.when(stack.blocks[0][0]))
@@ -190,7 +192,9 @@ def _joined(tree: Tree, order: Order, stacks: list[Stack]) -> list[Stack]:
             mixed = sorted(known.blocks + stack.blocks, key=lambda block: order.when(block[0]))
             within = order.when(stack.blocks[0][0]) < order.when(known.blocks[-1][0])
             weights = sorted(_weight(tree, each) for each in (known, stack))
-            beside = known.parent == stack.parent and not (known.is_list or stack.is_list or known.stages or stack.stages)
+            beside = known.parent == stack.parent and not (
+                known.is_list or stack.is_list or known.stages or stack.stages
+            )
             if beside and within and 4 * weights[0] > weights[1] and _follow(order, mixed):
                 known.name, known.blocks = list_name(known.parent, [block[0] for block in mixed]), mixed
                 break

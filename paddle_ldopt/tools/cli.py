@@ -89,7 +89,12 @@ def _show_layers(options: argparse.Namespace) -> None:
     layers = _layers(options, load_model(options.model))
     table = layers.table(decay, options.lr)
     if options.json:
-        print(json.dumps({"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
+        print(
+            json.dumps(
+                {"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()},
+                indent=1,
+            )
+        )
     elif sys.stdout.isatty():
         from rich.console import Console
 

@@ -20,7 +20,13 @@ MODELS = {
     "shufflenet_v2_x0_25": ({"model": 16}, {"_conv1"}, {"2_1"}, {"4_4"}, {"_last_conv", "_fc"}),
     "googlenet": ({"ince": 9}, {"_conv", "_conv_1", "_conv_2"}, {"_ince3a"}, {"_ince5b"}, None),
     "resnet18": ({"layer": 8}, {"conv1", "bn1"}, {"layer1.0"}, {"layer4.1"}, {"fc"}),
-    "mobilenet_v2": ({"features": 17}, {"features.0"}, {"features.1"}, {"features.17"}, {"features.18", "classifier.1"}),
+    "mobilenet_v2": (
+        {"features": 17},
+        {"features.0"},
+        {"features.1"},
+        {"features.17"},
+        {"features.18", "classifier.1"},
+    ),
     "densenet121": ({"db_conv": 4}, {"conv1_func"}, {"db_conv_2"}, {"db_conv_5"}, {"batch_norm", "out"}),
     "squeezenet1_0": ({"conv": 8}, {"_conv"}, {"_conv1"}, {"_conv8"}, {"_conv9"}),
 }
