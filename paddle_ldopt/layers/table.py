@@ -39,8 +39,8 @@ class LayerRow:
 class LayerTable:
     """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
 
-    `rows` has one `LayerRow` per tower and layer. `source`, the `LayerMap.source`, is shown below the table. The running statistics of batch normalization, which Paddle lists as
-    parameters, are omitted.
+    `rows` has one `LayerRow` per tower and layer. `source`, the `LayerMap.source`, is shown below. The running
+    statistics of batch normalization, which Paddle lists as parameters, are omitted.
     """
 
     rows: list[LayerRow]

@@ -1,4 +1,4 @@
-"""The layers of a Trainer's model, measured with its first row, and of a pipeline, in which each process has a stage."""
+"""The layers of a Trainer's model, measured with its first row; of a pipeline, in which each process has a stage."""
 
 import dataclasses
 from typing import Any, Callable, Optional
