@@ -93,10 +93,10 @@ def plot_boxes(table: Any, path: Path) -> str:
     towers = list(dict.fromkeys(row.tower for row in table.rows))
     for row in table.rows:
         x, y, height = row.index, towers.index(row.tower), heights[row.tower, row.index]
-        face = colour.to_rgba(height) if height else "white"  # frozen
+        face = tuple(map(float, colour.to_rgba(height))) if height else (1.0, 1.0, 1.0, 1.0)  # white: frozen
         axes.add_patch(Rectangle((x + 0.04, y + 0.2), 0.92, 0.6, facecolor=face, edgecolor="0.3", lw=0.8))
         label = row.label.replace("block ", "").replace("embeddings", "emb")
-        dark = sum(colors.to_rgb(face)) < 1.5
+        dark = sum(face[:3]) < 1.5
         axes.text(x + 0.5, y + 0.5, label, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     axes.set_xlim(0, max(row.index for row in table.rows) + 1)
     axes.set_xticks([])

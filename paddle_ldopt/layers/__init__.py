@@ -1,8 +1,8 @@
 """Find the layer of each parameter and the ratio of its learning rate.
 
 - `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find` measures them in a forward pass
-  (`measure`: the graph, `towers`: stacks of blocks, `place`: all other parameters) or finds them by names (`names`); a
-  user's rules come last.
+  (`measure`: the graph, `towers`: stacks of blocks, `place`: all other parameters) or finds them by names (`names`);
+  a user's rules come last.
 - `decay`: `LayerDecay` and its ratio of each parameter; `hook`: the ratios of a function, PaddleNLP's by default.
 - `rates`: the learning rate and weight decay of each parameter, read or planned; `table`: both by layer, to print.
 """

@@ -155,6 +155,7 @@ class NamedModel:
                 item for name, items in self.order.unlike.items() if name.startswith(tower.name) for item in items
             ]
             unlike += [path for path, low, high in tower.stages if low == high and (path,) in tower.blocks]
+            unlike = [item for item in unlike if not all(name in self.placed for name in self.tree.inside[item])]
             if unlike:
                 yield f"{first_few(map(repr, unlike))} in '{tower.name}' are unlike the others"
             if any(len(block) > 1 for block in tower.blocks):

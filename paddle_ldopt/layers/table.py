@@ -39,8 +39,8 @@ class LayerRow:
 class LayerTable:
     """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
 
-    `rows` has one `LayerRow` per tower and layer. `source`, the `LayerMap.source`, is shown below the table. The
-    running statistics of batch normalization, which Paddle lists as parameters, are omitted.
+    `rows` has one `LayerRow` per tower and layer. `source`, the `LayerMap.source`, is shown below. The running
+    statistics of batch normalization, which Paddle lists as parameters, are omitted.
     """
 
     rows: list[LayerRow]
@@ -63,11 +63,11 @@ class LayerTable:
                 index=layer.index,
                 label=layer.label,
                 tensors=len(found),
-                elements=None if None in params else sum(int(param.size) for param in params if param is not None),
+                elements=None if None in params else sum(int(param.size) for param in params),
                 ratio=(min(rate.ratio for rate in found), max(rate.ratio for rate in found)),
                 learning_rate=_ends([rate.now for rate in found]),
                 peak_learning_rate=_ends([rate.peak for rate in found]),
-                with_weight_decay=None if None in weight_decay else sum(map(bool, weight_decay)),
+                with_weight_decay=None if None in weight_decay else sum(weight_decay),
                 frozen=sum(rate.frozen for rate in found),
                 multiplier=_ends([rate.multiplier for rate in found]),
             )

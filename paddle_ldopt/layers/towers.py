@@ -104,9 +104,11 @@ def find_stacks(tree: Tree, order: Order) -> list[Stack]:
         large = [run for run in runs if _weight(tree, run) >= least]
         outer = _outermost(tree, order, large, "")
         # a convolutional part and its classifier share no name: stages or nothing
-        no_lists = {stack.name for stack in outer if not stack.is_list and not stack.stages and _is_plain(stack)}
+        no_lists = {
+            stack.name for stack in outer if not stack.is_list and _is_plain(stack) and not _is_one(tree, stack)
+        }
         if no_lists:
-            outer = _outermost(tree, order, [run for run in large if run.name not in no_lists], "")
+            outer = _outermost(tree, order, [run for run in large if run.is_list or run.name not in no_lists], "")
         found = sorted(outer, key=lambda stack: order.when(stack.blocks[0][0]))
         most = max((_weight(tree, stack) for stack in found), default=0)
         found = [stack for stack in found if 4 * _weight(tree, stack) > most]
@@ -119,7 +121,14 @@ def find_stacks(tree: Tree, order: Order) -> list[Stack]:
 
 
 def _is_plain(stack: Stack) -> bool:
-    return stack.name == stack.blocks[0][0]
+    first = stack.stages[0][0] if stack.stages else stack.blocks[0][0]
+    return stack.name == first
+
+
+def _is_one(tree: Tree, stack: Stack) -> bool:
+    """Return whether parts without a common name are stages: of blocks whose weights have as many axes."""
+    axes = {max(len(tree.shapes[name]) for name in tree.inside[path]) for block in stack.blocks for path in block}
+    return bool(stack.stages) and len(axes) == 1
 
 
 def _weight(tree: Tree, stack: Stack) -> float:
@@ -171,7 +180,7 @@ def _are_halves(tree: Tree, run: Stack, parts: list[tuple[str, ...]]) -> bool:
 
 
 def _joined(tree: Tree, order: Order, stacks: list[Stack]) -> list[Stack]:
-    """Join lists of one length that take turns: the attentions and feed-forward parts of XLM, both lists of a UNet."""
+    """Join lists of one length that take turns (attentions and feed-forward parts of XLM), and parts between others."""
     out: list[Stack] = []
     for stack in stacks:
         for known in out:
@@ -180,16 +189,30 @@ def _joined(tree: Tree, order: Order, stacks: list[Stack]) -> list[Stack]:
             if beside and not known.stages and all(order.feeds(a, b) for a, b in zip(turns, turns[1:])):
                 known.blocks = [one + other for one, other in zip(known.blocks, stack.blocks)]
                 break
+            mixed = sorted(known.blocks + stack.blocks, key=lambda block: order.when(block[0]))
+            within = order.when(stack.blocks[0][0]) < order.when(known.blocks[-1][0])
+            weights = sorted(_weight(tree, each) for each in (known, stack))
+            beside = known.parent == stack.parent and not (
+                known.is_list or stack.is_list or known.stages or stack.stages
+            )
+            if beside and within and 4 * weights[0] > weights[1] and _follow(order, mixed):
+                known.name, known.blocks = list_name(known.parent, [block[0] for block in mixed]), mixed
+                break
         else:
             out.append(dataclasses.replace(stack))
     return out
+
+
+def _follow(order: Order, blocks: list[tuple[str, ...]]) -> bool:
+    return all(order.feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
 
 
 def list_name(parent: str, items: list[str]) -> str:
     """Return the name of a list: `layers` of ``layers.0``, `layer` of ``layer1``."""
     stem = os.path.commonprefix([item[len(parent) :] for item in items]).strip("._")
     stem = re.sub(r"[_\d]+$", "", stem)
-    if not stem and not all(item.rpartition(".")[2].isdigit() for item in items):
+    ends = [item[len(parent) :].strip("._")[len(stem) :] for item in items]
+    if not all(re.match(r"[._]?\d", end) or len(end) < 3 for end in ends):
         return items[0]  # a sentence encoder below a document encoder
     return ".".join(part for part in (parent, stem) if part) or "model"
 

@@ -1,4 +1,4 @@
-"""The layers of a Trainer's model, measured with its first row; in a pipeline each process has a stage."""
+"""The layers of a Trainer's model, measured with its first row; of a pipeline, in which each process has a stage."""
 
 import dataclasses
 from typing import Any, Callable, Optional
@@ -12,7 +12,7 @@ from .._processes import gathered
 from ..layers.map import LayerMap
 from ..layers.measure import Example, random_states_kept
 from ..layers.table import LayerTable
-from .shared import logger_of
+from . import shared
 
 _POSITIONS = 32  # of a row of ids: enough to find the layers
 
@@ -39,7 +39,9 @@ def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
         layers, problem = _in_all(lambda: _measured(trainer, _cut(batch, positions), rules))  # noqa: B023
         if problem is None:
             return layers
-    logger_of(trainer).warning(f"The layers are found by names, without a forward pass of the first row: {problem}")
+    shared.logger_of(trainer).warning(
+        f"The layers are found by names, without a forward pass of the first row: {problem}"
+    )
     return map_layers(trainer.model, rules)
 
 

@@ -141,6 +141,7 @@ SEE_THE_DECAY = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:The hook gives all")
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
 def test_hook_contracts(hook):
     arrays, grads = bert_like()
@@ -153,6 +154,7 @@ def test_hook_contracts(hook):
     assert all(p.optimize_attr["learning_rate"] == 1.0 for p in params.values()), "ratios must not compound"
 
 
+@pytest.mark.filterwarnings("ignore:The hook gives all")
 @pytest.mark.parametrize("kind", [kind for kind in HOOKS if HOOKS[kind] not in SEE_THE_DECAY] + ["partial"])
 @pytest.mark.parametrize("name", ["set_param_lr_fun", "lr_ratio"])
 def test_a_decay_that_the_hook_cannot_see_is_refused(kind, name):

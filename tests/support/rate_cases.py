@@ -24,7 +24,7 @@ from paddle_ldopt.trainer.stages import map_layers
 
 STEPS, HALF, ONE = 8, 4, "one process"
 PLACES = ["embed", "vision.layers.0", "vision.layers.1", "text.layers.0", "text.layers.1", "head"]
-DESCRIPTIONS = [(Embed, VOCABULARY, HIDDEN), (Split,), (Block, HIDDEN), (Block, HIDDEN), (Split,), (Head,)]
+DESCRIPTIONS = [(Embed, VOCABULARY, HIDDEN), (Split,), (Split,), (Block, HIDDEN), (Block, HIDDEN), (Head,)]
 DECAYS = {
     "towers": LayerDecay(
         0.8,

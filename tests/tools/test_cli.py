@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import paddlenlp.transformers as nlp
 import pytest
 from paddlenlp.transformers import BertConfig
@@ -25,6 +26,19 @@ def test_table_plot_and_json(tmp_path, capsys):
     assert answer["towers"] == {"bert.encoder.layers": 12}
     assert [row["ratio"][0] for row in answer["layers"]] == [0.0] * 12 + [0.25, 2.0]
     assert sum(row["elements"] for row in answer["layers"]) == 109_494_530
+
+
+def test_the_layers_are_measured(tmp_path, capsys):
+    np.savez(tmp_path / "batch.npz", input_ids=np.ones([1, 4], "int64"))
+    for more, source, says in (
+        (["--model", BERT], "measured", ""),
+        (["--model", BERT, "--example", str(tmp_path / "batch.npz")], "measured", ""),
+        (["--model", "LlamaForCausalLM"], "by names", "The model is too large to run it without `--example`"),
+    ):
+        assert main(["layers", *more, "--json"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["source"] == source and says in shown.err
+    assert main(["layers", "--model", BERT, "--example", str(tmp_path / "none.npz")]) == 2
 
 
 def test_towers_and_multipliers(capsys):
