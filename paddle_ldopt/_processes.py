@@ -1,5 +1,6 @@
 """Actions of several processes: an error in one is raised in all, because the others would wait for it."""
 
+import pickle
 from typing import Any, Callable, Optional, TypeVar
 
 import paddle.distributed as dist
@@ -26,11 +27,16 @@ def together(act: Callable[[], Any], tell: Callable[[Outcome], list[Outcome]] = 
     If `act` raises, all processes raise the error of the first that failed. `tell` exchanges the outcomes: it
     takes that of this process and returns all.
     """
-    problem, result, message = None, None, None
+    problem: Optional[Exception] = None
+    result, message = None, None
     try:
         result, message = act() or (None, None)
     except Exception as error:
         problem = error
+        try:
+            pickle.dumps(error)
+        except Exception:
+            problem = RuntimeError(f"{type(error).__name__}: {error}")
     outcomes = tell((problem, message))
     for failed, _ in outcomes:
         if failed is not None:

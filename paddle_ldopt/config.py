@@ -255,10 +255,11 @@ class LdoptConfig(DecaySettings):
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
         """Return the object with the settings of a dict; raise for an unknown setting or a bad value."""
         known = [field.name for field in dataclasses.fields(cls)]
-        for key, value in json_object(values, "values").items():
+        settings = json_object(values, "values")
+        for key, value in settings.items():
             if key not in known:
                 raise ValueError(unknown("setting", key, value, known))
-        return cls(**values)
+        return cls(**settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings as a dict for JSON or YAML."""

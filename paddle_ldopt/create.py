@@ -74,6 +74,9 @@ def build_optimizer(
         arguments = {**info.external_rate, **arguments}
     arguments = _named_as_in_class(info, arguments)
     decay = as_decay(layerwise_decay)
+    if layers is not None and (rules is not None or example is not None):
+        both = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
+        raise refusal(ValueError, both, rules=rules, example=type(example).__name__)
     if decay != OFF and layers is None and not has_hook and model is not None:
         layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
     if not issubclass(info.cls, LayerRates):

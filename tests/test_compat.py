@@ -49,8 +49,8 @@ PRIVATE = {
     "paddle.incubate.LookAhead": "inner_optimizer",
     "paddle.amp.AmpScaler": "_cache_found_inf",
     "paddle.io.dataloader.dataloader_iter._DataLoaderIterSingleProcess": "_exit_thread_unexpectedly _thread_loop",
-    "paddlenlp.trainer.Trainer": "_inner_training_loop _load_rng_state _maybe_log_save_evaluate _rotate_checkpoints "
-    "_save_checkpoint _sorted_checkpoints",
+    "paddlenlp.trainer.Trainer": "_inner_training_loop _load_rng_state _maybe_log_save_evaluate _prepare_inputs "
+    "_remove_unused_columns _rotate_checkpoints _save_checkpoint _sorted_checkpoints",
 }
 OF_PYTHON = {"_replace", "_asdict", "_fields", "_getframe"}
 

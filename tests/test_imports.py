@@ -34,7 +34,7 @@ ARROWS = {
     "checkpoint": {"_checks", "_compat", "_files", "_safetensors", "layers", "optimizers", "version"},
     "integrations": {"_checks", "_compat", "_files", "create", "layers", "optimizers"},
     "parallel": {"_checks", "_compat", "_files", "_processes", "_safetensors", "checkpoint", "schedules"},
-    "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},
+    "tools": {"_checks", "_files", "config", "layers", "optimizers", "plots", "schedules"},
     "trainer": {"_checks", "_compat", "_files", "_processes", "config", "create", "layers", "optimizers", "plots"}
     | {"schedules"},
     "__main__": {"tools"},

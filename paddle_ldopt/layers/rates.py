@@ -126,11 +126,14 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
         scheduled_rate = factor * now + fixed
         ratio = scheduled_rate / now if fixed and now else factor
         at_peak = None if peak is None and factor else factor * (peak or 0.0) + fixed
+        own = groups.get(param.name, {}).get("lr")  # of a group; a schedule may begin at 0
+        has_schedule = isinstance(own, LRScheduler) or callable(own)
+        at_peak = None if has_schedule else at_peak
         rate, at_peak = interface.lr_now_and_peak(param, factor) or (scheduled_rate, at_peak)
         has_weight_decay = interface.has_nonzero_weight_decay(param)
         if has_weight_decay is None:
             has_weight_decay = _compat.has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
-        frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
+        frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0 and not has_schedule)
         multiplier = 1.0 if layers is None else factors.get(layers.name_of(param.name), 1.0)
         rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier)
     return rates

@@ -454,10 +454,13 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
 
     def steps_taken(self) -> float:
-        """Return the number of steps taken; after loading, it reads the state once."""
-        if self.taken is None:
-            key = self.state_key(self._COUNT)
-            live = {value.name: value for value in self._accumulators.get(key, {}).values()}
-            loaded = {name: value for name, value in self._accumulators_holder.items() if f"_{key}_" in name}
-            self.taken = largest([*{**loaded, **live}.values()])
-        return self.taken
+        """Return the largest number of steps of any parameter."""
+        if self.taken is not None:
+            return self.taken
+        key = self.state_key(self._COUNT)
+        live = {value.name: value for value in self._accumulators.get(key, {}).values()}
+        loaded = {name: value for name, value in self._accumulators_holder.items() if f"_{key}_" in name}
+        taken = largest([*{**loaded, **live}.values()])
+        if self.counts_together:
+            self.taken = taken
+        return taken

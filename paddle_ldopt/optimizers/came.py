@@ -25,7 +25,7 @@ from .moments import (
 )
 from .options import bool_option, numbers, plain_weight_decay, register
 from .sharded import Shard, Update
-from .states import ELEMENT, GLOBAL_STEP, STEP, State, largest
+from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
@@ -282,6 +282,5 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         """Return the rate of the next step for a layer whose ratio is 1, without the factor of `scale_parameter`."""
         if not self._fixed["relative_step"] or not paddle.in_dynamic_mode():
             return super().get_lr()
-        counts = self._accumulators.get(self.state_key(STEP), self._accumulators_holder)
-        t = paddle.to_tensor(largest([*counts.values()]) + 1.0)
+        t = paddle.to_tensor(self.steps_taken() + 1.0)
         return float(relative_step_lr(t, self._fixed["warmup_init"]))

@@ -215,7 +215,7 @@ class FusedStep:
         params, grads, kinds, plan = rows.params, rows.grads, rows.kinds, self._plan
         fields, form_of_kind = [], []
         for options in rows.options:
-            rule = library_rule(optimizer, options)
+            rule = library_rule(optimizer, options, (1, 1, 1, 1))  # the flags of convolutions, too
             form = rule if isinstance(rule, str) else (rule.states, rule.flags)
             if form not in self._forms:
                 self._forms.append(form)

@@ -32,7 +32,6 @@ from .states import Values
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
-_DECAY = operator.methodcaller("get", "weight_decay", 0.0)
 _CLIP, _PARAMS = operator.methodcaller("get", "grad_clip"), operator.itemgetter("params")
 _NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
@@ -71,16 +70,17 @@ class OneStep(Optimizer):
 
     # ---- where a step enters
 
-    def step(self) -> Any:
+    def step(self) -> None:
         """Update all parameters that have a gradient once."""
-        if not paddle.in_dynamic_mode() or in_to_static_mode() or in_auto_dp_mode() or get_fsdp_context():
-            return super().step()  # Paddle's loop
         groups = self._param_groups
-        if not isinstance(groups[0], dict):
-            return self.update([(self._grad_clip, pairs_of(groups))])
-        if any(map(_CLIP, groups)):
-            return self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
-        return self.update([(None, pairs_of(itertools.chain.from_iterable(map(_PARAMS, groups))))])
+        if not paddle.in_dynamic_mode() or in_to_static_mode() or in_auto_dp_mode() or get_fsdp_context():
+            super().step()  # Paddle's loop
+        elif not isinstance(groups[0], dict):
+            self.update([(self._grad_clip, pairs_of(groups))])
+        elif any(map(_CLIP, groups)):
+            self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
+        else:
+            self.update([(None, pairs_of(itertools.chain.from_iterable(map(_PARAMS, groups))))])
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         """Take a step, as `minimize` and the wrappers of fleet do."""
@@ -89,15 +89,15 @@ class OneStep(Optimizer):
             self.check_graph([param for param, _ in (params_grads["params"] if grouped else params_grads)])
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         if grouped:
-            return self.update([(params_grads.get("grad_clip"), params_grads["params"])])
-        return self.update([(self._grad_clip, self.missing.drop_from(params_grads))])
+            return self.update([(params_grads.get("grad_clip"), _moving(params_grads["params"]))])
+        return self.update([(self._grad_clip, _moving(self.missing.drop_from(params_grads)))])
 
     def apply_gradients(self, params_grads: Any) -> Any:
         """Take a step with the given (parameter, gradient) pairs."""
         pairs = list(params_grads)  # may be an iterator
         if not paddle.in_dynamic_mode():
             return super().apply_gradients(pairs)
-        return self.update([(self._grad_clip, sorted(pairs, key=lambda pair: pair[0].name))])
+        return self.update([(self._grad_clip, sorted(_moving(pairs), key=lambda pair: pair[0].name))])
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         """Update one parameter within Paddle's loop (`dist.shard_optimizer`); in a static graph, add its operations."""
@@ -193,7 +193,6 @@ class OneStep(Optimizer):
 
     def _rows(self, pairs: Pairs) -> Rows:
         """Return the rows of a step: parameters of the layers whose ratio is not 0, with their rates and options."""
-        pairs = [pair for pair in pairs if pair[1] is not None and not pair[0].stop_gradient]
         params = [param for param, _ in pairs]
         names = [param.name for param in params]
         ratios = list(map(self.ratios.get, names)) if self.ratios else [1.0] * len(params)
@@ -238,15 +237,19 @@ class OneStep(Optimizer):
                 part["grad_scale"][mine] *= limit / np.maximum(norm, limit)
             begin += len(pairs)
         structs["lr"] = np.array(rows.rates, "f4")[kinds] * np.array(rows.scales, "f4")
-        structs["weight_decay"] = np.array(list(map(_DECAY, rows.options)))[kinds]
+        structs["weight_decay"] = np.array([options.get("weight_decay", 0.0) for options in rows.options])[kinds]
         structs["count"] = count or 0.0
         if left:
             chosen = [i for i in range(len(params)) if i not in left]
             structs, params = structs[chosen], [params[i] for i in chosen]
-        if kernels.library().ldopt_step(structs.ctypes.data, len(structs)):
-            raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
+        kernels.step(structs)
         if self.fused_bumps_version:
             collections.deque(map(Tensor._bump_inplace_version, params), maxlen=0)
+
+
+def _moving(pairs: Iterable[Any]) -> Pairs:
+    """Return the pairs of a trainable parameter and a gradient."""
+    return [pair for pair in pairs if pair[1] is not None and not pair[0].stop_gradient]
 
 
 def pairs_of(params: Iterable[Tensor]) -> Pairs:

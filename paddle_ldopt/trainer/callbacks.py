@@ -234,6 +234,7 @@ class StopOnSigterm(Callback):
 
     def __enter__(self) -> "StopOnSigterm":
         """Install the signal handler."""
+        self.asked = False
         self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
