@@ -186,9 +186,9 @@ def is_listed(parameters: Any) -> bool:
 
 def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
     """Warn if a group's "learning_rate" looks like a rate: Paddle takes it as a factor of the optimizer's."""
-    factors = [group.get("learning_rate") for group in groups if isinstance(group, dict)]
+    factors = [group.get("learning_rate", 1.0) for group in groups if isinstance(group, dict)]
     known = [factor for factor in factors if isinstance(factor, (int, float))]
-    small = [factor for factor in known if 0 < factor < 1e-3 * max(1.0, *known)]
+    small = [factor for factor in known if 0 < factor < 1e-3 * max(known)]
     if small:
         problem = (
             'The "learning_rate" of a parameter group is a multiplier of the optimizer\'s rate, not a rate: this group '

@@ -1,6 +1,7 @@
 """A Trainer measures its layers with the first row of its data; `example=` of the other interfaces."""
 
 import random
+import warnings
 
 import numpy as np
 import paddle
@@ -98,6 +99,11 @@ def test_a_hook_without_effect_and_an_absolute_rate_in_a_group_are_said():
     for name in ("adamwdl", "adamw"):
         with pytest.warns(UserWarning, match="is a multiplier of the optimizer's rate.*Received: learning_rate=1e-05"):
             ldopt.create(name, model, groups=[dict(group) for group in groups])
+        with warnings.catch_warnings(record=True) as caught:  # rates in all groups, as PaddleMIX's: the optimizer has 1
+            warnings.simplefilter("always")
+            rates = [{**group, "learning_rate": rate} for group, rate in zip(groups, (1e-5, 2e-4))]
+            ldopt.create(name, model, learning_rate=1.0, groups=rates)
+        assert not [one for one in caught if "is a multiplier" in str(one.message)]
 
 
 def test_a_measured_map_is_drawn_as_boxes(tmp_path):
