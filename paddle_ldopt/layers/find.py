@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import paddle
@@ -127,8 +128,12 @@ def _found(
 
 def _doubts(layers: Mapping[str, Layer], towers: list[str], params: Mapping[str, paddle.Tensor]) -> Iterator[str]:
     """Yield a sentence for each map that is hardly meant: no head, one list, numbered towers, one trainable layer."""
+    blocks: dict[Layer, list[Any]] = {}  # the shapes of each block
+    for name, layer in layers.items():
+        blocks.setdefault(layer, []).append(params[name].shape if name in params else name)
     if all(layer.is_block for layer in layers.values()):
-        yield "the whole model is one numbered list, so that its first and last items count as blocks"
+        if any(shapes != blocks.get(replace(layer, index=1)) for layer, shapes in blocks.items()):
+            yield "the whole model is one numbered list, so that its first and last items count as blocks"
     elif not any(layer.is_head for layer in layers.values()):
         yield "no parameter is in the head, so that none trains at the full rate"
     plain: dict[str, list[str]] = {}

@@ -577,7 +577,9 @@ def test_what_the_pass_did_not_use_is_said():
 
 
 def test_maps_that_are_hardly_meant_are_said():
-    _, said = places(nn.Sequential(*[Block() for _ in range(3)]), VECTORS, silent=False)
+    assert "numbered list" not in places(nn.Sequential(*[Block() for _ in range(3)]), VECTORS, silent=False)[1]
+    chain = [nn.Linear(D, 2 * D), nn.Linear(2 * D, 2 * D), nn.Linear(2 * D, 3)]
+    _, said = places(nn.Sequential(*chain), VECTORS, silent=False)
     assert "the whole model is one numbered list" in said
     run = lambda self, x: through(self.body, self.proj(x))  # noqa: E731
     _, said = places(Net(run, body=blocks(3), proj=nn.Linear(D, D)), VECTORS, silent=False)

@@ -218,7 +218,7 @@ def test_patterns(patterns, decayed, by_layers):
     params, name_dict = make_params(arrays, "float64")
     how = {"name_dict": name_dict}
     if by_layers:
-        how = {"layers": LayerMap.from_names(NAMES)}
+        how = {"layers": LayerMap.from_names(NAMES, {r"layers\.0\.": 1, "^ln_1": "head"})}
         how["layers"].name_dict.update(name_dict)
     opt = AdamWeightDecay(0.5, weight_decay_rate=0.25, parameters=list(params.values()), **patterns, **how)
     got = take_steps(opt, params, [{n: np.zeros(3) for n in NAMES}])

@@ -8,10 +8,10 @@ import paddle
 import pytest
 from optimizer_cases import Net
 from paddle.incubate.asp import asp
-from paddle_ldopt.checkpoint import load_optimizer, save_optimizer
 
 from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay, reset_layerwise_decay
 from paddle_ldopt._compat import parameters_of, unwrap
+from paddle_ldopt.checkpoint import load_optimizer, save_optimizer
 from paddle_ldopt.parallel import save_checkpoint
 from paddle_ldopt.schedules import get_linear_schedule_with_warmup
 

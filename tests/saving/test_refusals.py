@@ -96,7 +96,10 @@ def test_hooks_are_compared_by_their_arguments(path):
         run = Run("lamb", layerwise=False)
         hooks = {"layerwise_decay": decay, "n_layers": n_layers, "name_dict": _compat.name_dict_of(run.model)}
         run.optimizer = ldopt.AdamWDL(
-            1e-3, parameters=run.model.parameters(), set_param_lr_fun=lambda decay, names, n, param: decay / n, **hooks
+            1e-3,
+            parameters=run.model.parameters(),
+            set_param_lr_fun=lambda decay, names, n, param: decay / (n + param.ndim),
+            **hooks,
         )
         return run
 

@@ -18,7 +18,7 @@ WRITERS = {
     "to_yaml": ("yaml", lambda path: ldopt.LdoptConfig().to_yaml(path)),
     "write_schedule": ("csv", lambda path: write_schedule(path, 0, {"head": [0.1, 0.2]})),
     "plot_schedule": ("png", lambda path: plot_schedule(path, 0, {"head": [0.1, 0.2]})),
-    "plot": ("svg", lambda path: ldopt.LayerMap.from_model(Run("came").model).plot(path, 0.5)),
+    "plot": ("svg", lambda path: Run("came").optimizer.layers.plot(path, 0.5)),
     "write_whole": ("html", lambda path: write_whole(path, "all of it")),
 }
 
