@@ -63,11 +63,11 @@ class LayerTable:
                 index=layer.index,
                 label=layer.label,
                 tensors=len(found),
-                elements=None if None in params else sum(int(param.size) for param in params),
+                elements=None if None in params else sum(int(param.size) for param in params if param is not None),
                 ratio=(min(rate.ratio for rate in found), max(rate.ratio for rate in found)),
                 learning_rate=_ends([rate.now for rate in found]),
                 peak_learning_rate=_ends([rate.peak for rate in found]),
-                with_weight_decay=None if None in weight_decay else sum(weight_decay),
+                with_weight_decay=None if None in weight_decay else sum(map(bool, weight_decay)),
                 frozen=sum(rate.frozen for rate in found),
                 multiplier=_ends([rate.multiplier for rate in found]),
             )
