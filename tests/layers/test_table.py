@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
-from paddle_ldopt.layers.rates import applied_rates
+from paddle_ldopt.layers.rates import applied_rates, rates_of_optimizer
 from paddle_ldopt.plots import name_lines
 from paddle_ldopt.schedules import CurveSchedule
 
@@ -300,3 +300,11 @@ def test_an_optimizer_without_parameters_has_no_table():
             layers.table(optimizer=optimizer)
     finally:
         paddle.disable_static()
+
+
+def test_a_group_whose_own_schedule_begins_at_0_is_not_frozen():
+    model = paddle.nn.Linear(2, 2)
+    warmup = paddle.optimizer.lr.LinearWarmup(0.1, 10, 0.0, 0.1)
+    groups = [{"params": [model.weight], "lr": warmup}, {"params": [model.bias], "lr": 0.1}]
+    rates = rates_of_optimizer(ldopt.Lamb(0.1, params=groups))
+    assert rates[model.weight.name].now == 0.0 and not rates[model.weight.name].frozen

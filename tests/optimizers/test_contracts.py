@@ -638,3 +638,14 @@ def test_names_from_before_sharding_are_refused(cls, how):
     with pytest.raises(ValueError, match=r"shard the model first.*Received: '[\w.]+' is known, '[\w.]+dist' is not"):
         cls(0.1, parameters=network.parameters(), **before)
     cls(0.1, parameters=network.parameters(), **collected())
+
+
+@every_optimizer
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("clip", [None, paddle.nn.ClipGradByGlobalNorm(1.0)])
+def test_apply_gradients_skips_pairs_without_a_gradient_and_frozen_parameters(name, fused, clip):
+    params, _ = make_params({"a": np.ones([2, 2]), "b": np.ones([2]), "c": np.ones([2])})
+    params["c"].stop_gradient = True
+    opt = make(name, list(params.values()), fused=fused, **({"grad_clip": clip} if clip else {}))
+    opt.apply_gradients([(params["a"], paddle.ones([2, 2])), (params["b"], None), (params["c"], paddle.ones([2]))])
+    assert [bool((param.numpy() != 1.0).all()) for param in params.values()] == [True, False, False]

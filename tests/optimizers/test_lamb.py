@@ -300,3 +300,15 @@ def test_bad_arguments(error, arguments, match):
     how = {key: parameters(value) if key in ("parameters", "params") else value for key, value in how.items()}
     with pytest.raises(error, match=match):
         Lamb(**how)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_group_of_matrices_does_not_set_the_centralization_of_a_group_of_convolutions(first):
+    arrays, grads = random_run(3, {"conv": [3, 2, 2, 2], "matrix": [4, 3]})
+
+    def groups(params):
+        centralized = {"matrix": not first, "conv": first}
+        return [{"params": [params[name]], "grad_centralization": flag} for name, flag in centralized.items()]
+
+    library = train(arrays, grads, 0.1, "float32", groups=groups)
+    close(library, train(arrays, grads, 0.1, "float64", groups=groups), "float32")
