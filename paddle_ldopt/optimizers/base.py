@@ -10,7 +10,6 @@ Each class inherits from the next one:
 
 import copy
 import functools
-import operator
 from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
@@ -38,8 +37,6 @@ from .options import LAYERWISE, checked_group, checked_parameters
 from .sharded import MissingGradients, ShardFinder, sharded_state
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, StepFunction, Values, compute_dtype, largest, loadable
 from .step import OneStep, Rows
-
-_NAME = operator.attrgetter("name")
 
 
 def _before_copy(decays: Callable[[str], Any], name: str) -> Any:
@@ -194,7 +191,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))
-        vars(other).update(copy.deepcopy(vars(self), memo))
+        own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([])}  # of other tensors
+        vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
         decays = self._apply_decay_param_fun
         if decays is not None:  # it knows the names of the original parameters
             other._apply_decay_param_fun = functools.partial(_before_copy, decays)
@@ -248,12 +246,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""
         chosen = self._apply_decay_param_fun
         return chosen is None or bool(chosen(param.name))
-
-    def decay_list(self, params: list[Tensor]) -> list[bool]:
-        """Return `has_weight_decay` of each parameter."""
-        if self._apply_decay_param_fun is None:
-            return [True] * len(params)
-        return list(map(bool, map(self._apply_decay_param_fun, map(_NAME, params))))
 
     def has_nonzero_weight_decay(self, param: Tensor) -> bool:
         """Return whether the next step applies weight decay to a parameter."""
@@ -394,7 +386,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             self._check_hook(params)
 
     def set_lr(self, value: float) -> None:
-        """Set the rate, at least 0; with a scheduler, Paddle raises."""
+        """Set the rate, at least 0; raise RuntimeError if a schedule or the optimizer itself sets it."""
+        if self.sets_own_lr:
+            wrong = "The optimizer sets its rate itself, by its schedule or `relative_step`: build another one."
+            raise refusal(RuntimeError, wrong, value=value)
         super().set_lr(checked_number(value, "value"))
 
     def takes_sparse(self, param: Tensor) -> bool:

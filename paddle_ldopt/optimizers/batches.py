@@ -121,9 +121,6 @@ class Batches:
         self._units: list[tuple[Batch, list[int], Any]] = []  # (batch, its rows, factor of its rate)
         self._used: list[Batch] = []
 
-    def __deepcopy__(self, memo: Any) -> "Batches":
-        return Batches()  # the copied optimizer has tensors of its own
-
     def prepared(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> Callable[[Optional[float]], None]:
         """Return the update of rows, whose checks are done; it takes the number of the step."""
         key = rows.params, list(map(_dtype, rows.grads)), *rows[2:4], len(rows.options), optimizer.batch_bytes

@@ -259,9 +259,6 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
             wrong = "`beta2` overrides `decay_rate`: give one of them, or the group 'beta2': None."
             raise refusal(ValueError, wrong, **{name: options[name] for name in ("beta2", "decay_rate")})
 
-    def _checked_lr(self, learning_rate: Any) -> Any:
-        return None if learning_rate is None else super()._checked_lr(learning_rate)
-
     rule = staticmethod(came_update)
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:

@@ -192,9 +192,6 @@ class FusedStep:
         self._forms: list[Any] = []  # states and flags of a rule, or why there is none
         self._options: list[Values] = []  # an example for each of these
 
-    def __deepcopy__(self, memo: Any) -> "FusedStep":
-        return FusedStep()  # the copied optimizer has other tensors
-
     def is_possible(self, optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
         """Return whether the library may update parameters like this; warn once, or raise, if it is missing."""
         on_cpu = not param._is_initialized() or param.place.is_cpu_place()

@@ -42,8 +42,8 @@ def lamb_update(
     """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
     t = state[STEP]
     if grad_centralization and is_convolution(shard.shape):
-        (sums,) = yield [shard.channel_sums(grad)]
-        grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
+        (sums,) = yield [shard.leading_sums(grad, 1)]
+        grad = grad - shard.spread_leading(sums / math.prod(shard.shape[1:]), 1)  # arXiv 2004.01461, eq. 1
     m = ema_(state["moment1"], grad, beta1)
     v = ema_of_squares_(state["moment2"], grad, beta2)
     m_hat = m / one_minus_power(beta1, t)
@@ -196,7 +196,3 @@ class Lamb(ScheduledOptimizer):
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))
-
-    def decay_list(self, params: list[Tensor]) -> list[bool]:
-        """Return `has_weight_decay` of each parameter."""
-        return super().decay_list(params) if self._grouped else list(map(self.has_weight_decay, params))

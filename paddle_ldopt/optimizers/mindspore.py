@@ -62,8 +62,7 @@ class ScheduledOptimizer(RuleOptimizer):
 
     _COUNT = GLOBAL_STEP
 
-    def _checked_lr(self, learning_rate: Any) -> Any:
-        return lr_or_function(learning_rate, "learning_rate")
+    _check_lr = staticmethod(lr_or_function)
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         rate = super()._initial_lr(rate, parameters)
@@ -75,8 +74,10 @@ class ScheduledOptimizer(RuleOptimizer):
             self._check_static()
         for function in self._functions:
             function(0)  # checks it
-        self.lr_function = rate if isinstance(rate, StepFunction) else None
-        return rate(0) if isinstance(rate, StepFunction) else rate
+        if not isinstance(rate, StepFunction):
+            return rate
+        self.lr_function, self.sets_own_lr = rate, True
+        return rate(0)
 
     def _check_static(self) -> None:
         for function in self._functions:
@@ -93,28 +94,14 @@ class ScheduledOptimizer(RuleOptimizer):
 
     # ---- the rate as others see it
 
-    @property
-    def sets_own_lr(self) -> bool:
-        """Whether the rate is a function of the optimizer's steps."""
-        return self.lr_function is not None or super().sets_own_lr
-
     def get_lr(self) -> float:
         """Return the rate of the next step for ratio 1, or the last rate of a schedule that has run out."""
         return float(super().get_lr()) if self.lr_function is None else self.lr_function.reported(self.steps_taken())
 
-    def set_lr(self, value: float) -> None:
-        """Set the rate; raise RuntimeError if it is a schedule."""
-        if self.lr_function is not None:
-            advice = "build the optimizer with a number to set it."
-            raise refusal(
-                RuntimeError, f"The rate follows the schedule given as `learning_rate`; {advice}", value=value
-            )
-        super().set_lr(value)
-
     def set_lr_scheduler(self, scheduler: Any) -> None:
         """Take the rate from a Paddle scheduler, which the caller steps."""
         super().set_lr_scheduler(scheduler)
-        self.lr_function = None
+        self.lr_function, self.sets_own_lr = None, False
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the current and the peak rate of a schedule; the peak of a callable is unknown."""

@@ -34,7 +34,7 @@ class RuleOptimizer(LayerwiseOptimizer):
             return param - lr * moment / square.sqrt(), {"moment1": moment}
 
     It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other),
-    `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`, `_initial_lr`.
+    `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_check_lr`, `_initial_lr`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
@@ -58,7 +58,8 @@ class RuleOptimizer(LayerwiseOptimizer):
         batch_bytes: Optional[int] = None,
         **arguments: Any,
     ) -> None:
-        rate = self._checked_lr(learning_rate)
+        no_rate = learning_rate is None and self._lr_optional
+        rate = None if no_rate else self._check_lr(learning_rate, self._lr_argument)
         self.batch_bytes = COMMON["batch_bytes"].checked(batch_bytes, "batch_bytes")
         parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **arguments)
         self._param_groups, self._multi_precision = None, multi_precision
@@ -69,8 +70,9 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     # ---- the rate
 
-    def _checked_lr(self, learning_rate: Any) -> Any:
-        return checked_lr(learning_rate, "learning_rate")
+    _check_lr = staticmethod(checked_lr)
+    _lr_argument = "learning_rate"
+    _lr_optional = False  # whether the rate may be None
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""

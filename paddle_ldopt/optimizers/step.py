@@ -208,7 +208,7 @@ class OneStep(Optimizer):
         groups: Any = list(map(self._groups.get, names, itertools.repeat(_NO_GROUP)))
         if _NO_GROUP in groups and self.has_groups():
             groups = map(self.group_of, params)
-        for group, decays in zip(groups, self.decay_list(params)):
+        for group, decays in zip(groups, map(self.has_weight_decay, params)):
             key = id(group), decays
             if key not in known:
                 chosen, rate = self.values_now(group)
