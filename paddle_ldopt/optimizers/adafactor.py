@@ -22,7 +22,6 @@ from .moments import (
     ema_,
     factored_ema,
     factored_kinds,
-    is_factored,
     relative_step_lr,
 )
 from .options import bool_option, numbers, plain_weight_decay, register
@@ -155,8 +154,8 @@ class Adafactor(FactoredOptimizer):
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
         """Return state name -> its kind and type."""
-        kinds = factored_kinds("exp_avg_sq") if is_factored(shape) else {"exp_avg_sq": ELEMENT}
-        kinds = {_USED_LR: SCALAR, **kinds, **({} if options["beta1"] is None else {"exp_avg": ELEMENT})}
+        momentum = {} if options["beta1"] is None else {"exp_avg": ELEMENT}
+        kinds = {_USED_LR: SCALAR, **factored_kinds("exp_avg_sq", shape), **momentum}
         return {name: State(kind) for name, kind in kinds.items()}
 
     def __init__(
@@ -211,7 +210,7 @@ class Adafactor(FactoredOptimizer):
         fields = {"beta1": options["beta1"] or 0.0, "eps": (*options["eps"], 0), "clip": options["clip_threshold"]}
         fields["decay_rate"] = -options["decay_rate"]
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
-        flags["factored"] = is_factored(shape)
+        flags["factored"] = len(shape) >= 2
         flags["momentum"] = options["beta1"] is not None
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
         return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)

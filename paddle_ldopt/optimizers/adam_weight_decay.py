@@ -34,13 +34,12 @@ def _compiled(value: Any, name: str) -> list[Any]:
         raise refusal(ValueError, f"`{name}` must hold regular expressions: {error}.", **{name: value}) from None
 
 
-def _option(doc: str) -> Option:
-    return Option(doc=doc, optional=True, check=_compiled, values="regular expressions")
-
-
 PATTERNS = {
-    "include_in_weight_decay": _option("name patterns of parameters that have weight decay even if excluded"),
-    "exclude_from_weight_decay": _option("name patterns of parameters without weight decay"),
+    name: Option(doc=f"name patterns of parameters {doc}", optional=True, check=_compiled, values="regular expressions")
+    for name, doc in (
+        ("include_in_weight_decay", "that have weight decay even if excluded"),
+        ("exclude_from_weight_decay", "without weight decay"),
+    )
 }
 
 
@@ -207,9 +206,15 @@ class AdamWeightDecay(RuleOptimizer):
             grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
         rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
         decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
+        parameters = list(parameters) if is_listed(parameters) else parameters
+        for i, group in enumerate(parameters if isinstance(parameters, list) else ()):
+            if isinstance(group, dict) and "weight_decay_rate" in group:
+                parameters[i] = group = dict(group)
+                pair = group.pop("weight_decay_rate"), "weight_decay", group.get("weight_decay")
+                group["weight_decay"] = one_of_two("weight_decay_rate", *pair)
         super().__init__(
             rate,
-            _paddles_groups(parameters),
+            parameters,
             beta_1=beta_1,
             beta_2=beta_2,
             epsilon=epsilon,
@@ -332,17 +337,3 @@ class AdamWeightDecay(RuleOptimizer):
             wrong = f"`from_config` needs the arguments that the configuration cannot hold: {', '.join(lacking)}."
             raise ValueError(f"{wrong} Received: {', '.join(arguments) or 'nothing'}")
         return cls(**{**config, **arguments})
-
-
-def _paddles_groups(parameters: Any) -> Any:
-    """Return `parameters` with "weight_decay_rate" of a group renamed to Paddle's "weight_decay"."""
-    if not is_listed(parameters):
-        return parameters
-    groups = []
-    for item in parameters:
-        if isinstance(item, dict) and "weight_decay_rate" in item:
-            item = dict(item)
-            rate = item.pop("weight_decay_rate")
-            item["weight_decay"] = one_of_two("weight_decay_rate", rate, "weight_decay", item.get("weight_decay"))
-        groups.append(item)
-    return groups

@@ -20,7 +20,6 @@ from .moments import (
     ema_,
     factored_ema,
     factored_kinds,
-    is_factored,
     relative_step_lr,
 )
 from .options import bool_option, numbers, plain_weight_decay, register
@@ -194,10 +193,10 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
         """Return state name -> its kind and type."""
-        factored, momentum = is_factored(shape), bool(options["beta1"])
-        kinds = factored_kinds("exp_avg_sq") if factored else {"exp_avg_sq": ELEMENT}
-        kinds.update({"exp_avg": ELEMENT} if momentum else {})
-        kinds.update(factored_kinds("exp_avg_res") if momentum and factored else {})
+        kinds = factored_kinds("exp_avg_sq", shape)
+        if options["beta1"]:
+            kinds["exp_avg"] = ELEMENT
+            kinds.update(factored_kinds("exp_avg_res", shape) if len(shape) >= 2 else {})
         half = "float16" if options["compression"] else None
         return {name: State(kind, half if name == "exp_avg" else None) for name, kind in kinds.items()}
 
@@ -266,7 +265,7 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
-        flags["factored"] = is_factored(shape)
+        flags["factored"] = len(shape) >= 2
         flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
         return FusedRule("came", states, fields, flags, aux=GLOBAL_STEP)

@@ -44,10 +44,9 @@ def check_fused(fused: Any) -> Optional[bool]:
     """Return `fused`; raise unless it is None, False, or True where the C library can be used."""
     if fused is not None and not isinstance(fused, bool):
         raise refusal(TypeError, "`fused` must be None, True or False.", fused=fused)
-    if fused:
-        why = unsupported_here()
-        if why is not None:
-            raise _not_possible(why)
+    why = unsupported_here() if fused else None
+    if why is not None:
+        raise _not_possible(why)
     return fused
 
 
@@ -166,16 +165,10 @@ def unsupported_tensor(tensor: Any) -> Optional[str]:
     return None
 
 
-@functools.cache
-def _has_library_rule(cls: Any) -> bool:
-    """Return whether a class inherits its `rule` from the class that has its `fused_rule`."""
-    owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
-    return getattr(cls, "rule", None) is getattr(owner, "rule", None)
-
-
 def library_rule(optimizer: "LayerwiseOptimizer", options: Values, shape: Any = ()) -> Union[FusedRule, str]:
     """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
-    if not _has_library_rule(type(optimizer)):
+    owner = next(base for base in type(optimizer).__mro__ if "fused_rule" in vars(base))
+    if getattr(type(optimizer), "rule", None) is not getattr(owner, "rule", None):
         return f"{type(optimizer).__name__} has a `rule` of its own and no `fused_rule` for it"
     rule = optimizer.fused_rule(options, shape)
     for eps in () if isinstance(rule, str) else rule.fields["eps"]:

@@ -141,17 +141,13 @@ def parameters_first(constructor: _Constructor) -> _Constructor:
 
     @functools.wraps(constructor)
     def with_params(self: Any, *args: Any, **kwargs: Any) -> None:
-        if args and isinstance(args[0], (list, tuple)) and any(map(_is_trained, args[0])):
+        first = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+        if any(isinstance(item, dict) or not getattr(item, "stop_gradient", True) for item in first):
             constructor(self, *args[1:], params=args[0], **kwargs)
         else:
             constructor(self, *args, **kwargs)
 
     return cast(_Constructor, with_params)
-
-
-def _is_trained(item: Any) -> bool:
-    """Return whether an item is a parameter or a group, and not one of the rates in a schedule."""
-    return isinstance(item, dict) or not getattr(item, "stop_gradient", True)
 
 
 def without_order(parameters: Any) -> Any:

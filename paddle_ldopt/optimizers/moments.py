@@ -24,7 +24,7 @@ from paddle import _C_ops
 from .._checks import refusal
 from .._compat import flags
 from .rule_optimizer import RuleOptimizer
-from .states import COLUMN, ROW, Values
+from .states import COLUMN, ELEMENT, ROW, Values
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
@@ -53,14 +53,9 @@ def sqrt(x: Any) -> Any:
 # ---- the factored second moment
 
 
-def is_factored(shape: Any) -> bool:
-    """Return whether a parameter of this shape has a factored second moment: its rank is at least 2."""
-    return len(shape) >= 2
-
-
-def factored_kinds(name: str) -> dict[str, str]:
-    """Return name -> kind of the states for the row and column means of the average `name`."""
-    return {f"{name}_row": ROW, f"{name}_col": COLUMN}
+def factored_kinds(name: str, shape: Any) -> dict[str, str]:
+    """Return name -> kind of the states for the average `name`: means of rows and columns from rank 2 on."""
+    return {f"{name}_row": ROW, f"{name}_col": COLUMN} if len(shape) >= 2 else {name: ELEMENT}
 
 
 def factored_ema(
