@@ -164,32 +164,13 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        parameters = self._read_arguments(
-            parameters,
-            apply_decay_param_fun,
-            multi_precision,
-            fused,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            lazy_mode=lazy_mode,
-            layerwise_decay=layerwise_decay,
-            n_layers=n_layers,
-            set_param_lr_fun=set_param_lr_fun,
-            name_dict=name_dict,
-            layers=layers,
-            lr_ratio=lr_ratio,
-        )
-        super().__init__(
-            checked_lr(learning_rate, "learning_rate"),
-            parameters=parameters,
-            apply_decay_param_fun=apply_decay_param_fun,
-            grad_clip=grad_clip,
-            multi_precision=multi_precision,
-            name=name,
-            **self._defaults,
-        )
+        options = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
+        options.update(lazy_mode=lazy_mode, layerwise_decay=layerwise_decay, n_layers=n_layers)
+        options.update(set_param_lr_fun=set_param_lr_fun, name_dict=name_dict, layers=layers, lr_ratio=lr_ratio)
+        parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **options)
+        common = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision, "name": name}
+        rate = checked_lr(learning_rate, "learning_rate")
+        super().__init__(rate, parameters=parameters, grad_clip=grad_clip, **common, **self._defaults)
 
     rule = staticmethod(adamw_update)
     counts_steps = False
@@ -247,7 +228,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         return AdamW._append_optimize_op(self, block, param_and_grad)
 
     def fused_rule(self, options: Values, shape: Any) -> FusedRule:
-        """Return the rule for the C library."""
         fields: Values = {"beta1": float(options["beta1"]), "beta2": float(options["beta2"])}
         fields["eps"] = float(options["epsilon"]), 0, 0
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
