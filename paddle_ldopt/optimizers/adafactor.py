@@ -22,10 +22,18 @@ from .moments import (
     ema_,
     factored_ema,
     factored_kinds,
-    is_factored,
     relative_step_lr,
 )
-from .options import bool_option, numbers, plain_weight_decay, register
+from .options import (
+    CLIP_THRESHOLD,
+    OWN_RATE,
+    RELATIVE_STEP,
+    SCALE_PARAMETER,
+    WEIGHT_DECAY,
+    bool_option,
+    numbers,
+    register,
+)
 from .sharded import Shard, Update
 from .states import ELEMENT, SCALAR, STEP, State
 
@@ -131,7 +139,7 @@ class Adafactor(FactoredOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
+        "lr": OWN_RATE,
         "eps": Option(
             doc="added to squared gradients; smallest RMS of a parameter",
             check=numbers("()", "[)"),
@@ -139,24 +147,23 @@ class Adafactor(FactoredOptimizer):
             group=True,
             setting="epsilon",
         ),
-        "clip_threshold": Option(doc="the largest RMS of the update", ends="()", group=True),
+        "clip_threshold": CLIP_THRESHOLD,
         "decay_rate": Option(
             doc="exponent of the second moment's decay rate", low=-math.inf, high=0.0, ends="(]", group=True
         ),
         "beta1": Option(
             doc="decay rate of the momentum; None: no momentum", high=1.0, ends="[)", optional=True, group=True
         ),
-        "weight_decay": Option(doc="decoupled weight decay", group=True, read=plain_weight_decay),
-        "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
-        "relative_step": bool_option("compute the rate from the step number"),
+        "weight_decay": WEIGHT_DECAY,
+        "scale_parameter": SCALE_PARAMETER,
+        "relative_step": RELATIVE_STEP,
         "warmup_init": bool_option("with `relative_step`: a warm-up at rate 1e-6 t", group=True),
     }
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return state name -> its kind and type."""
-        kinds = factored_kinds("exp_avg_sq") if is_factored(shape) else {"exp_avg_sq": ELEMENT}
-        kinds = {_USED_LR: SCALAR, **kinds, **({} if options["beta1"] is None else {"exp_avg": ELEMENT})}
+        momentum = {} if options["beta1"] is None else {"exp_avg": ELEMENT}
+        kinds = {_USED_LR: SCALAR, **factored_kinds("exp_avg_sq", shape), **momentum}
         return {name: State(kind) for name, kind in kinds.items()}
 
     def __init__(
@@ -180,21 +187,10 @@ class Adafactor(FactoredOptimizer):
     ) -> None:
         rate = one_of_two("lr", lr, "learning_rate", learning_rate)
         parameters = one_of_two("parameters", parameters, "params", params)
-        super().__init__(
-            rate,
-            parameters,
-            eps=eps,
-            clip_threshold=clip_threshold,
-            decay_rate=decay_rate,
-            beta1=beta1,
-            weight_decay=weight_decay,
-            scale_parameter=scale_parameter,
-            relative_step=relative_step,
-            warmup_init=warmup_init,
-            multi_precision=multi_precision,
-            fused=fused,
-            **common,
-        )
+        options = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate, "beta1": beta1}
+        options.update(weight_decay=weight_decay, scale_parameter=scale_parameter)
+        options.update(relative_step=relative_step, warmup_init=warmup_init, **common)
+        super().__init__(rate, parameters, fused=fused, multi_precision=multi_precision, **options)
 
     _lr_argument = "lr"
 
@@ -207,11 +203,10 @@ class Adafactor(FactoredOptimizer):
     rule = staticmethod(adafactor_update)
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
-        """Return the rule for the C library."""
         fields = {"beta1": options["beta1"] or 0.0, "eps": (*options["eps"], 0), "clip": options["clip_threshold"]}
         fields["decay_rate"] = -options["decay_rate"]
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
-        flags["factored"] = is_factored(shape)
+        flags["factored"] = len(shape) >= 2
         flags["momentum"] = options["beta1"] is not None
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
         return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)

@@ -5,6 +5,7 @@ weight decay, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101; AMSGrad, Re
 https://arxiv.org/abs/1904.09237. Clipping and `decay` follow Keras 2 (`keras.optimizers.legacy`).
 """
 
+import dataclasses
 import re
 import warnings
 from typing import Any, ClassVar, Optional, Union
@@ -19,7 +20,7 @@ from ..layers.decay import LayerDecay
 from ..layers.hook import layerwise_lr_decay
 from .fused import FusedRule
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import LAYERWISE, bool_option, is_listed, plain_weight_decay, register
+from .options import LAYERWISE, WEIGHT_DECAY, bool_option, is_listed, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, STEP, State
@@ -34,13 +35,12 @@ def _compiled(value: Any, name: str) -> list[Any]:
         raise refusal(ValueError, f"`{name}` must hold regular expressions: {error}.", **{name: value}) from None
 
 
-def _option(doc: str) -> Option:
-    return Option(doc=doc, optional=True, check=_compiled, values="regular expressions")
-
-
 PATTERNS = {
-    "include_in_weight_decay": _option("name patterns of parameters that have weight decay even if excluded"),
-    "exclude_from_weight_decay": _option("name patterns of parameters without weight decay"),
+    name: Option(doc=f"name patterns of parameters {doc}", optional=True, check=_compiled, values="regular expressions")
+    for name, doc in (
+        ("include_in_weight_decay", "that have weight decay even if excluded"),
+        ("exclude_from_weight_decay", "without weight decay"),
+    )
 }
 
 
@@ -159,9 +159,7 @@ class AdamWeightDecay(RuleOptimizer):
         "beta_1": Option(doc="decay rate of the first moment", high=1.0, ends="[)", group=True, setting="beta1"),
         "beta_2": Option(doc="decay rate of the second moment", high=1.0, ends="[)", group=True, setting="beta2"),
         "epsilon": Option(doc="added to the root of the second moment", group=True),
-        "weight_decay": Option(
-            doc="decoupled weight decay", called="weight_decay_rate", group=True, read=plain_weight_decay
-        ),
+        "weight_decay": dataclasses.replace(WEIGHT_DECAY, called="weight_decay_rate"),
         "clipnorm": Option(doc="scale each gradient down to this norm", ends="()", optional=True, group=True),
         "clipvalue": Option(doc="clip each element of the gradients", ends="()", optional=True, group=True),
         "amsgrad": bool_option("divide by the largest second moment so far"),
@@ -172,7 +170,6 @@ class AdamWeightDecay(RuleOptimizer):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return state name -> its kind and type."""
         third = ["moment2_max"] if options["amsgrad"] else []
         return dict.fromkeys(("moment1", "moment2", *third), State(ELEMENT))
 
@@ -207,26 +204,18 @@ class AdamWeightDecay(RuleOptimizer):
             grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
         rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
         decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
-        super().__init__(
-            rate,
-            _paddles_groups(parameters),
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            amsgrad=amsgrad,
-            weight_decay=decay_rate,
-            include_in_weight_decay=include_in_weight_decay,
-            exclude_from_weight_decay=exclude_from_weight_decay,
-            decay=decay,
-            clipnorm=clipnorm,
-            clipvalue=clipvalue,
-            global_clipnorm=global_clipnorm,
-            grad_clip=grad_clip,
-            multi_precision=multi_precision,
-            name=None if name == "AdamWeightDecay" else name,
-            fused=fused,
-            **common,
-        )
+        parameters = list(parameters) if is_listed(parameters) else parameters
+        for i, group in enumerate(parameters if isinstance(parameters, list) else ()):
+            if isinstance(group, dict) and "weight_decay_rate" in group:
+                parameters[i] = group = dict(group)
+                pair = group.pop("weight_decay_rate"), "weight_decay", group.get("weight_decay")
+                group["weight_decay"] = one_of_two("weight_decay_rate", *pair)
+        options = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": amsgrad, "decay": decay}
+        options.update(weight_decay=decay_rate, include_in_weight_decay=include_in_weight_decay)
+        options.update(exclude_from_weight_decay=exclude_from_weight_decay, global_clipnorm=global_clipnorm)
+        options.update(clipnorm=clipnorm, clipvalue=clipvalue, **common)
+        own = {"grad_clip": grad_clip, "name": None if name == "AdamWeightDecay" else name, "fused": fused}
+        super().__init__(rate, parameters, multi_precision=multi_precision, **own, **options)
         self._warn_of_idle_patterns(flatten_groups(self._parameter_list or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
@@ -244,7 +233,6 @@ class AdamWeightDecay(RuleOptimizer):
         return {name: self._fixed[name] for name in ("amsgrad", "decay")}
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
-        """Return the rule for the C library."""
         norm, most = options["clipnorm"], options["clipvalue"]
         fields = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}
         fields.update(clip=norm or 0.0, clip_value=most or 0.0, decay_rate=options["decay"])
@@ -281,8 +269,6 @@ class AdamWeightDecay(RuleOptimizer):
 
     def decay_list(self, params: list[Tensor]) -> list[bool]:
         """Return `has_weight_decay` of each parameter."""
-        if not any(self._fixed[option] for option in PATTERNS):
-            return super().decay_list(params)
         return list(map(self.has_weight_decay, params))
 
     def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
@@ -338,17 +324,3 @@ class AdamWeightDecay(RuleOptimizer):
             wrong = f"`from_config` needs the arguments that the configuration cannot hold: {', '.join(lacking)}."
             raise ValueError(f"{wrong} Received: {', '.join(arguments) or 'nothing'}")
         return cls(**{**config, **arguments})
-
-
-def _paddles_groups(parameters: Any) -> Any:
-    """Return `parameters` with "weight_decay_rate" of a group renamed to Paddle's "weight_decay"."""
-    if not is_listed(parameters):
-        return parameters
-    groups = []
-    for item in parameters:
-        if isinstance(item, dict) and "weight_decay_rate" in item:
-            item = dict(item)
-            rate = item.pop("weight_decay_rate")
-            item["weight_decay"] = one_of_two("weight_decay_rate", rate, "weight_decay", item.get("weight_decay"))
-        groups.append(item)
-    return groups

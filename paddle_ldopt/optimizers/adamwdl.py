@@ -18,7 +18,7 @@ from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .moments import sqrt
 from .options import bool_option, checked_lr, plain_weight_decay, register
-from .states import ELEMENT, SCALAR, State, Values, compute_dtype
+from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 
 _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
@@ -164,32 +164,13 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        parameters = self._read_arguments(
-            parameters,
-            apply_decay_param_fun,
-            multi_precision,
-            fused,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            lazy_mode=lazy_mode,
-            layerwise_decay=layerwise_decay,
-            n_layers=n_layers,
-            set_param_lr_fun=set_param_lr_fun,
-            name_dict=name_dict,
-            layers=layers,
-            lr_ratio=lr_ratio,
-        )
-        super().__init__(
-            checked_lr(learning_rate, "learning_rate"),
-            parameters=parameters,
-            apply_decay_param_fun=apply_decay_param_fun,
-            grad_clip=grad_clip,
-            multi_precision=multi_precision,
-            name=name,
-            **self._defaults,
-        )
+        options = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
+        options.update(lazy_mode=lazy_mode, layerwise_decay=layerwise_decay, n_layers=n_layers)
+        options.update(set_param_lr_fun=set_param_lr_fun, name_dict=name_dict, layers=layers, lr_ratio=lr_ratio)
+        parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **options)
+        common = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision, "name": name}
+        rate = checked_lr(learning_rate, "learning_rate")
+        super().__init__(rate, parameters=parameters, grad_clip=grad_clip, **common, **self._defaults)
 
     rule = staticmethod(adamw_update)
     counts_steps = False
@@ -201,50 +182,52 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Return the update of rows by Paddle's AdamW kernel, or by the rule where there is no exact kernel."""
-        by_rule = [i for i, param in enumerate(rows.params) if not self._has_kernel(param)]
+        inputs, rates, by_rule, update_by_rule = [], dict[Any, Any](), list[int](), None
+        tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
+        for i, (param, grad, scale, kind) in enumerate(zip(*rows[:4])):
+            name, double, master = param.name, False, None
+            state = [table.get(name) for table in tables]
+            # types are the same object; to ask for anything else takes as long as the kernel
+            usual = param.dtype is grad.dtype is paddle.float32 and name not in self._master_weights
+            usual = usual and not grad.is_selected_rows() and grad.is_same_shape(param)
+            if not (usual and state[0] is not None and state[0].is_same_shape(param)):
+                check_gradient(self, param, grad)
+                self.check_param(param)
+                low = param.dtype in _LOW_PRECISION and param.place.is_cpu_place()
+                # the kernel rounds weight decay to float32
+                if low or (param.dtype == paddle.float64 and (self.ratios or self.hook)):
+                    by_rule.append(i)
+                    continue
+                if self.has_master(param):
+                    master = self._master_weights[name]
+                    state = [table[master.name] for table in tables]
+                elif grad.dtype != param.dtype:
+                    grad = grad.astype(param.dtype)  # the only type that the kernel takes
+                double = param.dtype == paddle.float64
+            options, key = rows.options[kind], (kind, scale, double)
+            if key not in rates:
+                number = np.float64 if double else np.float32
+                rates[key] = paddle.full([], float(number(rows.rates[kind]) * number(scale)), number.__name__)
+            numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], True
+            more = options["lazy_mode"], 1000, master is not None, False, False
+            inputs.append((param, grad, rates[key], *state[:2], None, *state[2:], master, None, *numbers, *more))
         if by_rule:
             names = ("beta1", "beta2", "epsilon", "weight_decay")
             plain = [{name: float(chosen[name]) for name in names} for chosen in rows.options]
             update_by_rule = super().prepared(rows.take(by_rule)._replace(options=plain))
-            rows = rows.take([i for i, param in enumerate(rows.params) if self._has_kernel(param)])
-        inputs, rates = [], dict[Any, Any]()
-        tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
-        for param, grad, scale, kind in zip(*rows[:4]):
-            check_gradient(self, param, grad)
-            self.check_param(param)
-            options, master = rows.options[kind], self._master_weights[param.name] if self.has_master(param) else None
-            owner = (param if master is None else master).name
-            moment1, moment2, power1, power2 = (table[owner] for table in tables)
-            if master is None and grad.dtype != param.dtype:
-                grad = grad.astype(param.dtype)  # the only type that the kernel takes
-            dtype, key = compute_dtype(param), (rows.rates[kind], scale, param.dtype == paddle.float64)
-            if key not in rates:
-                number = np.float64 if key[2] else np.float32
-                rates[key] = paddle.full([], float(number(rows.rates[kind]) * number(scale)), dtype)
-            numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], True
-            more = options["lazy_mode"], 1000, master is not None, False, False
-            states = moment1, moment2, None, power1, power2
-            inputs.append((param, grad, rates[key], *states, master, None, *numbers, *more))
 
         def update(count: Optional[float]) -> None:
             for row in inputs:
                 _C_ops.adamw_(*row)  # looked up in each step: PaddleNLP replaces it to offload state
-            if by_rule:
+            if update_by_rule is not None:
                 update_by_rule(count)
 
         return update
-
-    def _has_kernel(self, param: Tensor) -> bool:
-        """Return whether Paddle's kernel updates a parameter; it rounds weight decay to float32."""
-        if param.dtype in _LOW_PRECISION:
-            return not param.place.is_cpu_place()
-        return param.dtype != paddle.float64 or not (self.ratios or self.hook)
 
     def _append_to_graph(self, block: Any, param_and_grad: Any) -> Any:
         return AdamW._append_optimize_op(self, block, param_and_grad)
 
     def fused_rule(self, options: Values, shape: Any) -> FusedRule:
-        """Return the rule for the C library."""
         fields: Values = {"beta1": float(options["beta1"]), "beta2": float(options["beta2"])}
         fields["eps"] = float(options["epsilon"]), 0, 0
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")

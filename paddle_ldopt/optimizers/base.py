@@ -195,7 +195,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))
-        vars(other).update(copy.deepcopy(vars(self), memo))
+        own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([])}  # of other tensors
+        vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
         decays = self._apply_decay_param_fun
         if decays is not None:  # it knows the names of the original parameters
             other._apply_decay_param_fun = functools.partial(_before_copy, decays)
@@ -395,7 +396,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             self._check_hook(params)
 
     def set_lr(self, value: float) -> None:
-        """Set the rate, at least 0; with a scheduler, Paddle raises."""
+        """Set the rate, at least 0; raise RuntimeError if a schedule or the optimizer itself sets it."""
+        if self.sets_own_lr:
+            wrong = "The optimizer sets its rate itself, by its schedule or `relative_step`: build another one."
+            raise refusal(RuntimeError, wrong, value=value)
         super().set_lr(checked_number(value, "value"))
 
     def takes_sparse(self, param: Tensor) -> bool:

@@ -71,12 +71,6 @@ class Batch:
             if tensor is not None and tensor.data_ptr() == address:
                 tensor.clone()._share_buffer_to(tensor)
 
-    def spread(self, values: list[float]) -> Any:
-        """Return one number for each parameter as a Tensor for the rule; the number itself if all are equal."""
-        if all(value == values[0] for value in values):
-            return float(values[0])
-        return paddle.to_tensor(values, self.dtype).reshape([len(values), *[1] * len(self._shard.shape)])
-
     def update(self, grads: list[Tensor], lr: Any, options: Values, count: Optional[float]) -> None:
         """Update all parameters once."""
         master, single = self._stacks.get(_MASTER), len(self.params) == 1
@@ -121,9 +115,6 @@ class Batches:
         self._units: list[tuple[Batch, list[int], Any]] = []  # (batch, its rows, factor of its rate)
         self._used: list[Batch] = []
 
-    def __deepcopy__(self, memo: Any) -> "Batches":
-        return Batches()  # the copied optimizer has tensors of its own
-
     def prepared(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> Callable[[Optional[float]], None]:
         """Return the update of rows, whose checks are done; it takes the number of the step."""
         key = rows.params, list(map(_dtype, rows.grads)), *rows[2:4], len(rows.options), optimizer.batch_bytes
@@ -161,20 +152,17 @@ class Batches:
             limit = max((most if optimizer.batch_bytes is None else optimizer.batch_bytes) // max(size, 1), 1)
             for begin in range(0, len(members), limit):
                 part = members[begin : begin + limit]
-                batch = self._batch(optimizer, [rows.params[i] for i in part])
-                units.append((batch, part, batch.spread([rows.scales[i] for i in part])))
+                params, scales = [rows.params[i] for i in part], [rows.scales[i] for i in part]
+                names, scale = tuple(p.name for p in params), float(scales[0])
+                batch = self._batches.get(names)
+                if batch is None or not all(map(operator.is_, batch.params, params)) or not batch.is_valid():
+                    for old in [old for old in self._batches if not set(names).isdisjoint(old)]:
+                        self._batches.pop(old).release(set(old) - set(names))
+                    batch = self._batches[names] = Batch(optimizer, params)
+                if any(other != scale for other in scales):
+                    scale = paddle.to_tensor(scales, batch.dtype).reshape([len(scales), *[1] * len(shape)])
+                units.append((batch, part, scale))
         return units
-
-    def _batch(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> Batch:
-        """Return the batch of these parameters, reused while it is valid."""
-        names = tuple(param.name for param in params)
-        batch = self._batches.get(names)
-        if batch is not None and all(map(operator.is_, batch.params, params)) and batch.is_valid():
-            return batch
-        for old in [old for old in self._batches if not set(names).isdisjoint(old)]:
-            self._batches.pop(old).release(set(old) - set(names))
-        batch = self._batches[names] = Batch(optimizer, params)
-        return batch
 
 
 def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
@@ -224,7 +212,13 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
             elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
                 if optimizer.layerwise_ratio(param) == 0.0:
                     continue
-                rule, write = _start_empty(optimizer, param, shard), None  # the other processes wait for its sums
+                # this process has no element: the others wait for its sums, which are zeros
+                dtype, write = compute_dtype(param), None
+                empty, state = paddle.zeros([0], dtype), {STEP: paddle.ones([], dtype)}
+                for key, what in optimizer.state_kinds(param).items():
+                    state[key] = empty if what == ELEMENT else paddle.zeros(rule_shape(what, shard.shape), dtype)
+                options, _ = optimizer.values_now(optimizer.group_of(param))
+                rule = optimizer.rule(empty, empty, state, paddle.zeros([], dtype), shard=shard, **options)
             else:
                 continue
             rules.append((shard, rule))
@@ -263,18 +257,6 @@ def _start(
             _write(new_param, param, overflow, shard)
 
     return rule, write
-
-
-def _start_empty(optimizer: Any, param: Tensor, shard: Shard) -> Any:
-    """Return the rule of a parameter of which this process has no element: its sums are zeros."""
-    dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
-    state = {
-        name: empty if kind == ELEMENT else paddle.zeros(rule_shape(kind, shard.shape), dtype)
-        for name, kind in optimizer.state_kinds(param).items()
-    }
-    state[STEP] = paddle.ones([], dtype)
-    options, _ = optimizer.values_now(optimizer.group_of(param))
-    return optimizer.rule(empty, empty, state, paddle.zeros([], dtype), shard=shard, **options)
 
 
 def _write(value: Any, target: Any, overflow: Any = None, shard: Optional[Shard] = None) -> None:

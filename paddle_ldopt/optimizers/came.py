@@ -12,7 +12,6 @@ from paddle import Tensor
 
 from .._checks import Option, checked_int, one_of_two, refusal
 from .fused import FusedRule
-from .mindspore import LR, ScheduledOptimizer, lr_or_function, parameters_first, without_order
 from .moments import (
     FactoredOptimizer,
     clipped_,
@@ -20,10 +19,21 @@ from .moments import (
     ema_,
     factored_ema,
     factored_kinds,
-    is_factored,
     relative_step_lr,
 )
-from .options import bool_option, numbers, plain_weight_decay, register
+from .options import (
+    CLIP_THRESHOLD,
+    OWN_SCHEDULE,
+    RELATIVE_STEP,
+    SCALE_PARAMETER,
+    bool_option,
+    numbers,
+    parameters_first,
+    plain_weight_decay,
+    register,
+    without_order,
+)
+from .rule_optimizer import ScheduledOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
@@ -160,9 +170,7 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "lr": Option(
-            None, "the group's own rate", optional=True, group=True, check=lr_or_function, values=LR, argument=False
-        ),
+        "lr": OWN_SCHEDULE,
         "eps": Option(
             doc="added to squared gradients; smallest RMS of a parameter (`scale_parameter`); added to the instability",
             check=numbers("()", "()", "()"),
@@ -170,7 +178,7 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
             group=True,
             setting="epsilon",
         ),
-        "clip_threshold": Option(doc="the largest RMS of the update", ends="()", group=True),
+        "clip_threshold": CLIP_THRESHOLD,
         "decay_rate": Option(doc="exponent of the second moment's decay rate", high=1.0, group=True),
         "beta1": Option(
             doc="decay rate of the momentum; 0 or None: no momentum", high=1.0, ends="[)", optional=True, group=True
@@ -184,8 +192,8 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         ),
         "beta3": Option(doc="decay rate of the instability", high=1.0, ends="[)", group=True),
         "weight_decay": Option(doc="decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
-        "scale_parameter": bool_option("scale the rate by the parameter's RMS", group=True),
-        "relative_step": bool_option("compute the rate from the step number"),
+        "scale_parameter": SCALE_PARAMETER,
+        "relative_step": RELATIVE_STEP,
         "warmup_init": bool_option("with `relative_step`: a warm-up at rate 1e-6 t"),
         "compression": bool_option("store the momentum as float16"),
         "loss_scale": Option(doc="divides the gradients", values="an int from 1", check=_from_one),
@@ -193,11 +201,10 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return state name -> its kind and type."""
-        factored, momentum = is_factored(shape), bool(options["beta1"])
-        kinds = factored_kinds("exp_avg_sq") if factored else {"exp_avg_sq": ELEMENT}
-        kinds.update({"exp_avg": ELEMENT} if momentum else {})
-        kinds.update(factored_kinds("exp_avg_res") if momentum and factored else {})
+        kinds = factored_kinds("exp_avg_sq", shape)
+        if options["beta1"]:
+            kinds["exp_avg"] = ELEMENT
+            kinds.update(factored_kinds("exp_avg_res", shape) if len(shape) >= 2 else {})
         half = "float16" if options["compression"] else None
         return {name: State(kind, half if name == "exp_avg" else None) for name, kind in kinds.items()}
 
@@ -228,28 +235,12 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         **layerwise: Any,
     ) -> None:
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        super().__init__(
-            learning_rate,
-            parameters,
-            eps=eps,
-            clip_threshold=clip_threshold,
-            decay_rate=decay_rate,
-            beta1=beta1,
-            beta2=beta2,
-            beta3=beta3,
-            weight_decay=weight_decay,
-            scale_parameter=scale_parameter,
-            relative_step=relative_step,
-            warmup_init=warmup_init,
-            compression=compression,
-            loss_scale=loss_scale,
-            grad_clip=grad_clip,
-            apply_decay_param_fun=apply_decay_param_fun,
-            multi_precision=multi_precision,
-            name=name,
-            fused=fused,
-            **layerwise,
-        )
+        options = {"eps": eps, "decay_rate": decay_rate, "beta1": beta1, "beta2": beta2, "beta3": beta3}
+        options.update(clip_threshold=clip_threshold, weight_decay=weight_decay, scale_parameter=scale_parameter)
+        options.update(relative_step=relative_step, warmup_init=warmup_init)
+        options.update(compression=compression, loss_scale=loss_scale, **layerwise)
+        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name, "fused": fused}
+        super().__init__(learning_rate, parameters, multi_precision=multi_precision, **common, **options)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError for `relative_step` or `beta2` beside an option that it overrides."""
@@ -259,17 +250,13 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
             wrong = "`beta2` overrides `decay_rate`: give one of them, or the group 'beta2': None."
             raise refusal(ValueError, wrong, **{name: options[name] for name in ("beta2", "decay_rate")})
 
-    def _checked_lr(self, learning_rate: Any) -> Any:
-        return None if learning_rate is None else super()._checked_lr(learning_rate)
-
     rule = staticmethod(came_update)
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
-        """Return the rule for the C library."""
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
-        flags["factored"] = is_factored(shape)
+        flags["factored"] = len(shape) >= 2
         flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
         return FusedRule("came", states, fields, flags, aux=GLOBAL_STEP)

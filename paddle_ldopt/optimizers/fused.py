@@ -44,10 +44,9 @@ def check_fused(fused: Any) -> Optional[bool]:
     """Return `fused`; raise unless it is None, False, or True where the C library can be used."""
     if fused is not None and not isinstance(fused, bool):
         raise refusal(TypeError, "`fused` must be None, True or False.", fused=fused)
-    if fused:
-        why = unsupported_here()
-        if why is not None:
-            raise _not_possible(why)
+    why = unsupported_here() if fused else None
+    if why is not None:
+        raise _not_possible(why)
     return fused
 
 
@@ -191,9 +190,6 @@ class FusedStep:
         self._plan: Optional[Plan] = None
         self._forms: list[Any] = []  # states and flags of a rule, or why there is none
         self._options: list[Values] = []  # an example for each of these
-
-    def __deepcopy__(self, memo: Any) -> "FusedStep":
-        return FusedStep()  # the copied optimizer has other tensors
 
     def is_possible(self, optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
         """Return whether the library may update parameters like this; warn once, or raise, if it is missing."""

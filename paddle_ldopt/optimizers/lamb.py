@@ -12,9 +12,9 @@ from paddle import Tensor, _C_ops
 
 from .._checks import Option, one_of_two
 from .fused import FusedRule
-from .mindspore import LR, ScheduledOptimizer, decay_or_function, lr_or_function, parameters_first, without_order
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import bool_option, register
+from .options import OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, register, without_order
+from .rule_optimizer import ScheduledOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
@@ -42,8 +42,8 @@ def lamb_update(
     """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
     t = state[STEP]
     if grad_centralization and is_convolution(shard.shape):
-        (sums,) = yield [shard.channel_sums(grad)]
-        grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
+        (sums,) = yield [shard.leading_sums(grad, 1)]
+        grad = grad - shard.spread_leading(sums / math.prod(shard.shape[1:]), 1)  # arXiv 2004.01461, eq. 1
     m = ema_(state["moment1"], grad, beta1)
     v = ema_of_squares_(state["moment2"], grad, beta2)
     m_hat = m / one_minus_power(beta1, t)
@@ -129,9 +129,7 @@ class Lamb(ScheduledOptimizer):
         "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="()", group=True),
         "eps": Option(doc="added to the root of the second moment", ends="()", group=True, setting="epsilon"),
         "weight_decay": Option(doc="decoupled weight decay", group=True, check=decay_or_function, values=_DECAY),
-        "lr": Option(
-            None, "the group's own rate", optional=True, group=True, check=lr_or_function, values=LR, argument=False
-        ),
+        "lr": OWN_SCHEDULE,
         "grad_centralization": bool_option(
             "centralize gradients of convolutions", default=False, group=True, argument=False
         ),
@@ -139,7 +137,6 @@ class Lamb(ScheduledOptimizer):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return state name -> its kind and type."""
         return dict.fromkeys(("moment1", "moment2"), State(ELEMENT))
 
     @parameters_first
@@ -161,20 +158,9 @@ class Lamb(ScheduledOptimizer):
         **layerwise: Any,
     ) -> None:
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        super().__init__(
-            learning_rate,
-            parameters,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            apply_decay_param_fun=apply_decay_param_fun,
-            multi_precision=multi_precision,
-            name=name,
-            fused=fused,
-            **layerwise,
-        )
+        options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay, **layerwise}
+        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name, "fused": fused}
+        super().__init__(learning_rate, parameters, multi_precision=multi_precision, **common, **options)
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         self._grouped = any(isinstance(group, dict) for group in parameters or [])
@@ -185,7 +171,6 @@ class Lamb(ScheduledOptimizer):
     rule = staticmethod(lamb_update)
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
-        """Return the rule for the C library."""
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0)}
         flags = {"centralize": options["grad_centralization"] and is_convolution(shape)}
         return FusedRule("lamb", ("moment1", "moment2"), fields, flags, aux=GLOBAL_STEP)
@@ -196,7 +181,3 @@ class Lamb(ScheduledOptimizer):
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))
-
-    def decay_list(self, params: list[Tensor]) -> list[bool]:
-        """Return `has_weight_decay` of each parameter."""
-        return super().decay_list(params) if self._grouped else list(map(self.has_weight_decay, params))

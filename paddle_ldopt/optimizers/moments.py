@@ -23,9 +23,8 @@ from paddle import _C_ops
 
 from .._checks import refusal
 from .._compat import flags
-from .options import checked_lr
 from .rule_optimizer import RuleOptimizer
-from .states import COLUMN, ROW, Values
+from .states import COLUMN, ELEMENT, ROW, Values
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
@@ -54,14 +53,9 @@ def sqrt(x: Any) -> Any:
 # ---- the factored second moment
 
 
-def is_factored(shape: Any) -> bool:
-    """Return whether a parameter of this shape has a factored second moment: its rank is at least 2."""
-    return len(shape) >= 2
-
-
-def factored_kinds(name: str) -> dict[str, str]:
-    """Return name -> kind of the states for the row and column means of the average `name`."""
-    return {f"{name}_row": ROW, f"{name}_col": COLUMN}
+def factored_kinds(name: str, shape: Any) -> dict[str, str]:
+    """Return name -> kind of the states for the average `name`: means of rows and columns from rank 2 on."""
+    return {f"{name}_row": ROW, f"{name}_col": COLUMN} if len(shape) >= 2 else {name: ELEMENT}
 
 
 def factored_ema(
@@ -118,12 +112,7 @@ def relative_step_lr(t: Any, warmup_init: bool) -> Any:
 class FactoredOptimizer(RuleOptimizer):
     """An optimizer with a factored second moment and the option `relative_step`, which sets the rate from the step."""
 
-    _lr_argument = "learning_rate"
-
-    @property
-    def sets_own_lr(self) -> bool:
-        """Whether `relative_step` sets the rate."""
-        return bool(self._fixed["relative_step"])
+    _lr_optional = True
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError for a group's rate with `relative_step`, or `warmup_init` without it."""
@@ -133,12 +122,9 @@ class FactoredOptimizer(RuleOptimizer):
             wrong = "`warmup_init=True` requires `relative_step=True`."
             raise refusal(ValueError, wrong, relative_step=False, warmup_init=True)
 
-    def _checked_lr(self, learning_rate: Any) -> Any:
-        return None if learning_rate is None else checked_lr(learning_rate, self._lr_argument)
-
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        argument = self._lr_argument
-        if self._fixed["relative_step"]:
+        argument, self.sets_own_lr = self._lr_argument, self._fixed["relative_step"]
+        if self.sets_own_lr:
             self._refuse_lr(argument, rate)
             return 1.0
         if rate is None:
@@ -152,16 +138,9 @@ class FactoredOptimizer(RuleOptimizer):
             wrong = f"Cannot combine manual `{argument}` and `relative_step=True` options: {advice}"
             raise refusal(ValueError, wrong, **{argument: rate}, relative_step=True)
 
-    def set_lr(self, value: float) -> None:
-        """Set the rate; raise RuntimeError with `relative_step`."""
-        self._refuse_new_lr(value=value)
-        super().set_lr(value)
-
     def set_lr_scheduler(self, scheduler: Any) -> None:
         """Set the scheduler of the rate; raise RuntimeError with `relative_step`."""
-        self._refuse_new_lr(scheduler=scheduler)
+        if self._fixed["relative_step"]:
+            wrong = "`relative_step` sets the rate from the step."
+            raise refusal(RuntimeError, wrong, scheduler=scheduler)
         super().set_lr_scheduler(scheduler)
-
-    def _refuse_new_lr(self, **received: Any) -> None:
-        if self._fixed["relative_step"]:  # as Paddle does where a scheduler sets the rate
-            raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", **received)

@@ -1,10 +1,11 @@
 """The options of the optimizers: the table of all classes, options that several declare, parameters and groups."""
 
 import dataclasses
+import functools
 import inspect
 import warnings
 from collections.abc import Iterable
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, TypeVar, cast
 
 import numpy as np
 import paddle
@@ -18,13 +19,14 @@ from .._checks import (
     checked_int,
     checked_number,
     nearest,
+    plain_number,
     refusal,
     shown,
     wrong_type,
 )
 from .._compat import flatten_groups, is_sharded
 from ..layers.hook import N_LAYERS, layerwise_lr_decay
-from .states import SCALAR, STEP, State
+from .states import SCALAR, STEP, State, StepFunction
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -78,6 +80,49 @@ def checked_lr(learning_rate: Any, argument: str) -> Any:
     return checked_number(
         learning_rate, argument, expected="a number or an LRScheduler; parameters go into `parameters=`"
     )
+
+
+def lr_or_function(value: Any, argument: str) -> Any:
+    """Return a rate as a float, an `LRScheduler` or a `StepFunction`; raise if it is none of them."""
+    if isinstance(value, LRScheduler):
+        return value
+    if isinstance(value, (paddle.Tensor, np.ndarray)):
+        if value.ndim > 1:
+            received = f"{argument} of shape {list(value.shape)}"
+            raise ValueError(f"`{argument}` must have at most one dimension. Received: {received}")
+        value = value.tolist() if value.size != 1 else value
+    value = plain_number(value)
+    if callable(value):
+        return StepFunction(value, argument)
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict, set, frozenset)):
+        values = [plain_number(element) for element in value]
+        if any(isinstance(element, (paddle.Tensor, dict)) for element in values):
+            advice = "parameters go to `parameters`, or to `params` as in MindSpore, by keyword."
+            raise TypeError(
+                f"`{argument}` must hold numbers; {advice} Received: {argument}=[a {type(values[0]).__name__}, ...]"
+            )
+        if not values:
+            raise ValueError(f"`{argument}` must have a value for every step. Received: {argument}=[]")
+        return StepFunction([checked_number(v, f"{argument}[{i}]") for i, v in enumerate(values)], argument)
+    expected = "a number, a Tensor, an iterable of numbers, an LRScheduler or a callable of the step"
+    return checked_number(value, argument, expected=expected)
+
+
+def decay_or_function(value: Any, argument: str) -> Any:
+    """Return a weight decay as a float, 0 for None, or as a `StepFunction`; raise if it is neither."""
+    if callable(value) and not isinstance(value, WeightDecayRegularizer):
+        return StepFunction(value, argument)
+    return checked_number(plain_weight_decay(value, argument), argument, expected="a number or a callable of the step")
+
+
+# ---- options that several optimizers have
+
+OWN_RATE = Option(None, "the group's own rate", optional=True, group=True, argument=False)
+OWN_SCHEDULE = dataclasses.replace(OWN_RATE, check=lr_or_function, values="[0, inf) or a schedule")
+CLIP_THRESHOLD = Option(doc="the largest RMS of the update", ends="()", group=True)
+SCALE_PARAMETER = bool_option("scale the rate by the parameter's RMS", group=True)
+RELATIVE_STEP = bool_option("compute the rate from the step number")
+WEIGHT_DECAY = Option(doc="decoupled weight decay", group=True, read=plain_weight_decay)
 
 
 # ---- the table of optimizers
@@ -195,6 +240,30 @@ def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
             "takes steps below 1e-3 of the others'. Divide it by the optimizer's learning rate."
         )
         warnings.warn(refusal(UserWarning, problem, learning_rate=small[0]), stacklevel=4)
+
+
+_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
+
+
+def parameters_first(constructor: _Constructor) -> _Constructor:
+    """Decorate a constructor: parameters or groups as the first argument, MindSpore's order, become `params`."""
+
+    @functools.wraps(constructor)
+    def with_params(self: Any, *args: Any, **kwargs: Any) -> None:
+        first = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+        if any(isinstance(item, dict) or not getattr(item, "stop_gradient", True) for item in first):
+            constructor(self, *args[1:], params=args[0], **kwargs)
+        else:
+            constructor(self, *args, **kwargs)
+
+    return cast(_Constructor, with_params)
+
+
+def without_order(parameters: Any) -> Any:
+    """Return the parameters or groups without the dict of "order_params", which has no effect."""
+    if not is_listed(parameters):
+        return parameters
+    return [item for item in parameters if not (isinstance(item, dict) and "order_params" in item)]
 
 
 def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:

@@ -1,4 +1,4 @@
-"""The base of the optimizers whose update is a function of tensors."""
+"""The bases of the optimizers whose update is a function of tensors, and whose rate may be one of their steps."""
 
 import warnings
 from typing import Any, Callable, Optional
@@ -6,11 +6,26 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle import Tensor
 
+from .._checks import refusal
 from .._compat import is_called_by, state_dtype
 from .base import LayerwiseOptimizer
 from .batches import update_one
-from .options import COMMON, checked_lr
-from .states import COLUMN, ELEMENT, ROW, STEP, Values, compute_dtype, plain, unified_name
+from .options import COMMON, checked_lr, lr_or_function
+from .states import (
+    COLUMN,
+    ELEMENT,
+    GLOBAL_STEP,
+    ROW,
+    SCALAR,
+    STEP,
+    State,
+    StepFunction,
+    Values,
+    compute_dtype,
+    largest,
+    plain,
+    unified_name,
+)
 from .step import in_shape
 
 
@@ -34,7 +49,7 @@ class RuleOptimizer(LayerwiseOptimizer):
             return param - lr * moment / square.sqrt(), {"moment1": moment}
 
     It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other),
-    `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_checked_lr`, `_initial_lr`.
+    `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_check_lr`, `_initial_lr`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
@@ -58,7 +73,8 @@ class RuleOptimizer(LayerwiseOptimizer):
         batch_bytes: Optional[int] = None,
         **arguments: Any,
     ) -> None:
-        rate = self._checked_lr(learning_rate)
+        no_rate = learning_rate is None and self._lr_optional
+        rate = None if no_rate else self._check_lr(learning_rate, self._lr_argument)
         self.batch_bytes = COMMON["batch_bytes"].checked(batch_bytes, "batch_bytes")
         parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **arguments)
         self._param_groups, self._multi_precision = None, multi_precision
@@ -69,8 +85,9 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     # ---- the rate
 
-    def _checked_lr(self, learning_rate: Any) -> Any:
-        return checked_lr(learning_rate, "learning_rate")
+    _check_lr = staticmethod(checked_lr)
+    _lr_argument = "learning_rate"
+    _lr_optional = False  # whether the rate may be None
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""
@@ -155,3 +172,82 @@ class RuleOptimizer(LayerwiseOptimizer):
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`, including "master_weights" and "LR_Scheduler" if present."""
         super().set_state_dict(plain(state_dict))
+
+
+class ScheduledOptimizer(RuleOptimizer):
+    """An optimizer whose rate and options "lr" and "weight_decay" may be a `StepFunction`.
+
+    With any of them, the state of each parameter includes the number of all steps, so a resume is exact.
+    """
+
+    _COUNT = GLOBAL_STEP
+
+    _check_lr = staticmethod(lr_or_function)
+
+    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
+        rate = super()._initial_lr(rate, parameters)
+        groups = [group for group in parameters or [] if isinstance(group, dict)]
+        values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
+        self._functions = [value for value in values if isinstance(value, StepFunction)]
+        self.counts_together = bool(self._functions)
+        if not paddle.in_dynamic_mode():
+            self._check_static()
+        for function in self._functions:
+            function(0)  # checks it
+        if not isinstance(rate, StepFunction):
+            return rate
+        self.lr_function, self.sets_own_lr = rate, True
+        return rate(0)
+
+    def _check_static(self) -> None:
+        for function in self._functions:
+            name = function.argument
+            wrong = f"`{name}` advances with the optimizer's steps, which a static graph does not count."
+            advice = "Give a number, or as the rate a scheduler that you step, such as LambdaDecay(1.0, function)."
+            raise refusal(ValueError, f"{wrong} {advice}", **{name: function})
+
+    def check_graph(self, params: list[Tensor]) -> None:
+        """Refuse a schedule of the optimizer's own steps."""
+        if not paddle.in_dynamic_mode():
+            self._check_static()
+        super().check_graph(params)
+
+    # ---- the rate as others see it
+
+    def get_lr(self) -> float:
+        """Return the rate of the next step for ratio 1, or the last rate of a schedule that has run out."""
+        return float(super().get_lr()) if self.lr_function is None else self.lr_function.reported(self.steps_taken())
+
+    def set_lr_scheduler(self, scheduler: Any) -> None:
+        """Take the rate from a Paddle scheduler, which the caller steps."""
+        super().set_lr_scheduler(scheduler)
+        self.lr_function, self.sets_own_lr = None, False
+
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+        """Return the current and the peak rate of a schedule; the peak of a callable is unknown."""
+        own = self.group_of(param).get("lr")
+        rate: Any = self.lr_function if own is None else own
+        if not isinstance(rate, StepFunction):
+            return None
+        factor = factor if own is None else self.layerwise_ratio(param)
+        now = factor * rate.reported(self.steps_taken())
+        return now, None if callable(rate.source) else factor * max(rate.source)
+
+    # ---- state
+
+    def _states_of(self, param: Tensor) -> dict[str, State]:
+        # float32 even for float64 parameters, so that all counts can be compared
+        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self.counts_together else {}
+        return {**super()._states_of(param), **counted}
+
+    def set_state_dict(self, state_dict: Values) -> None:
+        """Load the result of `state_dict`, also of a run without schedules."""
+        state_dict = plain(state_dict)
+        counted = [key for key in state_dict if str(key).endswith(f"_{STEP}_0")] if self.counts_together else []
+        steps = {key: largest([state_dict[key]]) for key in counted}
+        counts = {}
+        for key in steps:
+            count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
+            # a copy: the given Tensor may belong to another optimizer
+            counts[count] = paddle.full([], max(largest([state_dict.get(count)]), *steps.values()), "float32")
+        super().set_state_dict({**state_dict, **counts})

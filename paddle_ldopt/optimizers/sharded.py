@@ -9,7 +9,6 @@ whole parameters, [k, ..., R, C], they are sums of each parameter.
 """
 
 import copy
-import functools
 import itertools
 import math
 from collections.abc import Generator, Sequence
@@ -51,7 +50,7 @@ class Shard:
             return _C_ops.squared_l2_norm(x).reshape([1] * (x.ndim if x.ndim > rank else 0))
         if math.prod(self.shape) > 512 and x.place.is_cpu_place():  # where `sum` is inexact and slow
             flat = x.reshape([x.shape[0], 1, -1])
-            return paddle.matmul(flat, flat, transpose_y=True).reshape([-1, *[1] * rank])
+            return _C_ops.matmul(flat, flat, False, True).reshape([-1, *[1] * rank])
         return _C_ops.sum(x * x, list(range(-rank, 0)), None, True) if rank else x * x
 
     def row_sums(self, x: Any) -> Any:
@@ -65,12 +64,12 @@ class Shard:
             return _C_ops.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)
         return _C_ops.sum(x, [-2], None, True)
 
-    def channel_sums(self, x: Any) -> Any:
-        """Return the sums over all dimensions but the first."""
-        return _C_ops.sum(x, list(range(1 - len(self.shape), 0)), None, True)
+    def leading_sums(self, x: Any, dims: int) -> Any:
+        """Return the sums over all dimensions but the first `dims`."""
+        return _C_ops.sum(x, list(range(dims - len(self.shape), 0)), None, True)
 
-    def spread_channels(self, values: Any) -> Any:
-        """Return the value of each element's index in the first dimension, broadcastable to the shard."""
+    def spread_leading(self, values: Any, dims: int) -> Any:
+        """Return, broadcastable to the shard, the value of each element's index in the first `dims` dimensions."""
         return values
 
     def spread_product(self, rows: Any, cols: Any) -> Any:
@@ -112,15 +111,11 @@ class PartialShard(Shard):
         return _C_ops.squared_l2_norm(x).reshape([])
 
     def row_sums(self, x: Any) -> Any:
-        return self._leading_sums(x, len(self.shape) - 1)
+        return self.leading_sums(x, len(self.shape) - 1)
 
-    def channel_sums(self, x: Any) -> Any:
-        return self._leading_sums(x, 1)
-
-    def _leading_sums(self, x: Any, dims: int) -> Any:
-        """Return the sums over all dimensions but the first `dims`."""
+    def leading_sums(self, x: Any, dims: int) -> Any:
         if self.span is None:
-            sums = _C_ops.sum(x, list(range(dims - len(self.shape), 0)), None, True)
+            sums = super().leading_sums(x, dims)
         else:
             kept = self.part_shape[:dims]
             first, block = self._padded(x, math.prod(self.part_shape[dims:]))
@@ -148,11 +143,8 @@ class PartialShard(Shard):
         zeros = paddle.zeros_like(sums)
         return paddle.concat([sums if part == index else zeros for part in range(parts)], axis=axis)
 
-    def spread_channels(self, values: Any) -> Any:
-        return self._spread_leading(values, 1)
-
     def spread_product(self, rows: Any, cols: Any) -> Any:
-        rows, cols = self._spread_leading(rows, len(self.shape) - 1), self._of_whole(cols, self._but_rows)
+        rows, cols = self.spread_leading(rows, len(self.shape) - 1), self._of_whole(cols, self._but_rows)
         if self.span is None:
             return super().spread_product(rows, cols)
         *batch, height, width = self.part_shape
@@ -163,8 +155,7 @@ class PartialShard(Shard):
             block = cols.reshape([-1, width])[paddle.arange(first, last) // height]
         return rows * self._cut(block, width)
 
-    def _spread_leading(self, values: Any, dims: int) -> Any:
-        """Return, broadcastable to the shard, the value of each element's index in the first `dims` dimensions."""
+    def spread_leading(self, values: Any, dims: int) -> Any:
         values = self._of_whole(values, range(dims))
         if self.span is None:
             return values
@@ -216,32 +207,26 @@ def run_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
     results: list[Any] = [rule if shard.groups else run_locally(rule) for shard, rule in rules]
     answers: dict[int, Any] = {index: None for index, rule in enumerate(results) if isinstance(rule, Generator)}
     while answers:
-        requests = {}
+        requests: dict[int, list[Any]] = {}
         for index, answer in answers.items():
             try:
                 requests[index] = rules[index][1].send(answer)
             except StopIteration as done:
                 results[index] = done.value
-        answers = _added_up({index: (rules[index][0].groups, request) for index, request in requests.items()})
+        by_groups: dict[Any, list[int]] = {}
+        for index in requests:
+            by_groups.setdefault(tuple(group.id for group in rules[index][0].groups), []).append(index)
+        answers = dict.fromkeys(requests)
+        for members in by_groups.values():
+            parts = [tensor for index in members for tensor in requests[index]]
+            dtype = paddle.float64 if any(part.dtype == paddle.float64 for part in parts) else paddle.float32
+            packed = paddle.concat([part.astype(dtype).flatten() for part in parts])
+            for group in rules[members[0]][0].groups:
+                dist.all_reduce(packed, group=group)
+            sums = iter(paddle.split(packed, [part.size for part in parts]))
+            for index in members:
+                answers[index] = [next(sums).astype(part.dtype).reshape(part.shape) for part in requests[index]]
     return results
-
-
-def _added_up(requests: dict[int, tuple[Any, list[Any]]]) -> dict[int, list[Any]]:
-    """Return, for each {key: (groups, tensors)}, the sums of the tensors over the groups."""
-    by_groups: dict[Any, Any] = {}
-    for key, (groups, tensors) in requests.items():
-        by_groups.setdefault(tuple(group.id for group in groups), (groups, {}))[1][key] = tensors
-    answers = {}
-    for groups, asked in by_groups.values():
-        parts = [tensor for tensors in asked.values() for tensor in tensors]
-        dtype = paddle.float64 if any(part.dtype == paddle.float64 for part in parts) else paddle.float32
-        packed = paddle.concat([part.astype(dtype).flatten() for part in parts])
-        for group in groups:
-            dist.all_reduce(packed, group=group)
-        sums = iter(paddle.split(packed, [part.size for part in parts]))
-        for key, tensors in asked.items():
-            answers[key] = [next(sums).astype(part.dtype).reshape(part.shape) for part in tensors]
-    return {key: answers[key] for key in requests}
 
 
 class ShardFinder:
@@ -292,18 +277,16 @@ class ShardFinder:
         """
         if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
             if self.is_sliced(parameter_list):
-                shards = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
+                self._found = self._slices(parameter_list)
             else:
-                shards = {name: self._part(param) for name, param in self.params.items()}
-            self._found = {name: shard for name, shard in shards.items() if shard is not None}
+                self._found = {name: self._part(param) for name, param in self.params.items()}
             self._found_for = parameter_list, topology()
         return self._found
 
     def is_whole(self, parameter_list: Any) -> bool:
         """Return whether this process has each parameter whole; it waits for no other process."""
-        return not self.is_sliced(parameter_list) and not any(
-            shard.groups for shard in self.find(parameter_list).values()
-        )
+        sliced = self.is_sliced(parameter_list)
+        return not sliced and not any(shard.groups for shard in self.find(parameter_list).values())
 
     def is_sliced(self, parameter_list: Any) -> bool:
         """Return whether sharding with `split_param` has replaced the parameters by slices."""
@@ -332,29 +315,24 @@ class ShardFinder:
             )
         return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
 
-    def _gather(self, parameter_list: Any) -> dict[str, list[tuple[int, int]]]:
-        """Return name -> [(begin, end) of the flattened parameter that each process of the sharding group holds]."""
+    def _slices(self, parameter_list: Any) -> dict[str, Shard]:
+        """Return name -> this process's part of a sliced parameter, without those that another process has whole."""
         sizes = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
         all_sizes: list[dict[str, int]] = []
         dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
-        slices = {}
+        rank, found = topology().get_sharding_parallel_rank(), {}
         for name, shape in self._shapes.items():
             size, ends = math.prod(shape), [0, *itertools.accumulate(sizes.get(name, 0) for sizes in all_sizes)]
             if 0 < ends[-1] < size:
-                parts = f"The slices of '{name}' in the sharding group do not cover the parameter."
-                raise ValueError(f"{parts} Received: slices of {ends[-1]} elements, shape={shape}")
-            if ends[-1]:  # padding follows the last element
-                slices[name] = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]
-        return slices
-
-    def _sliced(self, name: str, spans: list[tuple[int, int]]) -> Optional[Shard]:
-        """Return this process's `Shard` of a sliced parameter, None if another process has all of it."""
-        begin, end = spans[topology().get_sharding_parallel_rank()]
-        whole = (0, math.prod(self._shapes[name])) in spans
-        if whole and begin == end:
-            return None
-        span = None if whole else (begin, end) if begin < end else (0, 0)
-        return self._part(self.params[name], span, end - begin)
+                wrong = f"The slices of '{name}' in the sharding group do not cover the parameter."
+                raise ValueError(f"{wrong} Received: slices of {ends[-1]} elements, shape={shape}")
+            spans = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]  # padding comes last
+            begin, end = spans[rank]
+            whole = (0, size) in spans
+            if ends[-1] and not (whole and begin == end):
+                span = None if whole else (begin, end) if begin < end else (0, 0)
+                found[name] = self._part(self.params[name], span, end - begin)
+        return found
 
 
 class MissingGradients:
@@ -368,13 +346,7 @@ class MissingGradients:
             if param.stop_gradient:  # counts as having a gradient if it is unfrozen later
                 self._here.add(param.name)
             else:
-                param.register_hook(functools.partial(self._note, param.name))
-
-    def __deepcopy__(self, memo: Any) -> "MissingGradients":
-        return MissingGradients([])
-
-    def _note(self, name: str, grad: Tensor) -> None:
-        self._here.add(name)
+                param.register_hook(lambda _, name=param.name: self._here.add(name))
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Return the pairs without parameters that never had a gradient; raise if processes freeze different ones.

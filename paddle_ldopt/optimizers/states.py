@@ -144,16 +144,25 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
         for name, values in optimizer._accumulators.items()
         for value in values.values()
     }
-    expected = {*live, *(key for _, _, layout in waiting for key in layout)}
+    forms = {**live, **{key: form for _, _, layout in waiting for key, form in layout.items()}}
+    # Paddle numbers the optimizers of a process: a key may end in another number
+    alike: dict[str, list[str]] = {}
+    for key in state_dict.keys() - forms.keys():
+        alike.setdefault(key.rstrip("0123456789"), []).append(key)
+    others = {name: alike.get(name.rstrip("0123456789"), []) for name in forms.keys() - state_dict.keys()}
+    names = {keys[0]: name for name, keys in others.items() if len(keys) == 1}
     # `paddle.Model` repeats entries under keys with such beginnings
     added = tuple(f"{param.name}_{prefix}_" for param in params)
-    renumbered = _renumbered(state_dict, expected)
-    state_dict = {key: value for key, value in renumbered.items() if key in expected or not key.startswith(added)}
-    for key, (name, form) in live.items():
-        if key not in state_dict:
+    state_dict = {names.get(key, key): value for key, value in state_dict.items()}
+    state_dict = {key: value for key, value in state_dict.items() if key in forms or not key.startswith(added)}
+    for key, (name, form) in forms.items():
+        if key in state_dict:
+            if not isinstance(state_dict[key], (Tensor, np.ndarray)):
+                raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(state_dict[key])} as '{key}'")
+            check_value(f"'{key}' of `state_dict`", name, state_dict[key], form)
+        elif key in live:
             raise ValueError(f"`state_dict` lacks a state of the optimizer. Received: no '{key}'")
-        _check_state(key, state_dict[key], name, form)
-    _check_waiting(optimizer, params, state_dict, waiting, set(live))
+    _check_owners(optimizer, params, state_dict, waiting, set(live))
     if masters:  # Paddle would go on with the caller's own Tensors
         copies = {key: m.detach().clone() if isinstance(m, Tensor) else m for key, m in masters.items()}
         for key, master in masters.items():
@@ -163,24 +172,11 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     return state_dict
 
 
-def _renumbered(state_dict: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return a state under `names`, which may end in other numbers: Paddle numbers the optimizers of a process."""
-    alike: dict[str, list[str]] = {}
-    for key in state_dict.keys() - names:
-        alike.setdefault(key.rstrip("0123456789"), []).append(key)
-    candidates = {name: alike.get(name.rstrip("0123456789"), ()) for name in names - state_dict.keys()}
-    new = {keys[0]: name for name, keys in candidates.items() if len(keys) == 1}
-    return {new.get(key, key): value for key, value in state_dict.items()}
-
-
-def _check_waiting(optimizer: Any, params: list[Tensor], state_dict: Values, waiting: Any, known: set[str]) -> None:
-    """Raise if state for a parameter's first update is incomplete, malformed, or of other parameters."""
+def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, waiting: Any, known: set[str]) -> None:
+    """Raise if state for a parameter's first update is incomplete, or state is of other parameters."""
     keys, missing = set(state_dict) - {"master_weights", "LR_Scheduler"}, []
     for param, master, layout in waiting:
         present = layout.keys() & keys
-        for key in present:
-            name, form = layout[key]
-            _check_state(key, state_dict[key], name, form)
         lacking = sorted(layout.keys() - present) + [f"master_weights of {param.name}"] * (master is None)
         if present and lacking:
             wrong = "`state_dict` must have all state of a parameter or none: build the optimizer like the saved one."
@@ -203,13 +199,6 @@ def _check_waiting(optimizer: Any, params: list[Tensor], state_dict: Values, wai
             f"parameters that no longer exist. Received: {len(unknown)} unknown entries such as {unknown[:2]}, and "
             f"nothing for {len(missing)} trainable parameters such as {missing[:2]}"
         )
-
-
-def _check_state(key: str, value: Any, name: str, form: tuple[Any, Any]) -> None:
-    """Raise TypeError or ValueError unless an entry of a state is a Tensor or array that fits."""
-    if not isinstance(value, (Tensor, np.ndarray)):
-        raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(value)} as '{key}'")
-    check_value(f"'{key}' of `state_dict`", name, value, form)
 
 
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:

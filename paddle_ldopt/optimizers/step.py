@@ -32,6 +32,7 @@ from .states import Values
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
+_DECAY = operator.methodcaller("get", "weight_decay", 0.0)
 _CLIP, _PARAMS = operator.methodcaller("get", "grad_clip"), operator.itemgetter("params")
 _NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
@@ -237,12 +238,13 @@ class OneStep(Optimizer):
                 part["grad_scale"][mine] *= limit / np.maximum(norm, limit)
             begin += len(pairs)
         structs["lr"] = np.array(rows.rates, "f4")[kinds] * np.array(rows.scales, "f4")
-        structs["weight_decay"] = np.array([options.get("weight_decay", 0.0) for options in rows.options])[kinds]
+        structs["weight_decay"] = np.array(list(map(_DECAY, rows.options)))[kinds]
         structs["count"] = count or 0.0
         if left:
             chosen = [i for i in range(len(params)) if i not in left]
             structs, params = structs[chosen], [params[i] for i in chosen]
-        kernels.step(structs)
+        if kernels.library().ldopt_step(structs.ctypes.data, len(structs)):
+            raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
         if self.fused_bumps_version:
             collections.deque(map(Tensor._bump_inplace_version, params), maxlen=0)
 
