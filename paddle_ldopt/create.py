@@ -53,10 +53,12 @@ def build_optimizer(
     parameters or groups (dicts) to train instead of all parameters; dicts get no exclusion from weight decay.
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
-    has_hook = "name_dict" in arguments or "set_param_lr_fun" in arguments
+    has_hook = any(name in arguments for name in ("name_dict", "set_param_lr_fun", "lr_ratio"))
     own_parameters = "parameters" in arguments or "params" in arguments
     if model is not None or not own_parameters:
         checked_model(model)
+    if own_parameters and groups is not None:
+        raise refusal(ValueError, "`groups` takes the place of `parameters`: leave one of them out.", groups=groups)
     if not own_parameters:
         arguments["parameters"] = parameters_to_train(model) if groups is None else _listed(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
@@ -65,7 +67,11 @@ def build_optimizer(
         ours = issubclass(info.cls, LayerRates)  # which itself knows the names of copies
         asked = decayed.__contains__ if ours else functools.partial(_is_decayed, decayed)
         arguments.setdefault("apply_decay_param_fun", asked)
+    clip = arguments.get("grad_clip")
     if checked_number(max_grad_norm, "max_grad_norm") > 0:
+        if clip is not None:
+            both = "`max_grad_norm` and `grad_clip` both clip gradients: give one of them."
+            raise refusal(ValueError, both, max_grad_norm=max_grad_norm, grad_clip=type(clip).__name__)
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     weight_decay = arguments.pop("weight_decay", None)
     if weight_decay is not None and ("weight_decay" in info.options or weight_decay):

@@ -265,3 +265,17 @@ def test_a_deep_copy_has_the_same_weight_decay(name):
     assert {float(weights.flatten()[0]) for weights in after[0]} == {1.0, after[0][0].flatten()[0]} != {1.0}
     for one, other in zip(*after):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_grad_norm": 1.0, "grad_clip": paddle.nn.ClipGradByValue(0.1)},
+        {"parameters": [], "groups": []},
+        {"layerwise_decay": 0.5, "layers": "given", "rules": {"head": 0}},
+    ],
+)
+def test_arguments_that_exclude_each_other_are_refused(arguments):
+    model = paddle.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="leave|give one"):
+        ldopt.create("adamwdl", model, **arguments)

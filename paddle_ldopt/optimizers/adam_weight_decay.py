@@ -267,10 +267,6 @@ class AdamWeightDecay(RuleOptimizer):
             self._decayed[name] = found[0] or not found[1]
         return self._decayed[name]
 
-    def decay_list(self, params: list[Tensor]) -> list[bool]:
-        """Return `has_weight_decay` of each parameter."""
-        return list(map(self.has_weight_decay, params))
-
     def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
         names = [f"{self.structured_name(param)}:0" for param in params]
         idle = {

@@ -197,10 +197,34 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         other = memo[id(self)] = object.__new__(type(self))
         own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([])}  # of other tensors
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
+        self._rename_state(other)
         decays = self._apply_decay_param_fun
         if decays is not None:  # it knows the names of the original parameters
             other._apply_decay_param_fun = functools.partial(_before_copy, decays)
         return other
+
+    def _rename_state(self, other: Any) -> None:
+        """Give the state of a copy the names of the copied parameters: Paddle's names of copies find no state."""
+        pairs = zip(flatten_groups(self._parameter_list or []), flatten_groups(other._parameter_list or []))
+        names = {mine.name: its.name for mine, its in pairs}
+
+        def renamed(values: dict[str, Tensor], copies: dict[str, Tensor]) -> dict[str, Tensor]:
+            for name, value in values.items():
+                copies[name].name = names[name] + value.name[len(name) :]
+            return {names[name]: copy_ for name, copy_ in copies.items()}
+
+        other._master_weights = renamed(self._master_weights, other._master_weights)
+        masters = [
+            (value.name, other._master_weights[names[name]].name) for name, value in self._master_weights.items()
+        ]
+        names.update(masters)
+        for key, values in self._accumulators.items():
+            other._accumulators[key] = renamed(values, other._accumulators[key])
+        other._already_create_accumulator = {names[name] for name in self._already_create_accumulator}
+        for key in list(other._accumulators_holder):  # loaded, for parameters that have taken no step
+            owner = max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
+            if owner is not None:
+                other._accumulators_holder[names[owner] + key[len(owner) :]] = other._accumulators_holder.pop(key)
 
     # ---- options
 
@@ -253,6 +277,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def decay_list(self, params: list[Tensor]) -> list[bool]:
         """Return `has_weight_decay` of each parameter."""
+        if type(self).has_weight_decay is not LayerwiseOptimizer.has_weight_decay:
+            return list(map(self.has_weight_decay, params))
         if self._apply_decay_param_fun is None:
             return [True] * len(params)
         return list(map(bool, map(self._apply_decay_param_fun, map(_NAME, params))))

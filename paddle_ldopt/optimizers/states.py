@@ -1,5 +1,6 @@
 """The states of an optimizer: kinds, shapes and types, names in checkpoints, and the check of a state to load."""
 
+import re
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -27,6 +28,9 @@ COUNTERS = (*POWERS, GLOBAL_STEP)  # neither negative nor NaN
 Values = dict[str, Any]  # by name, of states or of options
 
 _INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
+
+
+_COPY = re.compile(r"(_deepcopy_\d+)+$")  # Paddle renames a Tensor that is copied
 
 
 class State(NamedTuple):
@@ -98,7 +102,8 @@ def plain(state_dict: Any) -> dict[str, Any]:
     if not isinstance(state_dict, dict):
         raise wrong_type(state_dict, "state_dict", "a dict")
     weights = state_dict.get("master_weights")  # other types are refused later
-    names = {getattr(weight, "name", None) for weight in weights.values()} if isinstance(weights, dict) else set()
+    masters = weights.values() if isinstance(weights, dict) else ()
+    names = {_COPY.sub("", getattr(master, "name", "")) for master in masters}
     plain_state = {}
     for key, value in state_dict.items():
         owner, infix, rest = str(key).partition(_INFIX)
@@ -137,6 +142,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
         if param.name not in optimizer._already_create_accumulator:
             master = masters.get(param.name) if optimizer.has_master(param) else param
             owner = getattr(master, "name", f"{param.name}_fp32_master_0")
+            owner = owner if master is param else _COPY.sub("", owner)
             layout = optimizer.state_layout(param).items()
             waiting.append((param, master, {f"{owner}_{prefix}{name}_0": (name, form) for name, form in layout}))
     live = {
@@ -167,7 +173,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
         copies = {key: m.detach().clone() if isinstance(m, Tensor) else m for key, m in masters.items()}
         for key, master in masters.items():
             if copies[key] is not master:
-                copies[key].name, copies[key].persistable = master.name, master.persistable
+                copies[key].name, copies[key].persistable = _COPY.sub("", master.name), master.persistable
         state_dict = {**state_dict, "master_weights": copies}
     return state_dict
 

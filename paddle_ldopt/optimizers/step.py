@@ -186,7 +186,9 @@ class OneStep(Optimizer):
             if clip is not None:
                 for param, grad in pairs:
                     check_gradient(self, param, grad)
-                pairs = [(p, grad if grad.is_selected_rows() else in_shape(grad, p)) for p, grad in clip(pairs)]
+                types = {param.name: grad.dtype for param, grad in pairs}
+                pairs = clip([(param, _for_norm(grad)) for param, grad in pairs])
+                pairs = [(p, g if g.is_selected_rows() else in_shape(g, p).astype(types[p.name])) for p, g in pairs]
             if self.regularization is not None or any(getattr(p, "regularizer", None) is not None for p, _ in pairs):
                 pairs = self.append_regularization_ops(pairs, self.regularization)
             every += pairs
@@ -247,6 +249,12 @@ class OneStep(Optimizer):
             raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
         if self.fused_bumps_version:
             collections.deque(map(Tensor._bump_inplace_version, params), maxlen=0)
+
+
+def _for_norm(grad: Tensor) -> Tensor:
+    """Return a gradient with the type in which Paddle can compute its norm: on a CPU not of 16 bits."""
+    half = grad.dtype in (paddle.float16, paddle.bfloat16) and grad.place.is_cpu_place()
+    return grad.astype(paddle.float32) if half and not grad.is_selected_rows() else grad
 
 
 def _moving(pairs: Iterable[Any]) -> Pairs:

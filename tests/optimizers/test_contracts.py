@@ -649,3 +649,63 @@ def test_apply_gradients_skips_pairs_without_a_gradient_and_frozen_parameters(na
     opt = make(name, list(params.values()), fused=fused, **({"grad_clip": clip} if clip else {}))
     opt.apply_gradients([(params["a"], paddle.ones([2, 2])), (params["b"], None), (params["c"], paddle.ones([2]))])
     assert [bool((param.numpy() != 1.0).all()) for param in params.values()] == [True, False, False]
+
+
+@every_optimizer
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("half", [False, True])
+def test_deep_copies_of_an_optimizer_and_of_its_state_go_on_as_the_original(name, fused, half):
+    model = paddle.nn.Linear(4, 3)
+    if half:
+        model.bfloat16()
+
+    def build():
+        return make(name, model.parameters(), fused=fused, multi_precision=half)
+
+    def steps(model, opt):
+        for seed in range(3):
+            draw = np.random.default_rng(seed).normal
+            for param in model.parameters():
+                param.grad = paddle.to_tensor(draw(size=param.shape)).astype(param.dtype)
+            opt.step()
+        return [param.astype("float32").numpy().copy() for param in model.parameters()]
+
+    opt = build()
+    steps(model, opt)
+    values, state = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    copied = copy.deepcopy(copy.deepcopy((model, opt)))
+    want = steps(model, opt)
+    for found in [steps(*copied), *(_resumed(model, other, values, state, steps) for other in (opt, build()))]:
+        assert all((a == b).all() for a, b in zip(found, want))
+
+
+def _resumed(model, opt, values, state, steps):
+    model.set_state_dict(values)
+    opt.set_state_dict(copy.deepcopy(state))
+    return steps(model, opt)
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_the_norm_of_bfloat16_gradients_includes_layers_of_ratio_0(fused):
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)).bfloat16()
+    still = {param.name for param in model[0].parameters()}
+    opt = ldopt.AdamWDL(
+        0.1,
+        parameters=model.parameters(),
+        grad_clip=paddle.nn.ClipGradByGlobalNorm(1e-3),
+        set_param_lr_fun=lambda param: float(param.name not in still),
+        fused=fused,
+        epsilon=1.0,
+        weight_decay=0.0,
+        multi_precision=True,
+    )
+    before = [param.numpy() for param in model.parameters()]
+    for param in model.parameters():
+        param.grad = paddle.ones_like(param)
+    opt.step()
+    moved = [master.numpy() for master in opt._master_weights.values()]
+    part = 1e-3 / 12**0.5  # of 12 gradients of 1; Adam's first update with epsilon 1 is g / (g + 1)
+    assert all((param.numpy() == old).all() for param, old in zip(model[0].parameters(), before))
+    start = [paddle.to_tensor(old).astype("float32").numpy() for old in before[2:]]
+    for master, old in zip(moved, start):
+        np.testing.assert_allclose(old - master, 0.1 * part / (1 + part), rtol=0.02)
