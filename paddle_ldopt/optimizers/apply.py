@@ -51,10 +51,8 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         advice = "give it `layers` and `layerwise_decay` when built."
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
     if _compat.has_single_lr(plain):
-        raise TypeError(
-            f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay. "
-            f"Use another optimizer. Received: optimizer={name}"
-        )
+        wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
+        raise TypeError(f"{wrong} Use another optimizer. Received: optimizer={name}")
     rates = LayerRates.__new__(LayerRates)
     rates.set_layers(layers, layerwise_decay)
     for param in parameters_of(inner):
@@ -139,11 +137,11 @@ class _Applied(LayerRates):
         not_asked = scaled - self._lr_asked
         if not_asked and not self._get_auxiliary_var("found_inf"):  # an overflow skips the step
             name = type(self).__name__
-            raise RuntimeError(
-                f"The step of {name} did not ask `_create_param_lr` for all rates and updated some parameters without "
-                "layer-wise decay: use another optimizer. "
-                f"Received: optimizer={name}, no rate asked for {len(not_asked)} parameters, such as '{min(not_asked)}'"
+            wrong = (
+                f"The step of {name} did not ask `_create_param_lr` for all rates and updated some parameters without"
             )
+            received = f"optimizer={name}, no rate asked for {len(not_asked)} parameters, such as '{min(not_asked)}'"
+            raise RuntimeError(f"{wrong} layer-wise decay: use another optimizer. Received: {received}")
         if scaled and not not_asked:
             self._lr_asked = None
         return done

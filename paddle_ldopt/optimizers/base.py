@@ -32,8 +32,8 @@ from ..layers.decay import LayerDecay, as_decay, checked_decay
 from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay
 from ..layers.rates import LayerwiseInterface
 from .batches import Batches, prepared_shards
-from .fused import FusedRule, FusedStep, check_fused
-from .options import LAYERWISE, checked_group, checked_parameters
+from .fused import FusedRule, FusedStep, not_possible, unsupported_here
+from .options import COMMON, LAYERWISE, checked_group, checked_parameters
 from .sharded import MissingGradients, ShardFinder, sharded_state
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, StepFunction, Values, compute_dtype, largest, loadable
 from .step import OneStep, Rows
@@ -89,10 +89,13 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     counts_steps = True  # whether the state `STEP` is a number of steps
+    takes_sparse_on_gpu = False  # whether sparse gradients are supported: only CUDA has a kernel that works
+    rule_clips = False  # whether the rule itself clips gradients, after `grad_clip`
     takes_new_parameters = False  # whether groups may be added once it is built, without ratios
     rule: ClassVar[Callable[..., Any]]
     regularization: Any  # Paddle's: an L2 penalty
     batch_bytes: Optional[int] = None
+    _accumulators_holder: dict[str, Any]  # Paddle's: loaded state of parameters that were not updated yet
     n_layers: int = N_LAYERS
     _documented: bool  # whether the hook is `layerwise_lr_decay`
     _defaults: Values  # the optimizer's own value of each option that a group may override
@@ -115,7 +118,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
             raise refusal(TypeError, wrong, **{name: arguments[name]})
         checked_bool(multi_precision, "multi_precision")
-        self.fused = check_fused(fused)
+        self.fused = COMMON["fused"].checked(fused, "fused")
+        why = unsupported_here() if fused else None
+        if why is not None:
+            raise not_possible(why)
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             wrong = "`apply_decay_param_fun` must be callable."
             raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
@@ -190,7 +196,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return super().layerwise_ratio(param if self.hook is None else self.finder.original(param))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        other = memo[id(self)] = object.__new__(type(self))
+        other: Any = object.__new__(type(self))
+        memo[id(self)] = other
         own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([])}  # of other tensors
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
         decays = self._apply_decay_param_fun
@@ -211,7 +218,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """Return the checked values of the options in `given`."""
         return {name: self.OPTIONS[name].checked(given[name], name) for name in given.keys() & self.OPTIONS.keys()}
 
-    def _check_group_options(self, group: Values) -> None:
+    def _check_group_options(self, group: Any) -> None:
         own = self._checked(group)
         self.check_together({**self._defaults, **self._fixed, **own}, own)
         group.update(own)
@@ -260,14 +267,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def group_of(self, param: Tensor) -> Values:
         """Return the parameter group of `param`, {} without one."""
         if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
-            if not self.has_groups():
+            if not self._parameter_list or not isinstance(self._parameter_list[0], dict):
                 return {}
             self._groups = {param.name: group for group in self._param_groups for param in group["params"]}
         return self._groups[param.name]
-
-    def has_groups(self) -> bool:
-        """Return whether the optimizer has parameter groups."""
-        return bool(self._parameter_list) and isinstance(self._parameter_list[0], dict)
 
     def _add_param_group(self, param_group: Values) -> None:
         if hasattr(self, "_already_create_accumulator"):  # a group added to a built optimizer
@@ -326,17 +329,11 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def check_param(self, param: Tensor) -> None:
         """Raise if the shape of a parameter has changed, or its type between one with and one without a master."""
-        has = param.name in self._master_weights
-        if (
-            paddle.in_dynamic_mode()
-            and param.name in self._already_create_accumulator
-            and has != self.has_master(param)
-        ):
-            raise ValueError(
-                f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
-                "build a new optimizer for it. "
-                f"Received: dtype {dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
-            )
+        has, made = param.name in self._master_weights, param.name in self._already_create_accumulator
+        if made and has != self.has_master(param) and paddle.in_dynamic_mode():
+            wrong = f"'{param.name}' had another type when its state was made: cast the model before the first step,"
+            received = f"dtype {dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
+            raise ValueError(f"{wrong} or build a new optimizer for it. Received: {received}")
 
     def create_state(self, params: list[Tensor]) -> None:
         """Create the state of parameters that have none yet, as Paddle's first step would."""
@@ -392,17 +389,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             raise refusal(RuntimeError, wrong, value=value)
         super().set_lr(checked_number(value, "value"))
 
-    def takes_sparse(self, param: Tensor) -> bool:
-        """Return whether sparse gradients of a parameter are supported."""
-        return False
-
     def fused_rule(self, options: Values, shape: Any) -> Union[FusedRule, str]:
         """Return the rule for the C library, or why there is none; only its flags may depend on the shape."""
         return f"the C library has no rule of {type(self).__name__}"
-
-    def rule_clips(self) -> bool:
-        """Return whether the rule itself clips a gradient, after `grad_clip`."""
-        return False
 
     def in_shards(self) -> set[str]:
         """Return the names of the parameters in shards; all processes must call this. Raise for `fused=True`."""
@@ -411,8 +400,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         shards = self.finder.find(self._parameter_list).items()
         names = {name for name, shard in shards if shard.groups or shard.slice_size is not None}
         if names and self.fused:
-            where = "parameters in shards (tensor parallel, sharding version 2)"
-            raise refusal(ValueError, f"`fused=True` does not support {where}: use None or False.", fused=True)
+            raise not_possible("it does not support parameters in shards (tensor parallel, sharding version 2)")
         return names
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
@@ -424,7 +412,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)
         shards = self.finder.find(self._parameter_list)
-        whole, pieces = [], []
+        whole, pieces = list[int](), list[int]()
         for i, param in enumerate(rows.params):
             self.check_param(param)
             shard = shards.get(param.name)

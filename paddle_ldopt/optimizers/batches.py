@@ -74,7 +74,8 @@ class Batch:
     def update(self, grads: list[Tensor], lr: Any, options: Values, count: Optional[float]) -> None:
         """Update all parameters once."""
         master, single = self._stacks.get(_MASTER), len(self.params) == 1
-        params, grad = master, grads[0] if single else _C_ops.stack(grads, 0)
+        grad: Any = grads[0] if single else _C_ops.stack(grads, 0)
+        params: Any = master
         if master is None:
             params = self.params[0] if single else _C_ops.stack(self.params, 0)
         params = params if params.dtype == self.dtype else params.astype(self.dtype)
@@ -87,7 +88,8 @@ class Batch:
         counted = counters(self._optimizer, state, count)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
-        new_params, new_state = without_old(*run_locally(rule), state)
+        new_params, new_state = run_locally(rule)
+        new_params, new_state = without_old(new_params, new_state, state)
         for name, value in {**new_state, **counted}.items():
             stack = self._stacks[name]
             if value is stack:  # overwritten by the rule
@@ -207,8 +209,9 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
         for name, shard in shards.items():
             param, row = optimizer.finder.params[name], row_of.get(name)
             if row is not None:
-                mine, grad, scale, kind = (column[row] for column in rows[:4])
-                rule, write = _start(optimizer, mine, grad, rows.options[kind], rows.rates[kind] * scale, shard, count)
+                kind, options = rows.kinds[row], rows.options[rows.kinds[row]]
+                lr = rows.rates[kind] * rows.scales[row]
+                rule, write = _start(optimizer, rows.params[row], rows.grads[row], options, lr, shard, count)
             elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
                 if optimizer.layerwise_ratio(param) == 0.0:
                     continue

@@ -48,8 +48,8 @@ class RuleOptimizer(LayerwiseOptimizer):
             (square,) = yield [shard.square_sum(moment)]
             return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-    It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other),
-    `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_check_lr`, `_initial_lr`.
+    It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other), and,
+    if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_check_lr`, `_initial_lr`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
@@ -85,7 +85,7 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     # ---- the rate
 
-    _check_lr = staticmethod(checked_lr)
+    _check_lr: Callable[[Any, str], Any] = staticmethod(checked_lr)
     _lr_argument = "learning_rate"
     _lr_optional = False  # whether the rate may be None
 
@@ -143,11 +143,10 @@ class RuleOptimizer(LayerwiseOptimizer):
             kinds = self.state_kinds(param)
             other = [name for name, kind in kinds.items() if kind != ELEMENT]
             if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
-                raise ValueError(
-                    "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
-                    "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
-                    f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
-                )
+                wrong = "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape:"
+                advice = "train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb."
+                received = f"{type(self).__name__} with state {', '.join(other)} of '{param.name}'"
+                raise ValueError(f"{wrong} {advice} Received: {received}")
             owner = self._create_master_weight(param) if self.has_master(param) else param
             for name, (dtype, shape) in self.state_layout(param).items():
                 self._add_accumulator(name, owner, fill_value=0.0, dtype=state_dtype(dtype), shape=shape)
@@ -159,11 +158,9 @@ class RuleOptimizer(LayerwiseOptimizer):
         kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
         is_split = is_called_by("sharded_state_dict") and self.finder.is_sliced(self._parameter_list)
         if is_split and {ROW, COLUMN} & set(kinds.values()):
-            raise ValueError(
-                "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
-                "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
-                f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
-            )
+            wrong = "Paddle's `sharded_state_dict` for `split_param` would save rows and columns at wrong offsets:"
+            received = f"{type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
+            raise ValueError(f"{wrong} use `paddle_ldopt.parallel.save_checkpoint`. Received: {received}")
         # Paddle omits the loaded state of parameters that had no gradient yet
         state = {**self._accumulators_holder, **super().state_dict()}
         names = {*self._accumulators, *(self.state_key(name) for name in (STEP, *kinds))}
