@@ -220,7 +220,6 @@ class AdamWeightDecay(RuleOptimizer):
         self._warn_of_idle_patterns(flatten_groups(self._parameter_list or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError for `global_clipnorm` with another kind of gradient clipping."""
         clips = {"grad_clip": self._given["grad_clip"], **{name: options[name] for name in ("clipnorm", "clipvalue")}}
         given = {argument: value for argument, value in clips.items() if value is not None}
         if given and options["global_clipnorm"] is not None and not group:
@@ -230,7 +229,6 @@ class AdamWeightDecay(RuleOptimizer):
     rule = staticmethod(adam_weight_decay_update)
 
     def fixed_options(self) -> dict[str, Any]:
-        """Return the rule's options that no parameter group overrides."""
         return {name: self._fixed[name] for name in ("amsgrad", "decay")}
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
@@ -242,7 +240,6 @@ class AdamWeightDecay(RuleOptimizer):
         return FusedRule("adam_weight_decay", states, fields, flags)
 
     def lr_divisor(self, ahead: int = 0) -> float:
-        """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""
         decay: float = self._fixed["decay"]
         return 1.0 + decay * (self.steps_taken() + ahead) if decay else 1.0
 
@@ -277,7 +274,6 @@ class AdamWeightDecay(RuleOptimizer):
             warnings.warn(f"Some patterns match no parameter. {where}{remedy} Received: {found}", stacklevel=3)
 
     def check_graph(self, params: list[Tensor]) -> None:
-        """Warn of patterns without effect in a static graph."""
         super().check_graph(params)
         if self._parameter_list is None:
             self._warn_of_idle_patterns(params)

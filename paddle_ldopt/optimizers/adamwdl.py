@@ -138,7 +138,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return the moments and the powers of the betas."""
         powers = dict.fromkeys(("beta1_pow_acc", "beta2_pow_acc"), State(SCALAR))
         return {**dict.fromkeys(("moment1", "moment2"), State(ELEMENT)), **powers}
 
@@ -178,8 +177,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     takes_sparse_on_gpu = True
     takes_new_parameters = True
     fused_bumps_version = False  # like Paddle's kernel
-
-    # ---- the update
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Return the update of rows by Paddle's AdamW kernel, or by the rule where there is no exact kernel."""
@@ -232,8 +229,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         fields["eps"] = float(options["epsilon"]), 0, 0
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
 
-    # ---- state
-
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         if isinstance(parameters, dict):
             return super()._create_accumulators(block, parameters)
@@ -243,7 +238,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             super()._create_accumulators(block, {**group, "params": [param]} if group else [param])
 
     def check_param(self, param: Tensor) -> None:
-        """Raise if the shape or the type of a parameter has changed since its state was made."""
         super().check_param(param)
         moment = self._get_accumulator_master("moment1", param)
         if not moment.is_same_shape(param):

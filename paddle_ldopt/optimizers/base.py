@@ -32,7 +32,7 @@ from ..layers.decay import LayerDecay, as_decay, checked_decay
 from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay
 from ..layers.rates import LayerwiseInterface
 from .batches import Batches, prepared_shards
-from .fused import FusedRule, FusedStep, not_possible, unsupported_here
+from .fused import FusedRule, FusedStep, refuse_fused, unsupported_here
 from .options import COMMON, LAYERWISE, checked_group, checked_parameters
 from .sharded import MissingGradients, ShardFinder, sharded_state
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, StepFunction, Values, compute_dtype, largest, loadable
@@ -62,7 +62,6 @@ class LayerRates(LayerwiseInterface, Optimizer):
         self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
 
     def ratio_of(self, param: Tensor) -> Any:
-        """Return the ratio of a parameter in this step."""
         ratio = self.ratios.get(param.name)
         if ratio is None:
             name = name_before_copy(param.name, self.ratios.__contains__)  # a deep copy's parameters have other names
@@ -105,12 +104,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     _groups: dict[str, Values] = {}  # param.name -> its group
 
     def _read_arguments(
-        self,
-        parameters: Any,
-        apply_decay_param_fun: Optional[Callable[..., Any]],
-        multi_precision: Any,
-        fused: Any,
-        **arguments: Any,
+        self, parameters: Any, apply_decay_param_fun: Any, multi_precision: Any, fused: Any, **arguments: Any
     ) -> Any:
         """Check a constructor's arguments (see `AdamWDL`), keep them and return the parameters or groups as a list."""
         known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
@@ -119,9 +113,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             raise refusal(TypeError, wrong, **{name: arguments[name]})
         checked_bool(multi_precision, "multi_precision")
         self.fused = COMMON["fused"].checked(fused, "fused")
-        why = unsupported_here() if fused else None
-        if why is not None:
-            raise not_possible(why)
+        refuse_fused(fused, unsupported_here() if fused else None)
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             wrong = "`apply_decay_param_fun` must be callable."
             raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
@@ -192,7 +184,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             check_documented_hook([self.structured_name(param) for param in trained])
 
     def layerwise_ratio(self, param: Tensor) -> Any:
-        """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
         return super().layerwise_ratio(param if self.hook is None else self.finder.original(param))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -211,11 +202,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """Raise ValueError if options exclude each other; `group` has the options that a group overrides."""
 
     def group_options(self) -> list[str]:
-        """Return the names of the options that a parameter group may override."""
         return [name for name, option in self.OPTIONS.items() if option.group]
 
     def _checked(self, given: Values) -> Values:
-        """Return the checked values of the options in `given`."""
         return {name: self.OPTIONS[name].checked(given[name], name) for name in given.keys() & self.OPTIONS.keys()}
 
     def _check_group_options(self, group: Any) -> None:
@@ -255,7 +244,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return chosen is None or bool(chosen(param.name))
 
     def has_nonzero_weight_decay(self, param: Tensor) -> bool:
-        """Return whether the next step applies weight decay to a parameter."""
         return bool(self.values_now(self.group_of(param))[0].get("weight_decay")) and self.has_weight_decay(param)
 
     def structured_name(self, param: Tensor) -> str:
@@ -363,7 +351,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         self.fused_step, self.batches, self.taken = FusedStep(), Batches(), None
 
     def load_state_dict(self, state_dict: Values) -> None:
-        """Load the result of `state_dict`, as `set_state_dict` does."""
         self.set_state_dict(state_dict)
 
     def sharded_state_dict(self, model_sharded_state_dict: Values, shards: Any = None) -> Values:
@@ -399,8 +386,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             return set()
         shards = self.finder.find(self._parameter_list).items()
         names = {name for name, shard in shards if shard.groups or shard.slice_size is not None}
-        if names and self.fused:
-            raise not_possible("it does not support parameters in shards (tensor parallel, sharding version 2)")
+        if names:
+            refuse_fused(self.fused, "it does not support parameters in shards (tensor parallel, sharding version 2)")
         return names
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:

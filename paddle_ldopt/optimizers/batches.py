@@ -72,7 +72,6 @@ class Batch:
                 tensor.clone()._share_buffer_to(tensor)
 
     def update(self, grads: list[Tensor], lr: Any, options: Values, count: Optional[float]) -> None:
-        """Update all parameters once."""
         master, single = self._stacks.get(_MASTER), len(self.params) == 1
         grad: Any = grads[0] if single else _C_ops.stack(grads, 0)
         params: Any = master
@@ -191,14 +190,6 @@ def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Va
 # ---- single parameters: in a static graph, in `dist.shard_optimizer`, and split over processes
 
 
-def update_one(
-    optimizer: "LayerwiseOptimizer", param: Tensor, grad: Tensor, options: Values, lr: Any, count: Any = None
-) -> None:
-    """Update a parameter that this process has whole."""
-    rule, write = _start(optimizer, param, grad, options, lr, Shard(list(param.shape)), count)
-    write(*run_locally(rule))
-
-
 def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[str, Shard]) -> Callable[[Any], None]:
     """Return the update of parameters in shards, together with the other processes that have shards of them."""
     row_of = {param.name: i for i, param in enumerate(rows.params)}
@@ -211,7 +202,7 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
             if row is not None:
                 kind, options = rows.kinds[row], rows.options[rows.kinds[row]]
                 lr = rows.rates[kind] * rows.scales[row]
-                rule, write = _start(optimizer, rows.params[row], rows.grads[row], options, lr, shard, count)
+                rule, write = started(optimizer, rows.params[row], rows.grads[row], options, lr, shard, count)
             elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
                 if optimizer.layerwise_ratio(param) == 0.0:
                     continue
@@ -233,7 +224,7 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
     return update
 
 
-def _start(
+def started(
     optimizer: Any, param: Tensor, grad: Tensor, options: Values, lr: Any, shard: Shard, count: Any
 ) -> tuple[Any, Callable[..., None]]:
     """Return the rule of a parameter, not run yet, and a function that writes its result."""

@@ -49,8 +49,10 @@ def unsupported_here() -> Optional[str]:
     return kernels.unsupported_reason()
 
 
-def not_possible(why: str) -> ValueError:
-    return refusal(ValueError, f"`fused=True` is not possible: {why}. Use None or False.", fused=True)
+def refuse_fused(fused: Any, why: Optional[str]) -> None:
+    """Raise for `fused=True` if there is a reason why it is not possible."""
+    if fused and why is not None:
+        raise refusal(ValueError, f"`fused=True` is not possible: {why}. Use None or False.", fused=True)
 
 
 @functools.cache
@@ -81,7 +83,6 @@ class Plan:
         self._strided = list(map(Tensor.is_contiguous, self._matrices))
 
     def _state_now(self) -> list[Any]:
-        """Return the tensors of all states and masters of the optimizer."""
         tensors: list[Tensor] = []
         for by_name in (*self.optimizer._accumulators.values(), self.optimizer._master_weights):
             tensors += by_name.values()
@@ -183,8 +184,7 @@ class FusedStep:
         if on_cpu and kernels.library() is not None and not flags()["FLAGS_check_nan_inf"]:
             return True
         why = unsupported_here() if on_cpu else f"the parameters are on {param.place}"
-        if optimizer.fused:
-            raise not_possible(str(why))
+        refuse_fused(optimizer.fused, why)
         if on_cpu:
             _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
         return False
@@ -238,5 +238,5 @@ class FusedStep:
             structs[field] = np.array(list(map(operator.methodcaller("get", field, value), fields)))[kinds]
         if left and optimizer.fused:
             i, why = next(iter(left.items()))
-            raise not_possible(f"for parameter '{params[i].name}': {why}")
+            refuse_fused(True, f"for parameter '{params[i].name}': {why}")
         return structs, left

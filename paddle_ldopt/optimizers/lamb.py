@@ -56,10 +56,7 @@ def lamb_update(
     return param.subtract_(u.multiply_(lr * trust_ratio)), {"moment1": m, "moment2": v}
 
 
-@register(
-    "batches of thousands of rows; 8 bytes",
-    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
-)
+@register("batches of thousands of rows; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"})
 class Lamb(ScheduledOptimizer):
     r"""Adam with each parameter's step scaled to the norm of its weights: the choice for very large batches.
 
@@ -164,8 +161,6 @@ class Lamb(ScheduledOptimizer):
         self._grouped = any(isinstance(group, dict) for group in parameters or [])
         return super()._initial_lr(rate, parameters)
 
-    # ---- the rule
-
     rule = staticmethod(lamb_update)
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
@@ -174,7 +169,6 @@ class Lamb(ScheduledOptimizer):
         return FusedRule("lamb", ("moment1", "moment2"), fields, flags, aux=GLOBAL_STEP)
 
     def has_weight_decay(self, param: Tensor) -> bool:
-        """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""
         if self._grouped or self._apply_decay_param_fun is not None:
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))

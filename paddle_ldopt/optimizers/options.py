@@ -35,7 +35,6 @@ LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
 def bool_option(doc: str, **more: Any) -> Option:
-    """Return an option that is True or False."""
     return Option(doc=doc, check=checked_bool, **more)
 
 
@@ -70,7 +69,6 @@ def plain_weight_decay(value: Any, name: str) -> Any:
 
 
 def checked_lr(learning_rate: Any, argument: str) -> Any:
-    """Return a learning rate as a float or a scheduler; raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate
     expected = "a number or an LRScheduler; parameters go into `parameters=`"
@@ -143,7 +141,6 @@ class OptimizerInfo:
         return {*self.settings, *LAYERWISE, *_arguments(self.cls)} - {"self"}
 
     def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
-        """Return state name -> kind and type, for a parameter of this shape; `options` override the defaults."""
         defaults = {name: option.default for name, option in self.options.items()}
         return {**self.cls.states({**defaults, **options}, shape), STEP: State(SCALAR)}
 
@@ -271,7 +268,6 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
 
 
 def checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of a parameter group, with its parameters as a list."""
     if "params" not in group:
         raise ValueError(f"A parameter group must have 'params'. Received: keys {shown(list(group))}")
     unknown = group.keys() - _GROUP_KEYS - _LABELS - set(options)

@@ -248,7 +248,9 @@ class ShardFinder:
     def original(self, param: Tensor) -> Any:
         """Return the parameter of the same name, of which `param` may be a slice; raise if it is unknown."""
         if self.params and param.name not in self.params:
-            wrong = f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut"
+            wrong = (
+                f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut"
+            )
             advice = f"them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}."
             raise ValueError(f"{wrong} {advice} Received: '{param.name}' of shape {list(param.shape)}")
         return self.params.get(param.name, param)
@@ -267,13 +269,27 @@ class ShardFinder:
 
         Every process of a group must call this in the same step: the first call gathers the slices of all.
         """
-        if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
-            if self.is_sliced(parameter_list):
-                self._found = self._slices(parameter_list)
-            else:
-                self._found = {name: self._part(param) for name, param in self.params.items()}
-            self._found_for = parameter_list, topology()
-        return self._found
+        if self._found_for[0] is parameter_list and self._found_for[1] is topology():
+            return self._found
+        if not self.is_sliced(parameter_list):
+            found = {name: self._part(param) for name, param in self.params.items()}
+        else:
+            sizes = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
+            all_sizes, found = list[dict[str, int]](), {}
+            dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
+            for name, shape in self._shapes.items():
+                size, ends = math.prod(shape), [0, *itertools.accumulate(have.get(name, 0) for have in all_sizes)]
+                if 0 < ends[-1] < size:
+                    wrong = f"The slices of '{name}' in the sharding group do not cover the parameter."
+                    raise ValueError(f"{wrong} Received: slices of {ends[-1]} elements, shape={shape}")
+                spans = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]  # padding comes last
+                begin, end = spans[topology().get_sharding_parallel_rank()]
+                whole = (0, size) in spans  # in one process
+                if ends[-1] and not (whole and begin == end):
+                    span = None if whole else (begin, end) if begin < end else (0, 0)
+                    found[name] = self._part(self.params[name], span, end - begin)
+        self._found, self._found_for = found, (parameter_list, topology())
+        return found
 
     def is_whole(self, parameter_list: Any) -> bool:
         """Return whether this process has each parameter whole; it waits for no other process."""
@@ -304,25 +320,6 @@ class ShardFinder:
             wrong = "A tensor-parallel parameter needs the axis that it is split along: set `split_axis`."
             raise ValueError(f"{wrong} Received: '{param.name}' with is_distributed=True and no split_axis")
         return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
-
-    def _slices(self, parameter_list: Any) -> dict[str, Shard]:
-        """Return name -> this process's part of a sliced parameter, without those that another process has whole."""
-        sizes = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
-        all_sizes: list[dict[str, int]] = []
-        dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
-        rank, found = topology().get_sharding_parallel_rank(), {}
-        for name, shape in self._shapes.items():
-            size, ends = math.prod(shape), [0, *itertools.accumulate(sizes.get(name, 0) for sizes in all_sizes)]
-            if 0 < ends[-1] < size:
-                wrong = f"The slices of '{name}' in the sharding group do not cover the parameter."
-                raise ValueError(f"{wrong} Received: slices of {ends[-1]} elements, shape={shape}")
-            spans = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]  # padding comes last
-            begin, end = spans[rank]
-            whole = (0, size) in spans
-            if ends[-1] and not (whole and begin == end):
-                span = None if whole else (begin, end) if begin < end else (0, 0)
-                found[name] = self._part(self.params[name], span, end - begin)
-        return found
 
 
 class MissingGradients:

@@ -194,9 +194,7 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
     unknown = sorted(key for key in keys - known if not (names and key.startswith(names)))
     if unknown and (missing or not keys & known):
         wrong = "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which"
-        advice = (
-            "gives its parameters the saved names, and the optimizer with the same `name`; or remove the entries of"
-        )
+        advice = "gives its parameters the saved names, and the optimizer with the same `name`; or remove entries of"
         received = f"{len(unknown)} unknown entries such as {unknown[:2]}, and nothing for {len(missing)} trainable "
         received += f"parameters such as {missing[:2]}"
         raise ValueError(f"{wrong} {advice} parameters that no longer exist. Received: {received}")

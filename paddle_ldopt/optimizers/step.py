@@ -25,7 +25,7 @@ from paddle.optimizer import Optimizer
 
 from .. import kernels
 from .._compat import check_weight_decay_in_step, get_fsdp_context, in_auto_dp_mode, topology
-from .fused import FusedStep, not_possible
+from .fused import FusedStep, refuse_fused
 from .sharded import MissingGradients, ShardFinder
 from .states import Values
 
@@ -48,9 +48,8 @@ class Rows(NamedTuple):
     rates: list[float]  # of each kind
 
     def take(self, chosen: list[int]) -> "Rows":
-        """Return some of the rows."""
-        columns: Any = {name: [column[i] for i in chosen] for name, column in zip(self._fields[:4], self)}
-        return self._replace(**columns)
+        columns: Any = dict(zip(self._fields[:4], self))
+        return self._replace(**{name: [column[i] for i in chosen] for name, column in columns.items()})
 
 
 class OneStep(Optimizer):
@@ -92,7 +91,6 @@ class OneStep(Optimizer):
         return self.update([(self._grad_clip, self.missing.drop_from(params_grads))])
 
     def apply_gradients(self, params_grads: Any) -> Any:
-        """Take a step with the given (parameter, gradient) pairs."""
         pairs = list(params_grads)  # may be an iterator
         if not paddle.in_dynamic_mode():
             return super().apply_gradients(pairs)
@@ -107,8 +105,7 @@ class OneStep(Optimizer):
             ratio = self.layerwise_ratio(param)
             frozen = (isinstance(ratio, float) and ratio == 0.0) or 0 in param.shape
             return None if frozen else self._append_to_graph(block, param_and_grad)
-        if self.fused:
-            raise not_possible("`dist.shard_optimizer` calls Paddle's operations")
+        refuse_fused(self.fused, "`dist.shard_optimizer` calls Paddle's operations")
         if self.hook is not None:
             self.ratios = {param.name: self.layerwise_ratio(param)}
         if self._count_in_loop is None:
@@ -265,9 +262,7 @@ def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:
     if not paddle.in_dynamic_mode():
         return
     if param.dtype not in _FLOATS or grad.dtype in _COMPLEX:
-        wrong = (
-            "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones in two."
-        )
+        wrong = "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones."
         received = f"'{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
         raise TypeError(f"{wrong} Received: {received}")
     if not sparse and not grad.is_same_shape(param) and grad.size != param.size:
