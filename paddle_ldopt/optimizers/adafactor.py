@@ -15,15 +15,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, checked_number, one_of_two, wrong_type
 from .._compat import parameters_of, unwrap
 from .fused import FusedRule
-from .moments import (
-    FactoredOptimizer,
-    clipped_,
-    divided_by_root,
-    ema_,
-    factored_ema,
-    factored_kinds,
-    relative_step_lr,
-)
+from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_kinds, relative_step_lr
 from .options import (
     CLIP_THRESHOLD,
     OWN_RATE,
@@ -226,7 +218,6 @@ class Adafactor(FactoredOptimizer):
         return float(state[_USED_LR].item()) if known else None
 
     def last_used_lr(self) -> Optional[dict[str, float]]:
-        """Return `used_lr` with `relative_step`, None without it."""
         return self.used_lr() if self.sets_own_lr else None
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
@@ -296,9 +287,7 @@ class AdafactorSchedule(LRScheduler):
         return self.last_lrs
 
     def state_keys(self) -> None:
-        """Set the keys of `state_dict`."""
         self.keys = ["last_epoch", "last_lr", "last_lrs"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, as `set_state_dict` does."""
         self.set_state_dict(state_dict)

@@ -23,7 +23,7 @@ from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import LAYERWISE, WEIGHT_DECAY, bool_option, is_listed, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
-from .states import ELEMENT, STEP, State
+from .states import ELEMENT, STEP, State, Values
 
 
 def _compiled(value: Any, name: str) -> list[Any]:
@@ -210,16 +210,16 @@ class AdamWeightDecay(RuleOptimizer):
                 parameters[i] = group = dict(group)
                 pair = group.pop("weight_decay_rate"), "weight_decay", group.get("weight_decay")
                 group["weight_decay"] = one_of_two("weight_decay_rate", *pair)
-        options = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": amsgrad, "decay": decay}
+        options: Values = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": amsgrad, "decay": decay}
         options.update(weight_decay=decay_rate, include_in_weight_decay=include_in_weight_decay)
         options.update(exclude_from_weight_decay=exclude_from_weight_decay, global_clipnorm=global_clipnorm)
         options.update(clipnorm=clipnorm, clipvalue=clipvalue, **common)
-        own = {"grad_clip": grad_clip, "name": None if name == "AdamWeightDecay" else name, "fused": fused}
+        own: Values = {"grad_clip": grad_clip, "name": None if name == "AdamWeightDecay" else name, "fused": fused}
         super().__init__(rate, parameters, multi_precision=multi_precision, **own, **options)
+        self.rule_clips = clipvalue is not None or clipnorm is not None
         self._warn_of_idle_patterns(flatten_groups(self._parameter_list or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError for `global_clipnorm` with another kind of gradient clipping."""
         clips = {"grad_clip": self._given["grad_clip"], **{name: options[name] for name in ("clipnorm", "clipvalue")}}
         given = {argument: value for argument, value in clips.items() if value is not None}
         if given and options["global_clipnorm"] is not None and not group:
@@ -229,7 +229,6 @@ class AdamWeightDecay(RuleOptimizer):
     rule = staticmethod(adam_weight_decay_update)
 
     def fixed_options(self) -> dict[str, Any]:
-        """Return the rule's options that no parameter group overrides."""
         return {name: self._fixed[name] for name in ("amsgrad", "decay")}
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
@@ -240,12 +239,7 @@ class AdamWeightDecay(RuleOptimizer):
         states = ("moment1", "moment2", "moment2_max")
         return FusedRule("adam_weight_decay", states, fields, flags)
 
-    def rule_clips(self) -> bool:
-        """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""
-        return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
-
     def lr_divisor(self, ahead: int = 0) -> float:
-        """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""
         decay: float = self._fixed["decay"]
         return 1.0 + decay * (self.steps_taken() + ahead) if decay else 1.0
 
@@ -280,7 +274,6 @@ class AdamWeightDecay(RuleOptimizer):
             warnings.warn(f"Some patterns match no parameter. {where}{remedy} Received: {found}", stacklevel=3)
 
     def check_graph(self, params: list[Tensor]) -> None:
-        """Warn of patterns without effect in a static graph."""
         super().check_graph(params)
         if self._parameter_list is None:
             self._warn_of_idle_patterns(params)

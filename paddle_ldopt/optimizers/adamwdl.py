@@ -138,7 +138,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return the moments and the powers of the betas."""
         powers = dict.fromkeys(("beta1_pow_acc", "beta2_pow_acc"), State(SCALAR))
         return {**dict.fromkeys(("moment1", "moment2"), State(ELEMENT)), **powers}
 
@@ -175,10 +174,9 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     rule = staticmethod(adamw_update)
     counts_steps = False
     is_elementwise = True
+    takes_sparse_on_gpu = True
     takes_new_parameters = True
     fused_bumps_version = False  # like Paddle's kernel
-
-    # ---- the update
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Return the update of rows by Paddle's AdamW kernel, or by the rule where there is no exact kernel."""
@@ -224,19 +222,12 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
         return update
 
-    def _append_to_graph(self, block: Any, param_and_grad: Any) -> Any:
-        return AdamW._append_optimize_op(self, block, param_and_grad)
+    _append_to_graph = AdamW._append_optimize_op
 
     def fused_rule(self, options: Values, shape: Any) -> FusedRule:
         fields: Values = {"beta1": float(options["beta1"]), "beta2": float(options["beta2"])}
         fields["eps"] = float(options["epsilon"]), 0, 0
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
-
-    def takes_sparse(self, param: Tensor) -> bool:
-        """Return whether sparse gradients of a parameter are supported: only CUDA has a kernel that works."""
-        return bool(param.place.is_gpu_place())
-
-    # ---- state
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         if isinstance(parameters, dict):
@@ -247,14 +238,11 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             super()._create_accumulators(block, {**group, "params": [param]} if group else [param])
 
     def check_param(self, param: Tensor) -> None:
-        """Raise if the shape or the type of a parameter has changed since its state was made."""
         super().check_param(param)
         moment = self._get_accumulator_master("moment1", param)
         if not moment.is_same_shape(param):
-            raise ValueError(
-                f"'{param.name}' had another shape when its state was made: build a new optimizer for it. "
-                f"Received: shape {list(param.shape)}, state of shape {list(moment.shape)}"
-            )
+            wrong = f"'{param.name}' had another shape when its state was made: build a new optimizer for it."
+            raise ValueError(f"{wrong} Received: shape {list(param.shape)}, state of shape {list(moment.shape)}")
 
     def state_dict(self) -> Values:
         """Return the state, also the loaded state of parameters that had no gradient yet, which Paddle omits."""

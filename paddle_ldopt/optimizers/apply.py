@@ -52,10 +52,8 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         advice = "give it `layers` and `layerwise_decay` when built."
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
     if _compat.has_single_lr(plain):
-        raise TypeError(
-            f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay. "
-            f"Use another optimizer. Received: optimizer={name}"
-        )
+        wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
+        raise TypeError(f"{wrong} Use another optimizer. Received: optimizer={name}")
     rates = LayerRates.__new__(LayerRates)
     rates.set_layers(layers, layerwise_decay)
     for param in parameters_of(inner):
@@ -86,9 +84,7 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
     plain = plain_class(inner)
     if plain is None and isinstance(inner, LayerRates):
         name = type(inner).__name__
-        idle = (
-            f"`reset_layerwise_decay` does not change {name}, which was built with its decay: build another optimizer."
-        )
+        idle = f"`reset_layerwise_decay` does not change {name}, which was built with its decay: build another one."
         warnings.warn(f"{idle} Received: optimizer={name}", stacklevel=2)
     if plain is not None:
         inner.__class__ = plain
@@ -118,15 +114,12 @@ class _Applied(LayerRates):
     counts_steps = False  # for files of its state, as the next three methods
 
     def fixed_options(self) -> dict[str, Any]:
-        """Return the options that no parameter group can override."""
         return _compat.other_options(self)
 
     def options_of(self, param: paddle.Tensor) -> dict[str, Any]:
-        """Return the options of a parameter's group."""
         return _compat.group_options(self, param, _compat.groups_by_name(self).get(param.name, {}))
 
     def has_weight_decay(self, param: paddle.Tensor) -> bool:
-        """Return whether the user's functions let weight decay apply to a parameter."""
         chosen = getattr(self, "_apply_decay_param_fun", None)
         excluded = self.options_of(param).get("exclude_from_weight_decay_fn")
         return not (chosen and not chosen(param.name)) and not (excluded and excluded(param))
@@ -141,11 +134,9 @@ class _Applied(LayerRates):
         not_asked = scaled - self._lr_asked
         if not_asked and not self._get_auxiliary_var("found_inf"):  # an overflow skips the step
             name = type(self).__name__
-            raise RuntimeError(
-                f"The step of {name} did not ask `_create_param_lr` for all rates and updated some parameters without "
-                "layer-wise decay: use another optimizer. "
-                f"Received: optimizer={name}, no rate asked for {len(not_asked)} parameters, such as '{min(not_asked)}'"
-            )
+            wrong = f"The step of {name} did not ask `_create_param_lr` for all rates and updated parameters without"
+            received = f"optimizer={name}, no rate asked for {len(not_asked)} parameters, such as '{min(not_asked)}'"
+            raise RuntimeError(f"{wrong} layer-wise decay: use another optimizer. Received: {received}")
         if scaled and not not_asked:
             self._lr_asked = None
         return done

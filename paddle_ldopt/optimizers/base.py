@@ -33,8 +33,8 @@ from ..layers.decay import LayerDecay, as_decay, checked_decay
 from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay, warn_of_equal_ratios
 from ..layers.rates import LayerwiseInterface
 from .batches import Batches, prepared_shards
-from .fused import FusedRule, FusedStep, check_fused
-from .options import LAYERWISE, checked_group, checked_parameters
+from .fused import FusedRule, FusedStep, refuse_fused, unsupported_here
+from .options import COMMON, LAYERWISE, checked_group, checked_parameters
 from .sharded import MissingGradients, ShardFinder, sharded_state
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, StepFunction, Values, compute_dtype, largest, loadable
 from .step import OneStep, Rows
@@ -65,7 +65,6 @@ class LayerRates(LayerwiseInterface, Optimizer):
         self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
 
     def ratio_of(self, param: Tensor) -> Any:
-        """Return the ratio of a parameter in this step."""
         ratio = self.ratios.get(param.name)
         if ratio is None:
             name = name_before_copy(param.name, self.ratios.__contains__)  # a deep copy's parameters have other names
@@ -92,10 +91,13 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     counts_steps = True  # whether the state `STEP` is a number of steps
+    takes_sparse_on_gpu = False  # whether sparse gradients are supported: only CUDA has a kernel that works
+    rule_clips = False  # whether the rule itself clips gradients, after `grad_clip`
     takes_new_parameters = False  # whether groups may be added once it is built, without ratios
     rule: ClassVar[Callable[..., Any]]
     regularization: Any  # Paddle's: an L2 penalty
     batch_bytes: Optional[int] = None
+    _accumulators_holder: dict[str, Any]  # Paddle's: loaded state of parameters that were not updated yet
     n_layers: int = N_LAYERS
     _documented: bool  # whether the hook is `layerwise_lr_decay`
     _defaults: Values  # the optimizer's own value of each option that a group may override
@@ -105,12 +107,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     _groups: dict[str, Values] = {}  # param.name -> its group
 
     def _read_arguments(
-        self,
-        parameters: Any,
-        apply_decay_param_fun: Optional[Callable[..., Any]],
-        multi_precision: Any,
-        fused: Any,
-        **arguments: Any,
+        self, parameters: Any, apply_decay_param_fun: Any, multi_precision: Any, fused: Any, **arguments: Any
     ) -> Any:
         """Check a constructor's arguments (see `AdamWDL`), keep them and return the parameters or groups as a list."""
         known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
@@ -118,7 +115,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
             raise refusal(TypeError, wrong, **{name: arguments[name]})
         checked_bool(multi_precision, "multi_precision")
-        self.fused = check_fused(fused)
+        self.fused = COMMON["fused"].checked(fused, "fused")
+        refuse_fused(fused, unsupported_here() if fused else None)
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             wrong = "`apply_decay_param_fun` must be callable."
             raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
@@ -190,11 +188,11 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             warn_of_equal_ratios(ratios, self.layerwise_decay)
 
     def layerwise_ratio(self, param: Tensor) -> Any:
-        """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
         return super().layerwise_ratio(param if self.hook is None else self.finder.original(param))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        other = memo[id(self)] = object.__new__(type(self))
+        other: Any = object.__new__(type(self))
+        memo[id(self)] = other
         own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([])}  # of other tensors
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
         self._rename_state(other)
@@ -232,14 +230,12 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """Raise ValueError if options exclude each other; `group` has the options that a group overrides."""
 
     def group_options(self) -> list[str]:
-        """Return the names of the options that a parameter group may override."""
         return [name for name, option in self.OPTIONS.items() if option.group]
 
     def _checked(self, given: Values) -> Values:
-        """Return the checked values of the options in `given`."""
         return {name: self.OPTIONS[name].checked(given[name], name) for name in given.keys() & self.OPTIONS.keys()}
 
-    def _check_group_options(self, group: Values) -> None:
+    def _check_group_options(self, group: Any) -> None:
         own = self._checked(group)
         self.check_together({**self._defaults, **self._fixed, **own}, own)
         group.update(own)
@@ -284,7 +280,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return list(map(bool, map(self._apply_decay_param_fun, map(_NAME, params))))
 
     def has_nonzero_weight_decay(self, param: Tensor) -> bool:
-        """Return whether the next step applies weight decay to a parameter."""
         return bool(self.values_now(self.group_of(param))[0].get("weight_decay")) and self.has_weight_decay(param)
 
     def structured_name(self, param: Tensor) -> str:
@@ -296,14 +291,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def group_of(self, param: Tensor) -> Values:
         """Return the parameter group of `param`, {} without one."""
         if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
-            if not self.has_groups():
+            if not self._parameter_list or not isinstance(self._parameter_list[0], dict):
                 return {}
             self._groups = {param.name: group for group in self._param_groups for param in group["params"]}
         return self._groups[param.name]
-
-    def has_groups(self) -> bool:
-        """Return whether the optimizer has parameter groups."""
-        return bool(self._parameter_list) and isinstance(self._parameter_list[0], dict)
 
     def _add_param_group(self, param_group: Values) -> None:
         if hasattr(self, "_already_create_accumulator"):  # a group added to a built optimizer
@@ -362,17 +353,11 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def check_param(self, param: Tensor) -> None:
         """Raise if the shape of a parameter has changed, or its type between one with and one without a master."""
-        has = param.name in self._master_weights
-        if (
-            paddle.in_dynamic_mode()
-            and param.name in self._already_create_accumulator
-            and has != self.has_master(param)
-        ):
-            raise ValueError(
-                f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
-                "build a new optimizer for it. "
-                f"Received: dtype {dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
-            )
+        has, made = param.name in self._master_weights, param.name in self._already_create_accumulator
+        if made and has != self.has_master(param) and paddle.in_dynamic_mode():
+            wrong = f"'{param.name}' had another type when its state was made: cast the model before the first step,"
+            received = f"dtype {dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
+            raise ValueError(f"{wrong} or build a new optimizer for it. Received: {received}")
 
     def create_state(self, params: list[Tensor]) -> None:
         """Create the state of parameters that have none yet, as Paddle's first step would."""
@@ -402,7 +387,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         self.fused_step, self.batches, self.taken = FusedStep(), Batches(), None
 
     def load_state_dict(self, state_dict: Values) -> None:
-        """Load the result of `state_dict`, as `set_state_dict` does."""
         self.set_state_dict(state_dict)
 
     def sharded_state_dict(self, model_sharded_state_dict: Values, shards: Any = None) -> Values:
@@ -428,17 +412,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             raise refusal(RuntimeError, wrong, value=value)
         super().set_lr(checked_number(value, "value"))
 
-    def takes_sparse(self, param: Tensor) -> bool:
-        """Return whether sparse gradients of a parameter are supported."""
-        return False
-
     def fused_rule(self, options: Values, shape: Any) -> Union[FusedRule, str]:
         """Return the rule for the C library, or why there is none; only its flags may depend on the shape."""
         return f"the C library has no rule of {type(self).__name__}"
-
-    def rule_clips(self) -> bool:
-        """Return whether the rule itself clips a gradient, after `grad_clip`."""
-        return False
 
     def in_shards(self) -> set[str]:
         """Return the names of parameters that this process does not have whole, some as padding only.
@@ -449,9 +425,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             return set()
         found = dict.fromkeys(self.finder.params) | self.finder.find(self._parameter_list)
         names = {name for name, part in found.items() if part is None or part.groups or part.slice_size is not None}
-        if names and self.fused:
-            where = "parameters in shards (tensor parallel, sharding version 2)"
-            raise refusal(ValueError, f"`fused=True` does not support {where}: use None or False.", fused=True)
+        if names:
+            refuse_fused(self.fused, "it does not support parameters in shards (tensor parallel, sharding version 2)")
         return names
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
@@ -463,7 +438,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)
         shards = self.finder.find(self._parameter_list)
-        whole, pieces = [], []
+        whole, pieces = list[int](), list[int]()
         for i, param in enumerate(rows.params):
             self.check_param(param)
             shard = shards.get(param.name)

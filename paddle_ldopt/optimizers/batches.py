@@ -72,9 +72,9 @@ class Batch:
                 tensor.clone()._share_buffer_to(tensor)
 
     def update(self, grads: list[Tensor], lr: Any, options: Values, count: Optional[float]) -> None:
-        """Update all parameters once."""
         master, single = self._stacks.get(_MASTER), len(self.params) == 1
-        params, grad = master, grads[0] if single else _C_ops.stack(grads, 0)
+        grad: Any = grads[0] if single else _C_ops.stack(grads, 0)
+        params: Any = master
         if master is None:
             params = self.params[0] if single else _C_ops.stack(self.params, 0)
         params = params if params.dtype == self.dtype else params.astype(self.dtype)
@@ -87,7 +87,8 @@ class Batch:
         counted = counters(self._optimizer, state, count)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
-        new_params, new_state = without_old(*run_locally(rule), state)
+        new_params, new_state = run_locally(rule)
+        new_params, new_state = without_old(new_params, new_state, state)
         for name, value in {**new_state, **counted}.items():
             stack = self._stacks[name]
             if value is stack:  # overwritten by the rule
@@ -189,14 +190,6 @@ def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Va
 # ---- single parameters: in a static graph, in `dist.shard_optimizer`, and split over processes
 
 
-def update_one(
-    optimizer: "LayerwiseOptimizer", param: Tensor, grad: Tensor, options: Values, lr: Any, count: Any = None
-) -> None:
-    """Update a parameter that this process has whole."""
-    rule, write = _start(optimizer, param, grad, options, lr, Shard(list(param.shape)), count)
-    write(*run_locally(rule))
-
-
 def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[str, Shard]) -> Callable[[Any], None]:
     """Return the update of parameters in shards, together with the other processes that have shards of them."""
     row_of = {param.name: i for i, param in enumerate(rows.params)}
@@ -207,8 +200,9 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
         for name, shard in shards.items():
             param, row = optimizer.finder.params[name], row_of.get(name)
             if row is not None:
-                mine, grad, scale, kind = (column[row] for column in rows[:4])
-                rule, write = _start(optimizer, mine, grad, rows.options[kind], rows.rates[kind] * scale, shard, count)
+                kind, options = rows.kinds[row], rows.options[rows.kinds[row]]
+                lr = rows.rates[kind] * rows.scales[row]
+                rule, write = started(optimizer, rows.params[row], rows.grads[row], options, lr, shard, count)
             elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
                 if optimizer.layerwise_ratio(param) == 0.0:
                     continue
@@ -230,7 +224,7 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
     return update
 
 
-def _start(
+def started(
     optimizer: Any, param: Tensor, grad: Tensor, options: Values, lr: Any, shard: Shard, count: Any
 ) -> tuple[Any, Callable[..., None]]:
     """Return the rule of a parameter, not run yet, and a function that writes its result."""

@@ -12,15 +12,7 @@ from paddle import Tensor
 
 from .._checks import Option, checked_int, one_of_two, refusal
 from .fused import FusedRule
-from .moments import (
-    FactoredOptimizer,
-    clipped_,
-    divided_by_root,
-    ema_,
-    factored_ema,
-    factored_kinds,
-    relative_step_lr,
-)
+from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_kinds, relative_step_lr
 from .options import (
     CLIP_THRESHOLD,
     OWN_SCHEDULE,
@@ -98,10 +90,7 @@ def _fit_for_float16(m: Any) -> Any:
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
 
-@register(
-    "large language models in half of AdamW's memory; needs a warm-up; 4 bytes",
-    trainer={"beta1": "adam_beta1"},
-)
+@register("large language models in half of AdamW's memory; needs a warm-up; 4 bytes", trainer={"beta1": "adam_beta1"})
 class Came(ScheduledOptimizer, FactoredOptimizer):
     r"""Adafactor's low memory, with momentum and longer steps where updates are stable: the choice for large models.
 
@@ -243,7 +232,6 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         super().__init__(learning_rate, parameters, multi_precision=multi_precision, **common, **options)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError for `relative_step` or `beta2` beside an option that it overrides."""
         super().check_together(options, group)
         given = "decay_rate" in group if group else options["decay_rate"] != _DECAY_RATE
         if given and options["beta2"] is not None:

@@ -40,16 +40,6 @@ class FusedRule(NamedTuple):
     aux: Optional[str] = None  # name of another state of one number
 
 
-def check_fused(fused: Any) -> Optional[bool]:
-    """Return `fused`; raise unless it is None, False, or True where the C library can be used."""
-    if fused is not None and not isinstance(fused, bool):
-        raise refusal(TypeError, "`fused` must be None, True or False.", fused=fused)
-    why = unsupported_here() if fused else None
-    if why is not None:
-        raise _not_possible(why)
-    return fused
-
-
 def unsupported_here() -> Optional[str]:
     """Return why no step can be fused now, None if one can."""
     if not paddle.in_dynamic_mode():
@@ -59,8 +49,10 @@ def unsupported_here() -> Optional[str]:
     return kernels.unsupported_reason()
 
 
-def _not_possible(why: str) -> ValueError:
-    return refusal(ValueError, f"`fused=True` is not possible: {why}. Use None or False.", fused=True)
+def refuse_fused(fused: Any, why: Optional[str]) -> None:
+    """Raise for `fused=True` if there is a reason why it is not possible."""
+    if fused and why is not None:
+        raise refusal(ValueError, f"`fused=True` is not possible: {why}. Use None or False.", fused=True)
 
 
 @functools.cache
@@ -91,7 +83,6 @@ class Plan:
         self._strided = list(map(Tensor.is_contiguous, self._matrices))
 
     def _state_now(self) -> list[Any]:
-        """Return the tensors of all states and masters of the optimizer."""
         tensors: list[Tensor] = []
         for by_name in (*self.optimizer._accumulators.values(), self.optimizer._master_weights):
             tensors += by_name.values()
@@ -174,7 +165,7 @@ def _has_library_rule(cls: Any) -> bool:
 
 def library_rule(optimizer: "LayerwiseOptimizer", options: Values, shape: Any = ()) -> Union[FusedRule, str]:
     """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
-    if not _has_library_rule(type(optimizer)):
+    if not _has_library_rule(type(optimizer)):  # type: ignore[arg-type]
         return f"{type(optimizer).__name__} has a `rule` of its own and no `fused_rule` for it"
     rule = optimizer.fused_rule(options, shape)
     for eps in () if isinstance(rule, str) else rule.fields["eps"]:
@@ -197,8 +188,7 @@ class FusedStep:
         if on_cpu and kernels.library() is not None and not flags()["FLAGS_check_nan_inf"]:
             return True
         why = unsupported_here() if on_cpu else f"the parameters are on {param.place}"
-        if optimizer.fused:
-            raise _not_possible(str(why))
+        refuse_fused(optimizer.fused, why)
         if on_cpu:
             _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
         return False
@@ -209,7 +199,8 @@ class FusedStep:
         Gradients that are not contiguous are replaced in `rows`, which must live until the step's end.
         """
         params, grads, kinds, plan = rows.params, rows.grads, rows.kinds, self._plan
-        fields, form_of_kind = [], []
+        fields: list[Values] = []
+        form_of_kind: list[int] = []
         for options in rows.options:
             rule = library_rule(optimizer, options, (1, 1, 1, 1))  # the flags of convolutions, too
             form = rule if isinstance(rule, str) else (rule.states, rule.flags)
@@ -219,15 +210,15 @@ class FusedStep:
             form_of_kind.append(self._forms.index(form))
             fields.append({} if isinstance(rule, str) else rule.fields)
         forms = list(map(form_of_kind.__getitem__, kinds))
-        at_row: Any = [None] if plan is None else list(map(plan.row.get, map(id, params)))
-        if None in at_row or list(map(plan.forms.__getitem__, at_row)) != forms or not plan.is_valid():
+        at_row: Any = () if plan is None else list(map(plan.row.get, map(id, params)))
+        if plan is None or None in at_row or list(map(plan.forms.__getitem__, at_row)) != forms or not plan.is_valid():
             every, of_every = list(params), list(forms)
             if plan is not None:  # keep the other parameters: the next step may update them
                 known = {id(p) for p in flatten_groups(optimizer._parameter_list)} - set(map(id, params))
-                for param, form in zip(plan.params, plan.forms):
+                for param, its_form in zip(plan.params, plan.forms):
                     if id(param) in known and param.name in optimizer._already_create_accumulator:
                         every.append(param)
-                        of_every.append(form)
+                        of_every.append(its_form)
             plan = self._plan = Plan(optimizer, every, of_every, self._options)
             at_row = range(len(params))
         structs = plan.structs[at_row]
@@ -251,5 +242,5 @@ class FusedStep:
             structs[field] = np.array(list(map(operator.methodcaller("get", field, value), fields)))[kinds]
         if left and optimizer.fused:
             i, why = next(iter(left.items()))
-            raise _not_possible(f"for parameter '{params[i].name}': {why}")
+            refuse_fused(True, f"for parameter '{params[i].name}': {why}")
         return structs, left

@@ -21,9 +21,7 @@ from .states import ELEMENT, GLOBAL_STEP, STEP, State
 _DECAY = "[0, inf) or a function of the step"
 
 
-def is_convolution(shape: Any) -> bool:
-    """Return whether the shape is a 2-D or 3-D convolution's weight: [out, in, h, w] or [out, in, d, h, w]."""
-    return len(shape) in (4, 5)
+CONVOLUTIONS = (4, 5)  # ranks of the weights of 2-D and 3-D convolutions, [out, in, (d,) h, w]
 
 
 def lamb_update(
@@ -41,7 +39,7 @@ def lamb_update(
 ) -> Update:
     """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
     t = state[STEP]
-    if grad_centralization and is_convolution(shard.shape):
+    if grad_centralization and len(shard.shape) in CONVOLUTIONS:
         (sums,) = yield [shard.leading_sums(grad, 1)]
         grad = grad - shard.spread_leading(sums / math.prod(shard.shape[1:]), 1)  # arXiv 2004.01461, eq. 1
     m = ema_(state["moment1"], grad, beta1)
@@ -53,15 +51,12 @@ def lamb_update(
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
-    one, adapted = paddle.ones_like(x_norm), _C_ops.minimum(x_norm, u_norm) > 0
+    one, adapted = paddle.ones_like(x_norm), _C_ops.minimum(x_norm, u_norm) > 0  # type: ignore[no-untyped-call]
     trust_ratio = _C_ops.where(adapted, x_norm / _C_ops.where(adapted, u_norm, one), one)
     return param.subtract_(u.multiply_(lr * trust_ratio)), {"moment1": m, "moment2": v}
 
 
-@register(
-    "batches of thousands of rows; 8 bytes",
-    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
-)
+@register("batches of thousands of rows; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"})
 class Lamb(ScheduledOptimizer):
     r"""Adam with each parameter's step scaled to the norm of its weights: the choice for very large batches.
 
@@ -166,17 +161,14 @@ class Lamb(ScheduledOptimizer):
         self._grouped = any(isinstance(group, dict) for group in parameters or [])
         return super()._initial_lr(rate, parameters)
 
-    # ---- the rule
-
     rule = staticmethod(lamb_update)
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0)}
-        flags = {"centralize": options["grad_centralization"] and is_convolution(shape)}
+        flags = {"centralize": options["grad_centralization"] and len(shape) in CONVOLUTIONS}
         return FusedRule("lamb", ("moment1", "moment2"), fields, flags, aux=GLOBAL_STEP)
 
     def has_weight_decay(self, param: Tensor) -> bool:
-        """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""
         if self._grouped or self._apply_decay_param_fun is not None:
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))

@@ -115,7 +115,6 @@ class FactoredOptimizer(RuleOptimizer):
     _lr_optional = True
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError for a group's rate with `relative_step`, or `warmup_init` without it."""
         if options["relative_step"]:
             self._refuse_lr("lr", options["lr"])
         elif options["warmup_init"]:
@@ -139,7 +138,6 @@ class FactoredOptimizer(RuleOptimizer):
             raise refusal(ValueError, wrong, **{argument: rate}, relative_step=True)
 
     def set_lr_scheduler(self, scheduler: Any) -> None:
-        """Set the scheduler of the rate; raise RuntimeError with `relative_step`."""
         if self._fixed["relative_step"]:
             wrong = "`relative_step` sets the rate from the step."
             raise refusal(RuntimeError, wrong, scheduler=scheduler)

@@ -36,7 +36,6 @@ LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
 def bool_option(doc: str, **more: Any) -> Option:
-    """Return an option that is True or False."""
     return Option(doc=doc, check=checked_bool, **more)
 
 
@@ -65,21 +64,16 @@ def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
 def plain_weight_decay(value: Any, name: str) -> Any:
     """Return 0 for a weight decay of None and any other value unchanged; raise TypeError for a regularizer."""
     if isinstance(value, WeightDecayRegularizer):
-        penalty = type(value).__name__
-        raise TypeError(
-            f"`{name}` must be a number such as 0.01, which decays the weights themselves. {penalty} adds a penalty to "
-            f"the gradient, which only Paddle's own optimizers offer. Received: {name}={penalty}"
-        )
+        wrong = f"`{name}` must be a number such as 0.01, which decays the weights themselves, not a penalty."
+        raise TypeError(f"{wrong} Received: {name}={type(value).__name__}")
     return 0.0 if value is None else value
 
 
 def checked_lr(learning_rate: Any, argument: str) -> Any:
-    """Return a learning rate as a float or a scheduler; raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate
-    return checked_number(
-        learning_rate, argument, expected="a number or an LRScheduler; parameters go into `parameters=`"
-    )
+    expected = "a number or an LRScheduler; parameters go into `parameters=`"
+    return checked_number(learning_rate, argument, expected=expected)
 
 
 def lr_or_function(value: Any, argument: str) -> Any:
@@ -88,19 +82,14 @@ def lr_or_function(value: Any, argument: str) -> Any:
         return value
     if isinstance(value, (paddle.Tensor, np.ndarray)):
         if value.ndim > 1:
-            received = f"{argument} of shape {list(value.shape)}"
-            raise ValueError(f"`{argument}` must have at most one dimension. Received: {received}")
+            wrong = f"`{argument}` must have at most one dimension. Received: {argument} of shape {list(value.shape)}"
+            raise ValueError(wrong)
         value = value.tolist() if value.size != 1 else value
     value = plain_number(value)
     if callable(value):
         return StepFunction(value, argument)
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict, set, frozenset)):
         values = [plain_number(element) for element in value]
-        if any(isinstance(element, (paddle.Tensor, dict)) for element in values):
-            advice = "parameters go to `parameters`, or to `params` as in MindSpore, by keyword."
-            raise TypeError(
-                f"`{argument}` must hold numbers; {advice} Received: {argument}=[a {type(values[0]).__name__}, ...]"
-            )
         if not values:
             raise ValueError(f"`{argument}` must have a value for every step. Received: {argument}=[]")
         return StepFunction([checked_number(v, f"{argument}[{i}]") for i, v in enumerate(values)], argument)
@@ -156,7 +145,6 @@ class OptimizerInfo:
         return {*self.settings, *LAYERWISE, *_arguments(self.cls)} - {"self"}
 
     def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
-        """Return state name -> kind and type, for a parameter of this shape; `options` override the defaults."""
         defaults = {name: option.default for name, option in self.options.items()}
         return {**self.cls.states({**defaults, **options}, shape), STEP: State(SCALAR)}
 
@@ -283,26 +271,21 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
             received = f"{shown(param)} of type {type(param).__name__}"
             raise TypeError(f"`parameters` must hold parameters. Received: {received}")
         if param.name in params_by_name:
-            if params_by_name[param.name] is param:
-                raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
-            raise ValueError(
-                "Two parameters have the same name, by which Paddle keeps their state: build their models in one "
-                f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
-            )
+            wrong = "Parameters need different names, by which Paddle keeps their state: build their models in one"
+            advice = "`paddle.utils.unique_name.guard()`, or in none; and list none of them twice."
+            raise ValueError(f"{wrong} {advice} Received: '{param.name}'")
         params_by_name[param.name] = param
     if params_by_name and all(param.stop_gradient for param in params_by_name.values()) or not items:
         received = f"{len(params_by_name)} parameters, all frozen" if items else "parameters=[]"
         raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
     if groups and is_sharded():
-        raise ValueError(
-            "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
-            f"`apply_decay_param_fun` for weight decay, or sharding_degree=1. Received: {len(groups)} groups"
-        )
+        wrong = "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates,"
+        advice = "`apply_decay_param_fun` for weight decay, or sharding_degree=1."
+        raise ValueError(f"{wrong} {advice} Received: {len(groups)} groups")
     return groups or items
 
 
 def checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of a parameter group, with its parameters as a list."""
     if "params" not in group:
         raise ValueError(f"A parameter group must have 'params'. Received: keys {shown(list(group))}")
     unknown = group.keys() - _GROUP_KEYS - _LABELS - set(options)

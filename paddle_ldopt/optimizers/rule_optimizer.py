@@ -9,8 +9,9 @@ from paddle import Tensor
 from .._checks import refusal
 from .._compat import is_called_by, state_dtype
 from .base import LayerwiseOptimizer
-from .batches import update_one
+from .batches import started
 from .options import COMMON, checked_lr, lr_or_function
+from .sharded import Shard, run_locally
 from .states import (
     COLUMN,
     ELEMENT,
@@ -48,8 +49,8 @@ class RuleOptimizer(LayerwiseOptimizer):
             (square,) = yield [shard.square_sum(moment)]
             return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-    It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other),
-    `rule_clips`, and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_check_lr`, `_initial_lr`.
+    It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other), and,
+    if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_check_lr`, `_initial_lr`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
 
@@ -83,9 +84,7 @@ class RuleOptimizer(LayerwiseOptimizer):
         super().__init__(self._initial_lr(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
 
-    # ---- the rate
-
-    _check_lr = staticmethod(checked_lr)
+    _check_lr: Callable[[Any, str], Any] = staticmethod(checked_lr)
     _lr_argument = "learning_rate"
     _lr_optional = False  # whether the rate may be None
 
@@ -100,16 +99,12 @@ class RuleOptimizer(LayerwiseOptimizer):
         lr = paddle.full_like(self._global_learning_rate(), self.values_now(group)[1])
         return lr * self.layerwise_ratio(param_and_grad[0])
 
-    # ---- groups
-
     def _add_param_group(self, param_group: Values) -> None:
         # hidden from Paddle, which would add an L2 penalty
         hidden = {"weight_decay": param_group.pop("weight_decay")} if "weight_decay" in param_group else {}
         super()._add_param_group(param_group)
         param_group.pop("weight_decay", None)
         param_group.update(hidden)
-
-    # ---- the update
 
     def _append_to_graph(self, block: Any, param_and_grad: Any) -> None:
         param, grad = param_and_grad
@@ -119,15 +114,14 @@ class RuleOptimizer(LayerwiseOptimizer):
         lr = self._create_param_lr(param_and_grad).astype(compute_dtype(param)).reshape([])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "In static graph mode")  # of methods that overwrite
-            update_one(self, param, in_shape(grad, param), options, lr)
+            rule, write = started(self, param, in_shape(grad, param), options, lr, Shard(list(param.shape)), None)
+            write(*run_locally(rule))
 
     def check_param(self, param: Tensor) -> None:
         """Raise if the optimizer was not built with this parameter, or its shape or type has changed."""
         super().check_param(param)
         if paddle.in_dynamic_mode() and self.finder.params:
             self.finder.check(param)
-
-    # ---- state
 
     def state_layout(self, param: Tensor) -> dict[str, Any]:
         """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
@@ -143,11 +137,10 @@ class RuleOptimizer(LayerwiseOptimizer):
             kinds = self.state_kinds(param)
             other = [name for name, kind in kinds.items() if kind != ELEMENT]
             if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
-                raise ValueError(
-                    "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
-                    "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
-                    f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
-                )
+                wrong = "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape:"
+                advice = "train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb."
+                received = f"{type(self).__name__} with state {', '.join(other)} of '{param.name}'"
+                raise ValueError(f"{wrong} {advice} Received: {received}")
             owner = self._create_master_weight(param) if self.has_master(param) else param
             for name, (dtype, shape) in self.state_layout(param).items():
                 self._add_accumulator(name, owner, fill_value=0.0, dtype=state_dtype(dtype), shape=shape)
@@ -159,11 +152,9 @@ class RuleOptimizer(LayerwiseOptimizer):
         kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
         is_split = is_called_by("sharded_state_dict") and self.finder.is_sliced(self._parameter_list)
         if is_split and {ROW, COLUMN} & set(kinds.values()):
-            raise ValueError(
-                "Paddle's `sharded_state_dict` for `split_param` reads all state as elements and would save rows and "
-                "columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
-                f"Received: {type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
-            )
+            wrong = "Paddle's `sharded_state_dict` for `split_param` would save rows and columns at wrong offsets:"
+            received = f"{type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
+            raise ValueError(f"{wrong} use `paddle_ldopt.parallel.save_checkpoint`. Received: {received}")
         # Paddle omits the loaded state of parameters that had no gradient yet
         state = {**self._accumulators_holder, **super().state_dict()}
         names = {*self._accumulators, *(self.state_key(name) for name in (STEP, *kinds))}
@@ -207,24 +198,19 @@ class ScheduledOptimizer(RuleOptimizer):
             raise refusal(ValueError, f"{wrong} {advice}", **{name: function})
 
     def check_graph(self, params: list[Tensor]) -> None:
-        """Refuse a schedule of the optimizer's own steps."""
         if not paddle.in_dynamic_mode():
             self._check_static()
         super().check_graph(params)
-
-    # ---- the rate as others see it
 
     def get_lr(self) -> float:
         """Return the rate of the next step for ratio 1, or the last rate of a schedule that has run out."""
         return float(super().get_lr()) if self.lr_function is None else self.lr_function.reported(self.steps_taken())
 
     def set_lr_scheduler(self, scheduler: Any) -> None:
-        """Take the rate from a Paddle scheduler, which the caller steps."""
         super().set_lr_scheduler(scheduler)
         self.lr_function, self.sets_own_lr = None, False
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return the current and the peak rate of a schedule; the peak of a callable is unknown."""
         own = self.group_of(param).get("lr")
         rate: Any = self.lr_function if own is None else own
         if not isinstance(rate, StepFunction):
@@ -232,8 +218,6 @@ class ScheduledOptimizer(RuleOptimizer):
         factor = factor if own is None else self.layerwise_ratio(param)
         now = factor * rate.reported(self.steps_taken())
         return now, None if callable(rate.source) else factor * max(rate.source)
-
-    # ---- state
 
     def _states_of(self, param: Tensor) -> dict[str, State]:
         # float32 even for float64 parameters, so that all counts can be compared

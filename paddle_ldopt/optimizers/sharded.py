@@ -41,6 +41,10 @@ class Shard:
         """Return a stored tensor as the rule sees it; it may share memory."""
         return stored
 
+    def stored(self, tensor: Any) -> Any:
+        """Return the part of a stored tensor to which a flattened new value is written."""
+        return tensor if self.slice_size is None else tensor._slice(0, self.slice_size)
+
     def square_sum(self, x: Any) -> Any:
         """Return the sum of all squares, of shape []; of a stack, for each parameter."""
         rank = len(self.shape)
@@ -50,7 +54,7 @@ class Shard:
             return _C_ops.squared_l2_norm(x).reshape([1] * (x.ndim if x.ndim > rank else 0))
         if math.prod(self.shape) > 512 and x.place.is_cpu_place():  # where `sum` is inexact and slow
             flat = x.reshape([x.shape[0], 1, -1])
-            return _C_ops.matmul(flat, flat, False, True).reshape([-1, *[1] * rank])
+            return _C_ops.matmul(flat, flat, False, True).reshape([-1, *[1] * rank])  # type: ignore[no-untyped-call]
         return _C_ops.sum(x * x, list(range(-rank, 0)), None, True) if rank else x * x
 
     def row_sums(self, x: Any) -> Any:
@@ -61,7 +65,7 @@ class Shard:
         """Return the sums of the columns of the last two dimensions, [..., 1, C] of a tensor [..., R, C]."""
         by_product = len(x.shape) in _PRODUCTS and math.prod(x.shape) > 4096 and paddle.in_dynamic_mode()
         if by_product and x.place.is_cpu_place():
-            return _C_ops.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)
+            return _C_ops.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)  # type: ignore[no-untyped-call]
         return _C_ops.sum(x, [-2], None, True)
 
     def leading_sums(self, x: Any, dims: int) -> Any:
@@ -75,7 +79,7 @@ class Shard:
     def spread_product(self, rows: Any, cols: Any) -> Any:
         """Return a new tensor: for each element the product of the values of its row and its column."""
         if len(rows.shape) in _PRODUCTS and paddle.in_dynamic_mode() and rows.place.is_cpu_place():
-            return _C_ops.matmul(rows, cols, False, False)
+            return _C_ops.matmul(rows, cols, False, False)  # type: ignore[no-untyped-call]
         return rows * cols
 
 
@@ -99,13 +103,8 @@ class PartialShard(Shard):
         self._but_rows = [*range(len(shape) - 2), len(shape) - 1]  # the dimensions of sums of columns
 
     def view(self, stored: Any) -> Any:
-        if self.slice_size is None:
-            return stored
-        return self.stored(stored) if self.span else self.stored(stored).reshape(self.part_shape)
-
-    def stored(self, tensor: Any) -> Any:
-        """Return the part of a stored tensor to which a flattened new value is written."""
-        return tensor._slice(0, self.slice_size)
+        stored = self.stored(stored)
+        return stored if self.slice_size is None or self.span else stored.reshape(self.part_shape)
 
     def square_sum(self, x: Any) -> Any:
         return _C_ops.squared_l2_norm(x).reshape([])
@@ -252,11 +251,11 @@ class ShardFinder:
     def original(self, param: Tensor) -> Any:
         """Return the parameter of the same name, of which `param` may be a slice; raise if it is unknown."""
         if self.params and param.name not in self.params:
-            raise ValueError(
-                f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut "
-                f"them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}. "
-                f"Received: '{param.name}' of shape {list(param.shape)}"
+            wrong = (
+                f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut"
             )
+            advice = f"them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}."
+            raise ValueError(f"{wrong} {advice} Received: '{param.name}' of shape {list(param.shape)}")
         return self.params.get(param.name, param)
 
     def check(self, param: Tensor) -> None:
@@ -264,24 +263,36 @@ class ShardFinder:
         original = self.original(param)
         shape, built_with = list(param.shape), self._shapes[param.name]
         if shape != built_with if param is original else len(shape) != 1:
-            raise ValueError(
-                f"'{param.name}' had another shape when the optimizer was built, and is not a slice of sharding stage "
-                "1. Build the optimizer after the model is complete; "
-                f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
-            )
+            wrong = f"'{param.name}' had another shape when the optimizer was built, and is no slice of sharding."
+            advice = f"Build the optimizer after the model is complete; {_INSTEAD}."
+            raise ValueError(f"{wrong} {advice} Received: shape={shape}, built with {built_with}")
 
     def find(self, parameter_list: Any) -> dict[str, Shard]:
         """Return name -> `Shard` of the parameters of a step; the optimizer's list may hold slices.
 
         Every process of a group must call this in the same step: the first call gathers the slices of all.
         """
-        if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
-            if self.is_sliced(parameter_list):
-                self._found = self._slices(parameter_list)
-            else:
-                self._found = {name: self._part(param) for name, param in self.params.items()}
-            self._found_for = parameter_list, topology()
-        return self._found
+        if self._found_for[0] is parameter_list and self._found_for[1] is topology():
+            return self._found
+        if not self.is_sliced(parameter_list):
+            found = {name: self._part(param) for name, param in self.params.items()}
+        else:
+            sizes = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
+            all_sizes, found = list[dict[str, int]](), {}
+            dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
+            for name, shape in self._shapes.items():
+                size, ends = math.prod(shape), [0, *itertools.accumulate(have.get(name, 0) for have in all_sizes)]
+                if 0 < ends[-1] < size:
+                    wrong = f"The slices of '{name}' in the sharding group do not cover the parameter."
+                    raise ValueError(f"{wrong} Received: slices of {ends[-1]} elements, shape={shape}")
+                spans = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]  # padding comes last
+                begin, end = spans[topology().get_sharding_parallel_rank()]
+                whole = (0, size) in spans  # in one process
+                if ends[-1] and not (whole and begin == end):
+                    span = None if whole else (begin, end) if begin < end else (0, 0)
+                    found[name] = self._part(self.params[name], span, end - begin)
+        self._found, self._found_for = found, (parameter_list, topology())
+        return found
 
     def is_whole(self, parameter_list: Any) -> bool:
         """Return whether this process has each parameter whole; it waits for no other process."""
@@ -309,30 +320,9 @@ class ShardFinder:
             return None
         axis = getattr(param, "split_axis", None)
         if axis is None:
-            raise ValueError(
-                "A tensor-parallel parameter needs the axis that it is split along, as in Paddle's layers: "
-                f"set `split_axis`. Received: '{param.name}' with is_distributed=True and no split_axis"
-            )
+            wrong = "A tensor-parallel parameter needs the axis that it is split along: set `split_axis`."
+            raise ValueError(f"{wrong} Received: '{param.name}' with is_distributed=True and no split_axis")
         return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
-
-    def _slices(self, parameter_list: Any) -> dict[str, Shard]:
-        """Return name -> this process's part of a sliced parameter, without those that another process has whole."""
-        sizes = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
-        all_sizes: list[dict[str, int]] = []
-        dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
-        rank, found = topology().get_sharding_parallel_rank(), {}
-        for name, shape in self._shapes.items():
-            size, ends = math.prod(shape), [0, *itertools.accumulate(sizes.get(name, 0) for sizes in all_sizes)]
-            if 0 < ends[-1] < size:
-                wrong = f"The slices of '{name}' in the sharding group do not cover the parameter."
-                raise ValueError(f"{wrong} Received: slices of {ends[-1]} elements, shape={shape}")
-            spans = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]  # padding comes last
-            begin, end = spans[rank]
-            whole = (0, size) in spans
-            if ends[-1] and not (whole and begin == end):
-                span = None if whole else (begin, end) if begin < end else (0, 0)
-                found[name] = self._part(self.params[name], span, end - begin)
-        return found
 
 
 class MissingGradients:
@@ -367,10 +357,9 @@ class MissingGradients:
         seen, frozen, trained = flags.numpy()
         for param, differs in zip(self._params, frozen & trained):
             if differs:
-                raise ValueError(
-                    "Processes that share parameters must freeze the same ones: set `stop_gradient` equally in all. "
-                    f"Received: '{param.name}' with stop_gradient={param.stop_gradient} here, the opposite elsewhere"
-                )
+                wrong = "Processes that share parameters must freeze the same ones: set `stop_gradient` equally in all."
+                received = f"'{param.name}' with stop_gradient={param.stop_gradient} here, the opposite elsewhere"
+                raise ValueError(f"{wrong} Received: {received}")
         self.names = [param.name for param, has in zip(self._params, seen) if not has]
         return [(param, grad) for param, grad in params_grads if param.name not in self.names]
 
@@ -428,9 +417,7 @@ def _sharded_weight(key: str, value: Any, kind: str, weight: Any, shard: Optiona
             places = [shape, shape, (0,) * len(shape)]
         size = math.prod(places[0])
     if value.size != size:
-        raise ValueError(
-            f"The state '{key}' belongs to a shard of the parameter whose offset is unknown here: save with "
-            "`paddle_ldopt.parallel.save_checkpoint`, which asks the wrapper. "
-            f"Received: {value.size} elements, not {size}"
-        )
+        wrong = f"The state '{key}' belongs to a shard of the parameter whose offset is unknown here: save with"
+        advice = "`paddle_ldopt.parallel.save_checkpoint`, which asks the wrapper."
+        raise ValueError(f"{wrong} {advice} Received: {value.size} elements, not {size}")
     return ShardedWeight(key, value, *places, **flat)

@@ -199,12 +199,11 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
     names = tuple(f"{name}_" for name in optimizer.structured_names)  # the others are of parameters not trained here
     unknown = sorted(key for key in keys - known if not (names and key.startswith(names)))
     if unknown and (missing or not keys & known):
-        raise ValueError(
-            "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which "
-            "gives its parameters the saved names, and the optimizer with the same `name`; or remove the entries of "
-            f"parameters that no longer exist. Received: {len(unknown)} unknown entries such as {unknown[:2]}, and "
-            f"nothing for {len(missing)} trainable parameters such as {missing[:2]}"
-        )
+        wrong = "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which"
+        advice = "gives its parameters the saved names, and the optimizer with the same `name`; or remove entries of"
+        received = f"{len(unknown)} unknown entries such as {unknown[:2]}, and nothing for {len(missing)} trainable "
+        received += f"parameters such as {missing[:2]}"
+        raise ValueError(f"{wrong} {advice} parameters that no longer exist. Received: {received}")
 
 
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:

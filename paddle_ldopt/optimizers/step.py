@@ -24,9 +24,8 @@ from paddle.base.dygraph.base import in_to_static_mode
 from paddle.optimizer import Optimizer
 
 from .. import kernels
-from .._checks import refusal
 from .._compat import check_weight_decay_in_step, get_fsdp_context, in_auto_dp_mode, topology
-from .fused import FusedStep
+from .fused import FusedStep, refuse_fused
 from .sharded import MissingGradients, ShardFinder
 from .states import Values
 
@@ -49,9 +48,8 @@ class Rows(NamedTuple):
     rates: list[float]  # of each kind
 
     def take(self, chosen: list[int]) -> "Rows":
-        """Return some of the rows."""
-        columns: Any = ([column[i] for i in chosen] for column in self[:4])
-        return Rows(*columns, self.options, self.rates)
+        columns: Any = dict(zip(self._fields[:4], self))
+        return self._replace(**{name: [column[i] for i in chosen] for name, column in columns.items()})
 
 
 class OneStep(Optimizer):
@@ -94,7 +92,6 @@ class OneStep(Optimizer):
         return self.update([(self._grad_clip, _moving(self.missing.drop_from(params_grads)))])
 
     def apply_gradients(self, params_grads: Any) -> Any:
-        """Take a step with the given (parameter, gradient) pairs."""
         pairs = list(params_grads)  # may be an iterator
         if not paddle.in_dynamic_mode():
             return super().apply_gradients(pairs)
@@ -109,9 +106,7 @@ class OneStep(Optimizer):
             ratio = self.layerwise_ratio(param)
             frozen = (isinstance(ratio, float) and ratio == 0.0) or 0 in param.shape
             return None if frozen else self._append_to_graph(block, param_and_grad)
-        if self.fused:
-            why = "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations."
-            raise refusal(ValueError, f"{why} Use None or False.", fused=True)
+        refuse_fused(self.fused, "`dist.shard_optimizer` calls Paddle's operations")
         if self.hook is not None:
             self.ratios = {param.name: self.layerwise_ratio(param)}
         if self._count_in_loop is None:
@@ -126,7 +121,7 @@ class OneStep(Optimizer):
 
     # ---- the step
 
-    @paddle.no_grad()
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
     def update(self, clipped: list[tuple[Any, Pairs]]) -> list[Any]:
         """Update parameters once, given (gradient clipping, its pairs); raise before anything has moved."""
         flag = self._get_auxiliary_var("found_inf")  # of a loss scaler; None without one
@@ -139,7 +134,10 @@ class OneStep(Optimizer):
         plain = simple = self.regularization is None  # no clipping and no regularizer; none but the library's clipping
         for clip, of_clip in clipped:
             pairs += of_clip
-            plain, simple = plain and clip is None, simple and (clip is None or self._library_clips(clip))
+            # which clipping the library does depends on settings alone, for the bits of a resume: it rounds otherwise
+            by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm and not clip.auto_skip_clip
+            by_norm = by_norm and not self.rule_clips and not paddle.distributed.is_initialized()
+            plain, simple = plain and clip is None, simple and (clip is None or by_norm)
         for param, _ in pairs:
             if param.__dict__.get("regularizer") is not None:
                 plain = simple = False
@@ -150,6 +148,7 @@ class OneStep(Optimizer):
         fused = self.fused is not False and bool(pairs) and self.fused_step.is_possible(self, pairs[0][0])
         clips = fused and simple and not plain and 0.0 not in self.ratios.values()  # in the library
         rows = self._rows(pairs if plain or clips else self._clipped(clipped))
+        refused: Any  # the rows that the library does not update
         structs, refused = self.fused_step.read(self, rows) if fused and rows.params else (None, ())
         if refused and clips:
             clips, rows = False, self._rows(self._clipped(clipped))
@@ -170,14 +169,6 @@ class OneStep(Optimizer):
             update_rest(count)
         self.taken = count
         return []
-
-    def _library_clips(self, clip: Any) -> bool:
-        """Return whether the library scales gradients for this clipping; by settings alone, for the bits of a resume.
-
-        The library rounds the norm in another way than Paddle.
-        """
-        by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm and not clip.auto_skip_clip
-        return by_norm and not self.rule_clips() and not paddle.distributed.is_initialized()
 
     def _clipped(self, clipped: list[tuple[Any, Pairs]]) -> Pairs:
         """Return all pairs with the gradients that Paddle's clipping and regularization make of them."""
@@ -203,13 +194,14 @@ class OneStep(Optimizer):
             ratios = list(map(self.ratio_of, params))
         if 0.0 in ratios:
             moving = [i for i, ratio in enumerate(ratios) if ratio != 0.0]
-            params, pairs, names, ratios = ([column[i] for i in moving] for column in (params, pairs, names, ratios))
+            params, pairs, names = ([column[i] for i in moving] for column in (params, pairs, names))
+            ratios = [ratios[i] for i in moving]
         if not self._already_create_accumulator.issuperset(names):
             self.create_state(params)
         kinds, options, rates = list[int](), list[Values](), list[float]()
         known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their kind
         groups: Any = list(map(self._groups.get, names, itertools.repeat(_NO_GROUP)))
-        if _NO_GROUP in groups and self.has_groups():
+        if _NO_GROUP in groups and self._parameter_list and isinstance(self._parameter_list[0], dict):
             groups = map(self.group_of, params)
         for group, decays in zip(groups, self.decay_list(params)):
             key = id(group), decays
@@ -278,21 +270,19 @@ def pairs_of(params: Iterable[Tensor]) -> Pairs:
 def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:
     """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
     sparse = getattr(grad, "is_selected_rows", bool)()
-    if sparse and not optimizer.takes_sparse(param):
+    if sparse and not (optimizer.takes_sparse_on_gpu and param.place.is_gpu_place()):
         needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
         raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
     if not paddle.in_dynamic_mode():
         return
     if param.dtype not in _FLOATS or grad.dtype in _COMPLEX:
-        raise TypeError(
-            "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
-            f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
-        )
+        wrong = "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones."
+        received = f"'{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
+        raise TypeError(f"{wrong} Received: {received}")
     if not sparse and not grad.is_same_shape(param) and grad.size != param.size:
         wrong = "A gradient must have the size of its parameter: Paddle's kernel would read memory behind it."
-        raise ValueError(
-            f"{wrong} Received: '{param.name}' of shape {list(param.shape)}, gradient of shape {list(grad.shape)}"
-        )
+        received = f"'{param.name}' of shape {list(param.shape)}, gradient of shape {list(grad.shape)}"
+        raise ValueError(f"{wrong} Received: {received}")
 
 
 def in_shape(grad: Tensor, param: Tensor) -> Any:

@@ -97,7 +97,7 @@ def test_reset_undoes_it():
         np.testing.assert_array_equal(got, expected)
     assert reset_layerwise_decay(opt) is opt
     own = AdamWDL(0.05, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
-    with pytest.warns(UserWarning, match="build another optimizer. Received: optimizer=AdamWDL"):
+    with pytest.warns(UserWarning, match="build another one. Received: optimizer=AdamWDL"):
         assert reset_layerwise_decay(own) is own
     assert own.layerwise_ratio(model.embed.weight) == 0.125
 

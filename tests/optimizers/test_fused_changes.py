@@ -484,5 +484,5 @@ def test_two_parameters_of_one_name_are_refused(name):
     for _ in range(2):
         with paddle.utils.unique_name.guard():
             pair += parameters([3])
-    with pytest.raises(ValueError, match="have the same name"):
+    with pytest.raises(ValueError, match="need different names"):
         make(name, pair)

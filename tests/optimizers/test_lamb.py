@@ -269,11 +269,7 @@ BAD = [
     (TypeError, {"learning_rate": None}, "an LRScheduler or a callable of the step. Received: learning_rate=None"),
     (TypeError, {"learning_rate": {0.1}}, "Received: learning_rate="),
     (TypeError, {"learning_rate": [0.1, "0.1"]}, r"Received: learning_rate\[1\]='0.1'"),
-    (
-        TypeError,
-        {"learning_rate": [paddle.ones([2])]},
-        r"`params` as in MindSpore, by keyword. Received: learning_rate=\[",
-    ),
+    (TypeError, {"learning_rate": [paddle.ones([2])]}, r"`learning_rate\[0\]` must be a number"),
     (TypeError, {"learning_rate": lambda step: None}, r"must be a number. Received: learning_rate\(0\)=None"),
     (TypeError, {"weight_decay": "0.1"}, "a number or a callable of the step. Received: weight_decay='0.1'"),
     (TypeError, {"weight_decay": [0.1]}, r"Received: weight_decay=\[0.1\]"),
