@@ -93,7 +93,7 @@ def test_a_wrapped_optimizer_of_dist_tensors(auto):
 def test_refusals_of_dist_tensors(auto):
     for result in auto:
         assert "it is a DistTensor" in result["fused"]
-        assert "not possible inside `dist.shard_optimizer`" in result["fused, wrapped"]
+        assert "not possible: `dist.shard_optimizer`" in result["fused, wrapped"]
         assert "only supports AdamW and SGD" in result["lamb, wrapped"], "Paddle's own, at construction"
         if len(auto) > 1:
             assert "without `synchronize`" in result["synchronized"], "gloo crashed"
