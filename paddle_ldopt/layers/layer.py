@@ -2,7 +2,6 @@
 
 import dataclasses
 
-EMBEDDINGS = 0  # the layer id
 HEAD = -1  # stands for the layer id until the depth is known
 STATISTICS = ("_mean", "_variance")  # of batch normalization; parameters to Paddle
 # names of lists of blocks

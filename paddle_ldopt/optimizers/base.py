@@ -208,17 +208,15 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
         def renamed(values: dict[str, Tensor], copies: dict[str, Tensor]) -> dict[str, Tensor]:
             for name, value in values.items():
-                copies[name].name = names[name] + value.name[len(name) :]
-            return {names[name]: copy_ for name, copy_ in copies.items()}
+                copies[name].name = names.setdefault(name, name) + value.name[len(name) :]
+            return {names[name]: copied for name, copied in copies.items()}
 
         other._master_weights = renamed(self._master_weights, other._master_weights)
-        masters = [
-            (value.name, other._master_weights[names[name]].name) for name, value in self._master_weights.items()
-        ]
-        names.update(masters)
+        masters = zip(self._master_weights.values(), other._master_weights.values())
+        names.update({mine.name: its.name for mine, its in masters})
         for key, values in self._accumulators.items():
             other._accumulators[key] = renamed(values, other._accumulators[key])
-        other._already_create_accumulator = {names[name] for name in self._already_create_accumulator}
+        other._already_create_accumulator = {names.get(name, name) for name in self._already_create_accumulator}
         for key in list(other._accumulators_holder):  # loaded, for parameters that have taken no step
             owner = max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
             if owner is not None:
