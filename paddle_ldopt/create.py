@@ -83,7 +83,10 @@ def build_optimizer(
     if layers is not None and (rules is not None or example is not None):
         both = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
         raise refusal(ValueError, both, rules=rules, example=type(example).__name__)
-    if decay != OFF and layers is None and not has_hook and model is not None:
+    routed = "use_muon" in arguments or (grouped and any("use_muon" in group for group in arguments["parameters"]))
+    if info.needs_layers and not routed and layers is None and model is not None:
+        layers = LayerMap.from_model(model, example, rules)
+    elif decay != OFF and layers is None and not has_hook and model is not None:
         layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
     if not issubclass(info.cls, LayerRates):
         if decay == OFF:  # else `apply_layerwise_decay` warns

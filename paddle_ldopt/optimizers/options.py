@@ -128,6 +128,7 @@ class OptimizerInfo:
     external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments that go with a learning rate
     own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
+    needs_layers: bool = False  # whether `layers` decide more than ratios
 
     @property
     def settings(self) -> dict[str, Option]:
