@@ -229,9 +229,9 @@ class Muon(RuleOptimizer):
 
     def _routed(self, use_muon: Optional[Callable[[Tensor], bool]]) -> dict[str, Any]:
         """Return param.name -> its group, with the decision of "use_muon" in front of the group's options."""
-        listed: Any = self._parameter_list or []
+        listed: Any = self._param_groups
         routed: dict[str, Any] = {}
-        for group in listed if listed and isinstance(listed[0], dict) else [{"params": listed}]:
+        for group in listed if isinstance(listed[0], dict) else [{"params": listed}]:
             sides = {chosen: collections.ChainMap({"use_muon": chosen}, group) for chosen in (True, False)}
             for param in group["params"]:
                 chosen = group.get("use_muon")

@@ -122,6 +122,7 @@ def test_the_first_optimizer_of_a_process_resumes(name, prefix, stepped, tmp_pat
         with paddle.utils.unique_name.guard():  # its state has the number 0
             net = Net()
             rate = {"relative_step": False} if name == "adafactor" else {}
+            rate = {"use_muon": lambda param: len(param.shape) == 2} if name == "muon" else rate
             params = net.parameters()
             opt = ldopt.optimizer_class(name)(learning_rate=0.01, parameters=params, name=prefix, **rate)
             model = prepared(net, opt)
