@@ -17,7 +17,7 @@ from ..layers.hook import N_LAYERS, layerwise_lr_decay
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .moments import sqrt
-from .options import bool_option, checked_lr, plain_weight_decay, register
+from .options import WEIGHT_DECAY, bool_option, checked_lr, register
 from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 
@@ -127,9 +127,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "weight_decay": Option(
-            doc="decoupled weight decay, scaled by the layer's rate", group=True, read=plain_weight_decay
-        ),
+        "weight_decay": WEIGHT_DECAY,
         "beta1": Option(doc="decay rate of the first moment", high=1.0, ends="[)", group=True, tensor=True),
         "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(doc="added to the root of the second moment", group=True, tensor=True),
