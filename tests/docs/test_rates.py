@@ -1,4 +1,4 @@
-"""docs/options.md, rates of other projects: each row's line gives the ratios that the project's arithmetic gives, on a model with its names."""
+"""docs/options.md: a line for another project gives the ratios of its arithmetic, on a model with its names."""
 
 import pathlib
 import re
