@@ -136,13 +136,13 @@ class LdoptConfig(DecaySettings):
     object in each checkpoint as ``ldopt_config.json``.
 
     Args:
-        optim: one of `list_optimizers`, or "adamw" for Paddle's own. optim_kwargs: further options of the optimizer,
-        such as ``{"beta2": 0.98, "epsilon": 1e-6}``, by `create`'s names or
-            the class's.
-        learning_rate: the rate of a layer whose ratio is 1. None for Adafactor and Came with ``{"relative_step":
-        True}``. weight_decay: not of biases and the parameters of norms. max_grad_norm: the global norm for gradient
-        clipping; 0 is off. layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each
-        further option of
+        optim: one of `list_optimizers`, or "adamw" for Paddle's own.
+        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``, by the names of
+            `create` or of the class.
+        learning_rate: the rate of a layer whose ratio is 1. None for Adafactor and Came with a relative step.
+        weight_decay: not of biases and the parameters of norms.
+        max_grad_norm: the global norm for gradient clipping; 0 is off.
+        layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each further option of
             `LayerDecay` is a setting of its own, such as `layerwise_min_ratio`.
         layerwise_rules: the `rules` of `LayerMap.from_model`.
         lr_scheduler_type: any `SchedulerType`.
