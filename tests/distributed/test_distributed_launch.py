@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import sys
 import time
 
 import paddle
 import pytest
 from distributed_launch import LaunchError, launch
-from processes import run, search_path
+from processes import run
 
 
 def rank():
@@ -43,10 +42,6 @@ def meet_late():
     return store.get(f"done by {rank()}").decode()
 
 
-def changed():
-    return getattr(sys, "changed_at_the_start", False)
-
-
 def test_each_rank_returns_its_result():
     assert launch(squares, ranks=3, timeout=30, base=5) == [(0, 25), (1, 25), (2, 25)]
 
@@ -71,16 +66,6 @@ def test_a_rank_that_fails(work, arguments, says, killed, returncodes):
         launch(work, **{"timeout": 30, **arguments})
     assert time.monotonic() - start < 20
     assert error.value.killed == killed and error.value.returncodes == returncodes
-
-
-@pytest.mark.slow
-def test_ranks_begin_as_pythonpath_says(tmp_path):
-    """So does mutants.py put a mutant into them."""
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.changed_at_the_start = True")
-    code = "import test_distributed_launch as here; print(here.launch(here.changed, ranks=2))"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), search_path()])}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.stdout.splitlines()[-1:] == ["[True, True]"], ended.stderr[-2000:]
 
 
 # ---- `run` of a script

@@ -24,7 +24,7 @@ _SERVER = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES
 
 
 def search_path():
-    """Return a PYTHONPATH with which a process finds the modules that this one finds; mutants.py puts its own first."""
+    """Return a PYTHONPATH with which a process finds the modules that this one finds."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys(path for path in [*given, *sys.path] if path))
 
