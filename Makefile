@@ -141,9 +141,9 @@ COPY = build/mutants/$(subst /,.,$(MODULE))
 mutants: $(STAMP) ## Change MODULE in one place at a time and run TESTS: at least 90 % of the changes must fail a test
 	$(PIP) install cosmic-ray
 	@test -d $(COPY) || { git clone -q . $(COPY) && cp paddle_ldopt/kernels/libstep* $(COPY)/paddle_ldopt/kernels/; }
-	@printf '[cosmic-ray]\nmodule-path = "$(MODULE)"\ntimeout = 300\nexcluded-modules = []\ntest-command = "%s -m pytest -xq $(TESTS)"\n\
-		[cosmic-ray.distributor]\nname = "local"\n' $(abspath $(PY)) > $(COPY)/session.toml
-	cd $(COPY) && export PYTHONPATH=. PATH=$(abspath $(VENV))/bin:$$PATH && { test -e session.sqlite || cosmic-ray init session.toml session.sqlite; } \
+	@printf '%s\n' '[cosmic-ray]' 'module-path = "$(MODULE)"' 'timeout = 300' 'excluded-modules = []' \
+		'test-command = "$(abspath $(PY)) -m pytest -xq $(TESTS)"' '[cosmic-ray.distributor]' 'name = "local"' > $(COPY)/session.toml
+	cd $(COPY) && export PYTHONPATH=. PATH=$(abspath $(VENV))/bin:$$PATH && { test -e session.sqlite || { cosmic-ray baseline session.toml && cosmic-ray init session.toml session.sqlite; }; } \
 		&& cosmic-ray exec session.toml session.sqlite; cr-report session.sqlite | tail -3 && cr-rate --fail-over 10 session.sqlite
 
 lint: $(STAMP) ## Check style and types
