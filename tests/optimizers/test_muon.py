@@ -70,6 +70,13 @@ def test_the_layers_route_matrices_of_blocks_to_muon():
     assert matrices_of(model, alike) == matrices_of(model, opt), "a decay of 1 needs the layers too"
 
 
+def test_the_table_has_the_rates_of_each_layer():
+    model = Net()
+    opt = ldopt.create("muon", model, 0.5, learning_rate=0.1, example=TOKENS)
+    rates = {row.label: row.learning_rate[1] for row in opt.layers.table(optimizer=opt).rows}
+    assert rates == pytest.approx({"embeddings": 0.0125, "block 0": 0.025, "block 1": 0.05, "head": 0.1})
+
+
 def test_groups_route_before_the_layers_and_stay_alive():
     model = Net()
     groups = [
