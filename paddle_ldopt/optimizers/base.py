@@ -79,6 +79,11 @@ class LayerRates(LayerwiseInterface, Optimizer):
             return self.hook(param)
         return self.ratio_of(param) if self.ratios else 1.0
 
+    def _create_global_learning_rate(self) -> Any:
+        if paddle.get_default_dtype() in ("float16", "bfloat16") and self._dtype != paddle.float64:
+            self._dtype = paddle.float32  # Paddle would round the rate to the default type
+        return super()._create_global_learning_rate()
+
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr, ratio = super()._create_param_lr(param_and_grad), self.layerwise_ratio(param_and_grad[0])
         if isinstance(ratio, float):

@@ -6,7 +6,17 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import VARIANTS, every_optimizer, every_variant, low_precision, make, run_static, same, states
+from optimizer_cases import (
+    VARIANTS,
+    alone,
+    every_optimizer,
+    every_variant,
+    low_precision,
+    make,
+    run_static,
+    same,
+    states,
+)
 from reference import bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
@@ -152,8 +162,8 @@ def test_a_group_may_override_every_option(name):
 def test_apply_decay_param_fun(name):
     arrays, grads = bert_like()
     decay = "weight_decay_rate" if "weight_decay_rate" in VARIANTS[name] else "weight_decay"
-    got = run(name, arrays, grads, by_name=lambda p, names: {"apply_decay_param_fun": lambda t: "bias" not in names[t]})
-    decayed, undecayed = run(name, arrays, grads), run(name, arrays, grads, **{decay: 0.0})
+    chosen = {"by_name": lambda p, names: {"apply_decay_param_fun": lambda t: "bias" not in names[t]}}
+    got, decayed, undecayed = (run(name, arrays, grads, **alone(name), **more) for more in (chosen, {}, {decay: 0.0}))
     for n in arrays:
         np.testing.assert_array_equal(got[n], (undecayed if "bias" in n else decayed)[n], err_msg=n)
 
@@ -657,7 +667,7 @@ def test_apply_gradients_skips_pairs_without_a_gradient_and_frozen_parameters(na
 def test_deep_copies_of_an_optimizer_and_of_its_state_go_on_as_the_original(name, fused, half):
     model = paddle.nn.Linear(4, 3)
     if half:
-        model.bfloat16()
+        model.to(dtype="bfloat16")
 
     def build():
         return make(name, model.parameters(), fused=fused, multi_precision=half)
@@ -687,7 +697,7 @@ def _resumed(model, opt, values, state, steps):
 
 @pytest.mark.parametrize("fused", [None, False])
 def test_the_norm_of_bfloat16_gradients_includes_layers_of_ratio_0(fused):
-    model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)).bfloat16()
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)).to(dtype="bfloat16")
     still = {param.name for param in model[0].parameters()}
     opt = ldopt.AdamWDL(
         0.1,
