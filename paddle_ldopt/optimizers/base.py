@@ -55,6 +55,7 @@ class LayerRates(LayerwiseInterface, Optimizer):
 
     ratios: dict[str, Any] = {}  # param.name -> ratio; empty if every ratio is 1
     structured_names: Any = {}  # param.name -> structured name, if given
+    _dtype: Any  # Paddle's: type of the rate
 
     def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
         """Take the ratios of a LayerMap and a decay; raise if `layers` is not a LayerMap."""

@@ -1,4 +1,4 @@
-"""A sample of the tests on the test device, and `make test-gpu`: tests run on the device in LDOPT_DEVICE, and on no other."""
+"""A sample on the test device, and `make test-gpu`: tests run on the device in LDOPT_DEVICE, and on no other."""
 
 import os
 import subprocess
