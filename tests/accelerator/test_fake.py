@@ -148,10 +148,8 @@ def test_parameters_on_another_device_than_the_current_one(name):
 
 def groups(name, params):
     own = "learning_rate" if name in ("adamwdl", "adamweightdecay") else "lr"
-    return [
-        {"params": params[:3]},
-        {"params": params[3:], own: 0.003, next(k for k in OPTIMIZERS[name] if "decay" in k): 0.0},
-    ]
+    decay = next(key for key in OPTIMIZERS[name] if "decay" in key)
+    return [{"params": params[:3]}, {"params": params[3:], own: 0.003, decay: 0.0}]
 
 
 STEADY = {
@@ -235,6 +233,24 @@ def test_mixed_precision_with_overflows_resumes_exactly(name, level, tmp_path):
     again, _ = amp(name, level, tmp_path / "saved", resume_at=4)
     same(again, whole)
     assert losses[-1] < losses[0] and whole["scale"] == 32.0
+
+
+def test_the_rate_is_float32_under_a_16_bit_default_type():
+    moved = []
+    for default in ("float32", "float16"):
+        with paddle.utils.unique_name.guard():
+            model = paddle.nn.Layer()
+            model.layers = paddle.nn.LayerList(paddle.nn.Linear(3, 3) for _ in range(2)).to(dtype="float16")
+            opt = paddle.optimizer.AdamW(1e-8, parameters=model.parameters(), multi_precision=True)
+            ldopt.apply_layerwise_decay(opt, ldopt.LayerMap.from_model(model), 0.5)
+        paddle.set_default_dtype(default)
+        for p in model.parameters():
+            p.grad = paddle.ones(p.shape, "float16")
+        opt.step()
+        paddle.set_default_dtype("float32")
+        moved.append(opt._master_weights[model.layers[0].bias.name].numpy())
+    assert moved[0].all()
+    np.testing.assert_array_equal(*moved)
 
 
 @every_optimizer

@@ -11,7 +11,7 @@ from project import ROOT
 
 TEST = "tests/optimizers/test_parity.py::test_every_optimizer_has_cases"
 FAKE = "tests/accelerator/test_fake.py"
-WITHOUT = ["scale,adamw16", "add,assign", "adamw,multiply", "add16,assign16,stack16"]  # each has more than one
+WITHOUT = ["scale,adamw16", "add,assign", "adamw,multiply", "add16,assign16,stack16"]
 needs_device = pytest.mark.skipif(test_device.reason() is not None, reason=str(test_device.reason()))
 pytestmark = pytest.mark.skipif(os.environ.get("LDOPT_DEVICE", "cpu") != "cpu", reason="starts tests on other devices")
 
@@ -19,10 +19,8 @@ pytestmark = pytest.mark.skipif(os.environ.get("LDOPT_DEVICE", "cpu") != "cpu", 
 @needs_device
 @pytest.mark.parametrize("name", test_device.RUNS)
 def test_a_sample_passes_on_the_test_device(name):
-    again = "tests/saving/test_saving.py::test_a_resume_is_exact"
-    done = test_device.run(
-        FAKE, "tests/optimizers/test_golden.py", again, "-k", "not without", **test_device.RUNS[name]
-    )
+    more = ["tests/optimizers/test_golden.py", "tests/saving/test_saving.py::test_a_resume_is_exact"]
+    done = test_device.run(FAKE, *more, **test_device.RUNS[name])
     assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-1000:]
     assert "LDOPT_DEVICE=fake:0: tensors are on Place(fake:0)" in done.stdout and " passed" in done.stdout
 
