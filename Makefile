@@ -163,16 +163,13 @@ $(VENV)/.installed-bench: setup.cfg constraints.txt
 	$(PIP) install -c constraints.txt $(PADDLE) -e ".[bench]"
 	@touch $@
 
-docs: ## Build the docs site with the API reference, build/site/index.html, in a venv of its own
-	$(MAKE) $(VENV)-docs/.installed-docs VENV=$(VENV)-docs
-	$(VENV)-docs/bin/python -m sphinx -W --keep-going -q -E -d build/doctrees -c docs . build/site $(ARGS)
+docs: $(VENV)/.installed-docs ## Build the docs site with the API reference, build/site/index.html
+	$(PY) -m sphinx -W --keep-going -q -E -d build/doctrees -c docs . build/site $(ARGS)
 	cp build/site/README.html build/site/index.html
-$(VENV)/.installed-docs: setup.cfg constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -U pip setuptools wheel
-	$(PIP) install -c constraints.txt $(PADDLE) -e ".[docs]"
+$(VENV)/.installed-docs: $(STAMP)
+	$(PIP) install -c constraints.txt -e ".[docs]"
 	@touch $@
 
 clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-clients $(VENV)-speech $(VENV)-parity $(VENV)-versions $(VENV)-bench $(VENV)-dist $(VENV)-docs \
+	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-clients $(VENV)-speech $(VENV)-parity $(VENV)-versions $(VENV)-bench $(VENV)-dist \
 		.nox build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

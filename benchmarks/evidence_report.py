@@ -1,4 +1,4 @@
-"""Tables and pictures of docs/evidence.md and docs/evidence_tables.md from the results of llrd_evidence.py."""
+"""Tables and picture of docs/evidence.md from the results of llrd_evidence.py and llrd_evidence_mean.py."""
 
 import json
 import math
@@ -105,29 +105,6 @@ def chosen(curve):
     return max(curve, key=lambda rate: (round(mean(scores(curve[rate], "validation")), 9), -rate))
 
 
-def within(curve, points):
-    """Return (lowest, highest rate, whether either is the end of the grid) that lose no more than so many points.
-
-    Against the test accuracy at the chosen rate; between neighbouring rates of the grid the mean accuracy is taken to
-    be linear in the logarithm of the rate.
-    """
-    rates, heights = list(curve), [mean(scores(runs)) for runs in curve.values()]
-    start = rates.index(chosen(curve))
-    floor = heights[start] - points / 100
-
-    def edge(step):
-        i = start
-        while 0 <= i + step < len(rates):
-            if heights[i + step] < floor:
-                share = (heights[i] - floor) / (heights[i] - heights[i + step])
-                return math.exp((1 - share) * math.log(rates[i]) + share * math.log(rates[i + step])), False
-            i += step
-        return rates[i], True
-
-    (low, open_below), (high, open_above) = edge(-1), edge(1)
-    return low, high, open_below, open_above
-
-
 def gap(curve, rate, other, other_rate):
     """Return (mean difference over the seeds in points, half of its 95 % interval)."""
     gaps = [100 * (run["test"] - other[other_rate][seed]["test"]) for seed, run in curve[rate].items()]
@@ -141,114 +118,14 @@ def difference(*columns):
     return f"**{text}**" if abs(middle) > half else text
 
 
-def table(head, rows, left=1):
-    """Return a table in Markdown, the first columns to the left."""
-    marks = ["---"] * left + ["--:"] * (len(head) - left)
+def table(head, rows):
+    """Return a table in Markdown, the first column to the left."""
+    marks = ["---"] + ["--:"] * (len(head) - 1)
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, marks, *rows))
 
 
-def accuracy_table(columns):
-    """Return the test accuracy of every rate (rows) and curve (columns); the rate chosen by validation is bold."""
-    rows = []
-    for rate in sorted({rate for curve in columns.values() for rate in curve}):
-        cells = []
-        for curve in columns.values():
-            text = spread(scores(curve[rate])) if rate in curve else ""
-            cells.append(f"**{text}**" if rate in curve and rate == chosen(curve) else text)
-        rows.append([number(rate), *cells])
-    return table(["learning rate", *columns], rows)
-
-
-def arm_summary(curves):
-    """Return the table of what each arm gives when its rate is tuned, when it is not, and over which range."""
-    uniform, rows = curves["uniform"], []
-    for arm, curve in curves.items():
-        rate, common = chosen(curve), [mean(scores(runs)) for runs in curve.values()]
-        against = "" if arm == "uniform" else difference(curve, rate, uniform, chosen(uniform))
-        cells = [number(rate), spread(scores(curve[rate])), against, f"{100 * mean(common):.1f}"]
-        rows.append([arm, *cells, f"{100 * min(common):.1f}", *(span(*within(curve, points)) for points in (1, 5))])
-    head = ["arm", "tuned rate", "test accuracy there", "against uniform, tuned", "mean accuracy", "lowest accuracy"]
-    return table([*head, "range within 1 point", "within 5 points"], rows)
-
-
-def span(low, high, open_below, open_above):
-    """Return the text of a range of rates and how many times the lowest its highest is."""
-    least = "at least " if open_below or open_above else ""
-    marks = "≤ " * open_below, "≥ " * open_above
-    return f"{marks[0]}{number(low)} to {marks[1]}{number(high)} ({least}× {high / low:.1f})"
-
-
-def same_rate(curves):
-    """Return the table of each arm minus uniform at the same rate, seed by seed."""
-    uniform, rows = curves["uniform"], []
-    others = {arm: curve for arm, curve in curves.items() if arm != "uniform"}
-    for rate in uniform:
-        rows.append([number(rate), *(difference(curve, rate, uniform, rate) for curve in others.values())])
-    return table(["learning rate", *others], rows)
-
-
-def optimizer_summary(curves):
-    """Return the table of each optimizer at its tuned rate, against AdamW with the same seeds."""
-    adamw, rows = curves["adamwdl"], []
-    for name, curve in curves.items():
-        rate = chosen(curve)
-        against = "" if curve is adamw else difference(curve, rate, adamw, chosen(adamw))
-        place = {min(curve): "lowest", max(curve): "highest"}.get(rate, "inside")
-        rows.append([NAMES[name], number(rate), place, str(len(curve[rate])), spread(scores(curve[rate])), against])
-    return table(["optimizer", "tuned rate", "place in its grid", "seeds", "test accuracy", "against AdamWDL"], rows, 3)
-
-
-def no_help(curves):
-    """Return where decay bought nothing in a task, or cost something."""
-    uniform = curves["uniform"]
-    others = {arm: curve for arm, curve in curves.items() if curve is not uniform}
-    best, lowest = chosen(uniform), min(uniform)
-
-    def verdicts(rate_of):
-        signs = {arm: gap(curve, rate_of(curve), uniform, rate_of(uniform)) for arm, curve in others.items()}
-        above = [arm for arm, (middle, half) in signs.items() if middle > half]
-        below = [arm for arm, (middle, half) in signs.items() if middle < -half]
-        inside = [arm for arm, (middle, half) in signs.items() if abs(middle) <= half]
-        words = (("better", above), ("worse", below), ("interval includes 0", inside))
-        return ", ".join(f"{word} ({', '.join(arms)})" for word, arms in words if arms)
-
-    flat = curves["encoder at 0.1"]
-    decays = {arm: curve for arm, curve in others.items() if curve is not flat}
-    against_flat = listed(decays, lambda curve: difference(curve, chosen(curve), flat, chosen(flat)))
-    lines = [
-        f"against uniform, each arm at its tuned rate: {verdicts(chosen)};",
-        f"against uniform, both at uniform's tuned rate {number(best)}: {verdicts(lambda curve: best)};",
-        f"against uniform, both at the lowest rate {number(lowest)}: {verdicts(lambda curve: lowest)};",
-        f"against the encoder at 0.1, each arm at its tuned rate: {against_flat}.",
-    ]
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def listed(curves, text_of):
-    """Return "name text, name text" of curves."""
-    return ", ".join(f"{name} {text_of(curve)}" for name, curve in curves.items())
-
-
-def setup(results):
-    """Return what was run: data, protocol, versions, counts."""
-    lines = []
-    for name, about in results.tasks.items():
-        runs = [run for run in results.runs if run["task"] == name]
-        infinite = sum(not run["finite"] for run in runs)
-        minutes = sum(run["seconds"] for run in runs) / 60
-        counts = f"{len(runs)} runs, {infinite} of them with a non-finite loss, {minutes:.0f} minutes on one core."
-        lines.append(f"- **{name}**, {about['classes']} classes, majority class {100 * about['majority']:.1f} %. ")
-        lines[-1] += f"{about['rows']} {counts}"
-    first = next(iter(results.tasks.values()))
-    lines.append("- Protocol: " + ", ".join(f"{key} {value}" for key, value in first["protocol"].items()) + ".")
-    lines.append("- Versions: " + ", ".join(f"{key} {value}" for key, value in first["versions"].items()) + ".")
-    if results.unfinished:
-        lines.append(f"- {results.unfinished} runs of incomplete seeds are in the results but not in the tables.")
-    return "\n".join(lines)
-
-
-def findings(results):
-    """Return the table of docs/evidence.md: each arm tuned, and at the highest rate, for each task."""
+def arms(results):
+    """Return the table of each arm: at its tuned rate, against uniform training, and at the highest rate."""
     head, rows = ["arm"], {arm: [arm] for arm in results.arms()}
     for task in results.tasks:
         curves = results.arm_curves(task)
@@ -261,26 +138,34 @@ def findings(results):
     return table(head, rows.values())
 
 
-def blocks(results):
-    """Return name -> Markdown of every generated part of docs/evidence_tables.md."""
-    found = {"setup": setup(results)}
-    for part, curves_of, make in (
-        ("accuracy", results.arm_curves, accuracy_table),
-        ("tuned", results.arm_curves, arm_summary),
-        ("same rate", results.arm_curves, same_rate),
-        ("no help", results.arm_curves, no_help),
-        ("optimizers", results.optimizer_curves, optimizer_summary),
-        ("optimizer accuracy", results.optimizer_curves, lambda curves: accuracy_table(named(curves))),
-    ):
-        curves = {task: curves_of(task) for task in results.tasks}
-        tables = [f"{task}:\n\n{make(columns)}" for task, columns in curves.items() if columns]
-        found[part] = "\n\n".join(tables) or "Nothing was run."
-    return found
+def kept_means(results):
+    """Return the table of each arm at the rate tuned for uniform training, against uniform training."""
+    head, rows = ["arm"], {arm: [arm] for arm in results.arms()}
+    for task in results.tasks:
+        curves = results.arm_curves(task)
+        uniform = curves["uniform"]
+        rate = chosen(uniform)
+        head += [f"{task}, {number(rate)}", "against uniform"]
+        for arm, curve in curves.items():
+            rows[arm] += [
+                spread(scores(curve[rate])),
+                "" if curve is uniform else difference(curve, rate, uniform, rate),
+            ]
+    return table(head, rows.values())
 
 
-def named(curves):
-    """Return the curves of optimizers under the names of their classes."""
-    return {NAMES[name]: curve for name, curve in curves.items()}
+def optimizers(results):
+    """Return the table of each optimizer at its tuned rate, against AdamW with the same seeds."""
+    head, rows = ["optimizer"], {name: [NAMES[name]] for name in results.optimizers()}
+    for task in results.tasks:
+        curves = results.optimizer_curves(task)
+        adamw = curves["adamwdl"]
+        head += [f"{task}, tuned rate", "accuracy", "against AdamWDL"]
+        for name, curve in curves.items():
+            rate = chosen(curve)
+            against = "" if curve is adamw else difference(curve, rate, adamw, chosen(adamw))
+            rows[name] += [number(rate), spread(scores(curve[rate])), against]
+    return table(head, rows.values())
 
 
 def fill(text, parts):
@@ -337,19 +222,16 @@ def plot(results, path, curves):
         pyplot.close(figure)
 
 
-def write_parts(page, parts):
-    """Write generated parts into a page."""
-    page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
+def parts(results, of_means):
+    """Return name -> table of docs/evidence.md, from the results of the first and of the second study."""
+    return {"arms": arms(results), "means": kept_means(of_means), "optimizers": optimizers(results)}
 
 
-def write_report(results_path, docs):
-    """Write the generated parts of both pages, and their pictures into the folder `images` beside them."""
-    results = Results(results_path)
-    write_parts(docs, {"findings": findings(results)})
-    write_parts(docs.with_name("evidence_tables.md"), blocks(results))
-    images = docs.parent / "images"
+def write_report(results_path, means_path, page):
+    """Write the tables into the page, and the picture into the folder `images` beside it."""
+    results, of_means = Results(results_path), Results(means_path)
+    page.write_text(fill(page.read_text(encoding="utf-8"), parts(results, of_means)), encoding="utf-8")
+    images = page.parent / "images"
     images.mkdir(exist_ok=True)
     plot(results, images / "evidence_decay.svg", {task: results.arm_curves(task) for task in results.tasks})
-    optimizers = {task: named(results.optimizer_curves(task)) for task in results.tasks}
-    plot(results, images / "evidence_optimizers.svg", optimizers)
-    print(f"{docs}: {len(results.runs)} runs")
+    print(f"{page}: {len(results.runs)} and {len(of_means.runs)} runs")

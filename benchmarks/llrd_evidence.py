@@ -1,7 +1,7 @@
 """Measure the effect of layer-wise decay on few-sample fine-tuning, at several learning rates, decays and seeds.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence.py run --data docstrings trec/
-    python benchmarks/llrd_evidence.py report    # writes docs/evidence.md, evidence_tables.md
+    python benchmarks/llrd_evidence.py report    # writes the tables of both studies into docs/evidence.md
 
 `run` fine-tunes MiniLM (recipes/common/pretrained.py) on a few rows that the seed selects. Runs with the same seed have
 the same rows, order, initial head and dropout. Each run adds a line of JSON to benchmarks/results/llrd_evidence.jsonl.
@@ -32,6 +32,7 @@ from evidence_report import write_report  # noqa: E402
 import paddle_ldopt as ldopt  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "llrd_evidence.jsonl"
+MEANS = RESULTS.with_name("llrd_evidence_mean.jsonl")  # of llrd_evidence_mean.py
 ARMS = {
     "uniform": 1.0,
     **{f"decay {decay:g}": decay for decay in (0.95, 0.9, 0.8, 0.65)},
@@ -310,18 +311,14 @@ def main(argv=None):
     run.add_argument(
         "--optimizer_seeds", type=int, default=3, help="number of seeds of the other optimizers; 0 omits them"
     )
-    report = commands.add_parser("report", help="write the tables and charts of the evidence pages")
-    report.add_argument(
-        "--docs",
-        type=Path,
-        default=ROOT / "docs" / "evidence.md",
-        help="page of findings; the tables go into evidence_tables.md beside it",
-    )
+    report = commands.add_parser("report", help="write the tables and the chart of docs/evidence.md")
+    report.add_argument("--docs", type=Path, default=ROOT / "docs" / "evidence.md", help="the page to write into")
+    report.add_argument("--means", type=Path, default=MEANS, help="JSON lines file of the second study's results")
     for command in (run, report):
         command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)
     if args.command == "report":
-        return write_report(args.results, args.docs)
+        return write_report(args.results, args.means, args.docs)
     tasks = [Task(source, Protocol(), max(args.seeds, args.optimizer_seeds)) for source in args.data]
     for task in tasks:
         print(f"{task.name}: {task.description}", flush=True)

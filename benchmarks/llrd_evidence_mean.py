@@ -1,7 +1,7 @@
 """Compare uniform training with decays that keep the mean learning rate: their ratios are divided by the mean ratio.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence_mean.py run --data docstrings trec/
-    python benchmarks/llrd_evidence_mean.py report              # writes docs/evidence_tables.md
+    python benchmarks/llrd_evidence.py report                   # writes the tables of both studies
 
 `run` adds a line of JSON per run to benchmarks/results/llrd_evidence_mean.jsonl and skips runs in this file. It trains
 the tasks whose data are in --data. `docstrings` needs no files: its texts come with Python. `trec` is a folder with
@@ -20,11 +20,10 @@ from typing import ClassVar
 
 import llrd_evidence as evidence
 import numpy as np
-from evidence_mean_report import write_report
 
 import paddle_ldopt as ldopt
 
-RESULTS = evidence.ROOT / "benchmarks" / "results" / "llrd_evidence_mean.jsonl"
+RESULTS = evidence.MEANS
 SEEDS = 10
 DECAYS = (0.9, 0.8, 0.65)
 MEANS = ("blocks", "parameters")
@@ -157,19 +156,15 @@ def train(run, task):
 
 
 def main(argv=None):
-    """Train what is missing, or write the report."""
+    """Train what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train the runs that are not in the results yet")
     run.add_argument("--data", nargs="+", default=["docstrings"], help="docstrings, and the path of the folder trec")
     run.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="tasks to train")
     run.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
-    report = commands.add_parser("report", help="write the tables on the mean rate into docs/evidence_tables.md")
-    for command in (run, report):
-        command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
+    run.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)
-    if args.command == "report":
-        return write_report(args.results, evidence.ROOT / "docs" / "evidence_tables.md", list(TASKS), SEEDS)
     sources = {Path(source).stem: source for source in args.data}
     tasks = {}
     for name in args.tasks:

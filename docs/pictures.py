@@ -1,15 +1,21 @@
-"""Make the pictures of the README: ``python docs/pictures.py``."""
+"""Make the pictures of README.md and docs/pictures.md: ``python docs/pictures.py``."""
 
 import configparser
 import io
+import json
 import os
 import pathlib
 import re
+import statistics
 
+import paddle
+from matplotlib import pyplot, rc_context
+from paddlenlp.transformers import BartConfig, BartForConditionalGeneration
 from rich.console import Console
 
 from paddle_ldopt import LayerMap
 from paddle_ldopt.tools.cli import load_model
+from paddle_ldopt.tools.cli import main as command
 
 ROOT = pathlib.Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -38,15 +44,51 @@ def draw_badges():
         (IMAGES / f"badge_{label}.svg").write_text(text, encoding="utf-8")
 
 
+def draw_map(path):
+    """Draw the measured layers of a small BART: two towers, coloured by rate."""
+    size = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_attention_heads": 2}
+    size |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 50}
+    tokens = paddle.randint(5, 50, [1, 8])
+    model = BartForConditionalGeneration(BartConfig(**size))
+    layers = LayerMap.from_model(model, {"input_ids": tokens, "decoder_input_ids": tokens})
+    layers.plot(path, layerwise_decay=0.8, learning_rate=5e-5)
+
+
+def draw_sweep(path):
+    """Draw the accuracy of every learning rate and decay of the first study, on trec."""
+    lines = (ROOT / "benchmarks/results/llrd_evidence.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = [run for run in map(json.loads, lines) if run.get("task") == "trec" and run["optimizer"] == "adamwdl"]
+    rates = sorted({run["learning_rate"] for run in runs})
+    arms = list(dict.fromkeys(run["arm"] for run in runs))
+    cells = [
+        [100 * statistics.mean(r["test"] for r in runs if (r["arm"], r["learning_rate"]) == (arm, x)) for x in rates]
+        for arm in arms
+    ]
+    figure, axes = pyplot.subplots(figsize=(5.5, 3.5), layout="constrained")
+    figure.colorbar(axes.imshow(cells, aspect="auto"), label="test accuracy, %")
+    for i, row in enumerate(cells):
+        for j, value in enumerate(row):
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if value < 50 else "black")
+    axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+    axes.set_yticks(range(len(arms)), arms)
+    axes.set_xlabel("learning rate of the head")
+    figure.savefig(path, metadata={"Date": None})
+
+
 def main():
-    """Draw the badges, and the layer table and the rates of BERT-base at decay 0.8."""
+    """Draw the badges, BERT-base's layer table and rates, a measured map, the rates of a run, and a sweep."""
     draw_badges()
     os.environ["SOURCE_DATE_EPOCH"] = "0"  # matplotlib's date, so that the same picture is the same file
     layers = LayerMap.from_model(load_model("BertForSequenceClassification"))
     console = Console(record=True, width=76, file=io.StringIO())
     console.print(layers.table(layerwise_decay=0.8, learning_rate=5e-5))
     console.save_svg(str(IMAGES / "layer_table.svg"), title="python -m paddle_ldopt layers", unique_id="ldopt")
-    layers.plot(IMAGES / "layer_rates.svg", layerwise_decay=0.8, learning_rate=5e-5)
+    with rc_context({"svg.hashsalt": "paddle_ldopt"}):
+        layers.plot(IMAGES / "layer_rates.svg", layerwise_decay=0.8, learning_rate=5e-5)
+        draw_map(IMAGES / "plot_map.svg")
+        draw_sweep(IMAGES / "plot_sweep.svg")
+        run = "schedule --type cosine --steps 1000 --warmup 100 --lr 5e-5 --decay 0.8 --layers 12 --plot"
+        command([*run.split(), str(IMAGES / "plot_run.svg")])
 
 
 if __name__ == "__main__":

@@ -61,13 +61,10 @@ def promises_table(cases):
         count = cases[file, test] if test else sum(n for (of, _), n in cases.items() if of == file)
         tests, sum_, figures = rows[text]
         rows[text] = [*tests, (file, test)], sum_ + count, figures + [seen] * bool(seen)
-    lines = ["| promise | test | cases | result |", "| --- | --- | --: | --- |"]
+    lines = ["| promise | below tests/ | cases | result |", "| --- | --- | --: | --- |"]
     for text, (tests, count, figures) in rows.items():
-        named, last = [], None
-        for file, test in tests:
-            named += [f"`tests/{file}`"] * (file != last) + [f"`{test}`"] * (test is not None)
-            last = file
-        lines.append(f"| {text} | {' '.join(named)} | {count:,} | {'; '.join(figures)} |")
+        files = dict.fromkeys(f"`{file}`" for file, _ in tests)
+        lines.append(f"| {text} | {' '.join(files)} | {count:,} | {'; '.join(figures)} |")
     return "\n".join(lines)
 
 

@@ -14,12 +14,11 @@ from paddle_ldopt._checks import REQUIRED
 from paddle_ldopt.config import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.layers.table import markdown
-from paddle_ldopt.optimizers.options import COMMON, REGISTRY
+from paddle_ldopt.optimizers.options import REGISTRY
 from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.tools.memory import ITEMSIZE, decoder_of_size, estimate
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
-SIZES = {"7 B": 7e9, "70 B": 70e9, "1 T": 1e12}
 VARIANTS = {  # beside every optimizer with its defaults
     "came, compression": ("came", {"compression": True}),
     "came, beta1 0": ("came", {"beta1": 0.0}),
@@ -35,30 +34,48 @@ def optimizers():
 
 
 def options_table():
-    """Return the table of the options that each optimizer declares."""
-    rows = []
-    declared_by = {f"`{name}`": info.options for name, info in REGISTRY.items()}
-    common = {option: declared for option, declared in REGISTRY["adamwdl"].options.items() if option in COMMON}
-    for name, options in {**declared_by, "all": common}.items():
-        for option, declared in options.items():
-            if name == "all" or option not in common:
-                ways = ["argument"] * declared.argument + ["group"] * declared.group
-                own = f"`{option}`" if declared.setting else ""
-                setting, default = f"`{declared.setting or option}`", f"`{declared.default}`"
-                rows.append([name, setting, own, default, declared.span, ", ".join(ways), declared.doc])
-    header = ["optimizer", "option", "in the class", "default", "range", "given as", "meaning"]
-    return _text_table(header, rows)
+    """Return the table of the options of the optimizers: one row for each option and meaning."""
+    rows = {}
+    for name, info in REGISTRY.items():
+        for option, declared in info.options.items():
+            given = "" if declared.argument and declared.group else "group" if declared.group else "class"
+            key = (declared.setting or option, declared.doc, given)
+            row = rows.setdefault(key, {"own": {}, "default": {}, "range": {}})
+            row["own"].setdefault(option, []).append(name)
+            row["default"].setdefault(f"`{declared.default}`", []).append(name)
+            row["range"].setdefault(declared.span, []).append(name)
+    cells = []
+    for (option, doc, given), row in rows.items():
+        own = [f"; `{other}` in {', '.join(names)}" for other, names in row["own"].items() if other != option]
+        cells.append([f"`{option}`{''.join(own)}", doc, _of_optimizers(row["default"]), _united(row["range"]), given])
+    return _text_table(["option", "meaning", "default", "range", "only in"], cells)
+
+
+def _of_optimizers(defaults):
+    """Return {default: its optimizers} as text."""
+    names = [f"{', '.join(names)}: {default}" for default, names in defaults.items()]
+    every = len(defaults) == 1 and len(next(iter(defaults.values()))) == len(REGISTRY)
+    return next(iter(defaults)) if every else "; ".join(names)
+
+
+def _united(ranges):
+    """Return {range: its optimizers} as text; the first without names."""
+    (first, _), *others = ranges.items()
+    return "; ".join([first, *(f"{', '.join(names)}: {span}" for span, names in others)])
 
 
 def schedules_table():
-    """Return the table of the arguments of each kind of schedule."""
+    """Return the table of the arguments of each kind of schedule, with their defaults and ranges."""
     rows = []
     for kind in SCHEDULES.values():
+        texts = []
         for option, declared in kind.options.items():
-            default = "" if declared.default is REQUIRED else f"`{declared.default}`"
-            if option != "last_epoch":  # the same for all
-                rows.append([f"`{kind.name}`", f"`{option}`", default, declared.span])
-    return _text_table(["kind", "argument", "default", "range"], rows)
+            if option not in ("last_epoch", "num_warmup_steps", "num_training_steps"):
+                default = "" if declared.default is REQUIRED else f"={declared.default}"
+                texts.append(f"`{option}{default}` {declared.span}")
+        steps = [name for name in ("num_warmup_steps", "num_training_steps") if name in kind.options]
+        rows.append([f"`{kind.name}`", " ".join(f"`{name}`" for name in steps), "; ".join(texts)])
+    return _text_table(["kind", "steps", "further arguments"], rows)
 
 
 def decay_table():
@@ -92,47 +109,35 @@ def _bytes(state, size):
 
 
 def memory_table():
-    """Return the table of GiB of state, and in all, of each optimizer for decoders of several sizes."""
-    models = {size: decoder_of_size(params) for size, params in SIZES.items()}
-    counts = [sum(map(math.prod, shapes.values())) for shapes in models.values()]
+    """Return the table of GiB of state, and in all, of each optimizer for a decoder of 7 billion parameters."""
+    shapes = decoder_of_size(7e9)
+    count = sum(map(math.prod, shapes.values()))
     rows = []
     for label, (name, options) in optimizers().items():
-        uses = [estimate(shapes, name, **options) for shapes in models.values()]
-        rows.append([label, *(f"{_gib(use['state'])} / {_gib(use['total'])}" for use in uses)])
-    return markdown(["optimizer", *(f"{size} ({n / 1e9:.4g} B)" for size, n in zip(models, counts))], rows)
+        use = estimate(shapes, name, **options)
+        rows.append([label, _gib(use["state"]), _gib(use["total"])])
+    return markdown(["optimizer", f"state, GiB ({count / 1e9:.4g} B parameters)", "in all, GiB"], rows)
 
 
 def _gib(size):
     return f"{size / 2**30:.2f}" if size >= 2**30 else f"{size / 2**30:.2g}"
 
 
-def combinations_table():
-    """Return the table of `tests/distributed/combinations.py`: how many of each layout match one process."""
+def combinations():
+    """Return how many combinations of `tests/distributed/combinations.py` match one process, and why others do not."""
     results = json.loads((PAGES[0].parent / "combinations.json").read_text(encoding="utf-8"))
-    notes: list = []
-
-    def shown(cell):
-        text = [str(cell["match"])]
-        for why, names in cell["refused"].items():
-            if why not in notes:
-                notes.append(why)
-            text.append(f"{len(names)} refused ({notes.index(why) + 1})")
-        return ", ".join(text)
-
-    rows = [[layout, *(shown(cell) for cell in ways.values())] for layout, ways in results.items()]
-    table = markdown(["layout", *next(iter(results.values()))], rows)
     cells = [cell for ways in results.values() for cell in ways.values()]
     match = sum(cell["match"] for cell in cells)
-    refused = sum(len(names) for cell in cells for names in cell["refused"].values())
-    said = [f"{i}. {' '.join(note.split())}" for i, note in enumerate(notes, 1)]
-    return "\n".join([table, "", f"{match + refused} combinations: {match} match, {refused} are refused.", "", *said])
+    refused = [f"{len(names)}: {' '.join(why.split())}" for cell in cells for why, names in cell["refused"].items()]
+    said = f"{match} combinations of {len(results)} layouts ({', '.join(results)}) match one process; "
+    return said + (f"refused are {'; '.join(refused)}." if refused else "none is refused or differs.")
 
 
 def tables():
     """Return name -> table, as between the marks of the page."""
     answer = {"options": options_table(), "states": states_table()}
     answer.update(decay=decay_table(), schedules=schedules_table())
-    answer.update(memory=memory_table(), combinations=combinations_table())
+    answer.update(memory=memory_table(), combinations=combinations())
     return answer
 
 

@@ -29,6 +29,7 @@ from .optimizers import (
     AdamWeightDecay,
     Came,
     Lamb,
+    Muon,
     OptimizerInfo,
     apply_layerwise_decay,
     list_optimizers,
@@ -79,7 +80,8 @@ __all__ = [
     # the layers of a model and their rates
     "Layer", "LayerDecay", "LayerMap", "decayed_parameter_names",
     # the optimizers, and the table of their declarations
-    "Adafactor", "AdafactorSchedule", "AdamWDL", "AdamWeightDecay", "Came", "Lamb", "OptimizerInfo", "optimizer_class",
+    "Adafactor", "AdafactorSchedule", "AdamWDL", "AdamWeightDecay", "Came", "Lamb", "Muon",
+    "OptimizerInfo", "optimizer_class",
     # layer-wise rates for Paddle's own optimizers, and PaddleNLP's hook
     "apply_layerwise_decay", "reset_layerwise_decay", "layerwise_lr_decay",
     # schedules by class, and by the functions of transformers

@@ -56,7 +56,7 @@ ERNIEKIT: dict[str, tuple[Optional[float], tuple[str, ...]]] = {
 
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
-    """Return the dict in an argument that is a dict, a JSON object in a string, or None for an empty dict."""
+    """Return the dict in an argument that is a dict, a JSON object in a string, or None."""
     content, why = value, ""
     if isinstance(value, str):
         try:
@@ -70,12 +70,11 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
 
 
 def json_argument(args: Any, name: str) -> dict[str, Any]:
-    """Return the dict in a Trainer's argument, which is a JSON object; empty if the Trainer lacks the argument."""
+    """Return the dict in a Trainer's argument, which is a JSON object; empty if the Trainer lacks it."""
     return json_object(getattr(args, name, None), name)
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy of a value in types that JSON has."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -87,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def option_of(value: Any, option: str, name: str = "") -> Any:
-    """Return the checked value of an option of `LayerDecay`; dicts may be JSON. Errors call it `name`."""
+    """Return the checked value of an option of `LayerDecay`; dicts may be JSON."""
     name = name or SETTINGS[option]
     if option in _DICTS and isinstance(value, str):
         value = json_object(value, name)
@@ -100,7 +99,6 @@ def settings_of(decay: LayerDecay) -> dict[str, Any]:
 
 
 def decay_help(option: str) -> str:
-    """Return the help text of an option of `LayerDecay` for a command line."""
     declared = OPTIONS[option]
     if declared.check is checked_bool:
         return declared.doc
@@ -109,17 +107,16 @@ def decay_help(option: str) -> str:
 
 
 def _setting(default: Any, help_text: str) -> Any:
-    """Return the field of a setting that is also an argument of the Trainer, whose command line shows the help text."""
+    """Return the field of a setting that is also an argument of the Trainer."""
     return dataclasses.field(default=default, metadata={"help": help_text})
 
 
 def _decay_setting(option: str) -> Any:
-    """Return the field of an option of `LayerDecay`."""
     return _setting(OPTIONS[option].default, decay_help(option))
 
 
 class DecaySettings:
-    """Base of `LdoptConfig`, which lists the settings, and of `LdoptArgumentsMixin`, which is made from its fields."""
+    """Base of `LdoptConfig`, and of `LdoptArgumentsMixin`, which is made from its fields."""
 
     @property
     def layerwise_decay(self) -> LayerDecay:
@@ -140,20 +137,18 @@ class LdoptConfig(DecaySettings):
 
     Args:
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.
-        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``. A class's own name
-            (`beta_2`, `eps`) works too and is stored under the name that `create` uses.
-        learning_rate: at least 0, the rate of a layer whose ratio is 1. None for Adafactor and Came with
-            ``{"relative_step": True}``, which sets the rate.
-        weight_decay: at least 0. Biases and the parameters of norms are excluded; "adamweightdecay" takes
-            `include_in_weight_decay` and `exclude_from_weight_decay` in `optim_kwargs`.
-        max_grad_norm: at least 0, the global norm for gradient clipping; 0 is off.
+        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``, by the names of
+            `create` or of the class.
+        learning_rate: the rate of a layer whose ratio is 1. None for Adafactor and Came with a relative step.
+        weight_decay: not of biases and the parameters of norms.
+        max_grad_norm: the global norm for gradient clipping; 0 is off.
         layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each further option of
             `LayerDecay` is a setting of its own, such as `layerwise_min_ratio`.
         layerwise_rules: the `rules` of `LayerMap.from_model`.
         lr_scheduler_type: any `SchedulerType`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`.
-        warmup_steps: at least 0, steps of the warm-up.
-        warmup_ratio: in [0, 1], the warm-up as a fraction of all steps if `warmup_steps` is 0.
+        warmup_steps: steps of the warm-up.
+        warmup_ratio: the warm-up as a fraction of all steps if `warmup_steps` is 0.
 
     Raises:
         TypeError, ValueError: the first problem of the settings.
@@ -166,8 +161,6 @@ class LdoptConfig(DecaySettings):
         >>> opt, schedule = config.build(encoder, num_training_steps=100)
         >>> type(opt).__name__, opt.layerwise_ratio(encoder.layers[0].linear1.weight)
         ('Lamb', 0.125)
-        >>> LdoptConfig.from_dict(config.to_dict()) == config
-        True
     """
 
     # plain dicts: PdArgumentParser reads JSON for no other annotation
@@ -231,11 +224,10 @@ class LdoptConfig(DecaySettings):
     def build(
         self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None, example: Optional[Example] = None
     ) -> tuple[Optimizer, Optional[LRScheduler]]:
-        """Return an optimizer for a model's parameters and its schedule, for a training loop without a Trainer.
+        """Return an optimizer for a model's parameters and its schedule, from which it takes its rate.
 
-        The optimizer takes its rate from the schedule. With a relative step the schedule is an `AdafactorSchedule`, or
-        None for Came. Schedules that need `num_training_steps` raise an error without it. With an `example`, a batch,
-        the layers are measured (`LayerMap.from_model`).
+        With a relative step the schedule is an `AdafactorSchedule`, or None for Came. With an `example`, a batch, the
+        layers are measured (`LayerMap.from_model`).
         """
         schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
         opt = build_optimizer(
@@ -253,7 +245,7 @@ class LdoptConfig(DecaySettings):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
-        """Return the object with the settings of a dict; raise for an unknown setting or a bad value."""
+        """Return the object with the settings of a dict; raise for an unknown setting."""
         known = [field.name for field in dataclasses.fields(cls)]
         settings = json_object(values, "values")
         for key, value in settings.items():
@@ -271,7 +263,6 @@ class LdoptConfig(DecaySettings):
         return cls.from_dict(read_json(path))
 
     def to_json(self, path: Path) -> None:
-        """Write a JSON file for `from_json`."""
         with open(checked_path(path), "w", encoding="utf-8") as file:
             json.dump(self.to_dict(), file, indent=1)
 
@@ -281,7 +272,6 @@ class LdoptConfig(DecaySettings):
         return cls.from_dict(read_yaml(path))
 
     def to_yaml(self, path: Path) -> None:
-        """Write a YAML file for `from_yaml`."""
         import yaml
 
         with open(checked_path(path), "w", encoding="utf-8") as file:
@@ -317,7 +307,6 @@ class LdoptConfig(DecaySettings):
 
 
 def _checked_options(given: dict[str, Any], declared: Mapping[str, Option], argument: str) -> dict[str, Any]:
-    """Return options unchanged; raise for an unknown option or a bad value."""
     for key, value in given.items():
         if key not in declared:
             raise ValueError(f"`{argument}`: {unknown('option', key, value, declared)}")
@@ -326,7 +315,7 @@ def _checked_options(given: dict[str, Any], declared: Mapping[str, Option], argu
 
 
 def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
-    """Return the schedule of a `LdoptConfig`, or of an object with the same attributes, over this many steps."""
+    """Return the schedule of a `LdoptConfig`, or of an object with the same attributes."""
     kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
     if settings.warmup_ratio and not warmup:
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
@@ -367,7 +356,7 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
 
 
 def name_of(choice: Any) -> str:
-    """Return the name of an optimizer, schedule or strategy given as a string or as a member of the Trainer's enum."""
+    """Return the name in a string or in a member of the Trainer's enum."""
     return str(getattr(choice, "value", choice))
 
 
@@ -380,8 +369,7 @@ def mapped_options(args: Any, info: OptimizerInfo) -> dict[str, Any]:
 def evaluation_metric(args: Any) -> tuple[str, str]:
     """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
 
-    The metric is `metric_for_best_model`, by default the loss. `greater_is_better` is by default false for the loss and
-    true for any other metric.
+    The metric is `metric_for_best_model`, by default the loss, which alone is better if lower.
     """
     metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
     if greater is None:
@@ -390,19 +378,12 @@ def evaluation_metric(args: Any) -> tuple[str, str]:
 
 
 def decay_of_arguments(args: Any) -> LayerDecay:
-    """Return the decay in a Trainer's arguments, with or without `LdoptArgumentsMixin`; ERNIEKit's own included."""
+    """Return the decay in a Trainer's arguments; ERNIEKit's own included."""
     return args.layerwise_decay if isinstance(args, DecaySettings) else with_erniekit(OFF, args)
 
 
 def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
-    """Return a decay extended by ERNIEKit's arguments, the same decay if none is set.
-
-    - `layerwise_lr_decay_bound`: the convention "linear";
-    - `vit_lr_ratio`: the convention "ernie_vl" of the tower "vision_model";
-    - `moe_gate_lr_ratio`: a multiplier of the router in the first block.
-
-    Raise TypeError or ValueError for a value out of range, or an option that the decay already sets.
-    """
+    """Return a decay extended by ERNIEKit's arguments, which docs/migrating.md lists."""
     given = {name: getattr(args, name, None) for name in ERNIEKIT}
     if given["vit_lr_ratio"]:
         del given["visual_ld"]

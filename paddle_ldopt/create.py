@@ -26,7 +26,6 @@ OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTR
 
 
 def info_of(name: Any, argument: str) -> OptimizerInfo:
-    """Return the row of an optimizer in `OPTIMIZERS`; raise for an unknown name."""
     if not isinstance(name, str) or name not in OPTIMIZERS:
         advice = "For another optimizer of Paddle, build it and call `apply_layerwise_decay`."
         raise ValueError(unknown("optimizer", name, None, OPTIMIZERS, f"{argument}={shown(name)}", advice=advice))
@@ -47,10 +46,8 @@ def build_optimizer(
 ) -> Optimizer:
     """Return an optimizer that trains a model, each layer at its rate. `create` documents most arguments.
 
-    `chosen` is a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
-    `apply_layerwise_decay`. `model` is None if `arguments` replace all values read from a model. By default, `layers`
-    is read from the model if there is a decay and neither `name_dict` nor `set_param_lr_fun` is given. `groups` are
-    parameters or groups (dicts) to train instead of all parameters; dicts get no exclusion from weight decay.
+    `chosen` is a name of `OPTIMIZERS`, or the row of a class. `model` is None if `arguments` replace all values read
+    from a model. By default, `layers` is read from the model if there is a decay and neither `name_dict` nor a hook.
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
     has_hook = any(name in arguments for name in ("name_dict", "set_param_lr_fun", "lr_ratio"))
@@ -83,7 +80,10 @@ def build_optimizer(
     if layers is not None and (rules is not None or example is not None):
         both = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
         raise refusal(ValueError, both, rules=rules, example=type(example).__name__)
-    if decay != OFF and layers is None and not has_hook and model is not None:
+    routed = "use_muon" in arguments or (grouped and any("use_muon" in group for group in arguments["parameters"]))
+    if info.needs_layers and not routed and layers is None and model is not None:
+        layers = LayerMap.from_model(model, example, rules)
+    elif decay != OFF and layers is None and not has_hook and model is not None:
         layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
     if not issubclass(info.cls, LayerRates):
         if decay == OFF:  # else `apply_layerwise_decay` warns
@@ -103,7 +103,6 @@ def _is_decayed(decayed: set[str], name: str) -> bool:
 
 
 def _listed(groups: Any) -> list[Any]:
-    """Return parameters or groups as a list; raise for a model, a Tensor or other values."""
     items = list(groups) if hasattr(groups, "__iter__") and not isinstance(groups, paddle.Tensor) else []
     if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
         message = "`groups` must be a list of parameters, or of parameter groups as dicts."
@@ -112,7 +111,7 @@ def _listed(groups: Any) -> list[Any]:
 
 
 def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with each option under the class's name; raise ValueError for an option given twice."""
+    """Return the arguments with each option under the class's name."""
     settings = {option.setting: name for name, option in info.options.items() if option.setting in arguments}
     for setting, name in settings.items():
         if name in arguments:
@@ -138,30 +137,24 @@ def create(
 ) -> Optimizer:
     """Build an optimizer for all parameters of a model, with one learning rate per layer.
 
-    Biases and the parameters of norms are excluded from weight decay. Frozen parameters are not updated. They can be
-    unfrozen at any time. Under sharding, the optimizer takes only the parameters that are trainable now.
+    Biases and the parameters of norms are excluded from weight decay. Frozen parameters are not updated, until they are
+    unfrozen (under sharding, the optimizer takes only the parameters that are trainable now).
 
     Args:
         name: one of `list_optimizers`, or "adamw" for Paddle's own.
         model: the network.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
-        rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
-        example: a batch, of which one row is enough: a forward pass with it finds the layers (`LayerMap.from_model`).
-            Without one, they are found by names.
+        rules: the `rules` of `LayerMap.from_model`.
+        example: a batch: a forward pass with one row finds the layers. Without one, they are found by names.
         layers: a layer map to use instead of the model's.
-        groups: parameters, or groups of parameters as dicts, to train instead of all parameters. A group's
-            "learning_rate" is a multiplier of the optimizer's rate, as in Paddle, not a rate. With dicts, biases and
-            norms are not excluded from weight decay.
-        learning_rate: at least 0, or a schedule. None is the class's default, 1e-3 for "adamwdl".
-        weight_decay: at least 0. None is the class's default, 0.01 for "adamwdl".
+        groups: parameters, or groups as dicts, to train instead of all parameters. A group's "learning_rate" is a
+            multiplier of the optimizer's rate, as in Paddle. With dicts, biases and norms have weight decay.
+        learning_rate: a number or a schedule; by default the class's, 1e-3 for "adamwdl".
+        weight_decay: by default the class's, 0.01 for "adamwdl".
         max_grad_norm: the global norm for gradient clipping; 0 is off.
         **arguments: further arguments of the class. Options have one name for all optimizers: `beta1`, `beta2`,
             `epsilon`...; the class's own names (`lr`, `beta_1`, `eps`) work too. `apply_decay_param_fun` overrides the
             exclusion from weight decay.
-
-    Raises:
-        TypeError: an argument that the class does not have.
-        ValueError: an unknown name.
 
     Examples:
         >>> import paddle

@@ -49,7 +49,7 @@ def plot_schedule(path: Path, first: int, series: Series) -> str:
 
 
 def draw_rates(axes: Any, steps: list[int], series: list[tuple[str, list[float]]]) -> None:
-    """Draw the rates of every layer, with its label, from the embeddings (light) to the head (dark)."""
+    """Draw the rates of every layer, from the embeddings (light) to the head (dark)."""
     for i, (label, rates) in enumerate(series, 1):
         named = label if i in (1, len(series)) else None
         axes.plot(steps, rates, color=str(0.8 * (1 - i / len(series))), lw=1.2, label=named)
@@ -78,7 +78,7 @@ def plot_table(table: Any, path: Path) -> str:
 
 
 def plot_boxes(table: Any, path: Path) -> str:
-    """Draw a `LayerTable` into a file, one row of boxes for each tower, coloured by rate, and return the path."""
+    """Draw a `LayerTable` into a file, one row of boxes for each tower, coloured by rate."""
     from matplotlib import colormaps, colors
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Rectangle
@@ -107,14 +107,14 @@ def plot_boxes(table: Any, path: Path) -> str:
 
 
 def check_picture(path: Path, argument: str = "path") -> None:
-    """Raise TypeError if `path` is not a path, ValueError if its extension is not a supported format."""
+    """Raise if `path` is not a path or has no supported format."""
     path = checked_path(path, argument)
     if os.path.splitext(path)[1].lower() not in (".png", ".svg", ".pdf"):
         raise refusal(ValueError, f"`{argument}` must end in .png, .svg or .pdf.", **{argument: path})
 
 
 def name_lines(axes: Any) -> None:
-    r"""Show the labels of the lines literally: without math in "$", with a leading "_", with Chinese characters."""
+    """Show labels literally: without math in "$", with a leading "_", with Chinese characters."""
     lines = [line for line in axes.lines if not re.fullmatch(r"_child\d+", line.get_label())]
     legend = axes.legend(lines, ["-"] * len(lines))
     for text, line in zip(legend.get_texts(), lines):
@@ -122,7 +122,7 @@ def name_lines(axes: Any) -> None:
 
 
 def font_families() -> list[str]:
-    """Return matplotlib's font families, then the installed fonts with Chinese characters, which matplotlib lacks."""
+    """Return matplotlib's font families, then the installed fonts with Chinese characters."""
     from matplotlib import font_manager, rcParams
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -164,12 +164,11 @@ def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> 
 
 
 def _points(count: int) -> list[int]:
-    """Return the positions to show of `count`: all, or every k-th and the last."""
+    """Return all positions, or every k-th and the last."""
     return [*range(0, count - 1, math.ceil(count / MOST_POINTS)), count - 1] if count else []
 
 
 def _new_axes(path: Path) -> Any:
-    """Return the axes of a new figure; raise if `path` has no supported format."""
     check_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -180,7 +179,6 @@ def _new_axes(path: Path) -> Any:
 
 
 def _write(axes: Any, path: Path, xlabel: str, ylabel: str, top: Optional[float] = None) -> str:
-    """Write the figure in the format of the path's extension and return the path."""
     import matplotlib
 
     axes.set(xlabel=xlabel, ylabel=ylabel)

@@ -47,7 +47,8 @@ def create_optimizer(
 ) -> tuple[AdamWeightDecay, WarmUp]:
     r"""Build `AdamWeightDecay` with a warm-up and a polynomial decay, as TensorFlow's BERT does.
 
-    With k the step, w the steps of the warm-up, n all steps and q `min_lr_ratio`:
+    With k the step, w `num_warmup_steps`, n `num_train_steps` (steps of the optimizer, not micro-batches), :math:`l_0`
+    `init_lr` and q `min_lr_ratio`:
 
     .. math::
         l_k = l_0 \, k / w \quad (k < w), \qquad
@@ -55,40 +56,19 @@ def create_optimizer(
 
     Weight decay skips biases and the parameters of norms. With `model`, they are found by the class of their sublayer
     (`decayed_parameter_names`). Otherwise they are found by name: ``norm`` in upper or lower case, ``ln_`` and ``bias``
-    in the names of `name_dict` or `layers`; ``norm`` and ``.b_0`` in Paddle's own names.
+    in the names of `name_dict` or `layers`; ``norm`` and ``.b_0`` in Paddle's own names. `include_in_weight_decay` are
+    patterns of names that always have weight decay.
 
-    Args:
-        init_lr: :math:`l_0`, the peak, at least 0.
-        num_train_steps: n, at least 1: steps of the optimizer, not micro-batches.
-        num_warmup_steps: w, at least 0. The warm-up is always linear.
-        min_lr_ratio: q in [0, 1], the final rate as a fraction of `init_lr`.
-        adam_beta1: decay of the first moment, in [0, 1).
-        adam_beta2: decay of the second moment, in [0, 1).
-        adam_epsilon: at least 0, added to the root of the uncorrected second moment.
-        adam_clipnorm: above 0; clips each gradient to this norm.
-        adam_global_clipnorm: above 0; clips all gradients together to this global norm.
-        weight_decay_rate: decoupled weight decay, at least 0; 0 is plain Adam.
-        power: exponent of the rate's decay, above 0; 1 is linear.
-        include_in_weight_decay: patterns of names that always have weight decay.
-        parameters: the parameters to train, also in groups; by default all parameters of `model`.
-        model: gives the names, the layers and the parameters with weight decay.
-        layerwise_decay: this argument and the arguments below are as in `AdamWDL`.
-        n_layers: blocks of the model, without `layers`.
-        set_param_lr_fun: the hook that gives the ratio.
-        name_dict: ``param.name`` -> structured name.
-        layers: the `LayerMap` of the model; by default read from `model`.
-        multi_precision: keep float32 masters of float16 and bfloat16 parameters.
+    `parameters` are the parameters to train, by default all of `model`. `adam_clipnorm` clips each gradient to this
+    norm, `adam_global_clipnorm` all together. The other arguments are as in `AdamWeightDecay`, `layerwise_decay` and
+    the following ones as in `AdamWDL`.
 
     Returns:
         The optimizer and its schedule, always a `WarmUp`. Call ``schedule.step()`` after each ``optimizer.step()``:
         TensorFlow's schedule advances without a call.
 
-    Warns:
-        UserWarning: a pattern of `include_in_weight_decay` matches no parameter, or `weight_decay_rate` is 0; w is
-            above n.
-
-    Differs from transformers: the parameters to train are an argument. Without weight decay, the optimizer is still
-    `AdamWeightDecay`, with the results of Keras' Adam. `num_train_steps` = `num_warmup_steps` ends at the final rate.
+    Differs from transformers: without weight decay, the optimizer is still `AdamWeightDecay`, with the results of
+    Keras' Adam. `num_train_steps` = `num_warmup_steps` ends at the final rate.
 
     Examples:
         >>> import paddle
@@ -145,7 +125,7 @@ def create_optimizer(
 
 
 def _checked_options(**given: tuple[str, Any]) -> dict[str, Any]:
-    """Return the checked options of `AdamWeightDecay`; each is given as (argument of `create_optimizer`, value)."""
+    """Return the checked options, each given as (argument of `create_optimizer`, value)."""
     options = {
         name: AdamWeightDecay.OPTIONS[name].checked(value, argument) for name, (argument, value) in given.items()
     }
@@ -171,7 +151,6 @@ _NOT_DECAYED_UNNAMED = _NOT_DECAYED + r"|\.b_\d+:0$"  # linear_0.b_0: Paddle's o
 def _schedule(
     init_lr: NonNegative, num_train_steps: StepsFrom1, num_warmup_steps: Steps, min_lr_ratio: Fraction, power: Positive
 ) -> WarmUp:
-    """Return the schedule of `create_optimizer`."""
     if num_warmup_steps > num_train_steps:
         message = "The training ends before the warm-up does, so the rate never reaches the peak."
         steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
@@ -187,7 +166,6 @@ def _rate(peak: float, curve: Polynomial, step: int) -> float:
 
 
 def _decayed(model: paddle.nn.Layer, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
-    """Return the names of the parameters with weight decay, the included ones among them."""
     searched = names or name_dict_of(model)
     texts = {param.name: f"{searched.get(param.name, param.name)}:0" for param in model.parameters()}
     decayed = decayed_parameter_names(model)

@@ -29,6 +29,7 @@ from .came import Came
 from .lamb import Lamb
 from .adafactor import Adafactor, AdafactorSchedule
 from .adam_weight_decay import AdamWeightDecay
+from .muon import Muon
 # isort: on
 
 from .._checks import Option
@@ -39,6 +40,6 @@ from .options import OptimizerInfo, list_optimizers, optimizer_class, register
 from .rule_optimizer import RuleOptimizer
 from .states import COLUMN, ELEMENT, ROW, SCALAR, State
 
-__all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb"]
+__all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb", "Muon"]
 __all__ += ["OptimizerInfo", "apply_layerwise_decay", "list_optimizers", "optimizer_class", "reset_layerwise_decay"]
 __all__ += ["COLUMN", "ELEMENT", "ROW", "SCALAR", "Option", "RuleOptimizer", "State", "register"]  # for new optimizers

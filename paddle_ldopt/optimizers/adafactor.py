@@ -48,7 +48,7 @@ def adafactor_update(
     relative_step: bool,
     warmup_init: bool,
 ) -> Update:
-    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options."""
+    """Return (new parameter, new state) of Algorithm 4 or 5."""
     t = state[STEP]
     one_minus_beta2 = t ** paddle.full_like(t, decay_rate)  # (7.2), in the type of t
     v = yield from factored_ema("exp_avg_sq", (grad * grad).scale_(1.0, eps[0]), state, shard, one_minus_beta2)
@@ -87,35 +87,18 @@ class Adafactor(FactoredOptimizer):
         m &\leftarrow \beta_1 m + (1 - \beta_1) \alpha u \\
         p &\leftarrow p - \alpha \lambda p - m
 
-    The second factor of :math:`\alpha` applies with `relative_step`, the third with `scale_parameter`; without
-    `beta1`, m is :math:`\alpha u`. The matrix is the last two dimensions; with fewer than two the average of
-    :math:`g^2 + \epsilon_1` itself is kept.
+    The second factor of :math:`\alpha` applies with `relative_step` (:math:`10^{-6} t` instead of :math:`10^{-2}` with
+    `warmup_init`), the third with `scale_parameter`; without `beta1`, m is :math:`\alpha u`. The matrix is the last two
+    dimensions; with fewer than two the average of :math:`g^2 + \epsilon_1` itself is kept.
 
     The usual settings for fine-tuning are ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up, or
     ``warmup_init=True`` alone, with an `AdafactorSchedule` if a scheduler is required. transformers advises against
     additional gradient clipping.
 
-    Args:
-        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate), "eps",
-            "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter" and "warmup_init".
-        lr (float|LRScheduler, optional): at least 0; also `learning_rate`. None with `relative_step`.
-        eps (tuple[float, float], optional): :math:`\epsilon_1`, above 0, is added to the squared gradient;
-            :math:`\epsilon_2`, at least 0, is the smallest factor of `scale_parameter`.
-        clip_threshold: above 0, the largest RMS of the update u.
-        decay_rate: exponent of the second moment's decay rate, at most 0.
-        beta1: decay rate of the momentum, in [0, 1). None: no momentum and no memory for it.
-        weight_decay: decoupled weight decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
-        scale_parameter: multiply the rate by the parameter's RMS.
-        relative_step: compute the rate from the step; `lr` must be None.
-        warmup_init: with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        **common: the arguments that all optimizers share; see `AdamWDL`. Ratios of layers multiply a relative rate too.
+    docs/options.md lists the options; `AdamWDL` documents the arguments that all optimizers take. `lr`, also called
+    `learning_rate`, must be None with `relative_step`, and only then. A group's "lr" is its own rate.
 
-    Raises:
-        TypeError, ValueError: as for `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` without
-            `relative_step`.
-
-    Differs from the paper: Algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
-    low-precision parameters can have master weights; groups cannot override `relative_step`; arguments are checked.
+    Differs from transformers: low-precision parameters can have master weights; groups cannot override `relative_step`.
 
     Examples:
         >>> import paddle
@@ -204,10 +187,9 @@ class Adafactor(FactoredOptimizer):
         return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)
 
     def used_lr(self) -> dict[str, float]:
-        r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update.
+        r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update, all factors included.
 
-        Step, scale, layer and group are included. Parameters that were never updated are omitted. Works in dygraph and
-        `to_static`.
+        Parameters that were never updated are omitted. Works in dygraph and `to_static`.
         """
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
@@ -221,7 +203,7 @@ class Adafactor(FactoredOptimizer):
         return self.used_lr() if self.sets_own_lr else None
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return the rate of the parameter's last update with `relative_step`; later rates are not known beforehand."""
+        """Return the rate of the parameter's last update with `relative_step`; later rates are not known."""
         return (self._used_lr(param), None) if self.sets_own_lr else None
 
     def get_lr(self) -> float:
@@ -232,14 +214,11 @@ class Adafactor(FactoredOptimizer):
 class AdafactorSchedule(LRScheduler):
     """A scheduler that reports the rates `Adafactor` used and sets none, for logs and for a Trainer.
 
-    Pass it to a Trainer with an optimizer that sets its own rate: ``optimizers=(opt, AdafactorSchedule(opt))``.
+    Pass it to a Trainer with an optimizer that sets its own rate: ``optimizers=(opt, AdafactorSchedule(opt))``. Before
+    a group's first update it reports `initial_lr`.
 
-    Args:
-        optimizer (Adafactor): the optimizer, which may be wrapped; any other raises TypeError.
-        initial_lr: at least 0, the rate reported for a group before its first update.
-
-    Differs from transformers: a group whose first parameter has no gradient is reported too, and nothing is written
-    into the optimizer (in transformers an `lr` compounds with the parameter's scale from step to step).
+    Differs from transformers: nothing is written into the optimizer (in transformers an `lr` compounds with the
+    parameter's scale), and a group whose first parameter has no gradient is reported too.
 
     Examples:
         >>> import paddle
@@ -248,14 +227,10 @@ class AdafactorSchedule(LRScheduler):
         >>> opt = Adafactor([{"params": [linear.weight]}, {"params": [linear.bias]}], scale_parameter=False)
         >>> schedule = AdafactorSchedule(opt, initial_lr=1e-3)
         >>> linear(paddle.ones([1, 4])).mean().backward()
-        >>> print(schedule.get_lr())
-        [0.001, 0.001]
         >>> opt.step()
         >>> schedule.step()
         >>> print([round(lr, 6) for lr in schedule.get_lr()])
         [0.01, 0.01]
-
-    Source: ``transformers.optimization.AdafactorSchedule``, 4.37.
     """
 
     last_epoch: int
@@ -267,17 +242,14 @@ class AdafactorSchedule(LRScheduler):
         super().__init__(checked_number(initial_lr, "initial_lr"))
 
     def get_lr(self) -> list[float]:
-        """Return the rate of each group's first updated parameter, in the order of the groups.
-
-        Rates differ within a group if scales or layers do; `Adafactor.used_lr` returns the rate of every parameter.
-        """
+        """Return the rate of each group's first updated parameter; `Adafactor.used_lr` has every parameter's."""
         used = self.optimizer.used_lr()
         groups = self.optimizer._param_groups or []
         groups = [g["params"] for g in groups] if groups and isinstance(groups[0], dict) else [groups]
         return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
 
     def step(self, epoch: Optional[int] = None) -> None:
-        """Record the rates of the optimizer's last step; `last_lr` and ``schedule()`` are the first group's rate."""
+        """Record the rates of the optimizer's last step; `last_lr` is the first group's."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self.last_lrs = self.get_lr()
         self.last_lr = self.last_lrs[0]

@@ -60,7 +60,7 @@ def adam_weight_decay_update(
     clipvalue: Optional[float] = None,
     clipnorm: Optional[float] = None,
 ) -> Update:
-    """Return (new parameter, new state). See `AdamWeightDecay` for the options."""
+    """Return (new parameter, new state)."""
     t = state[STEP]
     if decay:
         lr = lr / (1.0 + decay * (t - 1.0))  # Keras counts the iterations before this one
@@ -98,40 +98,20 @@ class AdamWeightDecay(RuleOptimizer):
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
         p &\leftarrow p - l \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m}{\sqrt{v} + \epsilon}
 
-    State: 8 bytes per element (12 with `amsgrad`), and 4 per tensor.
-
     **Exclusion from weight decay.** Patterns are searched (`re.search`) in the structured name of a parameter with
     TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". Structured names come from `name_dict` or
     `layers`; without them ``param.name`` is searched. Weight decay applies to all names, except names that match
     `exclude_from_weight_decay` but not `include_in_weight_decay`. TensorFlow's usual patterns miss Paddle's
     ``norm1.weight`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class of
-    the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
+    the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__``; where both are given, both must
+    allow it. A pattern that matches no parameter gives a UserWarning.
 
-    Args:
-        learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0; also `lr`.
-        beta_1, beta_2: decay rates of the first and second moment, in [0, 1).
-        epsilon: at least 0, added to the root of the uncorrected second moment.
-        amsgrad: divide by the largest second moment so far.
-        weight_decay_rate: decoupled weight decay :math:`\lambda`, at least 0; also `weight_decay`.
-        include_in_weight_decay (list[str], optional): patterns that override `exclude_from_weight_decay`. Weight decay
-            also applies to names that match neither list.
-        exclude_from_weight_decay (list[str], optional): patterns of names without weight decay.
-        name: prefix of the names of the optimizer's state, unless it is the default.
-        decay: at least 0; divides the rate by 1 + decay * (steps before this one). Not included in `get_lr`.
-        clipnorm: above 0; scales each gradient down to this norm, after `clipvalue`.
-        clipvalue: above 0; clips each element of a gradient to [-clipvalue, clipvalue].
-        global_clipnorm: above 0; the same as ``grad_clip=ClipGradByGlobalNorm(...)``.
-        parameters (list[Tensor]|list[dict], optional): groups may have "weight_decay_rate" (or "weight_decay"),
-            "beta_1", "beta_2", "epsilon", "clipnorm" and "clipvalue".
-        **common: the arguments that all optimizers share; see `AdamWDL`. `grad_clip` comes before `clipvalue` and
-            `clipnorm`. Weight decay applies where both `apply_decay_param_fun` and the patterns allow it.
+    docs/options.md lists the options; `AdamWDL` documents the arguments that all optimizers take. `learning_rate` is
+    also called `lr`, `weight_decay_rate` also `weight_decay`. `grad_clip` comes before `clipvalue`, and this before
+    `clipnorm`; `global_clipnorm` is ``grad_clip=ClipGradByGlobalNorm(...)``. `get_lr` does not include `decay`.
 
-    Raises:
-        TypeError, ValueError: as for `AdamWDL`; an invalid regular expression; `clipnorm` or `clipvalue` with
-            `global_clipnorm`. A pattern that matches no parameter gives a UserWarning.
-
-    Differs from transformers 4.37: `get_config` keeps both lists and all other arguments that JSON can hold; a pattern
-    without effect warns; sparse gradients raise; numbers that TensorFlow rounds to float32 are not rounded.
+    Differs from transformers 4.37: `get_config` keeps both lists and all other arguments that JSON can hold; sparse
+    gradients raise; numbers that TensorFlow rounds to float32 are not rounded.
 
     Examples:
         >>> import paddle
@@ -146,11 +126,6 @@ class AdamWeightDecay(RuleOptimizer):
         ['dense.weight']
         >>> model(paddle.rand([2, 4])).square().mean().backward()
         >>> opt.step()
-        >>> opt.clear_grad()
-        >>> config = opt.get_config()
-        >>> again = AdamWeightDecay.from_config(config, parameters=model.parameters(), name_dict=names)
-        >>> print(again.get_config() == config)
-        True
 
     Source: ``transformers.AdamWeightDecay`` of ``optimization_tf.py``.
     """
@@ -246,13 +221,12 @@ class AdamWeightDecay(RuleOptimizer):
     counts_together = True  # as Keras' `iterations`
 
     def apply_gradients(self, params_grads: Any) -> Any:
-        """Take a step with the given (parameter, gradient) pairs, or with Keras' (gradient, parameter) pairs."""
+        """Take a step with (parameter, gradient) pairs, or with Keras' (gradient, parameter) pairs."""
         names = {param.name for param in parameters_of(self)}
         pairs = [(a, b, [getattr(item, "name", None) in names for item in (a, b)]) for a, b in params_grads]
         return super().apply_gradients([(b, a) if known == [False, True] else (a, b) for a, b, known in pairs])
 
     def has_weight_decay(self, param: Tensor) -> bool:
-        """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
         if not super().has_weight_decay(param):
             return False
         name = self.structured_name(param)

@@ -17,7 +17,7 @@ from ..layers.hook import N_LAYERS, layerwise_lr_decay
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .moments import sqrt
-from .options import bool_option, checked_lr, plain_weight_decay, register
+from .options import WEIGHT_DECAY, bool_option, checked_lr, register
 from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 
@@ -36,10 +36,7 @@ def adamw_update(
     epsilon: float,
     weight_decay: float,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel.
-
-    The step calls it where Paddle has no kernel. There are no sums, so `shard` has no effect.
-    """
+    """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel."""
     beta1_t, beta2_t = state["beta1_pow_acc"], state["beta2_pow_acc"]  # the powers of this step
     param = param * (1.0 - lr * weight_decay)
     m = beta1 * state["moment1"] + (1.0 - beta1) * grad
@@ -66,15 +63,8 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         p &\leftarrow p - l \frac{\hat m}{\sqrt{\hat v} + \epsilon}, \qquad
             \hat m = \frac{m}{1 - \beta_1^t}, \quad \hat v = \frac{v}{1 - \beta_2^t}
 
-    Without layer-wise arguments this is `paddle.optimizer.AdamW`: bit for bit with ``fused=False``, which uses Paddle's
-    own kernel, otherwise up to float32 rounding.
-
-    Args:
-        beta1, beta2 (float|Tensor, optional): decay rates of the first and second moment, in [0, 1).
-        epsilon (float|Tensor, optional): at least 0, added to the root of the second moment.
-        weight_decay (float|Tensor, optional): decoupled weight decay :math:`\lambda`, scaled by the layer's rate. None
-            is 0; Paddle's regularizers (`L2Decay`) are an error.
-        lazy_mode: update only the rows in a sparse gradient. Sparse gradients work on a GPU only.
+    Without layer-wise arguments this is `paddle.optimizer.AdamW`: bit for bit with ``fused=False``, otherwise up to
+    float32 rounding. docs/options.md lists the options of all optimizers.
 
     **The arguments that all optimizers take**:
 
@@ -82,36 +72,32 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         learning_rate (float|LRScheduler, optional): the rate of a layer whose ratio is 1, usually the head.
         parameters (list[Tensor]|list[dict], optional): the parameters to train; required in dygraph. Dicts are groups
             with "params" and any of "learning_rate" (a multiplier of the global rate), "grad_clip" and options of the
-            class (here "weight_decay", "beta1", "beta2", "epsilon", "lazy_mode"). The labels "group", "lr_scale",
-            "name" and "dygraph_key_name" have no effect; an "lr_scale" other than 1 in a group without a rate of its
-            own is an error.
+            class. The labels "group", "lr_scale", "name" and "dygraph_key_name" have no effect; an "lr_scale" other
+            than 1 without a rate of the group is an error.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all.
         multi_precision: keep float32 master weights of float16 and bfloat16 parameters.
         name: prefix of the names of the optimizer's state.
         layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1]. A
-            `LayerDecay` (other conventions, a floor, freezing) needs `layers`.
+            `LayerDecay` needs `layers`.
         layers (LayerMap, optional): the layer map of the model; instead of the next three arguments.
         n_layers: number of blocks, for `set_param_lr_fun`; not below the model's.
         set_param_lr_fun: ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, called for every parameter
             in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it. A ratio
-            of 0 freezes the parameter. None: all ratios are 1.
+            of 0 freezes the parameter.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
-        lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
-        fused: whether the C library takes a step in one call, 1.5 to 4 times as fast. None: in dygraph on a CPU, for
-            all parameters except float64, which Paddle's operations update. True: raise an error if the library cannot
-            update all of them. False: Paddle's operations only. The state is the same, and results agree up to
-            float32 rounding; numbers below 1.2e-38 count as 0. The library uses OMP_NUM_THREADS threads, which Paddle
-            sets to 1 by default.
+        lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`.
+        fused: whether the C library takes a step in one call. None: in dygraph on a CPU, for all parameters except
+            float64. True: raise an error if it cannot update all of them. False: Paddle's operations only. The state is
+            the same; numbers below 1.2e-38 count as 0. The library uses OMP_NUM_THREADS threads, which Paddle sets to 1
+            by default.
 
     Raises:
-        TypeError: an argument of the wrong type; a hook with other arguments or with a result other than a number.
-        ValueError: a value out of range; a decay without effect; a parameter missing in `name_dict`; `n_layers` below
-            the model's; a ratio that is negative or not finite; no trainable parameter; `fused=True` where it is not
-            possible, at the latest in the first step. The error is raised before anything changes.
+        TypeError, ValueError: a wrong argument, before anything changes; a decay without effect; a parameter missing in
+            `name_dict`; `fused=True` where it is not possible, at the latest in the first step.
 
-    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weight decay is applied once, at the layer's rate (in PaddleNLP
-    twice, the first time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
+    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weight decay is applied once, at the layer's rate; hooks may return
+    a ratio; parameter groups work; it runs on Paddle 3.
 
     Examples:
         >>> import paddle
@@ -127,9 +113,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "weight_decay": Option(
-            doc="decoupled weight decay, scaled by the layer's rate", group=True, read=plain_weight_decay
-        ),
+        "weight_decay": WEIGHT_DECAY,
         "beta1": Option(doc="decay rate of the first moment", high=1.0, ends="[)", group=True, tensor=True),
         "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(doc="added to the root of the second moment", group=True, tensor=True),
@@ -245,7 +229,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             raise ValueError(f"{wrong} Received: shape {list(param.shape)}, state of shape {list(moment.shape)}")
 
     def state_dict(self) -> Values:
-        """Return the state, also the loaded state of parameters that had no gradient yet, which Paddle omits."""
+        """Return the state, also the loaded one of parameters without a gradient yet, which Paddle omits."""
         idle = tuple(f"{p.name}_" for p in parameters_of(self) if p.name not in self._already_create_accumulator)
         loaded = {key: value for key, value in self._accumulators_holder.items() if key.startswith(idle)}
         return {**loaded, **super().state_dict()}

@@ -25,15 +25,10 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
 
     Args:
         optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb..., also with a scheduler or parameter
-            groups, or inside LookAhead. Call this function before `fleet` wraps the optimizer.
+            groups, or inside LookAhead, but not yet wrapped by `fleet`. An optimizer without per-parameter learning
+            rates (LBFGS, Rprop, ModelAverage) raises TypeError.
         layers (LayerMap): the layers of the model that it trains.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
-
-    Raises:
-        TypeError: not a Paddle optimizer, or one wrapped by `fleet` or group sharding; an optimizer without
-            per-parameter learning rates, such as LBFGS, Rprop, Muon and ModelAverage.
-        ValueError: a parameter that is not in `layers`; an optimizer with a layer-wise decay of its own; a tower or a
-            multiplier for parameters that the optimizer lacks.
 
     Examples:
         >>> import paddle, paddle_ldopt as ldopt
@@ -94,7 +89,7 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
 
 
 def plain_class(optimizer: Optimizer) -> Optional[type]:
-    """Return the class that an optimizer had before `apply_layerwise_decay`, None if this was not applied."""
+    """Return the class that an optimizer had before `apply_layerwise_decay`, None without it."""
     return vars(type(optimizer)).get("_plain")
 
 

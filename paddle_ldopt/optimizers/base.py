@@ -222,6 +222,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         names.update({mine.name: its.name for mine, its in masters})
         for key, values in self._accumulators.items():
             other._accumulators[key] = renamed(values, other._accumulators[key])
+        other._groups = {names.get(name, name): group for name, group in other._groups.items()}
         other._already_create_accumulator = {names.get(name, name) for name in self._already_create_accumulator}
         for key in list(other._accumulators_holder):  # loaded, for parameters that have taken no step
             owner = max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
@@ -294,7 +295,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def group_of(self, param: Tensor) -> Values:
         """Return the parameter group of `param`, {} without one."""
-        if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
+        if param.name not in self._groups:
             if not self._parameter_list or not isinstance(self._parameter_list[0], dict):
                 return {}
             self._groups = {param.name: group for group in self._param_groups for param in group["params"]}

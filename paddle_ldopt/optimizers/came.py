@@ -54,7 +54,7 @@ def came_update(
     compression: bool = False,
     loss_scale: int = 1,
 ) -> Update:
-    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options."""
+    """Return (new parameter, new state): Algorithm 2 of the paper."""
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale
@@ -85,7 +85,7 @@ def came_update(
 
 
 def _fit_for_float16(m: Any) -> Any:
-    """Return m in the range of float16; denormal numbers are rounded towards 0, otherwise m would never decay to 0."""
+    """Return m in the range of float16; denormal numbers are rounded towards 0, or m would never decay to 0."""
     m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
@@ -104,45 +104,22 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         p &\leftarrow p - l \lambda p - l \, m / \sqrt S
 
     A parameter of rank 0 or 1 keeps all of V, and its step is :math:`l \, m`. :math:`l` is the rate of the parameter's
-    layer, times :math:`\max(\epsilon_2, \mathrm{RMS}(p))` with `scale_parameter`. State: 4 bytes per element (2 with
-    `compression`) and 8 for each row and column.
+    layer, times :math:`\max(\epsilon_2, \mathrm{RMS}(p))` with `scale_parameter`; with `relative_step` it is
+    :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio, or :math:`\min(10^{-6} t, 1 / \sqrt t)` with
+    `warmup_init`. Without `beta1` there is no m and no S: the step is Adafactor's, :math:`l \, u`.
 
     **Use a warm-up.** S starts at 0 without bias correction: the first step of a matrix has an RMS of about
     :math:`0.11 / \sqrt{1 - \beta_3}` times the rate (1.1 with the default, 11 with the authors' `beta3` of 0.9999).
 
-    Args:
-        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable, optional): at least 0, of the kinds that `Lamb`
-            documents. Must be None with `relative_step`, and only then.
-        eps (tuple|list): three numbers above 0: :math:`\epsilon_1` is added to the squared gradient,
-            :math:`\epsilon_2` is the smallest RMS of a parameter for `scale_parameter`, and :math:`\epsilon_3` is added
-            to the squared instability.
-        clip_threshold: above 0, the largest RMS of the update u.
-        decay_rate: in [0, 1], exponent of :math:`\beta_{2,t}`; with 0, V is the last squared gradient.
-        beta1: decay rate of m, in [0, 1). With 0 or None there is no m and no S, and the step is Adafactor's,
-            :math:`l \, u`.
-        beta3: decay rate of S, in [0, 1).
-        weight_decay: decoupled weight decay :math:`\lambda`, in [0, 1], scaled by the layer's rate.
-        scale_parameter: scale the rate by the RMS of the parameter.
-        relative_step: the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
-            multiplier, as in `Adafactor`. `get_lr` then returns the rate of the next step.
-        warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        compression: store m as float16; with the default `beta1`, its error is at most 0.5 % of its largest value.
-        loss_scale: an int of at least 1; gradients are divided by it (after `grad_clip`).
-        parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. Groups may have "lr"
-            (their own rate, of any kind of `learning_rate`), "weight_decay", "eps", "clip_threshold", "decay_rate",
-            "beta1", "beta2", "beta3" and "scale_parameter". A group's "beta2" overrides the optimizer's `decay_rate`;
-            ``"beta2": None`` overrides its `beta2`. MindFormers' ``{"order_params": [...]}`` has no
-            effect: the order does not matter.
-        beta2: a constant decay rate of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and a
-            `beta3` of 0.9999.
-        **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
+    docs/options.md lists the options. Not obvious are:
 
-    Raises:
-        TypeError, ValueError: as for `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither;
-            `warmup_init` without `relative_step`; both `beta2` and `decay_rate`.
+    - `learning_rate` may be of the kinds that `Lamb` documents. It is None with `relative_step`, and only then.
+    - A constant `beta2` replaces :math:`\beta_{2,t}`; the authors' code has 0.999, and a `beta3` of 0.9999. A group's
+      ``"beta2": None`` overrides the optimizer's `beta2`. `beta2` and `decay_rate` exclude each other.
+    - `parameters` may be called `params`, or be the first argument. ``{"order_params": [...]}`` has no effect.
+    - `compression` stores m as float16; with the default `beta1`, its error is at most 0.5 % of its largest value.
 
-    Differs from the paper by V's decay rate, unless `beta2` is given; docs/numerics.md lists differences from
-    MindFormers.
+    docs/numerics.md lists the differences from MindFormers.
 
     Examples:
         >>> import paddle
@@ -254,7 +231,7 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         return (None, None) if self._fixed["relative_step"] else super().lr_now_and_peak(param, factor)
 
     def get_lr(self) -> float:
-        """Return the rate of the next step for a layer whose ratio is 1, without the factor of `scale_parameter`."""
+        """Return the rate of the next step for a ratio of 1, without the factor of `scale_parameter`."""
         if not self._fixed["relative_step"] or not paddle.in_dynamic_mode():
             return super().get_lr()
         t = paddle.to_tensor(self.steps_taken() + 1.0)

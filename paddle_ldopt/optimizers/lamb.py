@@ -37,7 +37,7 @@ def lamb_update(
     weight_decay: float,
     grad_centralization: bool = False,
 ) -> Update:
-    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
+    """Return (new x, new moments): Algorithm 2 of the paper."""
     t = state[STEP]
     if grad_centralization and len(shard.shape) in CONVOLUTIONS:
         (sums,) = yield [shard.leading_sums(grad, 1)]
@@ -69,39 +69,24 @@ class Lamb(ScheduledOptimizer):
         w &\leftarrow w - l \, \frac{\|w\|}{\|r + \lambda w\|} \, (r + \lambda w)
 
     where the quotient of the norms is 1 if either of them is 0. Every parameter is adapted, also without weight decay.
-    State: two float32 per element, and a counter per tensor.
-
-    Schedules: a `learning_rate` that is a 1-D Tensor, an iterable or a callable advances with the optimizer's steps.
-    The caller steps a Paddle `LRScheduler` as usual. The count of steps is part of the state, so a resume is exact. A
-    step does not count if an overflow skips it or no parameter has a gradient. `get_lr` returns the rate of the next
-    step.
 
     Args:
-        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a Tensor of one element
-            is constant. With a longer 1-D Tensor or a finite iterable, step i takes element i, from 0; the step after
-            the last element raises. A callable gets the number of steps taken so far, an int, and returns the rate.
-        beta1, beta2: decay rates of the first and second moment, in (0, 1).
-        eps: above 0, added to the root of the second moment.
-        weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable (also a
-            `paddle.nn.Layer`) that gets the number of steps taken so far and returns it.
-        parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. Groups may have "lr"
-            (their absolute rate, of any kind of `learning_rate`; the caller steps and saves a scheduler),
-            "weight_decay", "beta1", "beta2", "eps" and "grad_centralization" (bool: subtract from the gradient of a
-            convolution's weight, of rank 4 or 5, its mean over all axes except the first). MindSpore's
-            ``{"order_params": [...]}`` has no effect: the order of updates does not matter.
+        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): a number or a Tensor of one element is constant.
+            With a longer 1-D Tensor or a finite iterable, step i takes element i, from 0; the step after the last
+            element raises. A callable gets the number of steps taken so far and returns the rate. These advance with
+            the optimizer's steps, whose count is part of the state; the caller steps a Paddle `LRScheduler`. A step
+            does not count if an overflow skips it or no parameter has a gradient.
+        weight_decay (float|int|callable, optional): :math:`\lambda`; or a callable that gets the number of steps taken.
+        parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. A group's "lr" is its
+            absolute rate, of any kind of `learning_rate`; "grad_centralization" subtracts from the gradient of a
+            convolution's weight, of rank 4 or 5, its mean over all axes except the first. MindSpore's
+            ``{"order_params": [...]}`` has no effect.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all
-            parameters if there are groups, else to all except names with "beta" or "gamma". These are structured names
-            if `name_dict` or `layers` has them, otherwise tensor names. Paddle names the weights of norms differently:
-            exclude norms and biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
-        **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
+            parameters if there are groups, else to all except names with "beta" or "gamma". Paddle names the weights of
+            norms differently: use ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
+        **layerwise: further options (docs/options.md) and the arguments of `AdamWDL`.
 
-    Raises:
-        TypeError, ValueError: as for `AdamWDL`; a schedule that is empty, has run out or returns something other than a
-            number; a schedule of the optimizer's own steps in a static graph; a group with both "lr" and
-            "learning_rate".
-
-    Differs from the paper: the norm of the weights is not bounded, as in all implementations. docs/numerics.md lists
-    differences from MindSpore and Paddle.
+    docs/numerics.md lists differences from MindSpore and Paddle.
 
     Examples:
         >>> import paddle

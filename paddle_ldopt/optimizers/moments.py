@@ -39,12 +39,12 @@ def ema_of_squares_(old: Any, x: Any, beta: float) -> Any:
 
 
 def one_minus_power(beta: float, t: Any) -> Any:
-    """Return 1 - beta^t without cancellation, a relative error of 1e-5 in float32 at beta = 0.999."""
+    """Return 1 - beta^t without cancellation, which costs 1e-5 in float32 at beta = 0.999."""
     return -paddle.expm1(t * math.log(beta)) if beta else paddle.ones_like(t)
 
 
 def sqrt(x: Any) -> Any:
-    """Return the square roots of x; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
+    """Return the roots of x; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
     if flags()["FLAGS_check_nan_inf"]:  # the `rsqrt` of 0 would stop the step
         return x.sqrt()
     return x.rsqrt().reciprocal_()
@@ -54,7 +54,7 @@ def sqrt(x: Any) -> Any:
 
 
 def factored_kinds(name: str, shape: Any) -> dict[str, str]:
-    """Return name -> kind of the states for the average `name`: means of rows and columns from rank 2 on."""
+    """Return name -> kind of the states for an average: means of rows and columns from rank 2 on."""
     return {f"{name}_row": ROW, f"{name}_col": COLUMN} if len(shape) >= 2 else {name: ELEMENT}
 
 
@@ -110,7 +110,7 @@ def relative_step_lr(t: Any, warmup_init: bool) -> Any:
 
 
 class FactoredOptimizer(RuleOptimizer):
-    """An optimizer with a factored second moment and the option `relative_step`, which sets the rate from the step."""
+    """An optimizer with a factored second moment and the option `relative_step`."""
 
     _lr_optional = True
 

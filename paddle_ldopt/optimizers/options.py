@@ -50,7 +50,7 @@ COMMON = {
 
 
 def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
-    """Return the check of an option that is a tuple of numbers of at least 0, each with the brackets of its range."""
+    """Return the check of a tuple of numbers of at least 0, each with the brackets of its range."""
 
     def check(value: Any, name: str) -> tuple[float, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(ends):
@@ -62,7 +62,7 @@ def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
 
 
 def plain_weight_decay(value: Any, name: str) -> Any:
-    """Return 0 for a weight decay of None and any other value unchanged; raise TypeError for a regularizer."""
+    """Return 0 for None and any other value unchanged; raise TypeError for a regularizer."""
     if isinstance(value, WeightDecayRegularizer):
         wrong = f"`{name}` must be a number such as 0.01, which decays the weights themselves, not a penalty."
         raise TypeError(f"{wrong} Received: {name}={type(value).__name__}")
@@ -77,7 +77,7 @@ def checked_lr(learning_rate: Any, argument: str) -> Any:
 
 
 def lr_or_function(value: Any, argument: str) -> Any:
-    """Return a rate as a float, an `LRScheduler` or a `StepFunction`; raise if it is none of them."""
+    """Return a rate as a float, an `LRScheduler` or a `StepFunction`."""
     if isinstance(value, LRScheduler):
         return value
     if isinstance(value, (paddle.Tensor, np.ndarray)):
@@ -98,7 +98,7 @@ def lr_or_function(value: Any, argument: str) -> Any:
 
 
 def decay_or_function(value: Any, argument: str) -> Any:
-    """Return a weight decay as a float, 0 for None, or as a `StepFunction`; raise if it is neither."""
+    """Return a weight decay as a float, 0 for None, or as a `StepFunction`."""
     if callable(value) and not isinstance(value, WeightDecayRegularizer):
         return StepFunction(value, argument)
     return checked_number(plain_weight_decay(value, argument), argument, expected="a number or a callable of the step")
@@ -128,6 +128,7 @@ class OptimizerInfo:
     external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments that go with a learning rate
     own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
+    needs_layers: bool = False  # whether `layers` decide more than ratios
 
     @property
     def settings(self) -> dict[str, Option]:
@@ -136,12 +137,12 @@ class OptimizerInfo:
         return {option.setting or name: option for name, option in chosen.items()}
 
     def setting(self, name: str) -> str:
-        """Return the key in `settings` of an option, given that key or the option's name in the class."""
+        """Return the key in `settings` of an option, given that key or the name in the class."""
         return (name in self.options and self.options[name].setting) or name
 
     @property
     def all_arguments(self) -> set[str]:
-        """The names of all arguments of its constructor, including arguments that it passes on to a base."""
+        """The arguments of its constructor, also those that it passes on to a base."""
         return {*self.settings, *LAYERWISE, *_arguments(self.cls)} - {"self"}
 
     def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
@@ -171,7 +172,7 @@ def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
 
 
 def _arguments(cls: type) -> dict[str, Any]:
-    """Return argument -> default of a constructor, including arguments that it passes on to a base."""
+    """Return argument -> default of a constructor, also those that it passes on to a base."""
     arguments: dict[str, Any] = {}
     for init in [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]:
         parameters = inspect.signature(init).parameters.values()
@@ -213,12 +214,11 @@ def parameters_to_train(model: Any) -> list[Any]:
 
 
 def is_listed(parameters: Any) -> bool:
-    """Return whether `parameters` is an iterable other than a Tensor, an array, a dict or a string."""
     return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str))
 
 
 def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
-    """Warn if a group's "learning_rate" looks like a rate: Paddle takes it as a factor of the optimizer's."""
+    """Warn if a group's "learning_rate" looks like a rate: Paddle takes it as a factor."""
     factors = [group.get("learning_rate", 1.0) for group in groups if isinstance(group, dict)]
     known = [factor for factor in factors if isinstance(factor, (int, float))]
     small = [factor for factor in known if 0 < factor < 1e-3 * max(known)]
@@ -234,7 +234,7 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 
 def parameters_first(constructor: _Constructor) -> _Constructor:
-    """Decorate a constructor: parameters or groups as the first argument, MindSpore's order, become `params`."""
+    """Decorate a constructor: parameters as the first argument, MindSpore's order, become `params`."""
 
     @functools.wraps(constructor)
     def with_params(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -248,14 +248,14 @@ def parameters_first(constructor: _Constructor) -> _Constructor:
 
 
 def without_order(parameters: Any) -> Any:
-    """Return the parameters or groups without the dict of "order_params", which has no effect."""
+    """Return the groups without the dict of "order_params", which has no effect."""
     if not is_listed(parameters):
         return parameters
     return [item for item in parameters if not (isinstance(item, dict) and "order_params" in item)]
 
 
 def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
-    """Return an optimizer's parameters or groups as lists, or None in a static graph; groups may have `options`."""
+    """Return parameters or groups as lists, None in a static graph; groups may have `options`."""
     if parameters is None and not paddle.in_dynamic_mode():
         return None
     if not is_listed(parameters):

@@ -39,9 +39,9 @@ class RuleOptimizer(LayerwiseOptimizer):
     - `states(options, shape)`: name -> `State`;
     - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state). It may overwrite
       `param` and `state`, but not `grad`. Its tensors are float32 (float64 for float64 parameters). They may be stacks
-      of parameters, of shape [k, *shape]; `lr` is then a number, or has the shape [k, 1, ...]. So the rule reads the
-      shape of a parameter from `shard.shape` and sums with methods of `shard`: `grad.sum()` would mix parameters. It
-      yields lists of sums over its part of the tensor and receives the sums over the whole tensor, across all
+      of parameters, of shape ``[k, *shape]``; `lr` is then a number, or has the shape [k, 1, ...]. So the rule reads
+      the shape of a parameter from `shard.shape` and sums with methods of `shard`: `grad.sum()` would mix parameters.
+      It yields lists of sums over its part of the tensor and receives the sums over the whole tensor, across all
       processes (see `sharded`)::
 
         def rule(param, grad, state, lr, *, shard, beta1):

@@ -1,8 +1,7 @@
 """Schedules by a curve: a function that maps a step to a factor of the peak.
 
-Curves are frozen dataclasses: they can be pickled, compared and printed. With w the steps of the warm-up and k = step -
-w, all curves start with step / w unless their docstring says otherwise. Operations are in the order of transformers',
-so the numbers agree except for the last bit.
+With w the steps of the warm-up and k = step - w, all curves start with step / w unless their docstring says otherwise.
+Operations are in the order of transformers', so the numbers agree except for the last bit.
 """
 
 import dataclasses
@@ -40,7 +39,7 @@ class Schedule(LRScheduler):
     last_epoch: int
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state from `state_dict`; the state of another kind of schedule raises and changes nothing."""
+        """Load a state; the state of another kind of schedule raises and changes nothing."""
         checked_state(state_dict)
         self.state_keys()
         wrong = {key: state_dict.get(key) for key in self.keys if not isinstance(state_dict.get(key), numbers.Real)}
@@ -50,13 +49,12 @@ class Schedule(LRScheduler):
         super().set_state_dict(state_dict)
 
     def set_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, as `set_state_dict` does."""
         self.set_state_dict(state_dict)
 
     load_state_dict = set_dict
 
     def get_last_lr(self) -> list[float]:
-        """Return the present rate in a list, as PyTorch's schedules do: all groups share it."""
+        """Return the present rate in a list, as PyTorch does."""
         return [self.last_lr]
 
 
@@ -80,9 +78,9 @@ def rates_of(schedule: LRScheduler, num_steps: int) -> Optional[list[float]]:
 
 
 def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> float:
-    """Return the peak, above 0, of a new schedule for an optimizer, or the given learning rate.
+    """Return the peak of a new schedule.
 
-    An optimizer that already has one of our schedules keeps that peak: its current rate may be that of a warm-up.
+    An optimizer with one of our schedules keeps that peak: its current rate may be that of a warm-up.
     """
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
@@ -98,7 +96,7 @@ def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> flo
 
 
 def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:
-    """Attach `schedule` to `optimizer` if an optimizer was given; return the schedule."""
+    """Attach `schedule` if an optimizer was given; return it."""
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
         optimizer.set_lr_scheduler(schedule)
@@ -112,11 +110,9 @@ class Curve:
     warmup: int = 0
 
     def __call__(self, step: int) -> float:
-        """Return the factor of a step, counted from 0."""
         return self._before(step) if step < self.warmup else self._after(step - self.warmup)
 
     def _before(self, step: int) -> float:
-        """Return the factor of a step of the warm-up."""
         return step / self.warmup
 
     def _after(self, k: int) -> float:
@@ -130,8 +126,7 @@ class CurveSchedule(Schedule):
     .. math::
         \eta_t = \eta \, c(t), \qquad t = \text{last\_epoch}
 
-    All steps cost the same. A run resumed from `last_epoch` or `state_dict` has the rates of an uninterrupted run, bit
-    for bit.
+    A run resumed from `last_epoch` or `state_dict` has the rates of an uninterrupted run, bit for bit.
 
     Args:
         learning_rate: the peak, above 0.
@@ -154,7 +149,6 @@ class CurveSchedule(Schedule):
         super().__init__(learning_rate, last_epoch, verbose)
 
     def get_lr(self) -> float:
-        """Return the rate of step `last_epoch`."""
         return self.base_lr * self.curve(self.last_epoch)
 
     def __repr__(self) -> str:
@@ -167,10 +161,7 @@ def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_ep
 
 
 def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: int) -> int:
-    """Return the number of training steps left after `phases`; warn if they are too long and this is negative.
-
-    `other` is the option that may be given instead of `num_training_steps`.
-    """
+    """Return the training steps left after `phases`; `other` is the option that may replace `num_training_steps`."""
     if num_training_steps is None:
         needed = f"Either num_training_steps or {other} must be specified."
         raise refusal(ValueError, needed, num_training_steps=None, **{other: None})
@@ -182,7 +173,6 @@ def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: 
 
 
 def checked_fraction(name: str, value: float, peak: float) -> float:
-    """Return a rate from 0 to the peak as a fraction of the peak."""
     return checked_number(value, name, 0.0, peak) / peak
 
 
@@ -285,9 +275,7 @@ def get_polynomial_decay_schedule_with_warmup(
         \eta_t = \eta_{end} + (\eta - \eta_{end}) \left(1 - \frac{t - w}{n - w}\right)^p \quad (w \le t \le n), \qquad
         \eta_{end} \quad (t > n)
 
-    `lr_end` is at least 0 and below the peak. `power` is p, above 0; 1 is linear.
-
-    Differs from transformers: a warm-up as long as the training ends at the peak, where transformers divides by 0.
+    `lr_end` is below the peak; `power` is p. A warm-up as long as the training ends at the peak.
 
     Examples:
         >>> schedule = get_polynomial_decay_schedule_with_warmup(0.1, 0, 2, lr_end=0.02, power=2.0)
@@ -470,9 +458,8 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
         \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t + 1 - w}{n - w}\right)\right)\right)
         \quad (t \ge w)
 
-    Step n - 1 is at the minimum rate. `num_cycles`, `min_lr` and `min_lr_rate` are as in
-    `get_cosine_with_min_lr_schedule_with_warmup`. `warmup_lr_rate` is r, the first rate as a fraction of the peak; 1/w
-    by default.
+    `warmup_lr_rate` is r, the first rate as a fraction of the peak (by default 1/w); other arguments as in
+    `get_cosine_with_min_lr_schedule_with_warmup`.
 
     Examples:
         >>> schedule = get_cosine_with_min_lr_schedule_with_warmup_lr_rate(0.1, 2, 4, min_lr_rate=0.2)
@@ -486,7 +473,6 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
 
 
 def _floor(optimizer: OptimizerOrRate, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
-    """Return the minimum rate as a fraction of the peak."""
     if min_lr is not None and min_lr_rate is None:
         return checked_fraction("min_lr", min_lr, checked_peak(optimizer))
     if min_lr_rate is None or min_lr is not None:
@@ -564,13 +550,10 @@ def get_wsd_schedule(
         v(x) = 1 - x, \quad \tfrac12 (1 + \cos 2 \pi c x), \quad 1 - \sqrt{x}; \qquad
         u(x) = x, \quad \tfrac12 (1 - \cos \pi x), \quad 1 - \sqrt{1 - x}
 
-    - w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`, at least 0.
-    - u and v are `warmup_type` and `decay_type`: "linear", "cosine" or "1-sqrt".
-    - f is `min_lr_ratio`, the first and last rate as a fraction of the peak.
-    - c is `num_cycles`, the number of waves in a cosine decay, above 0.
-
-    Give either s or n = `num_training_steps`; n sets s = n - w - d. If that is negative, the function warns and takes
-    only the last n - w steps of the decay. If both are given, s overrides n.
+    w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`; u and v are `warmup_type` and
+    `decay_type` ("linear", "cosine" or "1-sqrt"); f is `min_lr_ratio`, c `num_cycles`. Give either s or
+    `num_training_steps` n, which sets s = n - w - d. If that is negative, only the last n - w steps of the decay are
+    taken, with a warning.
 
     Examples:
         >>> rates_of(get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear"), 7)
@@ -605,14 +588,10 @@ def get_constant_schedule_with_cool_down(
         \eta_1 + \tfrac{\eta - \eta_1}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w - k}{d}\right)\right)
         \;(t < w + k + d), \quad \eta_1 \;(t < w + k + d + l), \quad \eta_2
 
-    - w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` and `final_steps`. By default d is
-      `num_training_steps` - w - k - l; if this is negative, 0 with a warning.
-    - c is `num_cycles`, the number of waves in the decay, above 0.
-    - :math:`\eta_0`, :math:`\eta_1` and :math:`\eta_2` are `warmup_lr_init`, `lr_end1` and `lr_end2` (`lr_end1` by
-      default), each from 0 to the peak.
-
-    Differs from MindFormers: there, `decay_steps` is the whole training by default, so that the training ends before
-    the decay does. MindFormers also ignores an `lr_end2` of 0.
+    w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` (by default the rest of `num_training_steps`) and
+    `final_steps`; c is `num_cycles`; the rates are `warmup_lr_init`, `lr_end1` and `lr_end2` (by default `lr_end1`),
+    each at most the peak. In MindFormers, `decay_steps` is the whole training by default, which ends before the decay
+    does, and an `lr_end2` of 0 is ignored.
 
     Examples:
         >>> arguments = {"keep_steps": 10, "decay_steps": 10, "lr_end1": 0.002, "final_steps": 10, "lr_end2": 0.001}

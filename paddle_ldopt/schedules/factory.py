@@ -25,7 +25,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def choice(*choices: str) -> Option:
-    """Return the declaration of one of some words."""
     return Option(check=functools.partial(checked_choice, choices=choices), values=" or ".join(choices))
 
 
@@ -40,7 +39,6 @@ Bool = Annotated[bool, Option(check=checked_bool)]
 
 
 def _declared(hint: Any) -> Optional[Option]:
-    """Return the option in a type such as ``Optional[Steps]``."""
     if isinstance(hint, Option):
         return hint
     return next(filter(None, map(_declared, typing.get_args(hint))), None)
@@ -49,7 +47,7 @@ def _declared(hint: Any) -> Optional[Option]:
 def checks_arguments(function: _Function) -> _Function:
     """Decorate a function: its arguments are checked and converted, such as an int to a float, before it is called.
 
-    The result has the `options` that the signature declares by the types above. `help` shows plain types.
+    The result has the `options` that the signature declares; `help` shows plain types.
     """
     signature, options = inspect.signature(function), {}
     for name, hint in typing.get_type_hints(function, include_extras=True).items():
@@ -81,7 +79,7 @@ _GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_sched
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of schedule: the function that builds it, and the options of this function."""
+    """A kind of schedule: the function that builds it, and its options."""
 
     name: str
     function: Callable[..., LRScheduler]
@@ -113,7 +111,7 @@ def metric_kinds() -> list[str]:
 
 
 def kind_of(name: object) -> Kind:
-    """Return the kind for a name, or for an enum member, ours or another library's, with a name as its value."""
+    """Return the kind of a name, or of an enum member, also of another library."""
     plain = getattr(name, "value", name)
     plain = plain.replace("-", "_") if isinstance(plain, str) else None
     if plain not in SCHEDULES:
@@ -132,10 +130,6 @@ class SchedulerType(str, enum.Enum):
         >>> from paddle_ldopt.schedules import SchedulerType
         >>> SchedulerType("cosine") is SchedulerType.COSINE
         True
-        >>> SchedulerType.WARMUP_STABLE_DECAY == "warmup_stable_decay"
-        True
-
-    Source: ``transformers.SchedulerType``, 4.37 to 5; `COOL_DOWN` from MindFormers' ``ConstantWithCoolDownLR``.
     """
 
     CONSTANT = "constant"
@@ -164,25 +158,18 @@ def get_scheduler(
     num_training_steps: Optional[int] = None,
     scheduler_specific_kwargs: Optional[dict[str, Any]] = None,
 ) -> LRScheduler:
-    """Build a schedule by name.
-
-    Each kind also has a function of its own, with the same arguments and `last_epoch`: the schedule continues with step
-    `last_epoch` + 1. An unknown, missing or bad argument raises TypeError or ValueError.
+    """Build a schedule by name. Each kind also has a function of its own, which documents the further arguments.
 
     Args:
         name: the kind.
-        optimizer: the peak, above 0, or a Paddle optimizer, also in wrappers of `fleet` and `amp`. The schedule is
-            attached to the optimizer. Its peak is then the current rate, or the peak of the present schedule if it is
-            one of ours.
-        num_warmup_steps: w, at least 0. By default the rate is 0 at step 0 and first reaches the peak at step w; in
-            "cosine_warmup_with_min_lr" it starts above 0 and reaches the peak at step w - 1.
-        num_training_steps: n, at least 1; warns if it is below w. Kinds without w or n ignore them, as in transformers.
-        scheduler_specific_kwargs: further options of the kind: keywords of its function.
+        optimizer: the peak, or a Paddle optimizer, also wrapped. The schedule is attached to the optimizer; its peak is
+            the current rate, or the peak of the present schedule if it is one of ours.
+        num_warmup_steps: the rate is 0 at step 0 and first reaches the peak at this step.
+        num_training_steps: at least 1; warns if it is below the warm-up. Kinds without it ignore it.
+        scheduler_specific_kwargs: further options of the kind.
 
     Returns:
         A `CurveSchedule`, to step after each step of the optimizer, or a `MetricSchedule`.
-
-    Differs from transformers: `inverse_sqrt` and the constant kinds use `scheduler_specific_kwargs`.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_scheduler

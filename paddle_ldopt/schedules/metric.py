@@ -22,12 +22,9 @@ class MetricSchedule(Schedule):
         >>> from paddle_ldopt.schedules import MetricSchedule, get_scheduler
         >>> isinstance(get_scheduler("reduce_lr_on_plateau", 0.1), MetricSchedule)
         True
-        >>> isinstance(get_scheduler("constant", 0.1), MetricSchedule)
-        False
     """
 
     def get_lr(self) -> float:
-        """Return the present rate."""
         return self.last_lr
 
 
@@ -37,22 +34,20 @@ class ReduceLROnPlateau(MetricSchedule):
     .. math::
         \eta \leftarrow \max(f \eta, \eta_{min}) \text{ after more than patience steps without } m < b(1 - \theta)
 
-    with m the metric and b the best so far.
+    with m the metric, b the best so far, f `factor` and :math:`\theta` `threshold`. NaN does not count as an
+    improvement. The best is also updated in the cool-down, as in PyTorch.
 
     Args:
-        learning_rate: the first rate, above 0; or an optimizer with this rate, to which the schedule is attached.
+        learning_rate: the first rate; or an optimizer with this rate, to which the schedule is attached.
         mode: "min" if a lower metric is better, or "max".
-        factor: f, in (0, 1).
-        patience: steps without an improvement before a reduction, at least 0.
-        threshold: :math:`\theta`, the smallest improvement, at least 0.
+        factor: of a reduction.
+        patience: steps without an improvement before a reduction.
+        threshold: the smallest improvement.
         threshold_mode: "rel", a fraction of the best, or "abs", in the metric's unit.
-        cooldown: steps after a reduction in which bad metrics do not count, at least 0.
-        min_lr: the lowest rate, at least 0 and below the first.
-        eps: at least 0; changes of the rate smaller than this are skipped.
+        cooldown: steps after a reduction in which bad metrics do not count.
+        min_lr: the lowest rate, below the first.
+        eps: changes of the rate smaller than this are skipped.
         verbose: print every change.
-
-    Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is also updated in the cool-down, as in PyTorch. NaN
-    does not count as an improvement.
 
     Examples:
         >>> schedule = ReduceLROnPlateau(0.1, factor=0.5, patience=1)
@@ -60,8 +55,6 @@ class ReduceLROnPlateau(MetricSchedule):
         ...     schedule.step(loss)
         >>> schedule()
         0.05
-
-    Source: ``torch.optim.lr_scheduler.ReduceLROnPlateau``, which transformers returns.
     """
 
     @checks_arguments
@@ -99,7 +92,7 @@ class ReduceLROnPlateau(MetricSchedule):
         attach(self, learning_rate)
 
     def step(self, metrics: Metric, epoch: Optional[int] = None) -> None:
-        """Take a step, number `epoch` if given, with its metric: a number or a Tensor of one element."""
+        """Take a step, number `epoch` if given, with its metric."""
         metric = metrics
         if type(metric) is not float:  # a float takes the fast path
             try:
@@ -131,7 +124,6 @@ class ReduceLROnPlateau(MetricSchedule):
                     print(f"Epoch {self.last_epoch}: {type(self).__name__} set learning rate to {lr}.")
 
     def state_keys(self) -> None:
-        """Set `keys`, the entries of `state_dict`."""
         self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
 
 

@@ -21,21 +21,17 @@ class WarmUp(Schedule):
         l_k = \begin{cases} l_0 \, (k / w)^{power} & k < w \\ decay(k - w) & k \ge w \end{cases}
 
     Args:
-        initial_learning_rate: :math:`l_0`, the rate at the end of the warm-up, at least 0.
+        initial_learning_rate: :math:`l_0`, the rate at the end of the warm-up.
         decay_schedule_fn: the rate after the warm-up: a function of the steps since the warm-up, from 0, or a Paddle
-            scheduler. `WarmUp` steps a copy of the scheduler.
-        warmup_steps: w, at least 0.
-        power: above 0; 1 is linear.
+            scheduler without a metric. `WarmUp` steps a copy of the scheduler.
+        warmup_steps: w.
+        power: 1 is linear.
         name: a label for `get_config`.
-        last_epoch: k of the last step taken; -1 for none.
+        last_epoch: the last step taken; -1 for none.
         verbose: print the rate of every step.
 
-    Raises:
-        TypeError: `decay_schedule_fn` is a scheduler whose `step` needs a metric.
-        ValueError: the rate of a step is negative or not finite.
-
-    Differs from transformers: `step()` advances it, as all of Paddle's schedulers; the rate is float64; `power` must be
-    above 0. ``schedule(k)`` returns the rate of step k, as in transformers, and ``schedule()`` the present rate.
+    Differs from transformers: `step()` advances it; ``schedule(k)`` returns the rate of step k, ``schedule()`` the
+    present one.
 
     Examples:
         >>> import paddle
@@ -43,11 +39,6 @@ class WarmUp(Schedule):
         >>> schedule = WarmUp(1e-3, paddle.optimizer.lr.CosineAnnealingDecay(1e-3, 100), warmup_steps=10)
         >>> print(schedule(), schedule(5), schedule(10), round(schedule(60), 6))
         0.0 0.0005 0.001 0.0005
-        >>> halved = WarmUp(1e-3, lambda step: 1e-3 * 0.5**step, warmup_steps=10)
-        >>> print(halved(11))
-        0.0005
-
-    Source: ``transformers.WarmUp`` of ``optimization_tf.py``.
     """
 
     @checks_arguments
@@ -79,20 +70,16 @@ class WarmUp(Schedule):
         super().__init__(self.initial_learning_rate, last_epoch, verbose)
 
     def __call__(self, step: Optional[int] = None) -> float:
-        """Return the rate of step `step`, at least 0, or the present rate.
-
-        With an inner scheduler that computes its rate from its last one, only the present rate is known.
-        """
+        """Return the rate of step `step`; an inner scheduler that needs its last rate knows only the present one."""
         if step is None:
             return self.last_lr
         return self._rate(checked_steps(step, "step"), copy.deepcopy(self._decay))
 
     def get_lr(self) -> float:
-        """Return the rate of step `last_epoch`."""
         return self._rate(self.last_epoch, self._decay)
 
     def _rate(self, step: int, decay: Optional[LRScheduler]) -> float:
-        """Return the checked rate of a step; `decay` is the inner scheduler to step, if any."""
+        """Return the checked rate; `decay` is the inner scheduler to step, if any."""
         if step < self.warmup_steps:
             return self.initial_learning_rate * (step / self.warmup_steps) ** self.power
         step -= self.warmup_steps
@@ -106,12 +93,11 @@ class WarmUp(Schedule):
         return checked_number(rate, f"decay_schedule_fn({step})")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, the rate and, under "decay", the state of the inner scheduler."""
         inside = {} if self._decay is None else {"decay": self._decay.state_dict()}
         return {**super().state_dict(), **inside}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state from `state_dict`; the state of another kind of decay raises and changes nothing."""
+        """Load a state; the state of another kind of decay raises and changes nothing."""
         own_state = dict(checked_state(state_dict))
         inside = own_state.pop("decay", None)
         fits = inside is None
@@ -126,11 +112,11 @@ class WarmUp(Schedule):
             self._decay.set_state_dict(inside)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments for `from_config`, with `decay_schedule_fn` as it was given."""
+        """Return the arguments for `from_config`."""
         names = ("initial_learning_rate", "decay_schedule_fn", "warmup_steps", "power", "name")
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "WarmUp":
-        """Build a schedule from the arguments of `get_config`; it starts at step 0."""
+        """Build a schedule at step 0 from the arguments of `get_config`."""
         return cls(**config)

@@ -66,7 +66,7 @@ def _add_decay(add: Callable[..., argparse.Action], *without: str) -> None:
 
 
 def _given_decay(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of a decay that differ from their defaults; errors name the arguments."""
+    """Return the options of a decay that differ from their defaults."""
     values = {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
     given = {name: value for name, value in values.items() if value != OPTIONS[name].default}
     return {name: option_of(value, name, _DECAY[name]) for name, value in given.items()}
@@ -86,7 +86,6 @@ def _add_layers(add: Callable[..., argparse.Action]) -> None:
 
 
 def _show_layers(options: argparse.Namespace) -> None:
-    """Print the table of the model as text or JSON; draw it if asked."""
     if options.plot:
         check_picture(options.plot, "--plot")
     if options.lr is not None:
@@ -112,7 +111,7 @@ def _show_layers(options: argparse.Namespace) -> None:
 
 
 def _layers(options: argparse.Namespace, model: Any) -> LayerMap:
-    """Return the layers, measured in a forward pass; by names if there is no `--example` and no small input fits."""
+    """Return the layers, measured in a forward pass; by names if no input is given or fits."""
     rules = json_object(options.rules, "--rules") or None
     try:
         return LayerMap.from_model(model, example_of(model, options.example), rules)
@@ -139,7 +138,6 @@ def _add_schedule(add: Callable[..., argparse.Action]) -> None:
 
 
 def _show_schedule(options: argparse.Namespace) -> None:
-    """Plot the schedule, of each layer with a decay, in the terminal or into a file."""
     if options.plot:
         check_picture(options.plot, "--plot")
     kind = checked_choice(options.type, "--type", SCHEDULES)
@@ -168,8 +166,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
 def example_of(model: paddle.nn.Layer, path: Optional[str]) -> dict[str, paddle.Tensor]:
     """Return a small batch for a forward pass: the arrays of an .npz file, or ids and images by the model's signature.
 
-    The model gets memory for its weights. Raise ValueError if there is no such input, or without a file for a model
-    of more than a billion parameters.
+    The model gets memory for its weights. A model of more than a billion parameters needs a file.
     """
     size = sum(param.size for param in model.parameters())
     batch: dict[str, paddle.Tensor] = {}

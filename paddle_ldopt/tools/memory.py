@@ -29,18 +29,8 @@ def estimate(
 ) -> dict[str, int]:
     """Return the bytes that stay in the memory of one process: of each kind, and "total".
 
-    Activations and the buffers of a running step are not counted.
-
-    Args:
-        shapes: name -> shape of every parameter.
-        optimizer: one of `list_optimizers`.
-        dtype: type of the parameters: "float32", "bfloat16" or "float16".
-        grad_dtype: type of the gradients; by default `dtype`.
-        multi_precision: keep float32 masters of low-precision parameters.
-        **options: options of the optimizer, such as `compression` of Came.
-
-    Raises:
-        ValueError: an unknown name, type or option.
+    Activations and the buffers of a running step are not counted. `shapes` are name -> shape of every parameter,
+    `grad_dtype` is by default `dtype`, `options` are those of the optimizer.
 
     Examples:
         >>> came = estimate(decoder(4096, 32), "came")
@@ -64,7 +54,6 @@ def estimate(
 
 
 def add_arguments(add: Callable[..., argparse.Action]) -> None:
-    """Add the arguments of the command."""
     add("--params", type=float, help="number of parameters of a typical decoder, at least 1e9")
     for name in _SHAPE:
         add(f"--{name.replace('_', '-')}", type=int, help="size of a decoder, instead of --params")
@@ -79,7 +68,6 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    """Print the bytes of each optimizer."""
     given = {name: getattr(options, name) for name in _SHAPE if getattr(options, name) is not None}
     if (options.params is not None) + bool(given) + (options.model is not None) != 1:
         received = {"--params": options.params, "--model": options.model, "shape": given}
@@ -132,7 +120,6 @@ def load_model(name: str) -> paddle.nn.Layer:
     """Build a PaddleNLP model without its weights: parameters have shapes but take no memory.
 
     `name` is a class (built from its default config), a local folder or a hub name (only the config is read).
-    ValueError: PaddleNLP is missing or lacks the model.
     """
     received = {"--model": name}
     try:
@@ -165,11 +152,7 @@ def load_model(name: str) -> paddle.nn.Layer:
 def decoder(
     hidden: int, layers: int, vocab: int = 32000, intermediate: int = 0, heads: int = 0, kv_heads: int = 0
 ) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of a decoder of LLaMA's form: untied embedding and head, no biases.
-
-    By default, `intermediate` is 8/3 of `hidden`, rounded up to a multiple of 256, `heads` is `hidden` / 128, and
-    `kv_heads` equals `heads`.
-    """
+    """Return name -> shape of a decoder of LLaMA's form: untied embedding and head, no biases."""
     wide, heads = intermediate or -(-hidden * 8 // 3 // 256) * 256, heads or max(1, hidden // 128)
     kv = hidden * (kv_heads or heads) // heads
     block = {"q_proj": (hidden, hidden), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (hidden, hidden)}
@@ -182,8 +165,8 @@ def decoder(
 def decoder_of_size(params: float) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of a typical decoder of about `params` parameters, at least 1e9.
 
-    A block has about :math:`12 h^2` parameters and a model h / 128 blocks, so the width h is the multiple of 1024
-    nearest to the cube root of 128 `params` / 12. The number of blocks is a multiple of 8 (of 4 below 32).
+    A block has about :math:`12 h^2` parameters and a model h / 128 blocks: the width h is the multiple of 1024 nearest
+    to the cube root of 128 `params` / 12.
     """
     params = checked_number(params, "params", 1e9, 1e14)
     hidden = 1024 * round((params * 128 / 12) ** (1 / 3) / 1024)

@@ -116,10 +116,10 @@ class LdoptTrainerMixin(ResumeMixin):
             self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
         args, decay, groups = self.args, decay_of_arguments(self.args), self.optimizer_grouped_parameters
-        layers = None if decay == OFF else self.layer_map
+        info = REGISTRY.get(name_of(args.optim))
+        layers = self.layer_map if decay != OFF or (info is not None and info.needs_layers) else None
         if layers is not None:
             self._freeze(layers, decay)
-        info = REGISTRY.get(name_of(args.optim))
         if info is None:
             with left_to_us(args):
                 super().create_optimizer(lr_scheduler)

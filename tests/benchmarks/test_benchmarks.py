@@ -109,21 +109,21 @@ def test_writing_a_section_keeps_the_others(tmp_path):
     def state(label):
         return [{"optimizer": label, "what": "", "bytes": 8, "elements": 2}]
 
-    def denormal(label):
-        return [{"label": label, "ratio": 1.0, "path": ""}]
+    def layerwise(label):
+        return [{"label": label, "ms": 1.0, "ratio": 1.0}]
 
     def write(**results):
         page.write(page.with_others(results, tmp_path), tmp_path)
         return (tmp_path / "README.md").read_text()
 
     (tmp_path / "README.md").write_text(f"{page.BEGIN}\n{page.END}")
-    assert "Measured" not in write(about=about("Monday"), state=state("first"), denormal=denormal("second"))
+    assert "Measured" not in write(about=about("Monday"), state=state("first"), layerwise=layerwise("second"))
     written = write(about=about("Tuesday"), state=state("third"))
     assert "`first`" not in written and "`second`" in written and "`third`" in written
     assert written.startswith(f"{page.BEGIN}\n\nTuesday") and "Measured on Monday" in written
     written = write(about=about("Friday"), state=state("fourth"))
     assert "Measured on Monday" in written and "Tuesday" not in written
-    assert "Measured" not in write(about=about("Sunday"), state=state("fifth"), denormal=denormal("sixth"))
+    assert "Measured" not in write(about=about("Sunday"), state=state("fifth"), layerwise=layerwise("sixth"))
 
 
 def test_who_is_not_asked_stands_still():
@@ -178,7 +178,7 @@ def test_arguments_out_of_range_are_refused(argv, capsys):
 def test_the_page_has_the_numbers_that_were_measured():
     measured = FOLDER / "results.json"
     section = (FOLDER / "README.md").read_text().partition(page.BEGIN)[2].partition(page.END)[0]
-    assert section.strip() == (page.text(json.loads(measured.read_text())) if measured.exists() else "")
+    assert section.strip() == (page.text(page.shown(json.loads(measured.read_text()))) if measured.exists() else "")
 
 
 def test_one_thread_is_for_the_first_model_unless_threads_are_given(monkeypatch):

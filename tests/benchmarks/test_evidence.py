@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import math
-import re
 
 import evidence_report as report
 import llrd_evidence as evidence
@@ -15,7 +14,6 @@ from project import ROOT
 import paddle_ldopt as ldopt
 
 DOCS = ROOT / "docs" / "evidence.md"
-TABLES = DOCS.with_name("evidence_tables.md")
 
 
 @pytest.fixture(scope="module")
@@ -132,16 +130,6 @@ def test_a_rate_is_chosen_by_the_validation_rows_alone():
     assert report.chosen(curve((1e-4, [0.6, 0.7], [0.1, 0.1]), (1e-3, [0.7, 0.6], [0.9, 0.9]))) == 1e-4, "the lower"
 
 
-def test_the_range_of_rates():
-    heights = curve((1e-4, [0.5], [0.80]), (1e-3, [0.9], [0.90]), (1e-2, [0.8], [0.895]), (1e-1, [0.1], [0.795]))
-    low, high, open_below, open_above = report.within(heights, points=1)
-    assert (low, high) == (pytest.approx(10**-3.1), pytest.approx(10**-1.95))
-    assert (open_below, open_above) == (False, False)
-    high = 10 ** (-2 + 0.951)  # where 0.895 - 0.1 * share is 0.9 - 0.1001
-    assert report.within(heights, points=10.01) == (1e-4, pytest.approx(high), True, False)
-    assert report.span(1e-4, high, True, False) == "≤ 1e-4 to 8.9e-2 (at least × 893.3)"
-
-
 def test_a_difference_is_paired_by_seed():
     one = curve((1e-3, [0, 0, 0], [0.50, 0.60, 0.70]))
     other = curve((1e-4, [0, 0, 0], [0.49, 0.58, 0.67]))
@@ -163,24 +151,49 @@ def test_unfinished_seeds_are_left_out(tmp_path):
         report.Results(path)
 
 
-def test_the_report_is_what_the_pages_say():
-    results = report.Results(evidence.RESULTS)
-    for page, parts in ((DOCS, {"findings": report.findings(results)}), (TABLES, report.blocks(results))):
-        text = page.read_text(encoding="utf-8")
-        assert report.fill(text, parts) == text, "run `python benchmarks/llrd_evidence.py report`"
+def test_the_report_is_what_the_page_says(tmp_path):
+    results, means = report.Results(evidence.RESULTS), report.Results(evidence.MEANS)
+    text = DOCS.read_text(encoding="utf-8")
+    said = report.fill(text, report.parts(results, means))
+    assert said == text, "run `python benchmarks/llrd_evidence.py report`"
+    of_uniform = f"{means.tasks['trec, 60 rows']['protocol']['tuned']:g}"
+    assert f"trec, 60 rows, {report.number(float(of_uniform))}" in text, "the protocol's rate is the one of the table"
+
+
+def test_the_numbers_in_the_sentences_are_those_of_the_results():
+    text = " ".join(DOCS.read_text(encoding="utf-8").split())
+    results, means = report.Results(evidence.RESULTS), report.Results(evidence.MEANS)
+
+    def gains(found, arm, rates, base="uniform"):
+        pairs = ((results_of[arm], results_of[base]) for results_of in map(found.arm_curves, found.tasks))
+        return [
+            f"{abs(report.gap(curve, rate or report.chosen(curve), other, rate or report.chosen(other))[0]):.1f}"
+            for (curve, other), rate in zip(pairs, rates)
+        ]
+
+    strong = results.arm_curves("docstrings"), results.arm_curves("trec")
+    best = [
+        100 * report.mean(report.scores(curves[arm][3e-3])) for curves in strong for arm in ("decay 0.65", "uniform")
+    ]
+    assert (
+        "reached {:.1f} % on docstrings (uniform training: {:.1f} %) and {:.1f} % on trec ({:.1f} %)".format(*best)
+        in text
+    )
+    assert "lost {} points on docstrings and {} on trec".format(*gains(results, "decay 0.65", (3e-4, 3e-4))) in text
+    assert "at a third of this rate {} and {}".format(*gains(results, "decay 0.65", (1e-4, 1e-4))) in text
+    assert "lost {} points on docstrings. All".format(gains(results, "decay 0.65", (None,))[0]) in text
+    against = [gains(results, f"decay {decay}", (None, None), "encoder at 0.1")[1] for decay in (0.9, 0.8)]
+    assert "were {} to {} points better".format(*against) in text
+    assert "gained {} points".format(gains(means, "0.8 by blocks", (3e-4,))[0]) in text
+    assert "gained {}, {} and {} points".format(*gains(means, "0.8 by blocks", (1e-4, 1e-4, 3.33e-5))) in text
 
 
 def test_the_report_changes_with_the_results(tmp_path):
-    lines = evidence.RESULTS.read_text(encoding="utf-8").splitlines()
-    results, docs = tmp_path / "results.jsonl", tmp_path / "docs"
-    docs.mkdir()
-    for page in (DOCS, TABLES):
-        (docs / page.name).write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
-    first = next(i for i, line in enumerate(lines) if '"task"' in line)
+    lines, page = evidence.RESULTS.read_text(encoding="utf-8").splitlines(), tmp_path / "page.md"
+    page.write_text(DOCS.read_text(encoding="utf-8"), encoding="utf-8")
+    first = next(i for i, line in enumerate(lines) if '"learning_rate": 0.0003' in line)
     lines[first] = json.dumps({**json.loads(lines[first]), "test": 0.0})
-    results.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    evidence.main(["report", "--results", str(results), "--docs", str(docs / DOCS.name)])
-    written = (docs / TABLES.name).read_text(encoding="utf-8")
-    assert written != TABLES.read_text(encoding="utf-8")
-    for picture in re.findall(r"\((images/[^)]*)\)", written + DOCS.read_text(encoding="utf-8")):
-        assert (docs / picture).exists() and (DOCS.parent / picture).exists(), picture
+    (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    evidence.main(["report", "--results", str(tmp_path / "results.jsonl"), "--docs", str(page)])
+    assert page.read_text(encoding="utf-8") != DOCS.read_text(encoding="utf-8")
+    assert (tmp_path / "images" / "evidence_decay.svg").exists()

@@ -14,7 +14,7 @@ SEED = 22
 @pytest.mark.promise(
     "every combination of layout, kind of step (plain, `PipelineWithLossScale`, `GradientAccumulator`), optimizer and "
     "feature trains as in one process, or is refused",
-    seen="1,750 of 1,750 match ([table](scaling.md#combinations-compared-with-one-process))",
+    seen="1,750 of 1,750 match ([table](scaling.md#layouts-that-match-one-process))",
 )
 @pytest.mark.parametrize(
     "layout",

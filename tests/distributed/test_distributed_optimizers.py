@@ -141,3 +141,15 @@ def test_refusals():
         for setting in ("comm_overlap", "tensor_fusion"):  # where Paddle's own AdamW decays nothing
             for case in ("lamb", "adamwdl"):
                 assert f"set {setting}=False" in messages[f"{setting}, {case}"]
+
+
+@pytest.mark.slow
+def test_muon_trains_whole_matrices_and_refuses_pieces():
+    start, end = reference("muon")
+    for result in launch(
+        cases.muon_in_layouts, 2, timeout=300, layouts=["dp", "sharding v1", "pp", "sharding v2", "mp"]
+    ):
+        for layout in ("dp", "sharding v1", "pp"):
+            assert apart(result[layout], start, end) < TOLERANCE
+        for layout in ("sharding v2", "mp"):
+            assert "Muon needs whole matrices" in result[layout] and "Received: " in result[layout]

@@ -1,4 +1,4 @@
-"""docs/rates.md: each row's line gives the ratios that the project's arithmetic gives, on a model with its names."""
+"""docs/options.md: a line for another project gives the ratios of its arithmetic, on a model with its names."""
 
 import pathlib
 import re
@@ -14,7 +14,8 @@ from paddle_ldopt import LayerDecay, LayerMap
 from paddle_ldopt.layers.rates import applied_rates
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some layers of the model")
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "rates.md").read_text(encoding="utf-8")
+OPTIONS = (pathlib.Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+PAGE = OPTIONS.partition("## Rates of other projects")[2].partition("\n## ")[0]
 SIZE = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 
 

@@ -162,6 +162,29 @@ def run_torch(case, start, grads):
         yield {name: param.detach().numpy().copy() for name, param in params.items()}
 
 
+def run_torch_muon(case, start, grads):
+    """Take the steps with torch's Muon for the matrices of ours, which torch has as [out, in], and AdamW for the rest.
+
+    Muon casts to bfloat16; without that cast it computes in float64.
+    """
+    import torch
+
+    torch.Tensor.bfloat16 = torch.Tensor.clone
+    mine, turned = case.ours["muon"], lambda array, name: array.T if name in case.ours["muon"] else array
+    params = {n: torch.nn.Parameter(torch.tensor(turned(a, n).copy())) for n, a in start.items()}
+    groups = [{"params": [p], "lr": case.options["lr"] * layer_ratio(n, case.decay)} for n, p in params.items()]
+    for_muon = [group for group, name in zip(groups, params) if name in mine]
+    for_adamw = [group for group, name in zip(groups, params) if name not in mine]
+    rest = {"weight_decay": case.options["weight_decay"]}
+    optimizers = [find(case)(for_muon, **case.options), torch.optim.AdamW(for_adamw, **rest)]
+    for grad in grads:
+        for name, param in params.items():
+            param.grad = None if grad[name] is None else torch.tensor(turned(grad[name], name).copy())
+        for optimizer in optimizers:
+            optimizer.step()
+        yield {name: turned(param.detach().numpy(), name).copy() for name, param in params.items()}
+
+
 def run_optax(case, start, grads):
     """Take the steps with an optax transformation; each parameter has its own, which waits where it has no gradient."""
     import jax.numpy as jnp
@@ -221,7 +244,7 @@ def mend_torchvision():
         return operators
 
 
-RUNNERS = {"optax": run_optax, "tensorflow": run_tensorflow}
+RUNNERS = {"optax": run_optax, "tensorflow": run_tensorflow, "torch.optim.Muon": run_torch_muon}
 PACKAGES = {"torch": ("torch",), "timm": ("timm", "torch"), "transformers": ("transformers", "torch")}
 PACKAGES.update({"came-pytorch": ("came-pytorch", "torch"), "optax": ("optax", "jax")})
 PACKAGES["tensorflow"] = ("transformers", "tf_keras", "tensorflow")
@@ -231,7 +254,7 @@ def run(case, arrays):
     """Return name -> the peer's values after each recorded step."""
     names = [name for name in SHAPES if name not in case.leaves_out]
     start, grads = inputs(arrays, SHAPES, case.kind, names)
-    values = list(RUNNERS.get(case.peer, run_torch)(case, start, grads))
+    values = list(RUNNERS.get(case.cls, RUNNERS.get(case.peer, run_torch))(case, start, grads))
     assert all(a.dtype == np.float64 for value in values for a in value.values()), case.id
     return {n: np.stack([values[step - 1][n] for step in RECORDED]) for n in names}
 
@@ -371,9 +394,34 @@ def adam_weight_decay_cases():
         )
 
 
+def muon_cases():
+    """Return Muon's: torch's Muon and AdamW, and optax's, which has both."""
+    matrices = [name for name, shape in SHAPES.items() if len(shape) == 2]
+    plain = {"learning_rate": 0.01, "weight_decay": 0.1}
+    original = {"learning_rate": 0.003, "weight_decay": 0.01, "momentum": 0.8, "nesterov": False, "ns_steps": 3}
+    for name, mine, more in (
+        ("", plain, {}),
+        ("-original", {**original, "adjust_lr": "original"}, {}),
+        ("-gaps", original, {"kind": "gaps"}),
+        ("-layerwise", plain, {"decay": 0.8}),
+    ):
+        adjust = {"adjust_lr_fn": mine.get("adjust_lr", "match_rms_adamw")}
+        options = {k: v for k, v in mine.items() if k not in ("learning_rate", "adjust_lr")}
+        options = {"lr": mine["learning_rate"], **options, **adjust}
+        our_call = {**ours("muon", **mine), "muon": matrices}
+        our_call = our_call if "decay" not in more else {**our_call, "layerwise_decay": more["decay"]}
+        yield Case(f"muon-torch{name}", "torch", "torch.optim.Muon", options, our_call, **more)
+    for name, options, adjust in (("", {}, "original"), ("-rms", {"consistent_rms": 0.2}, "match_rms_adamw")):
+        # its epsilon is also added to norms, and its Nesterov momentum has a bias correction
+        shared = {"learning_rate": 0.01, "weight_decay": 0.1, "nesterov": False}
+        theirs = {**shared, **options, "adam_weight_decay": 0.1, "eps": 1e-30}
+        our_call = {**ours("muon", **shared, epsilon=1e-30, adjust_lr=adjust), "muon": matrices}
+        yield Case(f"muon-optax{name}", "optax", "optax.contrib.muon", theirs, our_call)
+
+
 def cases():
     """Return all cases."""
-    made = (adamw_cases(), lamb_cases(), adafactor_cases(), came_cases(), adam_weight_decay_cases())
+    made = (adamw_cases(), lamb_cases(), adafactor_cases(), came_cases(), adam_weight_decay_cases(), muon_cases())
     return [case for some in made for case in some]
 
 

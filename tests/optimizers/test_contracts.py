@@ -6,17 +6,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import (
-    VARIANTS,
-    alone,
-    every_optimizer,
-    every_variant,
-    low_precision,
-    make,
-    run_static,
-    same,
-    states,
-)
+from optimizer_cases import VARIANTS, every_optimizer, every_variant, low_precision, make, run_static, same, states
 from reference import bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
@@ -162,8 +152,9 @@ def test_a_group_may_override_every_option(name):
 def test_apply_decay_param_fun(name):
     arrays, grads = bert_like()
     decay = "weight_decay_rate" if "weight_decay_rate" in VARIANTS[name] else "weight_decay"
+    alone = {} if name == "adamwdl" else {"batch_bytes": 0}  # by operations, rounding depends on the batch
     chosen = {"by_name": lambda p, names: {"apply_decay_param_fun": lambda t: "bias" not in names[t]}}
-    got, decayed, undecayed = (run(name, arrays, grads, **alone(name), **more) for more in (chosen, {}, {decay: 0.0}))
+    got, decayed, undecayed = (run(name, arrays, grads, **alone, **more) for more in (chosen, {}, {decay: 0.0}))
     for n in arrays:
         np.testing.assert_array_equal(got[n], (undecayed if "bias" in n else decayed)[n], err_msg=n)
 
@@ -382,7 +373,7 @@ def test_to_static(name):
         np.testing.assert_allclose(p.numpy(), want[n], rtol=1e-4, atol=1e-5, err_msg=n)
 
 
-@every_variant
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "muon"])  # which refuses
 def test_static_program(name):
     start, want = dygraph_result(name)
 
@@ -697,7 +688,8 @@ def _resumed(model, opt, values, state, steps):
 
 @pytest.mark.parametrize("fused", [None, False])
 def test_the_norm_of_bfloat16_gradients_includes_layers_of_ratio_0(fused):
-    model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)).to(dtype="bfloat16")
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2))
+    model.to(dtype="bfloat16")  # `bfloat16()` does nothing on a CPU without AVX-512
     still = {param.name for param in model[0].parameters()}
     opt = ldopt.AdamWDL(
         0.1,

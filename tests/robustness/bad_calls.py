@@ -297,6 +297,7 @@ BUILT = {  # optimizer -> what it is built with
     "Adafactor": {"lr": 0.01, "relative_step": False, "beta1": 0.9},
     "Came": {"learning_rate": 0.01},
     "AdamWeightDecay": {"clipnorm": 1.0, "clipvalue": 1.0},
+    "Muon": {"use_muon": lambda param: len(param.shape) == 2},
 }
 SCHEDULED = {"Lamb": ("learning_rate", "weight_decay"), "Came": ("learning_rate",)}  # may be functions of the step
 LOADED = {  # what has a state, built

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.promise(
 )
 
 EVERY = {  # the variants of the contracts, and what has arithmetic of its own
-    **VARIANTS,
+    **{name: options for name, options in VARIANTS.items() if name != "muon"},  # NaN and inf fill a whole matrix
     "came, plain": {**OPTIMIZERS["came"], "beta1": 0.0},
     "came, relative": {"relative_step": True, "scale_parameter": True},
     "lamb, decayed": {**OPTIMIZERS["lamb"], "weight_decay": 0.5},

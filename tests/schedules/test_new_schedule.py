@@ -63,7 +63,7 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
     with pytest.raises(SystemExit):
         main(["schedule", "--help"])
     assert "triangle" in capsys.readouterr().out
-    assert "| `triangle` | `floor` | `0` | [0, 1] |" in tables.schedules_table()
+    assert "`floor=0` [0, 1] |" in tables.schedules_table()
     with pytest.raises(ValueError, match="'triangle' is not a valid SchedulerType"):
         ldopt.SchedulerType("triangle")
 

@@ -19,7 +19,7 @@ from paddle import nn
 from paddle.distributed import fleet
 from toy_layers import Block, Whole, data_part, initialise, plain_name, values
 
-from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb
+from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb, Muon
 from paddle_ldopt._compat import unwrap
 from paddle_ldopt.parallel import save_checkpoint
 
@@ -82,9 +82,12 @@ OPTIMIZERS = {
 }
 
 
+MUON = Muon, {"learning_rate": LR, "use_muon": lambda param: len(param.shape) in (2, 4)}  # whole matrices only
+
+
 def optimizer_of(case, params, names):
     """Return an optimizer with a rate of its own for each layer, a decay by name and global-norm clipping."""
-    cls, options = OPTIMIZERS[case]
+    cls, options = MUON if case == "muon" else OPTIMIZERS[case]
     if cls is AdamWeightDecay:
         options = {**options, "exclude_from_weight_decay": ["bias", "norm"]}
     decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
@@ -138,6 +141,18 @@ def trained(hcg, case, steps=STEPS, keep=None):
     if keep is not None:
         keep(optimizer)
     return values(network)
+
+
+def muon_in_layouts(layouts):
+    """Return layout -> what `trained` returns for Muon, or the message of its refusal."""
+    out = {}
+    for layout in layouts:
+        hcg = start_fleet(**LAYOUTS[layout])
+        try:
+            out[layout] = given(hcg, "muon")[1] if layout == "mp" else trained(hcg, "muon")
+        except ValueError as error:
+            out[layout] = str(error)
+    return out
 
 
 @contextlib.contextmanager

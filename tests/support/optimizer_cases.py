@@ -22,6 +22,7 @@ VARIANTS = {
     "came, compressed": {**OPTIMIZERS["came"], "compression": True},
     "adafactor, relative": {"weight_decay": 0.1},
     "adafactor, momentum": {**OPTIMIZERS["adafactor"], "beta1": 0.9},
+    "muon": {"learning_rate": 0.01, "weight_decay": 0.1, "use_muon": lambda param: len(param.shape) in (2, 4)},
     "adamweightdecay, amsgrad": {**OPTIMIZERS["adamweightdecay"], "amsgrad": True},
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -106,6 +107,8 @@ def build(ours, params, name_dict):
         arguments.update(layerwise_decay=ours["layerwise_decay"], n_layers=load_index()["n_layers"])
     if "decayed" in ours:
         arguments["apply_decay_param_fun"] = lambda tensor_name: name_dict[tensor_name] in ours["decayed"]
+    if "muon" in ours:
+        arguments["use_muon"] = lambda param: name_dict[param.name] in ours["muon"]
     cls = ldopt.optimizer_class(ours["optimizer"])
     optimizer = cls(parameters=list(params.values()), name_dict=name_dict, **arguments)
     return optimizer, scheduler.step if scheduler else lambda: None

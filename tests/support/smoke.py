@@ -23,7 +23,8 @@ def two_steps():
     for name in ldopt.list_optimizers():
         layer = paddle.nn.Linear(4, 3)
         layer.weight.set_value(np.linspace(-1, 2, 12, dtype="float32").reshape(4, 3))  # no gradient near 0
-        optimizer = ldopt.create(name, layer, learning_rate=0.1)
+        routes = {"use_muon": lambda param: len(param.shape) == 2} if name == "muon" else {}
+        optimizer = ldopt.create(name, layer, learning_rate=0.1, **routes)
         for _ in range(2):
             (layer(paddle.ones([2, 4])) ** 2).mean().backward()
             optimizer.step()

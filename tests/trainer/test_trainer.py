@@ -237,6 +237,13 @@ def test_every_optimizer_of_the_trainer_gets_the_rates(tmp_path, optim):
         np.testing.assert_allclose(trained[0.5][name], ratio * step, atol=atol, err_msg=name)
 
 
+def test_muon_measures_the_layers_without_a_decay_too(tmp_path):
+    trainer = train(tmp_path, optim="muon", max_steps=1)
+    routed = [name for name, param in trainer.model.named_parameters() if trainer.optimizer.uses_muon(param)]
+    assert routed and all(trainer.layer_map.layer_of(name).is_block for name in routed)
+    assert trainer.layer_map.source == "measured"
+
+
 def test_the_trainers_settings_reach_the_optimizer(tmp_path):
     def made(**kwargs):
         trainer = common.trainer(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8, **kwargs)

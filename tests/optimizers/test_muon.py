@@ -1,0 +1,164 @@
+"""Muon: the reference, its routes, its batches and refusals. test_parity.py has torch's and optax's trajectories."""
+
+import copy
+
+import numpy as np
+import paddle
+import pytest
+from optimizer_cases import Net, low_precision
+from reference import make_params, take_steps
+from reference_muon import muon, orthogonalized
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.optimizers import muon as module
+
+TOKENS = paddle.to_tensor([[1, 2, 3], [3, 4, 5]])
+SHAPES = {"wide": (3, 8), "high": (8, 3), "twin": (8, 3), "conv": (4, 2, 3, 3), "bias": (8,), "scale": ()}
+MATRICES = ("wide", "high", "twin", "conv")
+
+
+def problem(steps=5, seed=0):
+    draw = np.random.default_rng(seed)
+    arrays = [{name: draw.normal(size=shape) for name, shape in SHAPES.items()} for _ in range(steps + 1)]
+    return arrays[0], arrays[1:]
+
+
+def built(params, names, **options):
+    return ldopt.Muon(parameters=list(params.values()), use_muon=lambda p: names[p.name] in MATRICES, **options)
+
+
+def matrices_of(model, opt):
+    return [name for name, param in model.named_parameters() if opt.uses_muon(param)]
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": False, "momentum": 0.5}, {"adjust_lr": "original"}], ids=str)
+def test_it_follows_the_reference(options):
+    arrays, grads = problem()
+    grads[1]["high"] = grads[2]["bias"] = None
+    params, names = make_params(arrays, "float64")
+    ratios = {name: 0.5 if name in ("wide", "bias") else 1.0 for name in SHAPES}
+    hook = {"set_param_lr_fun": lambda p: ratios[names[p.name]]}
+    got = take_steps(built(params, names, learning_rate=0.01, weight_decay=0.2, **hook, **options), params, grads)
+    want = {key: value for key, value in options.items() if key != "adjust_lr"}
+    want = muon(
+        arrays, grads, MATRICES, lr=0.01, weight_decay=0.2, original="adjust_lr" in options, ratios=ratios, **want
+    )
+    for name in SHAPES:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-11, atol=1e-12, err_msg=name)
+
+
+def test_a_stack_of_matrices_is_made_orthogonal_one_by_one():
+    stack = np.random.default_rng(0).normal(size=(3, 6, 4))
+    got = module.orthogonalized(paddle.to_tensor(stack), (3.4445, -4.775, 2.0315), 5).numpy()
+    np.testing.assert_allclose(got, [orthogonalized(one) for one in stack], rtol=1e-10, atol=1e-12)
+    values = np.linalg.svd(got, compute_uv=False)
+    assert values.min() > 0.6 and values.max() < 1.3
+    assert not module.orthogonalized(paddle.zeros([2, 3]), (3.4445, -4.775, 2.0315), 5).numpy().any()
+
+
+def test_the_layers_route_matrices_of_blocks_to_muon():
+    model = Net()
+    opt = ldopt.create("muon", model, 0.5, learning_rate=0.1, example=TOKENS)
+    ends = ("proj.weight", "linear1.weight", "linear2.weight")
+    assert matrices_of(model, opt) == [
+        n for n, _ in model.named_parameters() if n.startswith("blocks") and n.endswith(ends)
+    ]
+    assert opt.layerwise_ratio(model.blocks[0].linear1.weight) == 0.25
+    routed = ldopt.create("muon", model, learning_rate=0.1, use_muon=lambda p: p is model.head.weight)
+    assert matrices_of(model, routed) == ["head.weight"]
+    alike = ldopt.create("muon", model, learning_rate=0.1, example=TOKENS)
+    assert matrices_of(model, alike) == matrices_of(model, opt), "a decay of 1 needs the layers too"
+
+
+def test_groups_route_before_the_layers_and_stay_alive():
+    model = Net()
+    groups = [
+        {"params": model.blocks.parameters(), "use_muon": False, "weight_decay": 0.0},
+        {"params": model.head.parameters()[:1], "use_muon": True},
+        {"params": [*model.embed.parameters(), *model.head.parameters()[1:]], "use_muon": False},
+    ]
+    opt = ldopt.Muon(0.1, parameters=groups, weight_decay=0.1)
+    assert matrices_of(model, opt) == ["head.weight"]
+    groups = opt._param_groups
+    groups[0]["weight_decay"] = 0.5
+    assert opt.options_of(model.blocks[0].linear1.weight)["weight_decay"] == 0.5
+
+
+def test_a_deep_copy_goes_on_as_the_original():
+    model = Net()
+    opt = ldopt.create("muon", model, learning_rate=0.1, example=TOKENS)
+
+    def step(model, opt):
+        model(TOKENS).square().mean().backward()
+        opt.step()
+        opt.clear_grad()
+
+    step(model, opt)
+    again, other = copy.deepcopy([model, opt])
+    for pair in ((model, opt), (again, other)):
+        step(*pair)
+    for one, two in zip(model.parameters(), again.parameters()):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_an_update_has_the_size_of_an_adamw_update():
+    arrays, grads = problem(steps=1)
+    params, names = make_params({"weight": np.zeros((64, 32))})
+    opt = ldopt.Muon(0.01, parameters=list(params.values()), use_muon=lambda p: True)
+    grad = np.random.default_rng(0).normal(size=(64, 32))
+    moved = take_steps(opt, params, [{"weight": grad}])["weight"]
+    assert np.sqrt((moved**2).mean()) == pytest.approx(0.01 * 0.2, rel=0.2)
+
+
+def test_bfloat16_parameters_with_masters():
+    arrays, grads = problem()
+    params, start = low_precision({name: arrays[name] for name in ("wide", "bias")}, "bfloat16")
+    names = {param.name: name for name, param in params.items()}
+    opt = built(params, names, learning_rate=0.01, weight_decay=0.2, multi_precision=True)
+    grads = [{name: grad[name] for name in params} for grad in grads]
+    rounded = [
+        {n: np.float64(paddle.to_tensor(a).astype("bfloat16").astype("float32").numpy()) for n, a in g.items()}
+        for g in grads
+    ]
+    take_steps(opt, params, grads)
+    want = muon(start, rounded, MATRICES, lr=0.01, weight_decay=0.2)
+    for name, param in params.items():
+        np.testing.assert_allclose(opt.owner_of(param).numpy(), want[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "must know the matrices of blocks: give `layers`.*Received: layers=None"),
+        ({"use_muon": lambda p: False}, "No parameter is a matrix of a block.*Received"),
+        ({"use_muon": lambda p: True}, "updates matrices.*Received: use_muon=True for"),
+        ({"use_muon": True}, "must be a function of a parameter.*Received: use_muon=True"),
+        ({"ns_steps": 0}, "`ns_steps` must be at least 1"),
+        ({"ns_coefficients": (1, 2)}, "must be three numbers"),
+        ({"adjust_lr": "none"}, "`adjust_lr` must be one of 'match_rms_adamw', 'original'"),
+        ({"ns_dtype": "float16"}, "`ns_dtype` must be one of"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_refusals(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        ldopt.Muon(0.1, parameters=Net().parameters(), **options)
+
+
+def test_a_static_graph_is_refused():
+    paddle.enable_static()
+    try:
+        with pytest.raises(RuntimeError, match="dygraph only"):
+            ldopt.Muon(0.1, use_muon=lambda p: True)
+    finally:
+        paddle.disable_static()
+
+
+def test_bfloat16_products_on_a_cpu_are_refused_before_anything_moves():
+    arrays, grads = problem(steps=1)
+    params, names = make_params(arrays)
+    opt = built(params, names, learning_rate=0.1, ns_dtype="bfloat16")
+    with pytest.raises(ValueError, match="CPU.*Received: ns_dtype"):
+        take_steps(opt, params, grads)
+    for name, param in params.items():
+        np.testing.assert_array_equal(param.numpy(), arrays[name].astype("float32"))
