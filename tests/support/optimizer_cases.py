@@ -17,12 +17,13 @@ OPTIMIZERS = {
     "adafactor": {"learning_rate": 0.01, "weight_decay": 0.1, "relative_step": False, "scale_parameter": False},
     "adamweightdecay": {"learning_rate": 0.01, "weight_decay_rate": 0.1},
 }
+_MUON = {"use_muon": lambda param: len(param.shape) in (2, 4), "ns_dtype": "float32"}  # on an accelerator, too
 VARIANTS = {
     **OPTIMIZERS,
     "came, compressed": {**OPTIMIZERS["came"], "compression": True},
     "adafactor, relative": {"weight_decay": 0.1},
     "adafactor, momentum": {**OPTIMIZERS["adafactor"], "beta1": 0.9},
-    "muon": {"learning_rate": 0.01, "weight_decay": 0.1, "use_muon": lambda param: len(param.shape) in (2, 4)},
+    "muon": {"learning_rate": 0.01, "weight_decay": 0.1, **_MUON},
     "adamweightdecay, amsgrad": {**OPTIMIZERS["adamweightdecay"], "amsgrad": True},
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
