@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune pipeline test test-all fault test-gpu versions test-nlp2 test-formers test-clients parity sanitize coverage mutants lint dist bench docs clean
+.PHONY: help install finetune pipeline test test-all fault test-gpu test-accelerator versions test-nlp2 test-formers test-clients parity sanitize coverage mutants lint dist bench docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,9 +48,12 @@ test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (
 fault: $(STAMP) ## Run the longest tests alone: kills, full disks, bad calls, long runs, all combinations of layouts (half an hour)
 	$(PY) $(PYTEST) -m fault $(ARGS)
 
-ON_DEVICE = $(addprefix tests/optimizers/test_, golden.py parity.py contracts.py lamb.py came.py adafactor.py adam_weight_decay.py)
-test-gpu: $(STAMP) ## Run the golden, contract, checkpoint and layer-map tests on LDOPT_DEVICE (default: the first GPU)
-	LDOPT_DEVICE=$${LDOPT_DEVICE:-gpu:0} $(PY) -m pytest $(ON_DEVICE) tests/saving tests/layers $(ARGS)
+ON_DEVICE = tests/optimizers tests/saving tests/layers tests/schedules tests/test_accumulator.py
+test-gpu: $(STAMP) ## Run the tests of optimizers, checkpoints, layers and schedules on LDOPT_DEVICE (default: gpu:0; npu:0, xpu:0)
+	LDOPT_DEVICE=$${LDOPT_DEVICE:-gpu:0} $(PY) -m pytest $(ON_DEVICE) $(ARGS)
+
+test-accelerator: $(STAMP) ## Run the same on a test device with memory of its own (g++), three times: half an hour
+	$(PY) tests/accelerator/device.py tests/accelerator $(ON_DEVICE) -n $(JOBS) --dist loadfile $(ARGS)
 
 test-nlp2: ## Run the Trainer tests on PaddleNLP 2.8.1, in a venv of its own
 	$(MAKE) $(VENV)-nlp2/.installed-nlp2 VENV=$(VENV)-nlp2

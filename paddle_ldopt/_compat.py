@@ -37,6 +37,14 @@ def is_float64(tensor: paddle.Tensor) -> bool:
     return dtype == paddle.float64 or bool(not paddle.in_dynamic_mode() and dtype == paddle.base.core.DataType.FLOAT64)
 
 
+@functools.cache
+def has_kernel(name: str, place: str, dtype: Any) -> bool:
+    """Return whether Paddle has a kernel of this name for a device and type; of the other devices it uses the CPU's."""
+    device = place.partition("(")[2].strip(")").partition(":")[0].lower()
+    keys = [key.strip("()").split(", ") for key in paddle.base.core._get_registered_phi_kernels("all")[name]]
+    return any(key[0].lower() == device and key[-1] == dtype_name(dtype) for key in keys)
+
+
 def dtype_name(dtype: Any) -> str:
     """Return the name of a dtype of Paddle or NumPy, such as "float32"."""
     return str(dtype).rpartition(".")[2]

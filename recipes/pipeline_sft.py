@@ -65,7 +65,7 @@ def arguments():
         "--resume", action="store_true", help="resume from the last complete checkpoint in --output_dir"
     )
     args = parser.parse_args()
-    if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
+    if args.stages < 2 or (args.float16 and paddle.get_device() == "cpu"):
         wrong = "--stages must be at least 2, and --float16 needs a GPU."
         parser.error(f"{wrong} Received: stages={args.stages}, float16={args.float16}")
     return args
@@ -89,7 +89,7 @@ def start(args):
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {"pp_degree": args.stages, "dp_degree": dist.get_world_size() // args.stages}
     strategy.pipeline_configs = {"accumulate_steps": args.micro_batch_num, "micro_batch_size": args.micro_batch_size}
-    if not paddle.is_compiled_with_cuda():
+    if paddle.get_device() == "cpu":
         strategy.hybrid_configs["pp_configs"].use_batch_p2p_comm = False  # gloo has no batched messages
         dist.ParallelEnv.device_id = 0  # a PipelineLayer asks for the number of the device, which a CPU lacks
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")

@@ -32,6 +32,10 @@ FIRST = {  # reason -> (first Paddle without it, pattern of the tests' ids)
         r"test_a_square_that_was_transposed_in_place|test_a_parameter_that_was_cast_in_place",
     ),
 }
+ON_CPU = {  # reason -> pattern of the ids of tests that hold on a CPU only
+    "The C library steps on a CPU": r"paddles_kernel_compute\[True|16_bit_default_type\[True|true_is_refused_in_shards",
+    "Paddle counts the memory of the host": r"the_memory_of_a_step_is_bounded",
+}
 LONGEST = ["distributed", "recipes", "trainer", "robustness"]  # folders whose files take longest
 HERE = pathlib.Path(__file__).parent
 VERSION = tuple(int(part) for part in re.findall(r"\d+", paddle.__version__)[:2])
@@ -42,6 +46,9 @@ def pytest_configure():
     device = os.environ.get("LDOPT_DEVICE")
     if not device:
         return
+    if os.environ.get("LDOPT_AS_CUDA"):  # the device says that it is a GPU
+        paddle.is_compiled_with_cuda = lambda: True
+        paddle.base.core.Place.is_gpu_place = lambda self: not self.is_cpu_place()
     try:
         paddle.set_device(device)
         on = paddle.ones([2]).square().place
@@ -61,10 +68,13 @@ def pytest_collection_modifyitems(config, items):
     places = {folder: place for place, folder in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
     lacking = [(reason, *found) for reason, found in FIRST.items() if (0, 0) < VERSION < found[0]]  # 0.0.0: a nightly
-    for reason, first, pattern in lacking:
+    reasons = [(f"{reason} (below {first[0]}.{first[1]})", pattern) for reason, first, pattern in lacking]
+    if os.environ.get("LDOPT_DEVICE", "cpu") != "cpu":
+        reasons += ON_CPU.items()
+    for reason, pattern in reasons:
         for item in items:
             if re.search(pattern, item.nodeid):
-                item.add_marker(pytest.mark.skip(reason=f"{reason} (below {first[0]}.{first[1]})"))
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish():

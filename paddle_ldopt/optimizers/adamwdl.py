@@ -12,7 +12,7 @@ from paddle import Tensor, _C_ops
 from paddle.optimizer import AdamW
 
 from .._checks import Option
-from .._compat import parameters_of
+from .._compat import has_kernel, parameters_of
 from ..layers.hook import N_LAYERS, layerwise_lr_decay
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
@@ -175,7 +175,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             if not (usual and state[0] is not None and state[0].is_same_shape(param)):
                 check_gradient(self, param, grad)
                 self.check_param(param)
-                low = param.dtype in _LOW_PRECISION and param.place.is_cpu_place()
+                low = param.dtype in _LOW_PRECISION and not has_kernel("adamw", str(param.place), param.dtype)
                 # the kernel rounds weight decay to float32
                 if low or (param.dtype == paddle.float64 and (self.ratios or self.hook)):
                     by_rule.append(i)

@@ -55,6 +55,7 @@ class LayerRates(LayerwiseInterface, Optimizer):
 
     ratios: dict[str, Any] = {}  # param.name -> ratio; empty if every ratio is 1
     structured_names: Any = {}  # param.name -> structured name, if given
+    _dtype: Any  # Paddle's: type of the rate
 
     def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
         """Take the ratios of a LayerMap and a decay; raise if `layers` is not a LayerMap."""
@@ -78,6 +79,11 @@ class LayerRates(LayerwiseInterface, Optimizer):
         if self.hook is not None:
             return self.hook(param)
         return self.ratio_of(param) if self.ratios else 1.0
+
+    def _create_global_learning_rate(self) -> Any:
+        if paddle.get_default_dtype() in ("float16", "bfloat16") and self._dtype != paddle.float64:
+            self._dtype = paddle.float32  # Paddle would round the rate to the default type
+        return super()._create_global_learning_rate()
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr, ratio = super()._create_param_lr(param_and_grad), self.layerwise_ratio(param_and_grad[0])

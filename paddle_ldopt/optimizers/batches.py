@@ -6,12 +6,14 @@ or copying), the batch is built again. Parameters and gradients are copied into 
 """
 
 import collections
+import functools
 import math
 import operator
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import paddle
 from paddle import Tensor, _C_ops
+from paddle.base.framework import _dygraph_place_guard
 
 from .sharded import Shard, run_locally, run_together
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, Values, compute_dtype, rule_shape
@@ -40,19 +42,30 @@ class Batch:
             by_owner = owners if name == _MASTER else optimizer._accumulators[optimizer.state_key(name)]
             keys = [p.name if name == _MASTER else owners.get(p.name, p).name for p in params]
             tensors = [by_owner[key] for key in keys]
+            for tensor in tensors:
+                if not first.place._equals(tensor.place):  # Paddle keeps Adam's powers on the CPU
+                    tensor._copy_to(first.place, True)._share_buffer_to(tensor)
             self._dicts += [by_owner] * len(keys)
             self._keys += keys
-            self._stacks[name] = tensors[0]
-            if len(tensors) > 1:
-                stack = self._stacks[name] = _C_ops.stack(tensors, 0)
-                for row, tensor in enumerate(tensors):
-                    stack._slice(row, row + 1)._share_buffer_to(tensor)
+            self._stacks[name] = tensors[0] if len(tensors) == 1 else _C_ops.stack(tensors, 0)
         for name, kind in self._kinds.items():
             shape = rule_shape(kind, first.shape)
             if len(params) > 1:
                 shape = [len(params), *([1] * len(first.shape) if kind == SCALAR else shape)]
             self._shapes[name] = shape
-        self._addresses = [mapping[key].data_ptr() for mapping, key in zip(self._dicts, self._keys)]
+        self._share()
+
+    def _share(self) -> None:
+        """Let the optimizer's tensors share the memory of the stacks."""
+        tensors = list(map(operator.getitem, self._dicts, self._keys))
+        if len(self.params) > 1:
+            rows = iter(tensors)
+            for stack in self._stacks.values():
+                with _dygraph_place_guard(stack.place):  # `_slice` copies to the current device
+                    for row in range(len(self.params)):
+                        stack._slice(row, row + 1)._share_buffer_to(next(rows))
+        self._addresses = list(map(Tensor.data_ptr, tensors))
+        self._at = list(map(Tensor.data_ptr, self._stacks.values()))
 
     def is_valid(self) -> bool:
         """Return whether the parameters have their form, and the optimizer's tensors still share the stacks' memory."""
@@ -105,6 +118,8 @@ class Batch:
         rows = [new_params] if single else _C_ops.unbind(new_params, 0)
         if rows[0] is not self.params[0]:
             collections.deque(map(_C_ops.assign_out_, rows, self.params), maxlen=0)
+        if list(map(Tensor.data_ptr, self._stacks.values())) != self._at:
+            self._share()  # a kernel that the device lacks: Paddle's one for CPUs gives a result in place new memory
 
 
 class Batches:
@@ -161,9 +176,15 @@ class Batches:
                         self._batches.pop(old).release(set(old) - set(names))
                     batch = self._batches[names] = Batch(optimizer, params)
                 if any(other != scale for other in scales):
-                    scale = paddle.to_tensor(scales, batch.dtype).reshape([len(scales), *[1] * len(shape)])
+                    scale = _column(tuple(map(float, scales)), len(shape), batch.dtype, str(param.place))
                 units.append((batch, part, scale))
         return units
+
+
+@functools.lru_cache(1024)  # the parameters that have a gradient may alternate
+def _column(numbers: tuple[float, ...], rank: int, dtype: Any, place: str) -> Tensor:
+    """Return numbers as a Tensor [k, 1, ...] that broadcasts to a stack at `place`."""
+    return paddle.to_tensor(numbers, dtype).reshape([len(numbers), *[1] * rank])
 
 
 def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
@@ -173,7 +194,7 @@ def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
         together = optimizer.counts_together and GLOBAL_STEP not in state and count is not None
         counted[STEP] = paddle.full([], count, state[STEP].dtype) if together else state[STEP] + 1.0
     if GLOBAL_STEP in state:
-        counted[GLOBAL_STEP] = paddle.full([], count)
+        counted[GLOBAL_STEP] = paddle.full([], count, "float32")
     return counted
 
 

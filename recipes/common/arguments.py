@@ -77,7 +77,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
     early_stopping_patience: int = 3
-    device: str = "gpu" if paddle.is_compiled_with_cuda() else "cpu"
+    device: str = paddle.get_device().partition(":")[0]  # the installed Paddle's: gpu, xpu, npu or cpu
     verbose: bool = dataclasses.field(default=False, metadata={"help": "print the Trainer's log and the schedule"})
 
     def __post_init__(self):
@@ -87,6 +87,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
         if self.greater_is_better is None:
             self.greater_is_better = self.metric_for_best_model not in LOWER_IS_BETTER
         self.output_dir = self.output_dir or time.strftime(f"runs/{self.recipe}-%Y%m%d-%H%M%S")
+        paddle.set_device(self.device)  # of several processes, each takes its own
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
             raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
@@ -96,8 +97,8 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
 
     def _impossible(self):
         """Yield an error for each argument that this machine does not support."""
-        if self.device.startswith("gpu") and not paddle.is_compiled_with_cuda():
-            yield error("This Paddle has no GPU support: leave `device` out.", device=self.device)
+        if self.device.partition(":")[0] not in ("cpu", type(self).device):
+            yield error(f"This Paddle has no {self.device.upper()} support: leave `device` out.", device=self.device)
         for name in ("fp16", "bf16"):
             if getattr(self, name) and self.device.startswith("cpu"):
                 yield error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)

@@ -152,8 +152,9 @@ def test_a_group_may_override_every_option(name):
 def test_apply_decay_param_fun(name):
     arrays, grads = bert_like()
     decay = "weight_decay_rate" if "weight_decay_rate" in VARIANTS[name] else "weight_decay"
-    got = run(name, arrays, grads, by_name=lambda p, names: {"apply_decay_param_fun": lambda t: "bias" not in names[t]})
-    decayed, undecayed = run(name, arrays, grads), run(name, arrays, grads, **{decay: 0.0})
+    alone = {} if name == "adamwdl" else {"batch_bytes": 0}  # by operations, rounding depends on the batch
+    chosen = {"by_name": lambda p, names: {"apply_decay_param_fun": lambda t: "bias" not in names[t]}}
+    got, decayed, undecayed = (run(name, arrays, grads, **alone, **more) for more in (chosen, {}, {decay: 0.0}))
     for n in arrays:
         np.testing.assert_array_equal(got[n], (undecayed if "bias" in n else decayed)[n], err_msg=n)
 

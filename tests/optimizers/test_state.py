@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import OPTIMIZERS, every_optimizer, every_variant, make, same
+from optimizer_cases import OPTIMIZERS, alone, every_optimizer, every_variant, make, same
 from reference import bert_like, make_params, take_steps
 
 # name -> numbers of 4 bytes in the state of a matrix of r x c, and of a vector of n
@@ -229,7 +229,7 @@ def test_a_name_goes_before_the_names_of_the_state(name):
 def train_and_save(name, arrays, grads, path, save_after):
     with paddle.utils.unique_name.guard():
         params, _ = make_params(arrays)
-        opt = make(name, list(params.values()))
+        opt = make(name, list(params.values()), **alone(name))
         half = {n: a.copy() for n, a in take_steps(opt, params, grads[:save_after]).items()}
         paddle.save(opt.state_dict(), path)
         return half, {n: a.copy() for n, a in take_steps(opt, params, grads[save_after:]).items()}
@@ -244,7 +244,7 @@ def test_a_resume_is_exact(name, reverse, tmp_path):
     with paddle.utils.unique_name.guard():
         params, _ = make_params(half)
         ordered = list(params.values())
-        opt = make(name, ordered[::-1] if reverse else ordered)
+        opt = make(name, ordered[::-1] if reverse else ordered, **alone(name))
         opt.set_state_dict(paddle.load(path))
         if reverse and name == "muon":
             return  # the product of a stack rounds by the place of a matrix in it

@@ -1,0 +1,57 @@
+"""A sample on the test device, and `make test-gpu`: tests run on the device in LDOPT_DEVICE, and on no other."""
+
+import os
+import subprocess
+import sys
+
+import device as test_device
+import paddle
+import pytest
+from project import ROOT
+
+TEST = "tests/optimizers/test_parity.py::test_every_optimizer_has_cases"
+FAKE = "tests/accelerator/test_fake.py"
+WITHOUT = ["scale,adamw16", "add,assign", "adamw,multiply", "add16,assign16,stack16"]
+needs_device = pytest.mark.skipif(test_device.reason() is not None, reason=str(test_device.reason()))
+pytestmark = pytest.mark.skipif(os.environ.get("LDOPT_DEVICE", "cpu") != "cpu", reason="starts tests on other devices")
+
+
+@needs_device
+@pytest.mark.parametrize("name", test_device.RUNS)
+def test_a_sample_passes_on_the_test_device(name):
+    more = ["tests/optimizers/test_golden.py", "tests/saving/test_saving.py::test_a_resume_is_exact"]
+    done = test_device.run(FAKE, *more, **test_device.RUNS[name])
+    assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-1000:]
+    assert "LDOPT_DEVICE=fake:0: tensors are on Place(fake:0)" in done.stdout and " passed" in done.stdout
+
+
+@needs_device
+@pytest.mark.parametrize("without", WITHOUT)
+def test_a_device_without_some_kernels_trains_as_the_cpu_does(without):
+    done = test_device.run(FAKE, "-k", "optimizer_agrees", FAKE_WITHOUT=without)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-9000:] + done.stderr[-1000:]
+
+
+def run(device):
+    environment = {**os.environ, "LDOPT_DEVICE": device}
+    command = [sys.executable, "-m", "pytest", "-q", "-s", TEST]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_device_that_is_asked_for_is_used():
+    done = run("cpu")
+    assert done.returncode == 0 and "LDOPT_DEVICE=cpu: tensors are on Place(cpu)" in done.stdout
+
+
+@pytest.mark.skipif(paddle.device.cuda.device_count() > 0, reason="there is a GPU")
+def test_without_a_gpu_there_is_an_error():
+    done = run("gpu:0")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "Received: LDOPT_DEVICE=gpu:0" in done.stderr and "passed" not in done.stdout
+
+
+def test_the_command_names_files_that_exist():
+    make = (ROOT / "Makefile").read_text()
+    names = make.partition("ON_DEVICE = ")[2].partition("\n")[0].split()
+    assert "LDOPT_DEVICE:-gpu:0" in make
+    assert names and all((ROOT / name).exists() for name in names)
