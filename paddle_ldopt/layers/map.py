@@ -9,11 +9,11 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._checks import first_few, nearest, refusal, shown
-from .._compat import name_before_copy, name_dict_of, unwrap_model
+from .._compat import checked_model, name_before_copy, name_dict_of, pipeline_of, unwrap_model
 from .._files import Path
 from ..plots import plot_boxes, plot_table
 from .decay import Decay, LayerDecay, as_decay
-from .find import Found, Rules, check_mappable, layers_of_model, layers_of_names
+from .find import Found, Rules, layers_of_model, layers_of_names
 from .layer import Layer, NoBlocksError
 from .measure import Example
 from .rates import RateOrSchedule, check_readable, planned_rates, rates_of_optimizer
@@ -105,8 +105,12 @@ class LayerMap:
         `trainer.map_layers`, which numbers the blocks of all stages. Raises ValueError if the forward pass fails; other
         errors and warnings as in `from_names`.
         """
-        check_mappable(model)
+        if pipeline_of(checked_model(model)) is not None:
+            how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
+            raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
         model = unwrap_model(model)
+        if not model.parameters():
+            raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)
         found = layers_of_model(model, example, rules)
         _warn_of(found)
         return cls(found.layers, found.towers, name_dict_of(model), dict(model.named_parameters()), found.source)
