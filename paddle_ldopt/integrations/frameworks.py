@@ -20,8 +20,8 @@ from .._files import YAML_EXPONENT
 from ..create import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
-from ..layers.rates import layerwise_interface
 from ..optimizers.options import REGISTRY
+from ..rates import layerwise_interface
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
 _ALLOW = "allow_layerwise_change"

@@ -26,11 +26,6 @@ class Found(NamedTuple):
     source: str  # "measured" or "by names"
     doubts: list[str]
 
-    @property
-    def towers(self) -> dict[str, int]:
-        """Name of each tower -> its number of blocks."""
-        return {layer.tower: layer.depth for layer in self.layers.values() if layer.tower}
-
 
 def layers_of_names(names: list[str], rules: Optional[Rules]) -> Found:
     """Return the layers of structured `names` in the model's order."""
@@ -84,7 +79,8 @@ def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules
     ids.update({name: id(param) for name, param in params.items() if name not in ids})  # ReFT
     places, numbered = _apply_rules(list(ids), rules)
     named = NamedModel(list(ids), embeddings, places, ids)
-    layers, lowest = _overridden(named.layers, places, numbered), {}
+    layers = _overridden(named.layers, places, numbered)
+    lowest: dict[int, Layer] = {}
     sure = {key for name, key in ids.items() if name not in named.doubtful}
     for name, key in ids.items():
         if name not in named.doubtful or key not in sure:

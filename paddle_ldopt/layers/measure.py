@@ -78,8 +78,8 @@ class Pass:
         self.below: list[tuple[int, ...]] = []
         self._same: set[int] = set()
         self._number: dict[int, int] = {}
-        for _, _, outputs in records:
-            for end in outputs:
+        for record in records:
+            for end in record[2]:
                 self._add(_node(end) if isinstance(end, paddle.Tensor) else end)
         self.above: list[list[int]] = [[] for _ in self.below]
         for node, lower in enumerate(self.below):
@@ -87,8 +87,7 @@ class Pass:
                 self.above[below].append(node)
         self.calls: dict[str, list[Call]] = {}
         for path, ends, results in records:
-            outputs = self._known(results)
-            if outputs:
+            if outputs := self._known(results):
                 self.calls.setdefault(path, []).append(Call(self._known(ends[:1]), self._known(ends), outputs))
         self.results = self._known(records[-1][2])  # of the whole pass
         self.leaves = {name: node for name, param in params.items() for node in self._known([param])}
@@ -120,7 +119,8 @@ class Pass:
 
     def uses(self, name: str) -> set[int]:
         """Return the nodes that use a parameter first, after casts, transpositions and the like."""
-        found, todo = set(), [self.leaves[name]] if name in self.leaves else []
+        found: set[int] = set()
+        todo = [self.leaves[name]] if name in self.leaves else []
         while todo:
             for node in self.above[todo.pop()]:
                 (todo.append if node in self._same else found.add)(node)

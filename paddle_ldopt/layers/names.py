@@ -7,7 +7,7 @@ from typing import Optional
 
 from .._checks import first_few, quoted, refusal
 from .layer import STATISTICS, Layer, NoBlocksError
-from .towers import Tower, Tree, ancestors
+from .towers import Block, Tower, Tree, ancestors
 
 _BLOCKS = frozenset(["layers", "layer", "h", "block", "blocks", "stages", "stage", "resblocks"])
 _HEAD = re.compile(
@@ -31,13 +31,10 @@ _HOW = "Give `example=`, a batch for one forward pass that measures the layers, 
 
 
 class NamedModel:
-    """The layers of parameters by their names; `doubts` has a sentence for each guess.
+    """The layers of parameters by their names, in the model's order; `doubts` has a sentence for each guess.
 
-    Args:
-        names: structured names, in the model's order.
-        embeddings: those of parameters of Embedding sublayers.
-        placed: name -> layer id, by rules.
-        tied: name -> what is the same for all names of one parameter.
+    `embeddings` are names of parameters of Embedding sublayers, `placed` those that rules place, and `tied` has one
+    value for all names of a parameter.
     """
 
     def __init__(
@@ -67,14 +64,17 @@ class NamedModel:
         for name, part in self.doubtful.items():
             if not tied or tied[name] not in sure:
                 parts.setdefault("head" if self.layers[name].is_head else "embeddings", {})[part] = None
-        self.doubts += [f"{quoted(those, 12)} by position or name alone in the {place}" for place, those in parts.items()]
+        self.doubts += [
+            f"{quoted(those, 12)} by position or name alone in the {place}" for place, those in parts.items()
+        ]
 
     def _is_placed(self, path: str) -> bool:
         return all(name in self.placed for name in self.tree.inside[path])
 
     def _lists(self, within: str) -> list[Tower]:
         """Return the outermost numbered lists in a part, of which at least half the items are like another one."""
-        tree, found, taken = self.tree, [], set()
+        tree, found = self.tree, []
+        taken: set[str] = set()
         inside = [path for path in tree.children if within in ancestors(path)]
         for parent in sorted(inside, key=lambda path: path.count(".") if path else -1):
             groups: dict[str, list[tuple[int, str]]] = {}
@@ -96,17 +96,23 @@ class NamedModel:
     def _unlike(self, paths: list[str]) -> list[str]:
         """Return the items that share few names with any other: neither a dense nor a sparse block is one."""
         kinds = {path: self.tree.kind(path) for path in paths}
-        alike = lambda a, b: 2 * len(kinds[a] & kinds[b]) >= min(len(kinds[a]), len(kinds[b]))  # noqa: E731
-        return [a for a in paths if not any(a is not b and alike(a, b) for b in paths)]
+        few = [
+            (path, [2 * len(kind & other) < min(len(kind), len(other)) for at, other in kinds.items() if at != path])
+            for path, kind in kinds.items()
+        ]
+        return [path for path, unlike in few if all(unlike)]
 
     def _holds_list(self, tower: Tower) -> bool:
-        return any(path.rpartition(".")[2].isdigit() for item in tower.paths for path in self.tree.children.get(item, []))
+        return any(
+            path.rpartition(".")[2].isdigit() for item in tower.paths for path in self.tree.children.get(item, [])
+        )
 
     def _numbered_through(self, tower: Tower) -> Tower:
         """Return the blocks of all stages one after another: of ``layer1.0`` or ``stages.0.blocks.1``."""
         through = Tower(tower.name, tower.parent, [])
         for item in tower.paths:
-            lists, blocks = self._lists(item), [(item,)]
+            lists = self._lists(item)
+            blocks: list[Block] = [(item,)]
             if self.tree.weight(*(path for found in lists for path in found.paths)) > 0.6 * self.tree.weight(item):
                 rest = lists[0].name[len(item) :]
                 plain = not rest and (tower.name.endswith("stages") or not re.search(r"\.\d+$", item))
@@ -126,7 +132,9 @@ class NamedModel:
             lists = f"; the lists {others} may be blocks" if others else ""
             problem = f"Found no stack of blocks by names (a numbered list called layers, blocks, h or stages{lists})."
         elif unknown >= known > 0:
-            problem = f"{unknown} numbered blocks are in lists with unknown names ({others}), only {known} in known lists."
+            problem = (
+                f"{unknown} numbered blocks are in lists with unknown names ({others}), only {known} in known lists."
+            )
         else:
             return
         raise refusal(NoBlocksError, f"{problem} {_HOW}", names=first_few(self.tree.names, 8))
@@ -145,7 +153,9 @@ class NamedModel:
                 yield f"{quoted(unlike, 4)} in '{tower.name}' are unlike the others"
             if tower.name in self._holding:
                 yield f"the lists in the items of '{tower.name}' count as parts of one block"
-            if len(names) > 1 and any(_HEAD.fullmatch(part) or _EMBEDDINGS.fullmatch(part) for part in tower.name.split(".")):
+            if len(names) > 1 and any(
+                _HEAD.fullmatch(part) or _EMBEDDINGS.fullmatch(part) for part in tower.name.split(".")
+            ):
                 yield f"'{tower.name}' counts as a tower, though it is named like a head or embeddings"
         roles = [tuple(sorted(set(_ROLES.findall(name)))) for name in names]
         alike = {name.replace("decoder", "encoder") for name in names} if "decoder" in str(names) else {""}
@@ -168,7 +178,10 @@ class NamedModel:
     def _outside(self, name: str) -> Layer:
         """Return the embeddings or the head for a parameter outside of the blocks, and note what is not sure."""
         path = name.split(".")[:-1]
-        shared = [next((i for i, (a, b) in enumerate(zip([*path, ""], [*t.name.split("."), "-"])) if a != b)) for t in self.towers]
+        shared = [
+            next((i for i, (a, b) in enumerate(zip([*path, ""], [*t.name.split("."), "-"])) if a != b))
+            for t in self.towers
+        ]
         common = max(shared, default=0)
         towers = [tower for tower, count in zip(self.towers, shared) if count == common]
         parts = name.split(".")[common:]

@@ -33,7 +33,9 @@ class MeasuredModel:
         self._tables: set[str] = set()
         self._feeds: list[dict[int, int]] = [{} for _ in self.towers]  # layer id -> parameters it takes, as bits
         self._trace()
-        blocks = {path: (t, i) for t, tower in enumerate(self.towers) for i, b in enumerate(tower.blocks, 1) for path in b}
+        blocks = {
+            path: (t, i) for t, tower in enumerate(self.towers) for i, b in enumerate(tower.blocks, 1) for path in b
+        }
         owners = {name: [p for p in ancestors(name.rpartition(".")[0]) if p in blocks][:1] for name in params}
         self.places: dict[str, Place] = {name: blocks[path] for name, found in owners.items() for path in found}
         outside = {name for name in self._bits if name not in self.places or name in self._tables}
@@ -99,7 +101,7 @@ class MeasuredModel:
             if before:  # an encoder's last norm, a projection between two towers
                 return self._head(before)
         if len(fed) == 1 or any(fed.values()):
-            return min(fed.items(), key=lambda place: place[1] - self.towers[place[0]].depth)
+            return min(fed.items(), key=self._above_head)
         if fed:
             return None, 0
         while uses and not any(self._made[node] for node in uses):  # the exponential of a temperature
@@ -110,7 +112,10 @@ class MeasuredModel:
     def _last(self, bits: int) -> list[int]:
         """Return the towers of a set that feed no other tower of it."""
         found = [t for t in range(len(self.towers)) if bits >> t & 1]
-        ends = {t: _union(self._made[node] for at, _, _, outputs in self._calls if at == t for node in outputs) for t in found}
+        ends = {
+            t: _union(self._made[node] for at, _, _, outputs in self._calls if at == t for node in outputs)
+            for t in found
+        }
         return [t for t in found if not any(ends[other] >> t & 1 for other in found if other != t)]
 
     def _head(self, towers: list[int]) -> Place:
@@ -123,10 +128,12 @@ class MeasuredModel:
     def _place_shared(self, layers: Mapping[str, nn.Layer], params: Mapping[str, Tensor]) -> None:
         """Move a parameter of a block that other parts share to the lowest place."""
         owners = Counter(id(param) for layer in layers.values() for param in layer._parameters.values())
-        below_head = lambda place: place[1] - (self._deepest if place[0] is None else self.towers[place[0]].depth)
         for name, place in self.places.items():
             if owners[id(params[name])] > 1 and name in self._bits and self._fed(name):
-                self.places[name] = min(place, self._outside(name) or place, key=below_head)
+                self.places[name] = min(place, self._outside(name) or place, key=self._above_head)
+
+    def _above_head(self, place: Place) -> int:
+        return place[1] - (self._deepest if place[0] is None else self.towers[place[0]].depth)
 
     def _place_lists(self) -> None:
         """Place lists with an item per block or stage, of which only the last is behind or before all blocks."""
@@ -143,7 +150,7 @@ class MeasuredModel:
             made = [[self._made[node] for name in row for node in self.measured.uses(name)] for row in names]
             for t, tower in enumerate(self.towers):
                 ids, end = [min(place.get(t, tower.depth + 1) for place in row) for row in fed], tower.depth
-                behind = ids[-1] == end + 1 and 0 < ids[0] and ids[-2] < end and ids == sorted({*ids})
+                behind = ids[-1] == end + 1 and ids[0] > 0 and ids[-2] < end and ids == sorted({*ids})
                 if behind and all(bits >> t & 1 for bits in made[-1]):
                     self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, end)))
                 elif ids == [*range(end)] and any(made[0]) and not any(bits >> t & 1 for row in made for bits in row):

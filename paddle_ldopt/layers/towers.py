@@ -256,8 +256,9 @@ class Measured:
         for stack in map(dataclasses.replace, stacks):
             for known in (known for known in out if known.parent == stack.parent):
                 pairs = [one + other for one, other in zip(known.blocks, stack.blocks)]
-                turns = [(path,) for one, other in zip(known.blocks, stack.blocks) for path in (one[-1], other[0])]
-                if known.depth == stack.depth and not known.stages and self._all_feed(turns):
+                turns = [path for one, other in zip(known.blocks, stack.blocks) for path in (one[-1], other[0])]
+                in_turns = all(self._feeds(a, b) for a, b in zip(turns, turns[1:]))
+                if known.depth == stack.depth and not known.stages and in_turns:
                     known.blocks = pairs
                     break
                 mixed = sorted(known.blocks + stack.blocks, key=lambda block: self._when(block[0]))
@@ -270,9 +271,6 @@ class Measured:
             else:
                 out.append(stack)
         return out
-
-    def _all_feed(self, blocks: list[Block]) -> bool:
-        return all(self._feeds(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
 
     def _single_blocks(self, stacks: list[Tower]) -> list[Tower]:
         """Return parts of the class of the blocks that are in no stack; without any stack, the only items of lists."""

@@ -13,9 +13,9 @@ from paddle.optimizer import AdamW
 
 from .._checks import Option
 from .._compat import parameters_of
-from ..layers.hook import N_LAYERS, layerwise_lr_decay
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
+from .hook import N_LAYERS, layerwise_lr_decay
 from .moments import sqrt
 from .options import bool_option, checked_lr, plain_weight_decay, register
 from .states import ELEMENT, SCALAR, State, Values

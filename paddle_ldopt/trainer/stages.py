@@ -125,7 +125,7 @@ class StageLayers(LayerMap):
             names = [shared[key] for _, shared in stages if key in shared]
             lowest = min((layers[name] for name in names), key=lambda layer: layer.index - layer.depth)
             layers.update(dict.fromkeys(names, lowest))
-        return cls(layers, whole.towers, name_dict, {name: trained[tensor] for tensor, name in name_dict.items()})
+        return cls(layers, {name: trained[tensor] for tensor, name in name_dict.items()})
 
     def table(self, *args: Any, **kwargs: Any) -> LayerTable:
         """Return the table of all stages, as `LayerMap.table`; all must call it together."""

@@ -15,7 +15,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import integrations
 from paddle_ldopt.integrations import frameworks as in_package
 from paddle_ldopt.integrations import paddleocr
-from paddle_ldopt.layers.rates import applied_rates
+from paddle_ldopt.rates import applied_rates
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
 FRAMEWORKS = {

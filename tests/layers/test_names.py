@@ -33,7 +33,7 @@ def stack(path, n):
         (["embed.w", *stack("sentence.layers", 3), *stack("document.layers", 3), "head.w"], "side by side"),
         (["embed.w", *stack("layers", 5), *stack("odd", 3)], "'odd' is a list of 3 items that are no blocks"),
         (["embed.w", *stack("layers", 5), *stack("decode_head.layers", 2), "head.w"], "named like a head"),
-        (["embed.w", *[f"h.{i}.{'ab'[i % 2]}{part}" for i in range(6) for part in "qkv"], "head.w"], "'h.1' in 'h' are unlike"),
+        (["embed.w", *[f"h.{i}.{'ab'[i % 2]}{x}" for i in range(6) for x in "qkv"], "head.w"], "'h.1' in 'h' are"),
         (stack("layers", 3), "the whole model is one numbered list"),
         (["embed.w", *stack("layers", 3)], "no parameter is in the head"),
     ],
