@@ -4,11 +4,9 @@ Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so
 but a hook that changes `optimize_attr` does so for a moment, as in a step.
 """
 
-from __future__ import annotations  # the layers import this module
-
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 from paddle import Tensor
 from paddle.nn import Layer as Sublayer
@@ -19,13 +17,8 @@ from . import _compat
 from ._checks import checked_number, refusal, wrong_type
 from .schedules.curves import peak_of
 
-if TYPE_CHECKING:
-    from .layers.decay import LayerDecay
-    from .layers.layer import Layer
-    from .layers.map import LayerMap
-
 RateOrSchedule = Union[float, LRScheduler, None]
-Tensors = dict[str, tuple["Layer", str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
+Tensors = dict[str, tuple[Any, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
 _NORM = re.compile(r"Norm(\dD)?$")
 
 
@@ -33,7 +26,7 @@ class LayerwiseInterface:
     """All that this package reads from an optimizer; the defaults are true of Paddle's optimizers."""
 
     layers: Any = None  # the `LayerMap` of its decay; None without one
-    decay: Optional[LayerDecay] = None  # None without a `LayerMap`
+    decay: Any = None  # its `LayerDecay`; None without a `LayerMap`
     hook: Optional[Callable[[Tensor], Any]] = None  # the bound `set_param_lr_fun`
     sets_own_lr = False  # whether the optimizer computes its rate itself, so that a scheduler has no effect
 
@@ -133,9 +126,9 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
 
 
 def planned_rates(
-    layers: LayerMap,
+    layers: Any,
     tensors: Tensors,
-    decay: LayerDecay,
+    decay: Any,
     learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
 ) -> dict[str, Rate]:

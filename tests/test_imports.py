@@ -25,7 +25,7 @@ ARROWS = {
     "kernels": set(),
     "plots": {"_checks", "_files"},
     "schedules": {"_checks", "_compat"},
-    "rates": {"_checks", "_compat", "layers", "schedules"},  # of the layers, types alone
+    "rates": {"_checks", "_compat", "schedules"},
     "layers": {"_checks", "_compat", "_files", "plots", "rates"},
     "optimizers": {"_checks", "_compat", "kernels", "layers", "rates"},
     "accumulator": {"_checks", "_compat", "_processes"},

@@ -211,8 +211,8 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
     buffers = [
         (layer, key, buffer, buffer.inplace_version, buffer.clone())
         for layer in layers.values()
-        for key, buffer in layer._buffers.items()
-        if buffer is not None and buffer._is_initialized()
+        for key, buffer in layer.named_buffers(include_sublayers=False)
+        if buffer._is_initialized()
     ]
     try:
         for layer, _ in modes:

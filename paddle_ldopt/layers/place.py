@@ -44,6 +44,14 @@ class MeasuredModel:
         self._place_lists()
         self._keep_within_stages()
         self.unused = [name for name in params if name not in self.places]
+        # a second stem, as a ViT adapter's; a tied embedding is used again behind the blocks
+        heads = [name for name, place in self.places.items() if self._above_head(place) > 0 and name in self._bits]
+        past_all = _union(self._below[node] for name in heads for node in self.measured.uses(name))
+        self.bypassing = [name for name in self._bits if past_all & self._bits[name] and self._is_only_below(name)]
+
+    def _is_only_below(self, name: str) -> bool:
+        embeddings = self.places.get(name, (0, 1))[1] == 0
+        return embeddings and not any(self._made[node] for node in self.measured.uses(name))
 
     def layers(self) -> dict[str, Layer]:
         """Return name -> `Layer` of the parameters that were placed."""
@@ -68,7 +76,7 @@ class MeasuredModel:
             ends.update({node: ends.get(node, 0) | 1 << t for node in outputs})
         self._made = self.measured.collect(ends)
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
-        below = self.measured.collect(leaves, frozenset(ends))
+        self._below = below = self.measured.collect(leaves, frozenset(ends))
         self._in_result = _union(below[node] for node in self.measured.results)
         for t, index, inputs, outputs in self._calls:
             fed = _union(leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
