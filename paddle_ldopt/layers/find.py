@@ -35,9 +35,10 @@ def layers_of_names(names: list[str], rules: Optional[Rules]) -> Found:
     return Found(layers, "by names", [*model.doubts, *_doubts(layers, {})])
 
 
-def layers_of_model(model: paddle.nn.Layer, example: Optional[Example], rules: Optional[Rules]) -> Found:
-    """Return the layers of a model's parameters, measured if there is an `example`."""
-    params = dict(model.named_parameters())
+def layers_of_model(
+    model: paddle.nn.Layer, params: dict[str, paddle.Tensor], example: Optional[Example], rules: Optional[Rules]
+) -> Found:
+    """Return the layers of a model's named parameters, measured if there is an `example`."""
     if example is None:
         return _by_names(model, params, rules)
     measured = MeasuredModel(model, example, params)

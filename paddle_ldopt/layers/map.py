@@ -101,11 +101,12 @@ class LayerMap:
             how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
             raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
         model = unwrap_model(model)
-        if not model.parameters():
+        params = dict(model.named_parameters())
+        if not params:
             raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)
-        found = layers_of_model(model, example, rules)
+        found = layers_of_model(model, params, example, rules)
         _warn_of(found)
-        return cls(found.layers, dict(model.named_parameters()), found.source)
+        return cls(found.layers, params, found.source)
 
     @classmethod
     def for_decay(cls, decay: LayerDecay, model: paddle.nn.Layer, find: Callable[[], "LayerMap"]) -> "LayerMap":

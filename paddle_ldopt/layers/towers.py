@@ -162,7 +162,7 @@ class Measured:
     def _stacks(self) -> list[Tower]:
         """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
         tree = self.tree
-        runs = [run for parent in tree.children for run in self._runs(parent) if run.depth > 1]
+        runs = [run for parent in tree.children for run in self._runs(parent)]
         best: tuple[float, list[Tower]] = (0, [])
         for least in (3, 2, 1):
             if least == 1 and (single := self._single_blocks([])):
@@ -195,7 +195,7 @@ class Measured:
                 if child and (not run or (follows(run[-1], child) and (may_differ or self._alike(run[-1], child)))):
                     run.append(child)
                     continue
-                if run:
+                if len(run) > 1:
                     above = parent.rpartition(".")[0] if is_list else parent
                     yield Tower(_name_of(parent, run), above, self._in_halves(run), is_list=is_list)
                 run = [child] if child else []
@@ -204,9 +204,9 @@ class Measured:
         """Return the blocks of a list; items of two or three kinds in turns are parts of a block (x-transformers)."""
         for period in (2, 3):
             kinds = run[:period]
-            differ = all(not self._alike(a, b) for i, a in enumerate(kinds) for b in kinds[:i])
-            turns = all(self._alike(kinds[i % period], path) for i, path in enumerate(run))
-            if differ and turns and len(run) >= 2 * period and len(run) % period == 0:
+            if len(run) < 2 * period or len(run) % period or any(self._alike(a, b) for a, b in zip(kinds, kinds[1:])):
+                continue
+            if all(self._alike(kinds[i % period], path) for i, path in enumerate(run)):
                 return [tuple(run[i : i + period]) for i in range(0, len(run), period)]
         return [(path,) for path in run]
 

@@ -39,10 +39,12 @@ def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
     `compute_loss` runs the model in all processes together, which must find the same layers. If that fails in one, or
     in a pipeline, the layers are found by names.
     """
-    batch, cause = None, "the model is one stage of a pipeline"
+    batch: Any = None
+    cause: Optional[str] = "the model is one stage of a pipeline"
     if pipeline_of(checked_model(trainer.model)) is None:
         batch, cause = _in_all(lambda: _first_batch(trainer))
-    for positions in (_POSITIONS, None) if cause is None else ():
+    tries: tuple[Optional[int], ...] = (_POSITIONS, None) if cause is None else ()
+    for positions in tries:
         layers, cause = _in_all(lambda: _measured(trainer, _cut(batch, positions), rules))  # noqa: B023
         if cause is None:
             return layers
