@@ -18,10 +18,8 @@ except ImportError as error:
 
 from .create import create
 from .layers.decay import LayerDecay
-from .layers.hook import layerwise_lr_decay
 from .layers.layer import Layer
 from .layers.map import LayerMap
-from .layers.rates import decayed_parameter_names
 from .optimizers import (
     Adafactor,
     AdafactorSchedule,
@@ -36,6 +34,8 @@ from .optimizers import (
     optimizer_class,
     reset_layerwise_decay,
 )
+from .optimizers.hook import layerwise_lr_decay
+from .rates import decayed_parameter_names
 from .schedules import (
     CurveSchedule,
     MetricSchedule,

@@ -11,11 +11,12 @@ from paddle.optimizer.lr import LRScheduler
 
 from ._checks import checked_number, nearest, refusal, shown, unknown
 from ._compat import checked_model, name_before_copy, name_dict_of
-from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
+from .layers import LayerDecay, LayerMap, as_decay
 from .layers.find import Rules
 from .layers.measure import Example
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
 from .optimizers.options import REGISTRY, bool_option, parameters_to_train, warn_of_absolute_rates
+from .rates import decayed_parameter_names
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]

@@ -12,11 +12,11 @@ from ._checks import refusal
 from ._compat import checked_model, flatten_groups, name_dict_of, structured_names
 from .create import build_optimizer
 from .layers.decay import LayerDecay
-from .layers.hook import layerwise_lr_decay
 from .layers.map import LayerMap
-from .layers.rates import decayed_parameter_names
 from .optimizers import AdamWeightDecay
+from .optimizers.hook import layerwise_lr_decay
 from .optimizers.options import checked_parameters
+from .rates import decayed_parameter_names
 from .schedules import WarmUp
 from .schedules.curves import Polynomial
 from .schedules.factory import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments

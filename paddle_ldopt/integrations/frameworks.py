@@ -20,8 +20,8 @@ from .._files import YAML_EXPONENT
 from ..create import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
-from ..layers.rates import layerwise_interface
 from ..optimizers.options import REGISTRY
+from ..rates import layerwise_interface
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
 _ALLOW = "allow_layerwise_change"
@@ -60,8 +60,10 @@ def from_settings(
     Args:
         name: the class name in the file, such as "AdamWDL".
         model: the network.
-        settings: options of the optimizer and of `LayerDecay`, `rules` of `LayerMap.from_model`, and
-            `allow_layerwise_change`.
+        settings: options of the optimizer and of `LayerDecay`, `rules` of `LayerMap.from_model`,
+            `allow_layerwise_change`, and `example`: the shape of an input such as [1, 3, 224, 224], or a dict from
+            keywords to shapes, with which one forward pass measures the layers. No framework gives its data to the
+            optimizer's builder; without `example` the layers are found by names.
         learning_rate: a number or a schedule.
         weight_decay: None for the class's default, a number or a `paddle.regularizer.L2Decay`.
         grad_clip: the framework's clipping, or None.
@@ -73,7 +75,10 @@ def from_settings(
     options = numbers_read(dict(settings))
     allowed, rules = checked_bool(options.pop(_ALLOW, False), _ALLOW), options.pop("rules", None)
     decay = LayerDecay(**{key: options.pop(key) for key in DECAY_OPTIONS if key in options})
-    known = [*info.settings, *DECAY_OPTIONS, "rules", _ALLOW]
+    shapes = options.pop("example", None)
+    example = {key: paddle.zeros(shape) for key, shape in shapes.items()} if isinstance(shapes, dict) else None
+    example = paddle.zeros(shapes) if isinstance(shapes, (list, tuple)) else example
+    known = [*info.settings, *DECAY_OPTIONS, "rules", "example", _ALLOW]
     for key, value in options.items():
         if info.setting(key) not in known:
             raise ValueError(unknown(f"setting of {name}", key, value, [*own, *known], limit=40))
@@ -87,7 +92,8 @@ def from_settings(
     arguments["apply_decay_param_fun"] = ({param.name for param in model.parameters()} - set(undecayed)).__contains__
     plain: Any = info.cls
     recorded = dataclasses.replace(info, cls=with_record(plain))
-    optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, rules=rules, **arguments)
+    found = {"rules": rules, "example": example}
+    optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, **found, **arguments)
     setattr(optimizer, _ALLOW, allowed)
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
     if decay != OFF and all(optimizer.layerwise_ratio(param) == 1.0 for param in trained):

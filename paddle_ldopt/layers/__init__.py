@@ -3,16 +3,12 @@
 - `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find` measures them in a forward pass
   (`measure`: the graph, `towers`: stacks of blocks, `place`: all other parameters) or finds them by names (`names`);
   a user's rules come last.
-- `decay`: `LayerDecay` and its ratio of each parameter; `hook`: the ratios of a function, PaddleNLP's by default.
-- `rates`: the learning rate and weight decay of each parameter, read or planned; `table`: both by layer, to print.
+- `decay`: `LayerDecay` and its ratio of each parameter; `table`: rates and ratios by layer, to print.
 """
 
 from .decay import CONVENTIONS, LayerDecay, as_decay
-from .hook import layerwise_lr_decay
 from .layer import Layer
 from .map import LayerMap
-from .rates import decayed_parameter_names
 from .table import LayerRow, LayerTable
 
 __all__ = ["CONVENTIONS", "Layer", "LayerDecay", "LayerMap", "LayerRow", "LayerTable", "as_decay"]
-__all__ += ["decayed_parameter_names", "layerwise_lr_decay"]

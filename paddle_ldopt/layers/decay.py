@@ -26,7 +26,7 @@ _OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean")  # not options 
 
 
 def checked_patterns(value: Any, argument: str, values: str) -> dict[str, Any]:
-    """Return a dict from regular expressions to `values` (in words); raise for any other value."""
+    """Return a dict from regular expressions to `values` (in words)."""
     if not isinstance(value, dict):
         problem = f"`{argument}` must be a dict from regular expressions to {values}."
         raise refusal(TypeError, problem, **{argument: value})
@@ -54,19 +54,16 @@ def matches(patterns: Iterable[str], names: Iterable[str], argument: str) -> dic
 
 def checked_decay(value: Any, argument: str = "layerwise_decay") -> float:
     """Return `value` as a float; raise unless it is a decay in (0, 1]."""
-    return checked_number(
-        value, argument, 0.0, 1.0, "(]", expected="a number in (0, 1]; 1 is the same rate for all layers"
-    )
+    allowed = "a number in (0, 1]; 1 is the same rate for all layers"
+    return checked_number(value, argument, 0.0, 1.0, "(]", expected=allowed)
 
 
 def _checked_multipliers(value: Any, name: str) -> Optional[dict[str, float]]:
-    """Return regular expression -> factor, each from 0."""
     patterns = checked_patterns(value, name, "factors")
     return {key: checked_number(factor, f"{name}[{key!r}]") for key, factor in patterns.items()} or None
 
 
 def _checked_towers(value: Any, name: str) -> Optional[dict[str, "LayerDecay"]]:
-    """Return tower -> `LayerDecay`, built from a number or a dict of options."""
     if not isinstance(value, dict) or not all(isinstance(tower, str) and tower for tower in value):
         raise refusal(TypeError, f"`{name}` must be a dict from the names of towers to decays.", **{name: value})
     towers = {}
@@ -96,25 +93,20 @@ class LayerDecay:
         r_i = s \max(d^{e(i)}, \text{min\_ratio}), \qquad e(i) = n + 1 - i \text{ (paddlenlp)}, \qquad
         r_{n+1} = s \cdot \text{head\_ratio}
 
-    for a tower of n blocks. The ratio of a parameter is r_i times its multiplier. `preserve_mean` divides r_i by its
-    mean over the blocks.
+    for a tower of n blocks. The ratio of a parameter is r_i times its multiplier.
 
     Args:
         layerwise_decay: d, the ratio between the rates of neighbouring layers, in (0, 1].
-        convention: the exponent of each layer. "paddlenlp" (as BEiT); "electra" (one more power of d, except for the
-            head); "xlnet" (top block and embeddings at the full rate); "ernie_vl" (top block at the full rate, the
-            embeddings share the first block's ratio); or "linear", a straight line without d:
-            :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit, with embeddings and first block at b.
+        convention: the formula of the ratios, a key of `CONVENTIONS`: "paddlenlp" (as BEiT), "electra", "xlnet",
+            "ernie_vl", or "linear", a straight line without d: :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit.
         min_ratio: lower bound of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often above 1 for a newly initialised head.
         freeze_below: freeze layers with a ratio below this, in [0, 1]: neither their weights nor their optimizer state
             change.
         bound: b of the convention "linear", in (0, 1].
-        scale: s, above 0; multiplies all ratios, including the head's. With `towers`, it multiplies only the ratios
-            outside the towers.
+        scale: s, above 0; multiplies all ratios outside `towers`, including the head's.
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform
-            training fits any decay. The mean leaves out `scale`, multipliers and the blocks that `freeze_below`
-            freezes.
+            training fits any decay. The mean leaves out `scale`, multipliers and frozen blocks.
         towers (dict): name of a part of the model with its own blocks ("vision_model", or a dotted name such as
             "vision_model.encoder") -> its decay: a number, a `LayerDecay`, or a dict of options.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
@@ -131,10 +123,6 @@ class LayerDecay:
         [0.125, 0.25, 0.5, 1.0]
         >>> [LayerDecay(0.5, "electra", min_ratio=0.1, head_ratio=2).ratio(i, n_layers=2) for i in range(4)]
         [0.1, 0.125, 0.25, 2.0]
-        >>> [LayerDecay(convention="linear", bound=0.2).ratio(i, n_layers=2) for i in range(4)]
-        [0.2, 0.2, 0.4, 1.0]
-        >>> [LayerDecay(0.5, preserve_mean=True).ratio(i, n_layers=2) for i in (1, 2)]
-        [0.6666666666666666, 1.3333333333333333]
     """
 
     layerwise_decay: float = _option(
@@ -178,34 +166,28 @@ class LayerDecay:
         return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
-        """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks.
-
-        Towers and multipliers are not applied: they depend on the parameter (`LayerMap.ratios`).
-        """
+        """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
         checked_int(layer_id, "layer_id"), checked_int(n_layers, "n_layers", 1)
         mean = self._mean(self._unscaled(i, n_layers) for i in range(1, n_layers + 1))
         return self._unscaled(layer_id, n_layers) * self.scale / mean
 
     def ratios(self, layers: Mapping[str, Layer]) -> dict[str, float]:
-        """Return structured name -> ratio, given the layer of each parameter; raise as `LayerMap.ratios`."""
+        """Return structured name -> ratio, given the layer of each parameter; see `LayerMap.ratios`."""
         towers, decays = self.towers or {}, {"": self, **(self.towers or {})}
-        patterns = {tower: re.compile(rf"(^|\.){re.escape(tower)}\.") for tower in towers}
-        tower_of = dict.fromkeys(layers, "")
+        tower_of = {}
         for name in layers:  # the outermost, then the longest name of a tower
-            found = [(match.start(), -len(tower), tower) for tower in towers if (match := patterns[tower].search(name))]
-            tower_of[name] = min(found)[2] if found else ""
+            found = [(f".{name}".find(f".{tower}."), -len(tower), tower) for tower in towers]
+            tower_of[name] = min((at for at in found if at[0] >= 0), default=(0, 0, ""))[2]
         with_blocks = {tower_of[name] for name, layer in layers.items() if layer.is_block}
         for tower in towers.keys() - with_blocks:
             stacks = dict.fromkeys(layer.tower for layer in layers.values() if layer.is_block)
             why = f"The model has no blocks in a part of this name (its stacks are {first_few(stacks)})"
             raise refusal(ValueError, f"{why}: use `multipliers` for parts without blocks.", towers=tower)
         if not with_blocks and (self.layerwise_decay, self.bound) != (1.0, 1.0):
-            why = "The model has no blocks that a decay could follow: give `rules` that number them, or `multipliers`"
-            raise refusal(ValueError, f"{why} with a decay of 1.", layerwise_decay=self, names=[*layers][:3])
+            why = "The model has no blocks that a decay could follow: give `rules`, or `multipliers` with a decay of 1."
+            raise refusal(ValueError, why, layerwise_decay=self, names=[*layers][:3])
         places = {name: (layer, tower_of[name]) for name, layer in layers.items()}
-        unscaled = dict.fromkeys(places.values(), 1.0)
-        for layer, tower in unscaled:
-            unscaled[layer, tower] = decays[tower]._unscaled(layer.index, layer.depth)
+        unscaled = {at: decays[at[1]]._unscaled(at[0].index, at[0].depth) for at in {*places.values()}}
         mean = self._mean(ratio for (layer, _), ratio in unscaled.items() if layer.is_block)
         factors = self.factors(layers)
         return {n: unscaled[at] * decays[at[1]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
@@ -217,7 +199,6 @@ class LayerDecay:
         return {name: multipliers[pattern] for pattern, matched in found.items() for name in matched}
 
     def _unscaled(self, layer_id: int, n_layers: int) -> float:
-        """Return the ratio of a layer before scale, multiplier and mean."""
         if layer_id > n_layers:
             return self.head_ratio
         d = self.bound if self.convention == "linear" else self.layerwise_decay
@@ -225,19 +206,16 @@ class LayerDecay:
         return 0.0 if ratio < self.freeze_below else ratio
 
     def _mean(self, ratios: Iterable[float]) -> float:
-        """Return the mean of the ratios of blocks that train; 1 without `preserve_mean`."""
         trained = [ratio for ratio in ratios if ratio]
         return sum(trained) / len(trained) if self.preserve_mean and trained else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return option -> value for JSON; `LayerDecay(**options)` restores the decay."""
-        towers = {name: decay.to_tower() for name, decay in (self.towers or {}).items()}
+        towers: dict[str, Any] = {}  # a number, or the options other than defaults
+        for tower, decay in (self.towers or {}).items():
+            options = {name: value for name, value in vars(decay).items() if value != OPTIONS[name].default}
+            towers[tower] = decay.layerwise_decay if options.keys() <= {"layerwise_decay"} else options
         return {**vars(self), "towers": towers or None, "multipliers": self.multipliers and dict(self.multipliers)}
-
-    def to_tower(self) -> Union[float, dict[str, Any]]:
-        """Return the short form for the `towers` of another decay: a number, or the options other than defaults."""
-        options = {name: value for name, value in vars(self).items() if value != OPTIONS[name].default}
-        return self.layerwise_decay if options.keys() <= {"layerwise_decay"} else options
 
 
 Decay = Union[float, LayerDecay]
@@ -245,5 +223,5 @@ OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in 
 
 
 def as_decay(layerwise_decay: Decay) -> LayerDecay:
-    """Return a `LayerDecay`: convert a number, return a `LayerDecay` unchanged."""
+    """Return a `LayerDecay` of a number, or the `LayerDecay` itself."""
     return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)

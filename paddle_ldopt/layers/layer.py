@@ -4,10 +4,6 @@ import dataclasses
 
 HEAD = -1  # stands for the layer id until the depth is known
 STATISTICS = ("_mean", "_variance")  # of batch normalization; parameters to Paddle
-# names of lists of blocks
-STACK_NAMES = frozenset(
-    ["layers", "layer", "h", "block", "blocks", "stages", "stage", "resblocks", "encoders", "decoders"]
-)
 
 
 class NoBlocksError(ValueError):

@@ -9,14 +9,14 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from .._checks import first_few, nearest, refusal, shown
-from .._compat import name_before_copy, name_dict_of, unwrap_model
+from .._compat import checked_model, name_before_copy, pipeline_of, unwrap_model
 from .._files import Path
 from ..plots import plot_boxes, plot_table
+from ..rates import RateOrSchedule, planned_rates, rates_of_optimizer
 from .decay import Decay, LayerDecay, as_decay
-from .find import Found, Rules, check_mappable, layers_of_model, layers_of_names
+from .find import Found, Rules, layers_of_model, layers_of_names
 from .layer import Layer, NoBlocksError
 from .measure import Example
-from .rates import RateOrSchedule, check_readable, planned_rates, rates_of_optimizer
 from .table import LayerTable
 
 
@@ -40,16 +40,12 @@ class LayerMap:
     def __init__(
         self,
         layers: dict[str, Layer],
-        towers: dict[str, int],
-        name_dict: Optional[dict[str, str]] = None,
         parameters: Optional[dict[str, paddle.Tensor]] = None,
         source: str = "by names",
     ) -> None:
-        self._layers = layers  # structured name -> Layer
-        self._parameters = parameters or {}  # structured name -> Parameter
-        self.towers = towers
-        self.name_dict = name_dict or {}
-        self.source = source
+        self._layers, self._parameters, self.source = layers, parameters or {}, source  # keys are structured names
+        self.towers = {layer.tower: layer.depth for layer in layers.values() if layer.tower}
+        self.name_dict = {param.name: name for name, param in self._parameters.items()}
         self.n_layers = max(layer.depth for layer in layers.values())
 
     def __repr__(self) -> str:
@@ -70,19 +66,15 @@ class LayerMap:
                 ``features.0``, ``features.3``). A callable takes a name and returns a layer id, "embeddings", "head",
                 or None to keep the layer found. Blocks of which rules place all parameters leave their tower.
 
-        Raises:
-            TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; at least half of
-                the numbered blocks in lists with unknown names; a rule that is invalid or leaves layers empty.
-
-        Warns:
-            UserWarning: some layers are guesses.
+        Raises ValueError if there is no stack of blocks, at least half of the numbered blocks are in lists with unknown
+        names, or a rule is invalid or leaves layers empty. A warning lists the layers that are guesses.
         """
         listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
         found = layers_of_names(listed, rules)
         _warn_of(found)
-        return cls(found.layers, found.towers)
+        return cls(found.layers)
 
     @classmethod
     def from_model(
@@ -105,11 +97,16 @@ class LayerMap:
         `trainer.map_layers`, which numbers the blocks of all stages. Raises ValueError if the forward pass fails; other
         errors and warnings as in `from_names`.
         """
-        check_mappable(model)
+        if pipeline_of(checked_model(model)) is not None:
+            how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
+            raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
         model = unwrap_model(model)
-        found = layers_of_model(model, example, rules)
+        params = dict(model.named_parameters())
+        if not params:
+            raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)
+        found = layers_of_model(model, params, example, rules)
         _warn_of(found)
-        return cls(found.layers, found.towers, name_dict_of(model), dict(model.named_parameters()), found.source)
+        return cls(found.layers, params, found.source)
 
     @classmethod
     def for_decay(cls, decay: LayerDecay, model: paddle.nn.Layer, find: Callable[[], "LayerMap"]) -> "LayerMap":
@@ -121,7 +118,7 @@ class LayerMap:
             with contextlib.suppress(NoBlocksError):
                 return find()
         params = dict(unwrap_model(model).named_parameters())
-        return cls({name: Layer("", 1, 0) for name in params}, {}, name_dict_of(unwrap_model(model)), params)
+        return cls({name: Layer("", 1, 0) for name in params}, params)
 
     @property
     def names(self) -> list[str]:
@@ -168,19 +165,15 @@ class LayerMap:
     ) -> LayerTable:
         """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
 
-        With an `optimizer` the table has the rates of its next step, the highest rates from now on, weight decay and
-        frozen parameters, all read from the optimizer. Otherwise it has the rates planned by `layerwise_decay`. The
-        highest rates are known for numbers and for the schedules of this package that follow no metric.
+        With an `optimizer` the table has the rates of its next step, the highest from now on (of numbers and of this
+        package's schedules that follow no metric), weight decay and frozen parameters. Otherwise it has the rates
+        planned by `layerwise_decay`.
 
         Args:
             layerwise_decay: required without `optimizer`.
             learning_rate (float|LRScheduler): rate of a layer whose ratio is 1; without it the table has ratios only.
             optimizer: any optimizer of Paddle or of this package, layer-wise or not.
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
-
-        Raises:
-            ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that is read from
-                `optimizer`; an optimizer of another model.
         """
         if (layerwise_decay is None) == (optimizer is None):
             raise ValueError(
@@ -189,10 +182,15 @@ class LayerMap:
             )
         names = self.name_dict or {name: name for name in self._layers}
         tensors = {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
-        if layerwise_decay is None:
-            check_readable(self, optimizer, learning_rate=learning_rate, apply_decay_param_fun=apply_decay_param_fun)
-            return LayerTable.build(tensors, rates_of_optimizer(optimizer), self.source)
-        rates = planned_rates(self, tensors, as_decay(layerwise_decay), learning_rate, apply_decay_param_fun)
+        if layerwise_decay is not None:
+            rates = planned_rates(self, tensors, as_decay(layerwise_decay), learning_rate, apply_decay_param_fun)
+            return LayerTable.build(tensors, rates, self.source)
+        for argument, value in {"learning_rate": learning_rate, "apply_decay_param_fun": apply_decay_param_fun}.items():
+            if value is not None:
+                raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
+        rates = rates_of_optimizer(optimizer)
+        for tensor in rates:
+            self.layer_of(tensor)  # raises for another model's
         return LayerTable.build(tensors, rates, self.source)
 
     def plot(
@@ -219,14 +217,7 @@ class LayerMap:
 
 def _warn_of(found: Found) -> None:
     if found.doubts:
-        how = (
-            "give `rules`"
-            if found.source == "measured"
-            else "give `example=`, a batch for one forward pass, or `rules`"
-        )
-        warnings.warn(
-            f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}. "
-            f"Where one is wrong, {how}. "
-            f"Received: names=[{first_few(found.layers, 3)}]",
-            stacklevel=3,
-        )
+        example = "" if found.source == "measured" else "`example=`, a batch for one forward pass, or "
+        problem = f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}."
+        received = f"Received: names=[{first_few(found.layers, 3)}]"
+        warnings.warn(f"{problem} Where one is wrong, give {example}`rules`. {received}", stacklevel=3)

@@ -17,6 +17,7 @@ from .layer import STATISTICS
 
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
 _SAME_VALUE = ("Cast", "Reshape", "Transpose", "Scale", "Assign")  # nodes that only prepare a parameter for its use
+_Record = tuple[str, list[Any], list[Any]]  # path of a sublayer, ends of its arguments, of its outputs
 
 
 class Call(NamedTuple):
@@ -42,10 +43,24 @@ def _surplus() -> int:
 
 def _node(tensor: paddle.Tensor) -> Any:
     """Return `tensor.grad_fn` without the surplus references, which would keep the graph for ever."""
-    node = tensor.grad_fn
+    node = None if tensor.stop_gradient else tensor.grad_fn
     for _ in range(_surplus() if node is not None else 0):
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
     return node
+
+
+def _ends(value: Any, depth: int = 0) -> list[Any]:
+    """Return the nodes of all tensors in a value, and the tensors that have none yet (under recompute)."""
+    if isinstance(value, paddle.Tensor):
+        node = _node(value)
+        return [value if node is None else node]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif hasattr(value, "__dict__") and not isinstance(value, (Sublayer, type, list, tuple)):
+        value = vars(value).values()  # data classes, and caches of attention
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [end for item in value for end in _ends(item, depth + 1)] if depth < 7 else []
 
 
 class Pass:
@@ -59,58 +74,56 @@ class Pass:
         results: nodes of what the model, or the callable, returned.
     """
 
-    def __init__(self, records: list["_Record"], params: dict[str, paddle.Tensor]) -> None:
+    def __init__(self, records: list[_Record], params: Mapping[str, paddle.Tensor]) -> None:
         self.below: list[tuple[int, ...]] = []
         self._same: set[int] = set()
         self._number: dict[int, int] = {}
         for record in records:
-            for node in record.nodes(record.outputs):
-                self._add(node)
+            for end in record[2]:
+                self._add(_node(end) if isinstance(end, paddle.Tensor) else end)
         self.above: list[list[int]] = [[] for _ in self.below]
         for node, lower in enumerate(self.below):
             for below in lower:
                 self.above[below].append(node)
         self.calls: dict[str, list[Call]] = {}
-        for record in records:
-            parts = [self._known(record.nodes(values)) for values in (record.main, record.inputs, record.outputs)]
-            if parts[2]:
-                self.calls.setdefault(record.path, []).append(Call(*parts))
-        self.results = self._known(records[-1].nodes(records[-1].outputs))  # of the whole pass
-        ends = {name: self._known([_node(param)]) for name, param in params.items() if not param.stop_gradient}
-        self.leaves = {name: nodes[0] for name, nodes in ends.items() if nodes}
+        for path, ends, results in records:
+            if outputs := self._known(results):
+                self.calls.setdefault(path, []).append(Call(self._known(ends[:1]), self._known(ends), outputs))
+        self.results = self._known(records[-1][2])  # of the whole pass
+        self.leaves = {name: node for name, param in params.items() for node in self._known([param])}
 
     def _add(self, root: Any) -> None:
         """Number a node behind all nodes that it is computed from; models are too deep for recursion."""
-        lower: dict[int, list[Any]] = {}
-        todo = [root]
+        number, lower = self._number, {}  # type: tuple[dict[int, int], dict[int, list[tuple[int, Any]]]]
+        todo = [] if root is None else [(root.node_ptr(), root)]
         while todo:
-            node = todo[-1]
-            key = node.node_ptr()
-            if key in self._number:
+            key, node = todo[-1]
+            if key in number:
                 todo.pop()
             elif key not in lower:
-                lower[key] = [below for below in node.next_functions if below is not None]
-                todo.extend(lower[key])
+                lower[key] = [(below.node_ptr(), below) for below in node.next_functions if below is not None]
+                todo += [below for below in lower[key] if below[0] not in number]
             else:
                 todo.pop()
-                self._number[key] = len(self.below)
-                if node.name().startswith(_SAME_VALUE):
+                below = {number[other] for other, _ in lower[key]}
+                # a parameter, or a node with one input that only prepares it
+                if not below or (len(below) == 1 and below <= self._same and node.name().startswith(_SAME_VALUE)):
                     self._same.add(len(self.below))
-                self.below.append(tuple({self._number[below.node_ptr()] for below in lower[key]}))
+                number[key] = len(self.below)
+                self.below.append(tuple(below))
 
-    def _known(self, nodes: list[Any]) -> tuple[int, ...]:
-        numbers = [self._number.get(node.node_ptr()) for node in nodes if node is not None]
-        return tuple(dict.fromkeys(number for number in numbers if number is not None))
+    def _known(self, ends: list[Any]) -> tuple[int, ...]:
+        nodes = [_node(end) if isinstance(end, paddle.Tensor) else end for end in ends]
+        keys = [node.node_ptr() for node in nodes if node is not None]
+        return tuple(dict.fromkeys(self._number[key] for key in keys if key in self._number))
 
     def uses(self, name: str) -> set[int]:
         """Return the nodes that use a parameter first, after casts, transpositions and the like."""
-        found, todo = set(), [self.leaves[name]] if name in self.leaves else []
+        found: set[int] = set()
+        todo = [self.leaves[name]] if name in self.leaves else []
         while todo:
             for node in self.above[todo.pop()]:
-                if node in self._same and len(self.below[node]) == 1:
-                    todo.append(node)
-                else:
-                    found.add(node)
+                (todo.append if node in self._same else found.add)(node)
         return found
 
     def collect(self, seeds: Mapping[int, int], cut: frozenset[int] = frozenset()) -> list[int]:
@@ -126,74 +139,41 @@ class Pass:
         return bits
 
 
-class _Record:
-    """A call while the pass runs."""
-
-    def __init__(self, path: str, inputs: Any) -> None:
-        self.path, self.inputs = path, _ends(inputs)
-        self.outputs: list[Any] = []
-        self.main = self.inputs[:1]
-
-    @staticmethod
-    def nodes(ends: list[Any]) -> list[Any]:
-        """Return nodes; the outputs under recompute get theirs after the call."""
-        found = [(None if end.stop_gradient else _node(end)) if isinstance(end, paddle.Tensor) else end for end in ends]
-        return [node for node in found if node is not None]
-
-
-def _ends(value: Any, depth: int = 0) -> list[Any]:
-    """Return the nodes of all tensors in a value, and the tensors that have none yet."""
-    if isinstance(value, paddle.Tensor):
-        node = None if value.stop_gradient else _node(value)
-        return [value if node is None else node]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    elif hasattr(value, "__dict__") and not isinstance(value, (Sublayer, type, list, tuple)):
-        value = list(vars(value).values())  # data classes, and caches of attention
-    if not isinstance(value, (list, tuple)) or depth > 6:
-        return []
-    return [end for item in value for end in _ends(item, depth + 1)]
-
-
-def forward_pass(model: Sublayer, example: Example) -> Pass:
+def forward_pass(
+    model: Sublayer, example: Example, layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]
+) -> Pass:
     """Run a model on `example` in evaluation mode and return the graph; the model stays as it was.
 
-    Raises:
-        TypeError: `example` is neither a tensor, a tuple, a list, a dict nor a callable.
-        ValueError: the pass failed, or has no result with a gradient.
+    `layers` are its named sublayers and itself. Raises TypeError for an `example` that is neither a tensor, a tuple, a
+    list, a dict nor a callable, and ValueError if the pass fails or has no result with a gradient.
     """
     if isinstance(example, paddle.Tensor):
         example = (example,)
     if not isinstance(example, (tuple, list, Mapping)) and not callable(example):
         raise wrong_type(example, "example", "a Tensor, a tuple or list, a dict, or a callable that runs the model")
-    open_calls: dict[str, list[_Record]] = {}
+    open_calls: dict[str, list[list[Any]]] = {path: [] for path in layers}
     records: list[_Record] = []
     hooks = []
 
-    def enter(path: str) -> Callable[..., None]:
-        return lambda layer, args, kwargs: open_calls.setdefault(path, []).append(_Record(path, [args, kwargs]))
+    def watch(path: str, layer: Sublayer) -> None:
+        def enter(layer: Any, args: Any, kwargs: Any) -> None:
+            open_calls[path].append(_ends([args, kwargs]))
 
-    def leave(path: str) -> Callable[..., None]:
-        def record(layer: Any, args: Any, outputs: Any) -> None:
-            call = open_calls[path].pop()
-            call.outputs = _ends(outputs)
-            records.append(call)
+        def leave(layer: Any, args: Any, outputs: Any) -> None:
+            records.append((path, open_calls[path].pop(), _ends(outputs)))
 
-        return record
+        hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(layer.register_forward_post_hook(leave))
 
-    params = dict(model.named_parameters())
-    with random_states_kept(), _as_it_was(model), paddle.enable_grad():
+    with random_states_kept(), _as_it_was(layers, params), paddle.enable_grad():
         try:
-            for path, layer in model.named_sublayers(include_self=True):
-                hooks.append(layer.register_forward_pre_hook(enter(path), with_kwargs=True))
-                hooks.append(layer.register_forward_post_hook(leave(path)))
-            end = _Record("", None)
+            for path, layer in layers.items():
+                watch(path, layer)
             if callable(example):
-                end.outputs = _ends(example(model))
+                result = example(model)
             else:
                 result = model(**example) if isinstance(example, Mapping) else model(*example)
-                end.outputs = _ends(result)
-            records.append(end)
+            records.append(("", [], _ends(result)))
         except Exception as error:
             cause = f"{type(error).__name__}: {str(error).strip()[-300:]}"
             problem = (
@@ -224,32 +204,29 @@ def random_states_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_it_was(model: Sublayer) -> Iterator[None]:
+def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]) -> Iterator[None]:
     """Put a model into evaluation mode with all gradients; restore modes and buffers at the end."""
-    modes = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
-    frozen = [param for name, param in model.named_parameters() if param.stop_gradient]
-    frozen = [param for param in frozen if param.is_floating_point()]
-    statistics = {id(param) for name, param in model.named_parameters() if name.endswith(STATISTICS)}
-    owners = dict(model.named_sublayers(include_self=True))
+    modes = [(layer, layer.training) for layer in layers.values()]
+    frozen = {name: param for name, param in params.items() if param.stop_gradient and param.is_floating_point()}
     buffers = [
-        (owners[path], key, buffer, buffer.inplace_version, buffer.clone())
-        for name, buffer in model.named_buffers()
-        for path, _, key in [name.rpartition(".")]
+        (layer, key, buffer, buffer.inplace_version, buffer.clone())
+        for layer in layers.values()
+        for key, buffer in layer.named_buffers(include_sublayers=False)
         if buffer._is_initialized()
     ]
     try:
         for layer, _ in modes:
             layer.training = False
-        for param in frozen:
-            param.stop_gradient = id(param) in statistics
+        for name, param in frozen.items():
+            param.stop_gradient = name.endswith(STATISTICS)
         yield
     finally:
-        for param in frozen:
+        for param in frozen.values():
             param.stop_gradient = True
         for layer, training in modes:
             layer.training = training
-        for layer, name, buffer, version, value in buffers:
-            if getattr(layer, name, None) is not buffer:
-                setattr(layer, name, buffer)
+        for layer, key, buffer, version, value in buffers:
+            if getattr(layer, key, None) is not buffer:
+                setattr(layer, key, buffer)
             if buffer.inplace_version != version:
                 buffer.set_value(value)

@@ -2,14 +2,15 @@
 
 import dataclasses
 import io
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from paddle import Tensor
 
+from ..rates import Rate, Tensors
 from .layer import STATISTICS, Layer
-from .rates import Rate, Tensors
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -22,9 +23,9 @@ Ends = tuple[float, float]  # minimum and maximum over a layer's parameters
 class LayerRow:
     """One layer of a `LayerTable`; pairs are minimum and maximum over its parameters."""
 
-    tower: str  #: its stack of blocks; "" for parameters of several towers
-    index: int  #: layer id: 0 = embeddings, 1..n = blocks, n + 1 = head
-    label: str  #: "embeddings", "block 3", "head"
+    tower: str  #: as of its `Layer`, with `index` and `label`
+    index: int
+    label: str
     tensors: int  #: number of parameters
     elements: Optional[int]  #: number of their elements; None if only names are known
     ratio: Ends  #: ratio to the optimizer's rate
@@ -56,22 +57,25 @@ class LayerTable:
                 grouped.setdefault(layer, []).append((param, rates[tensor_name]))
         towers, rows = list(dict.fromkeys(layer.tower for layer in grouped)), []
         for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
-            params, found = [param for param, _ in grouped[layer]], [rate for _, rate in grouped[layer]]
-            weight_decay = [rate.has_weight_decay for rate in found]
+            params, found = zip(*grouped[layer])
+            weight_decay, multiplier = (
+                [rate.has_weight_decay for rate in found],
+                _ends(rate.multiplier for rate in found),
+            )
             row = LayerRow(
                 tower=layer.tower,
                 index=layer.index,
                 label=layer.label,
                 tensors=len(found),
-                elements=None if None in params else sum(int(param.size) for param in params if param is not None),
+                elements=None if None in params else sum(int(param.size) for param in params),
                 ratio=(min(rate.ratio for rate in found), max(rate.ratio for rate in found)),
-                learning_rate=_ends([rate.now for rate in found]),
-                peak_learning_rate=_ends([rate.peak for rate in found]),
+                learning_rate=_ends(rate.now for rate in found),
+                peak_learning_rate=_ends(rate.peak for rate in found),
                 with_weight_decay=None if None in weight_decay else sum(map(bool, weight_decay)),
                 frozen=sum(rate.frozen for rate in found),
-                multiplier=_ends([rate.multiplier for rate in found]),
+                multiplier=None if multiplier == (1.0, 1.0) else multiplier,
             )
-            rows.append(row if row.multiplier != (1.0, 1.0) else dataclasses.replace(row, multiplier=None))
+            rows.append(row)
         return cls(rows, source)
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -153,21 +157,17 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
         return {tower: "" if tower or not named else "shared " for tower in towers}
     shared = len(os.path.commonprefix([tower.split(".") for tower in named]))
     short = {tower: tower.split(".")[shared] for tower in named}
-    if len(set(short.values())) < len(named):
-        short = {tower: tower for tower in named}
+    short = short if len(set(short.values())) == len(named) else dict(zip(named, named))
     return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
 
 
-def _ends(values: list[Optional[float]]) -> Optional[Ends]:
-    known = [value for value in values if value is not None]
-    return (min(known), max(known)) if len(known) == len(values) else None
+def _ends(values: Iterable[Optional[float]]) -> Optional[Ends]:
+    known = [math.nan if value is None else value for value in values]
+    return None if any(map(math.isnan, known)) else (min(known), max(known))
 
 
 def _span(ends: Optional[Ends], form: str) -> str:
-    if ends is None:
-        return "-"
-    low, high = form.format(ends[0]), form.format(ends[1])
-    return low if low == high else f"{low}..{high}"
+    return "-" if ends is None else "..".join(dict.fromkeys(map(form.format, ends)))
 
 
 def _share(count: Optional[int], total: int) -> str:
@@ -179,7 +179,5 @@ def _share(count: Optional[int], total: int) -> str:
 def _count(elements: Optional[int]) -> str:
     if elements is None:
         return "-"
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if elements >= size:
-            return f"{elements / size:.3g} {unit}"
-    return str(elements)
+    unit, size = next(((u, s) for u, s in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if elements >= s), ("", 1))
+    return f"{elements / size:.3g} {unit}" if unit else str(elements)

@@ -1,4 +1,4 @@
-"""Stacks of blocks: parts of a model that are alike and follow one another, by a forward pass or by numbered names."""
+"""Towers: blocks that are alike and computed one from another in a forward pass, outermost first, stages numbered."""
 
 import dataclasses
 import os
@@ -6,23 +6,22 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from statistics import median
-from typing import Callable, Protocol
 
 from paddle import nn
 
 from .layer import STATISTICS
 from .measure import Call, Pass
 
-Shape = tuple[int, ...]
+Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
 _NORM = re.compile(r"norm|ln|bn", re.I)
-_GENERIC = (nn.Sequential, nn.LayerList, nn.LayerDict)
+_LISTS = (nn.Sequential, nn.LayerList, nn.LayerDict)
 
 
 class Tree:
     """The parts of a model, by the names of its parameters; a part's path is the common start of their names."""
 
-    def __init__(self, names: Iterable[str], shapes: Mapping[str, Shape]) -> None:
-        self.names, self.shapes = list(names), shapes
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
         self.inside: dict[str, list[str]] = {}  # path -> parameters
         self.children: dict[str, list[str]] = {}  # path -> paths of its parts
         for name in self.names:
@@ -32,13 +31,9 @@ class Tree:
                 self.inside.setdefault(path, []).append(name)
         self._kinds: dict[str, frozenset[str]] = {}
 
-    def weight(self, path: str) -> int:
-        """Return the number of weights, without biases and statistics."""
-        return sum(not name.endswith(("bias", *STATISTICS)) for name in self.inside[path])
-
-    def width(self, path: str) -> int:
-        """Return the number of weights, those of like items of a list once."""
-        return sum(not name.endswith(("bias", *STATISTICS)) for name in self.kind(path))
+    def weight(self, *paths: str) -> int:
+        """Return the number of weights in parts, without biases and statistics."""
+        return sum(not name.endswith(("bias", *STATISTICS)) for path in paths for name in self.inside[path])
 
     def kind(self, path: str) -> frozenset[str]:
         """Return the names within a part, without numbers."""
@@ -60,12 +55,12 @@ def ancestors(path: str) -> Iterator[str]:
 
 
 @dataclasses.dataclass
-class Stack:
-    """A tower: its blocks in order, each one or more parts of the model."""
+class Tower:
+    """A stack of blocks."""
 
     name: str
     parent: str  # the part that has the list of blocks
-    blocks: list[tuple[str, ...]]
+    blocks: list[Block]
     stages: list[tuple[str, int, int]] = dataclasses.field(default_factory=list)  # path, first and last layer id
     is_list: bool = True  # whether the blocks are items of a list
 
@@ -74,190 +69,43 @@ class Stack:
         """The number of blocks."""
         return len(self.blocks)
 
-
-class Order(Protocol):
-    """What follows what: by a forward pass or by names."""
-
-    def runs(self, tree: Tree, parent: str) -> Iterator[Stack]:
-        """Yield the children of a part that are alike and follow one another."""
-
-    def when(self, path: str) -> int:
-        """Return a number that is larger for a later part."""
-
-    def feeds(self, one: str, other: str) -> bool:
-        """Return whether the second part is computed from the first."""
-
-    def feeds_main(self, one: str, other: str) -> bool:
-        """Return whether the first argument of the second part is computed from the first part."""
-
-    def single_blocks(self, tree: Tree, stacks: list[Stack]) -> list[Stack]:
-        """Return blocks that are in no stack; without any stack, the only items of lists."""
-
-
-def find_stacks(tree: Tree, order: Order) -> list[Stack]:
-    """Return the outermost stacks, stages numbered through. Blocks have three weights if the model has such."""
-    runs = [run for parent in tree.children for run in order.runs(tree, parent) if run.depth > 1]
-    best: tuple[float, list[Stack]] = (0, [])
-    for least in (3, 2, 1):
-        if least == 1 and (single := order.single_blocks(tree, [])):
-            return single
-        large = [run for run in runs if _weight(tree, run) >= least]
-        outer = _outermost(tree, order, large, "")
-        # a convolutional part and its classifier share no name: stages or nothing
-        no_lists = {
-            stack.name for stack in outer if not stack.is_list and _is_plain(stack) and not _is_one(tree, stack)
-        }
-        if no_lists:
-            outer = _outermost(tree, order, [run for run in large if run.is_list or run.name not in no_lists], "")
-        found = sorted(outer, key=lambda stack: order.when(stack.blocks[0][0]))
-        most = max((_weight(tree, stack) for stack in found), default=0)
-        found = [stack for stack in found if 4 * _weight(tree, stack) > most]
-        found = found[:1] if least == 1 else found
-        share = sum(tree.weight(path) for stack in found for block in stack.blocks for path in block)
-        best = max(best, (share, found), key=lambda choice: choice[0])
-        if 3 * share >= tree.weight(""):
-            break
-    return best[1]
-
-
-def _is_plain(stack: Stack) -> bool:
-    first = stack.stages[0][0] if stack.stages else stack.blocks[0][0]
-    return stack.name == first
-
-
-def _is_one(tree: Tree, stack: Stack) -> bool:
-    """Return whether parts without a common name are stages: of blocks whose weights have as many axes."""
-    axes = {max(len(tree.shapes[name]) for name in tree.inside[path]) for block in stack.blocks for path in block}
-    return bool(stack.stages) and len(axes) == 1
-
-
-def _weight(tree: Tree, stack: Stack) -> float:
-    return median(sum(tree.weight(path) for path in block) for block in stack.blocks)
-
-
-def _outermost(tree: Tree, order: Order, runs: list[Stack], within: str) -> list[Stack]:
-    """Return the stacks of a part that are in no block of another one, interleaved ones as one."""
-    inner = [run for run in runs if within in ancestors(_list_of(run))]
-    blocks = {path for run in inner for block in run.blocks for path in block}
-    outer = [run for run in inner if not any(path in blocks for path in ancestors(_list_of(run)) if path != within)]
-    outer = [_numbered_through(tree, order, run, runs) for run in outer]
-    return _joined(tree, order, sorted(outer, key=lambda run: order.when(run.blocks[0][0])))
-
-
-def _list_of(run: Stack) -> str:
-    return run.blocks[0][0].rpartition(".")[0]
-
-
-def _numbered_through(tree: Tree, order: Order, run: Stack, runs: list[Stack]) -> Stack:
-    """Return the blocks of all stages one after another if the items of a list are such stages."""
-    blocks: list[tuple[str, ...]] = []
-    stages = []
-    is_staged = False
-    for block in run.blocks:
-        item = block[0]
-        lists = [stack for stack in _outermost(tree, order, runs, item) if stack.is_list]
-        share = sum(tree.weight(path) for stack in lists for block in stack.blocks for path in block)
-        follows = all(order.feeds_main(a.blocks[-1][-1], b.blocks[0][0]) for a, b in zip(lists, lists[1:]))
-        of_item = [block for stack in lists for block in stack.blocks]
-        if len(block) > 1 or not follows or share <= 0.6 * tree.weight(item) or _are_halves(tree, run, of_item):
-            of_item = [block]
-        is_staged |= of_item != [block]
-        stages.append((item, len(blocks) + 1, len(blocks) + len(of_item)))
-        blocks += of_item
-    return dataclasses.replace(run, blocks=blocks, stages=stages) if is_staged else run
-
-
-def _are_halves(tree: Tree, run: Stack, parts: list[tuple[str, ...]]) -> bool:
-    """Return whether a few like parts make one block: equal lists of lists, each part with one norm at most."""
-    items = [path for block in run.blocks for path in block]
-    names = [[(name[len(item) :], tree.shapes.get(name)) for name in tree.inside[item]] for item in items]
-    is_plain = all(path.rpartition(".")[2].isdigit() for item in items for path in tree.children.get(item, []))
-    is_plain &= all(path.rpartition(".")[0] in items for path in parts[0])
-    owners = {name.rpartition(".")[0] for path in parts[0] for name in tree.inside[path]}
-    norms = sum(bool(_NORM.search(owner.rpartition(".")[2])) for owner in owners)
-    is_plain &= run.is_list and not run.name.endswith(("stages", "stage"))
-    return is_plain and len(parts) <= 3 and norms < 2 and all(other == names[0] for other in names)
-
-
-def _joined(tree: Tree, order: Order, stacks: list[Stack]) -> list[Stack]:
-    """Join lists of one length that take turns (attentions and feed-forward parts of XLM), and parts between others."""
-    out: list[Stack] = []
-    for stack in stacks:
-        for known in out:
-            turns = [path for block in zip(known.blocks, stack.blocks) for path in (block[0][-1], block[1][0])]
-            beside = known.parent == stack.parent and known.depth == stack.depth
-            if beside and not known.stages and all(order.feeds(a, b) for a, b in zip(turns, turns[1:])):
-                known.blocks = [one + other for one, other in zip(known.blocks, stack.blocks)]
-                break
-            mixed = sorted(known.blocks + stack.blocks, key=lambda block: order.when(block[0]))
-            within = order.when(stack.blocks[0][0]) < order.when(known.blocks[-1][0])
-            weights = sorted(_weight(tree, each) for each in (known, stack))
-            beside = known.parent == stack.parent and not (
-                known.is_list or stack.is_list or known.stages or stack.stages
-            )
-            if beside and within and 4 * weights[0] > weights[1] and _follow(order, mixed):
-                known.name, known.blocks = list_name(known.parent, [block[0] for block in mixed]), mixed
-                break
-        else:
-            out.append(dataclasses.replace(stack))
-    return out
-
-
-def _follow(order: Order, blocks: list[tuple[str, ...]]) -> bool:
-    return all(order.feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
-
-
-def list_name(parent: str, items: list[str]) -> str:
-    """Return the name of a list: `layers` of ``layers.0``, `layer` of ``layer1``."""
-    stem = os.path.commonprefix([item[len(parent) :] for item in items]).strip("._")
-    stem = re.sub(r"[_\d]+$", "", stem)
-    ends = [item[len(parent) :].strip("._")[len(stem) :] for item in items]
-    if not all(re.match(r"[._]?\d", end) or len(end) < 3 for end in ends):
-        return items[0]  # a sentence encoder below a document encoder
-    return ".".join(part for part in (parent, stem) if part) or "model"
-
-
-def paired(run: list[str], alike: Callable[[str, str], bool]) -> list[tuple[str, ...]]:
-    """Return the blocks of a list; items of two or three kinds in turns are parts of a block (x-transformers)."""
-    for period in (2, 3):
-        kinds = run[:period]
-        differ = all(not alike(a, b) for i, a in enumerate(kinds) for b in kinds[:i])
-        turns = all(alike(kinds[i % period], path) for i, path in enumerate(run))
-        if differ and turns and len(run) >= 2 * period and len(run) % period == 0:
-            return [tuple(run[i : i + period]) for i in range(0, len(run), period)]
-    return [(path,) for path in run]
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all blocks."""
+        return [path for block in self.blocks for path in block]
 
 
 class Measured:
-    """The order of a forward pass."""
+    """The parts of a model in the order of a forward pass.
 
-    def __init__(self, tree: Tree, modules: Mapping[str, nn.Layer], measured: Pass) -> None:
-        self.modules, self.measured, self.tree = modules, measured, tree
+    Attributes:
+        calls: path of a part -> its calls; of a part that is never called, such as a list, from its first to its last.
+        towers: the stacks of blocks.
+        apart: pairs of towers of which the second is computed from the first.
+    """
+
+    def __init__(self, tree: Tree, layers: Mapping[str, nn.Layer], measured: Pass) -> None:
+        self.tree, self.measured = tree, measured
+        self.kinds = {path: type(layers.get(path)) for path in tree.inside}
         self.calls: dict[str, list[Call]] = {}
         for path in sorted(tree.inside, key=lambda path: -path.count(".") if path else 1):
-            calls = measured.calls.get(path) or self._calls_within(path)
-            if calls:
+            if calls := measured.calls.get(path) or self._calls_within(path):
                 self.calls[path] = calls
-        self.bit = {path: 1 << i for i, path in enumerate(self.calls)}
-        self.seeds: dict[int, int] = {}
+        self._bit = {path: 1 << i for i, path in enumerate(self.calls)}
+        self._seeds: dict[int, int] = {}
         for path, calls in self.calls.items():
             for node in {node for call in calls for node in call.outputs}:
-                self.seeds[node] = self.seeds.get(node, 0) | self.bit[path]
+                self._seeds[node] = self._seeds.get(node, 0) | self._bit[path]
+        self.towers: list[Tower] = []
+        self.apart: list[tuple[str, str]] = []
+        self._find_towers()
 
     @cached_property
-    def made(self) -> list[int]:
+    def _made(self) -> list[int]:
         """For each node the bits of the parts that it is computed from."""
-        return self.measured.collect(self.seeds)
-
-    def made_from(self, nodes: Iterable[int]) -> int:
-        """Return the bits of the parts that output the nodes or something below."""
-        union = 0
-        for node in nodes:
-            union |= self.made[node] | self.seeds.get(node, 0)
-        return union
+        return self.measured.collect(self._seeds)
 
     def _calls_within(self, path: str) -> list[Call]:
-        """Return the calls of a part that has no call of its own: from the first to the last of what is in it."""
         parts = [self.calls[child] for child in self.tree.children.get(path, []) if child in self.calls]
         for name in self.tree.inside[path]:
             if name.rpartition(".")[0] == path and (nodes := tuple(self.measured.uses(name))):
@@ -269,89 +117,190 @@ class Measured:
             return [Call(a.main, a.inputs, b.outputs) for a, b in zip(parts[0], parts[-1])]
         return [Call(parts[0][0].main, parts[0][0].inputs, parts[-1][-1].outputs)] if parts else []
 
-    def when(self, path: str) -> int:
-        """Return the number of the last node of the first call."""
+    def _when(self, path: str) -> int:
         return max(self.calls[path][0].outputs)
 
-    def feeds(self, one: str, other: str) -> bool:
+    def _feeds(self, one: str, other: str) -> bool:
         """Return whether the second part is computed from the first."""
-        return any(self.made[node] & self.bit[one] for call in self.calls[other] for node in call.outputs)
+        return any(self._made[node] & self._bit[one] for call in self.calls[other] for node in call.outputs)
 
-    def feeds_main(self, one: str, other: str) -> bool:
+    def _feeds_main(self, one: str, other: str) -> bool:
         """Return whether the first argument of the second part is computed from the first part."""
-        return any(self.made_from(call.main) & self.bit[one] for call in self.calls[other])
+        bit = self._bit[one]
+        return any(
+            (self._made[node] | self._seeds.get(node, 0)) & bit for call in self.calls[other] for node in call.main
+        )
 
-    def runs(self, tree: Tree, parent: str) -> Iterator[Stack]:
+    def _follow(self, blocks: list[Block]) -> bool:
+        return all(self._feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
+
+    def _alike(self, one: str, other: str) -> bool:
+        return self.kinds[one] is self.kinds[other] and self.tree.alike(one, other)
+
+    def _weight(self, tower: Tower) -> float:
+        return median(self.tree.weight(*block) for block in tower.blocks)
+
+    def _find_towers(self) -> None:
+        """Join stacks in sequence that have one parent or a class in common; other stacks are towers."""
+        stacks = self._stacks()
+        if stacks and self._weight(stacks[0]) > 1:
+            stacks += [single for single in self._single_blocks(stacks) if single not in stacks]
+        for stack in sorted(stacks, key=lambda stack: self._when(stack.blocks[0][0])):
+            kinds = {self.kinds[path] for path in stack.paths} - {*_LISTS}
+            before = [t for t in self.towers if self._feeds_main(t.blocks[-1][-1], stack.blocks[0][0])]
+            if not before:
+                self.towers.append(stack)
+            elif before[-1].parent == stack.parent or kinds & {self.kinds[path] for path in before[-1].paths}:
+                last = before[-1]
+                last.stages += [(path, low + last.depth, high + last.depth) for path, low, high in stack.stages]
+                last.name = last.name if last.depth >= stack.depth else stack.name
+                last.blocks += stack.blocks
+            else:
+                self.towers.append(stack)
+                self.apart.append((before[-1].name, stack.name))
+
+    def _stacks(self) -> list[Tower]:
+        """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
+        tree = self.tree
+        runs = [run for parent in tree.children for run in self._runs(parent)]
+        best: tuple[float, list[Tower]] = (0, [])
+        for least in (3, 2, 1):
+            if least == 1 and (single := self._single_blocks([])):
+                return single
+            outer = self._outermost([run for run in runs if self._weight(run) >= least], "")
+            most = max(map(self._weight, outer), default=0)
+            found = [stack for stack in outer if 4 * self._weight(stack) > most][: 1 if least == 1 else None]
+            share = sum(tree.weight(*stack.paths) for stack in found)
+            best = max(best, (share, found), key=lambda choice: choice[0])
+            if 3 * share >= tree.weight(""):
+                break
+        return best[1]
+
+    def _runs(self, parent: str) -> Iterator[Tower]:
         """Yield the children of a part that are alike and follow one another."""
-        children = sorted((c for c in tree.children[parent] if c in self.calls and tree.weight(c)), key=self.when)
+        tree, is_list = self.tree, issubclass(self.kinds[parent], _LISTS)
+        children = sorted((c for c in tree.children[parent] if c in self.calls and tree.weight(c)), key=self._when)
         largest = max(children, key=tree.weight, default="")
-        is_list = isinstance(self.modules.get(parent), _GENERIC)
         groups: dict[object, list[str]] = {}
         for child in children:
-            fits = not is_list or 3 * tree.weight(child) > tree.weight(largest) or self._alike(child, largest)
-            if fits:
-                groups.setdefault(None if is_list else type(self.modules.get(child)), []).append(child)
+            if not is_list or 3 * tree.weight(child) > tree.weight(largest) or self._alike(child, largest):
+                groups.setdefault(None if is_list else self.kinds[child], []).append(child)
         for group in groups.values():
             # kinds that repeat make one list (Jamba's two kinds of blocks); an encoder and its head do not
             partners = sum(any(a is not b and self._alike(a, b) for b in group) for a in group)
             may_differ = is_list and 2 * partners >= len(group)
-            follows = self.feeds if is_list else self.feeds_main  # a decoder beside an encoder only attends to it
+            follows = self._feeds if is_list else self._feeds_main  # a decoder beside an encoder only attends to it
             run: list[str] = []
             for child in [*group, ""]:
                 if child and (not run or (follows(run[-1], child) and (may_differ or self._alike(run[-1], child)))):
                     run.append(child)
                     continue
-                if run:
+                if len(run) > 1:
                     above = parent.rpartition(".")[0] if is_list else parent
-                    yield Stack(list_name(parent, run), above, paired(run, self._alike), is_list=is_list)
+                    yield Tower(_name_of(parent, run), above, self._in_halves(run), is_list=is_list)
                 run = [child] if child else []
 
-    def _alike(self, one: str, other: str) -> bool:
-        return type(self.modules.get(one)) is type(self.modules.get(other)) and self.tree.alike(one, other)
+    def _in_halves(self, run: list[str]) -> list[Block]:
+        """Return the blocks of a list; items of two or three kinds in turns are parts of a block (x-transformers)."""
+        for period in (2, 3):
+            kinds = run[:period]
+            if len(run) < 2 * period or len(run) % period or any(self._alike(a, b) for a, b in zip(kinds, kinds[1:])):
+                continue
+            if all(self._alike(kinds[i % period], path) for i, path in enumerate(run)):
+                return [tuple(run[i : i + period]) for i in range(0, len(run), period)]
+        return [(path,) for path in run]
 
-    def single_blocks(self, tree: Tree, stacks: list[Stack]) -> list[Stack]:
+    def _outermost(self, runs: list[Tower], within: str) -> list[Tower]:
+        """Return the stacks of a part that are in no block of another one, in their order, interleaved ones as one."""
+        place = {id(run): run.blocks[0][0].rpartition(".")[0] for run in runs}
+        inner = [run for run in runs if within in ancestors(place[id(run)])]
+        blocks = {path for run in inner for path in run.paths} - {within}
+        outer = [run for run in inner if blocks.isdisjoint(ancestors(place[id(run)]))]
+        numbered = [self._numbered_through(run, runs) for run in outer]
+        # a convolutional part and its classifier share no name
+        plain = [stack.name for stack in numbered if not stack.is_list and stack.name == _first(stack)]
+        if plain and not within:
+            return self._outermost([run for run in runs if run.is_list or run.name not in plain], within)
+        return self._joined(sorted(numbered, key=lambda run: self._when(run.blocks[0][0])))
+
+    def _numbered_through(self, run: Tower, runs: list[Tower]) -> Tower:
+        """Return the blocks of all stages one after another if the items of a list are such stages."""
+        tower = dataclasses.replace(run, blocks=[], stages=[])
+        for block in run.blocks:
+            item = block[0]
+            lists = [stack for stack in self._outermost(runs, item) if stack.is_list]
+            of_item = [block for stack in lists for block in stack.blocks]
+            share = self.tree.weight(*[path for stack in lists for path in stack.paths])
+            follows = all(self._feeds_main(a.blocks[-1][-1], b.blocks[0][0]) for a, b in zip(lists, lists[1:]))
+            is_stage = len(block) == 1 and follows and share > 0.6 * self.tree.weight(item)
+            if not is_stage or self._are_halves(run, of_item):
+                of_item = [block]
+            tower.stages.append((item, tower.depth + 1, tower.depth + len(of_item)))
+            tower.blocks += of_item
+        return run if tower.blocks == run.blocks else tower
+
+    def _are_halves(self, run: Tower, parts: list[Block]) -> bool:
+        """Return whether a few like parts make one block: equal lists of lists, each part with one norm at most."""
+        inside = self.tree.inside
+        names = [[name[len(item) :] for name in inside[item]] for item in run.paths]
+        children = [path for item in run.paths for path in self.tree.children.get(item, [])]
+        is_plain = all(path.rpartition(".")[2].isdigit() for path in children) and {*children} >= {*parts[0]}
+        owners = {name.rpartition(".")[0].rpartition(".")[2] for path in parts[0] for name in inside[path]}
+        few = len(parts) <= 3 and sum(map(bool, map(_NORM.search, owners))) < 2
+        is_list = run.is_list and not run.name.endswith(("stages", "stage"))
+        return is_list and is_plain and few and all(other == names[0] for other in names)
+
+    def _joined(self, stacks: list[Tower]) -> list[Tower]:
+        """Join lists of one length that take turns (attentions and feed-forward parts of XLM), and parts between."""
+        out: list[Tower] = []
+        for stack in map(dataclasses.replace, stacks):
+            for known in (known for known in out if known.parent == stack.parent):
+                pairs = [one + other for one, other in zip(known.blocks, stack.blocks)]
+                turns = [path for one, other in zip(known.blocks, stack.blocks) for path in (one[-1], other[0])]
+                in_turns = all(self._feeds(a, b) for a, b in zip(turns, turns[1:]))
+                if known.depth == stack.depth and not known.stages and in_turns:
+                    known.blocks = pairs
+                    break
+                mixed = sorted(known.blocks + stack.blocks, key=lambda block: self._when(block[0]))
+                within = self._when(stack.blocks[0][0]) < self._when(known.blocks[-1][0])
+                weights = sorted(map(self._weight, (known, stack)))
+                plain = not (known.is_list or stack.is_list or known.stages or stack.stages)
+                if plain and within and 4 * weights[0] > weights[1] and self._follow(mixed):
+                    known.name, known.blocks = _name_of(known.parent, [block[0] for block in mixed]), mixed
+                    break
+            else:
+                out.append(stack)
+        return out
+
+    def _single_blocks(self, stacks: list[Tower]) -> list[Tower]:
         """Return parts of the class of the blocks that are in no stack; without any stack, the only items of lists."""
-        blocks = {path for stack in stacks for block in stack.blocks for path in block}
+        blocks = {path for stack in stacks for path in stack.paths}
         above = {path for block in blocks for path in ancestors(block)}
-        kinds = {type(self.modules.get(path)): path for path in blocks} if stacks else {}
+        kinds = {self.kinds[path]: path for path in blocks if not issubclass(self.kinds[path], _LISTS)}
         found: list[str] = []
-        for path in self.calls:
-            kind, parent = type(self.modules.get(path)), path.rpartition(".")[0]
-            in_list = isinstance(self.modules.get(parent), _GENERIC) and len(tree.children[parent]) == 1
-            fits = (
-                kind in kinds and kind not in _GENERIC and tree.alike(path, kinds[kind]) if stacks else path and in_list
-            )
-            if fits and path not in above and not any(path_above in blocks for path_above in ancestors(path)):
+        for path in [path for path in self.calls if path not in above and blocks.isdisjoint(ancestors(path))]:
+            kind, parent = self.kinds[path], path.rpartition(".")[0]
+            in_list = path and issubclass(self.kinds[parent], _LISTS) and len(self.tree.children[parent]) == 1
+            if (kind in kinds and self.tree.alike(path, kinds[kind])) if stacks else in_list:
                 found.append(path)
         outer = [path for path in found if not any(other in found for other in ancestors(path) if other != path)]
-        most = max(map(tree.weight, outer), default=0)
-        outer = [path for path in outer if stacks or 2 * tree.weight(path) > most]
-        ends = [(stack.blocks[0][0], stack.blocks[-1][-1]) for stack in stacks]
+        most = max(map(self.tree.weight, outer), default=0)
+        outer = [path for path in outer if stacks or 2 * self.tree.weight(path) > most]
         # what lies between two blocks of a stack (a UNet's middle) goes with the one before
-        outer = [path for path in outer if not any(self.feeds(a, path) and self.feeds(path, b) for a, b in ends)]
+        ends = [(stack.blocks[0][0], stack.blocks[-1][-1]) for stack in stacks]
+        outer = [path for path in outer if not any(self._feeds(a, path) and self._feeds(path, b) for a, b in ends)]
         lists = [path.rpartition(".")[0] or path for path in outer]
-        return [Stack(name, name.rpartition(".")[0], [(path,)]) for name, path in zip(lists, outer)]
+        return [Tower(name, name.rpartition(".")[0], [(path,)]) for name, path in zip(lists, outer)]
 
 
-def measured_stacks(tree: Tree, order: Measured) -> tuple[list[Stack], list[tuple[str, str]]]:
-    """Return the towers of a measured model, and pairs of towers in sequence that stay two."""
-    stacks = find_stacks(tree, order)
-    if stacks and _weight(tree, stacks[0]) > 1:
-        stacks += [single for single in order.single_blocks(tree, stacks) if single not in stacks]
-    stacks.sort(key=lambda stack: order.when(stack.blocks[0][0]))
-    towers: list[Stack] = []
-    apart = []
-    for stack in stacks:
-        kinds = {type(order.modules.get(path)) for block in stack.blocks for path in block} - {*_GENERIC}
-        before = [t for t in towers if order.feeds_main(t.blocks[-1][-1], stack.blocks[0][0])]
-        last = before[-1] if before else None
-        if last is None:
-            towers.append(stack)
-        elif last.parent == stack.parent or kinds & {type(order.modules.get(p)) for b in last.blocks for p in b}:
-            last.stages += [(path, a + last.depth, b + last.depth) for path, a, b in stack.stages]
-            last.name = last.name if last.depth >= stack.depth else stack.name
-            last.blocks += stack.blocks
-        else:
-            towers.append(stack)
-            apart.append((last.name, stack.name))
-    return towers, apart
+def _first(tower: Tower) -> str:
+    return tower.stages[0][0] if tower.stages else tower.blocks[0][0]
+
+
+def _name_of(parent: str, items: list[str]) -> str:
+    """Return the name of a list: `layers` of ``layers.0``, `layer` of ``layer1``."""
+    ends = [item[len(parent) :].strip("._") for item in items]
+    stem = re.sub(r"[_\d]+$", "", os.path.commonprefix(ends).strip("._"))
+    if not all(re.match(r"[._]?\d", end[len(stem) :]) or len(end) - len(stem) < 3 for end in ends):
+        return items[0]  # a sentence encoder below a document encoder
+    return ".".join(part for part in (parent, stem) if part) or "model"

@@ -17,8 +17,8 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, one_of_two, refusal
 from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
-from ..layers.hook import layerwise_lr_decay
 from .fused import FusedRule
+from .hook import layerwise_lr_decay
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import LAYERWISE, WEIGHT_DECAY, bool_option, is_listed, register
 from .rule_optimizer import RuleOptimizer

@@ -13,9 +13,9 @@ from paddle.optimizer import AdamW
 
 from .._checks import Option
 from .._compat import has_kernel, parameters_of
-from ..layers.hook import N_LAYERS, layerwise_lr_decay
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
+from .hook import N_LAYERS, layerwise_lr_decay
 from .moments import sqrt
 from .options import WEIGHT_DECAY, bool_option, checked_lr, register
 from .states import ELEMENT, SCALAR, State, Values

@@ -30,10 +30,10 @@ from .._compat import (
     topology,
 )
 from ..layers.decay import LayerDecay, as_decay, checked_decay
-from ..layers.hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay, warn_of_equal_ratios
-from ..layers.rates import LayerwiseInterface
+from ..rates import LayerwiseInterface
 from .batches import Batches, prepared_shards
 from .fused import FusedRule, FusedStep, refuse_fused, unsupported_here
+from .hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay, warn_of_equal_ratios
 from .options import COMMON, LAYERWISE, checked_group, checked_parameters
 from .sharded import MissingGradients, ShardFinder, sharded_state
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, StepFunction, Values, compute_dtype, largest, loadable

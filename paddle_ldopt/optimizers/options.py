@@ -25,7 +25,7 @@ from .._checks import (
     wrong_type,
 )
 from .._compat import flatten_groups, is_sharded
-from ..layers.hook import N_LAYERS, layerwise_lr_decay
+from .hook import N_LAYERS, layerwise_lr_decay
 from .states import SCALAR, STEP, State, StepFunction
 
 _Class = TypeVar("_Class", bound=type)

@@ -8,10 +8,10 @@ from typing import Any, Optional, Union
 from .._checks import checked_steps, refusal
 from .._compat import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
-from ..layers.rates import applied_rates, layerwise_interface, next_rate
 from ..layers.table import short_names
 from ..optimizers import LayerRates, apply_layerwise_decay
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
+from ..rates import applied_rates, layerwise_interface, next_rate
 from ..schedules import rates_of
 from .shared import Args, Callback, Control, State
 from .stages import map_layers

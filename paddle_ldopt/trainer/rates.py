@@ -28,9 +28,9 @@ from ..config import (
 from ..create import OFF, OPTIMIZERS, build_optimizer
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
-from ..layers.rates import layerwise_interface
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.options import REGISTRY
+from ..rates import layerwise_interface
 from ..schedules import MetricSchedule
 from ..schedules.factory import SCHEDULES
 from . import record, shared

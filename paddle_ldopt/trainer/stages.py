@@ -1,12 +1,14 @@
 """The layers of a Trainer's model, measured with its first row; of a pipeline, in which each process has a stage."""
 
 import dataclasses
+import warnings
 from typing import Any, Callable, Optional
 
 import paddle
 from paddle import distributed
 from paddle.distributed import fleet
 
+from .._checks import problem
 from .._compat import checked_model, pipeline_of
 from .._processes import gathered
 from ..layers.map import LayerMap
@@ -20,10 +22,15 @@ _POSITIONS = 32  # of a row of ids: enough to find the layers
 def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Example] = None) -> LayerMap:
     """Return the `LayerMap` of a model, or of a pipeline's stage; all stages must call it together.
 
-    `rules` and `example` are as in `LayerMap.from_model`. The layers of a pipeline are found by names.
+    `rules` and `example` are as in `LayerMap.from_model`. The layers of a pipeline are found by names, whatever the
+    `example`: no stage can run the model alone.
     """
-    cls = LayerMap if pipeline_of(checked_model(model)) is None else StageLayers
-    return cls.from_model(model, example, rules)
+    if pipeline_of(checked_model(model)) is None:
+        return LayerMap.from_model(model, example, rules)
+    if example is not None:
+        message = "The layers of a pipeline are found by names: no stage can run the `example` alone."
+        warnings.warn(problem(message, example=type(example).__name__), stacklevel=2)
+    return StageLayers.from_model(model, rules=rules)
 
 
 def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
@@ -32,34 +39,35 @@ def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
     `compute_loss` runs the model in all processes together, which must find the same layers. If that fails in one, or
     in a pipeline, the layers are found by names.
     """
-    if pipeline_of(checked_model(trainer.model)) is not None:
-        return map_layers(trainer.model, rules)
-    batch, problem = _in_all(lambda: _first_batch(trainer))
-    for positions in (_POSITIONS, None) if problem is None else ():
-        layers, problem = _in_all(lambda: _measured(trainer, _cut(batch, positions), rules))  # noqa: B023
-        if problem is None:
+    batch: Any = None
+    cause: Optional[str] = "the model is one stage of a pipeline"
+    if pipeline_of(checked_model(trainer.model)) is None:
+        batch, cause = _in_all(lambda: _first_batch(trainer))
+    tries: tuple[Optional[int], ...] = (_POSITIONS, None) if cause is None else ()
+    for positions in tries:
+        layers, cause = _in_all(lambda: _measured(trainer, _cut(batch, positions), rules))  # noqa: B023
+        if cause is None:
             return layers
-    shared.logger_of(trainer).warning(
-        f"The layers are found by names, without a forward pass of the first row: {problem}"
-    )
+    logger = shared.logger_of(trainer)
+    logger.warning(f"The layers are found by names, without a forward pass of the first row: {cause}")
     return map_layers(trainer.model, rules)
 
 
 def _in_all(act: Callable[[], Any]) -> tuple[Any, Optional[str]]:
     """Return the result of `act()`, and the problem of the first process that has one."""
-    result, problem, layers = None, None, None
+    result, cause, layers = None, None, None
     try:
         result = act()
         layers = result.fingerprint() if isinstance(result, LayerMap) else None
     except Warning:  # the user's filter makes errors of them
         raise
     except Exception as error:  # of the user's data set, collator or model
-        problem = f"{type(error).__name__}: {error}"
-    outcomes = gathered((problem, layers))
-    problems = [problem for problem, _ in outcomes if problem is not None]
-    if not problems and any(other != layers for _, other in outcomes):
-        problems = ["the processes find different layers"]
-    return result, problems[0] if problems else None
+        cause = f"{type(error).__name__}: {error}"
+    outcomes = gathered((cause, layers))
+    causes = [cause for cause, _ in outcomes if cause is not None]
+    if not causes and any(other != layers for _, other in outcomes):
+        causes = ["the processes find different layers"]
+    return result, causes[0] if causes else None
 
 
 def _first_batch(trainer: Any) -> dict[str, Any]:
@@ -125,7 +133,7 @@ class StageLayers(LayerMap):
             names = [shared[key] for _, shared in stages if key in shared]
             lowest = min((layers[name] for name in names), key=lambda layer: layer.index - layer.depth)
             layers.update(dict.fromkeys(names, lowest))
-        return cls(layers, whole.towers, name_dict, {name: trained[tensor] for tensor, name in name_dict.items()})
+        return cls(layers, {name: trained[tensor] for tensor, name in name_dict.items()})
 
     def table(self, *args: Any, **kwargs: Any) -> LayerTable:
         """Return the table of all stages, as `LayerMap.table`; all must call it together."""

@@ -18,9 +18,9 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from paddle_ldopt import LayerMap
-from paddle_ldopt.layers.rates import applied_rates, next_rate
 from paddle_ldopt.layers.table import LayerTable
 from paddle_ldopt.plots import draw_rates, font_families, name_lines
+from paddle_ldopt.rates import applied_rates, next_rate
 from paddle_ldopt.trainer import write_whole
 from paddle_ldopt.trainer.callbacks import Callback, all_layers_open
 

@@ -11,7 +11,7 @@ from paddlenlp.transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForC
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LayerDecay, LayerMap
-from paddle_ldopt.layers.rates import applied_rates
+from paddle_ldopt.rates import applied_rates
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some layers of the model")
 OPTIONS = (pathlib.Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import yaml
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.integrations import paddledetection
-from paddle_ldopt.layers.rates import applied_rates
+from paddle_ldopt.rates import applied_rates
 
 engine = pytest.importorskip("ppdet.engine", reason="PaddleDetection is not installed", exc_type=ImportError)
 architectures = importlib.import_module("ppdet.modeling.architectures.meta_arch")

@@ -13,7 +13,7 @@ import yaml
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.integrations import paddleocr
-from paddle_ldopt.layers.rates import applied_rates
+from paddle_ldopt.rates import applied_rates
 
 pytest.importorskip("ppocr.modeling", reason="PaddleOCR is not installed", exc_type=ImportError)
 DECAY = 0.6

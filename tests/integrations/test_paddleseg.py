@@ -10,7 +10,7 @@ import yaml
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.integrations import paddleseg
-from paddle_ldopt.layers.rates import applied_rates
+from paddle_ldopt.rates import applied_rates
 
 pytest.importorskip("paddleseg", reason="PaddleSeg is not installed")
 DECAY = 0.5

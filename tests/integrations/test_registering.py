@@ -15,7 +15,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import integrations
 from paddle_ldopt.integrations import frameworks as in_package
 from paddle_ldopt.integrations import paddleocr
-from paddle_ldopt.layers.rates import applied_rates
+from paddle_ldopt.rates import applied_rates
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
 FRAMEWORKS = {
@@ -108,7 +108,11 @@ def test_settings_of_a_file(ocr, encoder):
     rules = {r"layers\.(\d+)\.": r"\1", "norm": "head"}
     opt = ocr.Came(learning_rate="1e-2", rules=rules, layerwise_decay="5e-1", min_ratio=0.1, beta3=0.99)(encoder)
     assert opt.get_lr() == 0.01  # as PyYAML reads 1e-2
-    assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125
+    assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125 and opt.layers.source == "by names"
+    width = encoder.layers[0].linear1.weight.shape[0]
+    for example in ([1, 5, width], {"src": [1, 5, width]}):
+        opt = ocr.AdamWDL(learning_rate=0.1, layerwise_decay=0.5, example=example)(encoder)
+        assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125 and opt.layers.source == "measured"
     for options, message in [
         ({"layerwise_decai": 0.5}, "is not a known setting of Came; the nearest is 'layerwise_decay'"),
         ({"weight_decy": 0.1}, "the nearest is 'weight_decay'. Valid: lr, regularizer, weight_decay, .* beta1"),

@@ -173,15 +173,15 @@ def test_a_unet_with_lora_layers_beside_it():
     )
     layers, _ = places(model, paddle.ones([2, 5, 3]))
     of = lambda name: layers.layer_of(name).index  # noqa: E731
-    assert layers.n_layers == 10 and of("conv_in.weight") == 0 and of("conv_out.weight") == 11
+    assert layers.n_layers == 11 and of("conv_in.weight") == 0 and of("conv_out.weight") == 12
     order = [f"down_blocks.{i}.{kind}.{j}" for i in range(2) for j in range(2) for kind in ("resnets", "attentions")]
     order += [
         "mid_block",
         *[f"up_blocks.{i}.{kind}.{j}" for i in range(2) for j in range(3) for kind in ("resnets", "attentions")],
     ]
     ids = [of(next(name for name in layers.names if name.startswith(part))) for part in order]
-    assert ids == sorted(ids) and set(ids) == set(range(1, 11)) and of("mid_block.conv1.weight") == 4
-    assert of("down_blocks.0.scale.weight") == 2 and of("lora_layers.0.weight") in (4, 7)
+    assert ids == sorted(ids) and set(ids) == set(range(1, 12)) and of("mid_block.conv1.weight") == 5
+    assert of("down_blocks.0.scale.weight") == 2 and of("lora_layers.0.weight") == 8
 
 
 def test_stacks_in_sequence_of_one_class_are_one_tower():

@@ -74,7 +74,7 @@ def test_the_last_multiplier_that_matches_counts():
 
 def test_a_model_without_blocks_takes_multipliers_and_no_decay():
     head = Layer("", 1, 0)
-    layers = LayerMap(dict.fromkeys(["backbone.conv.weight", "neck.weight", "head.weight"], head), {})
+    layers = LayerMap(dict.fromkeys(["backbone.conv.weight", "neck.weight", "head.weight"], head))
     decay = LayerDecay(1.0, multipliers={r"^backbone\.": 0.1, "head": 3.0})
     assert list(layers.ratios(decay).values()) == [0.1, 1.0, 3.0], "they may rise towards the head or the input"
     with pytest.raises(ValueError, match="no blocks that a decay could follow.*layerwise_decay=LayerDecay"):

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
-from paddle_ldopt.layers.rates import applied_rates, rates_of_optimizer
 from paddle_ldopt.plots import name_lines
+from paddle_ldopt.rates import applied_rates, rates_of_optimizer
 from paddle_ldopt.schedules import CurveSchedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some layers of the model")

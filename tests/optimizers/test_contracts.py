@@ -10,7 +10,7 @@ from optimizer_cases import VARIANTS, every_optimizer, every_variant, low_precis
 from reference import bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.layers.rates import rates_of_optimizer
+from paddle_ldopt.rates import rates_of_optimizer
 
 NAN = float("nan")
 N = 3  # blocks of bert_like()

@@ -12,7 +12,7 @@ from trainer_run import checkpoint_format
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.layers import rates
-from paddle_ldopt.layers.rates import layerwise_interface
+from paddle_ldopt.rates import layerwise_interface
 from paddle_ldopt.schedules.curves import peak_of
 from paddle_ldopt.trainer import (
     GradualUnfreezeCallback,

@@ -15,9 +15,9 @@ import trainer_common as common
 from paddle import nn
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.optimizers import LayerRates
 from paddle_ldopt.optimizers.options import REGISTRY
+from paddle_ldopt.rates import applied_rates
 from paddle_ldopt.trainer import (
     LayerLRCallback,
     LdoptArgumentsMixin,

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 import paddle
 
 from .._checks import checked_int, checked_number, first_few, refusal, shown
-from .decay import checked_decay
+from ..layers.decay import checked_decay
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
 N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
@@ -29,9 +29,6 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
         name_dict: ``param.name`` -> structured name, for every parameter.
         n_layers: number of encoder blocks, at least the model's.
         param: the parameter.
-
-    Raises:
-        ValueError: `name_dict` lacks the parameter, or the model has more blocks than `n_layers`.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -62,7 +59,7 @@ def check_documented_hook(names: Iterable[str]) -> None:
     """Raise if PaddleNLP's hook finds no block among the structured `names`; warn if it skips numbered blocks."""
     names = list(names)
     others = [name for name in names if not _ENCODER_BLOCK.search(name)]
-    if len(others) == len(names):
+    if others == names:
         raise ValueError(
             "The default hook decays blocks called 'encoder.layers.<i>' and finds none: `layerwise_decay` would have "
             "no effect on this model's blocks. Give layers=LayerMap.from_model(model), which finds other blocks too. "
@@ -89,12 +86,8 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
     """Return a hook as a function of the parameter alone, which returns a checked ratio.
 
     A hook is ``f(layerwise_decay, name_dict, n_layers, param)``, a `functools.partial` of it, or ``f(param)``. It
-    returns a ratio (a number or a one-element Tensor), or multiplies ``param.optimize_attr["learning_rate"]`` and
-    returns None. The attribute is restored after each call, so ratios never compound. The ratio is a float, or in a
-    static graph the hook's variable.
-
-    Raises:
-        TypeError, ValueError: another signature; a decay that the hook cannot see, because it only takes `param`.
+    returns a ratio (a number or a one-element Tensor; in a static graph a variable), or multiplies
+    ``param.optimize_attr["learning_rate"]``, which is restored after each call, and returns None.
     """
     settings = (layerwise_decay, name_dict, n_layers)
     try:

@@ -6,24 +6,19 @@ but a hook that changes `optimize_attr` does so for a moment, as in a step.
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 from paddle import Tensor
 from paddle.nn import Layer as Sublayer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .. import _compat
-from .._checks import checked_number, refusal
-from ..schedules.curves import peak_of
-from .decay import LayerDecay
-from .layer import Layer
-
-if TYPE_CHECKING:
-    from .map import LayerMap
+from . import _compat
+from ._checks import checked_number, refusal, wrong_type
+from .schedules.curves import peak_of
 
 RateOrSchedule = Union[float, LRScheduler, None]
-Tensors = dict[str, tuple[Layer, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
+Tensors = dict[str, tuple[Any, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
 _NORM = re.compile(r"Norm(\dD)?$")
 
 
@@ -31,7 +26,7 @@ class LayerwiseInterface:
     """All that this package reads from an optimizer; the defaults are true of Paddle's optimizers."""
 
     layers: Any = None  # the `LayerMap` of its decay; None without one
-    decay: Optional[LayerDecay] = None  # None without a `LayerMap`
+    decay: Any = None  # its `LayerDecay`; None without a `LayerMap`
     hook: Optional[Callable[[Tensor], Any]] = None  # the bound `set_param_lr_fun`
     sets_own_lr = False  # whether the optimizer computes its rate itself, so that a scheduler has no effect
 
@@ -97,24 +92,15 @@ def next_rate(optimizer: Optimizer) -> float:
     return float(_compat.unwrap(optimizer).get_lr()) / float(layerwise_interface(optimizer).lr_divisor())
 
 
-def check_readable(layers: "LayerMap", optimizer: Any, **others: Any) -> None:
-    """Raise unless the rates of an optimizer of these layers can be read; `others` would be ignored beside it."""
-    for argument, value in others.items():
-        if value is not None:
-            raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
-    if not isinstance(_compat.unwrap(optimizer), Optimizer):
-        raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
-    if not _compat.parameters_of(optimizer):
-        advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
-        raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=[])
-    for param in _compat.parameters_of(optimizer):
-        layers.layer_of(param.name)  # raises for another model's
-
-
 def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer."""
+    if not isinstance(_compat.unwrap(optimizer), Optimizer):
+        raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
     interface, now, groups = layerwise_interface(optimizer), next_rate(optimizer), _compat.groups_by_name(optimizer)
+    if not params:
+        advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
+        raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=[])
     source, divisor = optimizer._learning_rate, interface.lr_divisor
     peak: Optional[float] = now
     if isinstance(source, LRScheduler):
@@ -140,9 +126,9 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
 
 
 def planned_rates(
-    layers: "LayerMap",
+    layers: Any,
     tensors: Tensors,
-    decay: LayerDecay,
+    decay: Any,
     learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
 ) -> dict[str, Rate]:
