@@ -174,16 +174,16 @@ def load_optimizer(
         if record["naming"] != naming:
             problem = "Parameters are matched by name: give `model` for the model's names, or no names for Paddle's."
             raise refusal(ValueError, problem, naming=naming, in_file=record["naming"])
-        found = record_differences(record, present)
-        if found and strict:
-            problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
-            raise refusal(ValueError, problem, path=path)
         by_name: States = {name: {} for name in record["with_state"]}
         for key, value in arrays.items():
             owner, _, state = key.rpartition(".")
             if owner not in by_name:
                 raise refusal(ValueError, "The file has a tensor that belongs to no parameter.", tensor=key)
             by_name[owner][state] = value
+        found = record_differences(record, present) + _other_weights(inner, names, by_name)
+        if found and strict:
+            problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
+            raise refusal(ValueError, problem, path=path)
         was, now = parameter_types(record), parameter_types(present)
         matched = tuple(name for name in now if name in by_name and was[name] == now[name])
         states = {tensor: by_name[name] for tensor, name in names.items() if name in matched}
@@ -422,12 +422,24 @@ def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
 
 
+def _other_weights(optimizer: Optimizer, names: dict[str, str], states: States) -> list[str]:
+    """Return a sentence if the float32 masters among the states are not of the present weights."""
+    others = []  # Paddle's own optimizers may let them differ
+    for param in parameters_of(optimizer) if isinstance(optimizer, LayerwiseOptimizer) else ():
+        _, master = states.get(names[param.name], {}).get(MASTER, ("", None))
+        if master is not None and optimizer.has_master(param) and list(master.shape) == list(param.shape):
+            if bool((paddle.to_tensor(master).astype(param.dtype) != param).any()):
+                others.append(names[param.name])
+    wrong = f"the float32 masters of {quoted(others)} do not fit the weights: load the model before"
+    return [wrong] if others else []
+
+
 def _set_states(optimizer: Optimizer, states: States) -> None:
     """Load checked states; parameters without state start anew, their masters as copies."""
     params, known = parameters_of(optimizer), _layouts(optimizer)
     optimizer._accumulators_holder = {}
     if isinstance(optimizer, LayerwiseOptimizer):
-        optimizer.taken = None  # the number of steps is in the loaded state
+        optimizer.taken, optimizer.writes = None, {}  # the number of steps is in the loaded state
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         _compat.create_state(optimizer, [param for param in params if param.name in states])
         for param in params:

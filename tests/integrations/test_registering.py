@@ -155,7 +155,7 @@ def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
     rates = [applied_rates(ocr.AdamWDL(0.1, **settings)(m)) for m in (model, paddle.DataParallel(model))]
     assert rates[0] == rates[1]
     assert rates[0][encoder.layers[1].linear1.weight.name] == pytest.approx(0.1 * 0.5**2)
-    model.bfloat16()  # as `paddle.amp.decorate` of level O2, which does nothing on a CPU
+    model.to(dtype="bfloat16")  # as `paddle.amp.decorate` of level O2, which does nothing on a CPU
     opt = ocr.AdamWDL(0.1, **settings)(model)
     for param in model.parameters():
         if not param.stop_gradient:

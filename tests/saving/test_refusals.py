@@ -20,6 +20,12 @@ OTHERS = {
     "width": (CAME, {"case": "came", "width": 5}, 2, r"parameters was {'scale'.*|'float32 \[4, 4\]'.*\[5, 5\]"),
     "blocks": (CAME, {"case": "came", "blocks": 3}, 9, "layers was .*parameters was {} and is {'blocks.2"),
     "type": (CAME, {"case": "came bf16"}, 0, "'float32.* and is .*'bfloat16"),
+    "weights": (
+        {"case": "came bf16"},
+        {"case": "came bf16"},
+        9,
+        "masters of .* do not fit the weights: load the model",
+    ),
     "decay": (CAME, {"case": "came", "decay": 0.6}, 9, r"decay was {'layerwise_decay': 0.5} and is .*: 0.6} now"),
     "no decay": (CAME, {"case": "came", "layerwise": False}, 9, "decay was {'layerwise_decay': 0.5} and is {} now"),
     "towers": ({"case": "SGD", "decay": TOWER}, {"case": "SGD"}, 9, "decay was {'towers': {'blocks': .*0.6}}} and is"),
