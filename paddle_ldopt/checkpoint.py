@@ -427,9 +427,9 @@ def _other_weights(optimizer: Optimizer, names: dict[str, str], states: States) 
     others = []  # Paddle's own optimizers may let them differ
     for param in parameters_of(optimizer) if isinstance(optimizer, LayerwiseOptimizer) else ():
         _, master = states.get(names[param.name], {}).get(MASTER, ("", None))
-        if master is not None and optimizer.has_master(param) and list(master.shape) == list(param.shape):
-            if bool((paddle.to_tensor(master).astype(param.dtype) != param).any()):
-                others.append(names[param.name])
+        comparable = master is not None and optimizer.has_master(param) and list(master.shape) == list(param.shape)
+        if comparable and bool((paddle.to_tensor(master).astype(param.dtype) != param).any()):
+            others.append(names[param.name])
     wrong = f"the float32 masters of {quoted(others)} do not fit the weights: load the model before"
     return [wrong] if others else []
 

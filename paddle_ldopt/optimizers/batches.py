@@ -110,7 +110,7 @@ class Batch:
 
 
 def uncounted(tensor: Any) -> Any:
-    """Return a Tensor of the same memory whose writes leave `inplace_version`, as those of Paddle's own optimizers do."""
+    """Return a Tensor of the same memory whose writes leave `inplace_version`, as Paddle's optimizers do."""
     if not paddle.in_dynamic_mode() or tensor.is_dist():
         return tensor
     if not tensor.is_contiguous():

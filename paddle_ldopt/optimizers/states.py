@@ -87,7 +87,7 @@ class StepFunction:
 
 
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
-    """Let masters follow parameters that were written since the last step, as by loading weights."""
+    """Let masters follow parameters that were written since the last step."""
     for param in params:
         master = optimizer._master_weights.get(param.name)
         write = write_of(param), write_of(optimizer.finder.params.get(param.name, param))  # it may be a slice
