@@ -15,7 +15,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ._checks import Option, checked_bool, checked_number, checked_steps, plain_number, refusal, unknown
-from ._files import Path, checked_path, read_json, read_yaml, unique_keys
+from ._files import Path, checked_path, json_number, read_json, read_yaml, unique_keys
 from .create import OFF, OPTIMIZERS, build_optimizer, info_of
 from .layers.decay import OPTIONS, LayerDecay
 from .layers.measure import Example
@@ -60,7 +60,7 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
     content, why = value, ""
     if isinstance(value, str):
         try:
-            content = json.loads(value, object_pairs_hook=unique_keys)
+            content = json.loads(value, object_pairs_hook=unique_keys, parse_float=json_number)
         except (RecursionError, ValueError) as error:
             why = f" ({error})"
     if content is not None and not isinstance(content, dict):
@@ -142,7 +142,7 @@ class LdoptConfig(DecaySettings):
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.
         optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``. A class's own name
             (`beta_2`, `eps`) works too and is stored under the name that `create` uses.
-        learning_rate: at least 0, the rate of a layer whose ratio is 1. None for Adafactor and Came with
+        learning_rate: above 0, the rate of a layer whose ratio is 1. None for Adafactor and Came with
             ``{"relative_step": True}``, which sets the rate.
         weight_decay: at least 0. Biases and the parameters of norms are excluded; "adamweightdecay" takes
             `include_in_weight_decay` and `exclude_from_weight_decay` in `optim_kwargs`.
@@ -219,7 +219,8 @@ class LdoptConfig(DecaySettings):
             **settings_of(self.layerwise_decay),
         }
         if self.learning_rate is not None:
-            values["learning_rate"] = checked_number(self.learning_rate, "learning_rate", expected="a number or None")
+            expected = "a number or None"
+            values["learning_rate"] = checked_number(self.learning_rate, "learning_rate", ends="(]", expected=expected)
         own = info.settings.get("relative_step")  # a given rate overrides its default
         sets_rate = options.get("relative_step", own is not None and own.default and self.learning_rate is None)
         if bool(sets_rate) != (self.learning_rate is None):
