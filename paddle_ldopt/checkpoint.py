@@ -25,6 +25,7 @@ from .layers.decay import OPTIONS
 from .optimizers import LayerwiseOptimizer
 from .optimizers.apply import plain_class
 from .optimizers.states import GLOBAL_STEP, STEP, check_value
+from .schedules.warmup import resume_at, step_of_state
 from .version import __version__
 
 Record = dict[str, Any]
@@ -139,7 +140,7 @@ def load_optimizer(
         scaler (object, optional): loss scaler to load; required if one was saved.
         strict (bool): refuse a file of another class, layer map, decay, class of schedule, or other parameters.
             Otherwise, a warning lists these differences. Parameters that the file lacks, or has in another shape or
-            type, then start with a new state, and a schedule of another class keeps its present state.
+            type, then start with a new state, and a schedule of another class with the step of the file.
 
     Returns:
         LoadReport: the step, and the parameters with state.
@@ -191,6 +192,10 @@ def load_optimizer(
         step = record["step"] if record["step"] is None else checked_int(record["step"], "step")
         to_load = _parts_to_load(record, parts)
     set_parts(to_load)
+    schedule = parts["schedule"]
+    if schedule is not None and schedule not in (part for part, _ in to_load):
+        at = step_of_state(from_json(record["schedule_state"])) if step is None else step
+        resume_at(schedule, at)
     _set_states(inner, states)
     if found:
         message = f"The file is of another optimizer: {'; '.join(found)}."

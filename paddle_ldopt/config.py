@@ -20,8 +20,8 @@ from .create import OFF, OPTIMIZERS, build_optimizer, info_of
 from .layers.decay import OPTIONS, LayerDecay
 from .layers.measure import Example
 from .optimizers import Adafactor, AdafactorSchedule, OptimizerInfo
-from .schedules import get_scheduler
-from .schedules.factory import SCHEDULES, kind_of, metric_kinds
+from .schedules import ON_METRIC, get_scheduler
+from .schedules.factory import SCHEDULES, kind_of
 
 # option of `LayerDecay` -> our setting
 SETTINGS = {option: f"layerwise_{'lr_decay' if option == 'layerwise_decay' else option}" for option in OPTIONS}
@@ -331,8 +331,7 @@ def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
     kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
     if settings.warmup_ratio and not warmup:
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
-    timed = {} if kind in metric_kinds() else {"num_warmup_steps": warmup, "num_training_steps": steps}
-    return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
+    return get_scheduler(kind, settings.learning_rate, warmup, steps, settings.lr_scheduler_kwargs)
 
 
 # ---- a Trainer's arguments
@@ -348,7 +347,7 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
     kind = name_of(args.lr_scheduler_type)
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
-    if kind in metric_kinds():
+    if kind in ON_METRIC:
         mode = evaluation_metric(args)[1]
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode

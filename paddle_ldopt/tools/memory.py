@@ -103,9 +103,7 @@ def show(options: argparse.Namespace) -> None:
     print(f"{size / 1e9:.3g} B parameters, {options.dtype}; GiB in one process")
     if options.params is not None:
         blocks = sum(name.endswith("q_proj") for name in shapes)
-        print(
-            f"the typical decoder nearest to --params {options.params:g}: --hidden {shapes['norm'][0]} --layers {blocks}"
-        )
+        print(f"nearest to --params {options.params:g}: --hidden {shapes['norm'][0]} --layers {blocks}")
     if options.markdown:
         print(markdown(["GiB", *uses], rows))
         return

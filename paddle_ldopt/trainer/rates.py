@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
+import os
 import types
 from collections.abc import Iterator
 from typing import Any, Optional
 
+import paddle
 from paddle import distributed
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
@@ -33,6 +35,7 @@ from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.options import REGISTRY
 from ..schedules import MetricSchedule
 from ..schedules.factory import SCHEDULES
+from ..schedules.warmup import resume_at, step_of_state
 from . import record, shared
 from .arguments import LdoptArgumentsMixin
 from .callbacks import GradualUnfreezeCallback
@@ -221,6 +224,10 @@ class LdoptTrainerMixin(ResumeMixin):
 
     def _begin(self) -> None:
         """Called before the first step, with the training's state loaded."""
+        path = os.path.join(self._resumed_from or "", "scheduler.pdparams")
+        if self._resumed_from is not None and os.path.isfile(path) and self.state.global_step:
+            of_metric = step_of_state(paddle.load(path)) is None  # its steps were evaluations
+            resume_at(self.lr_scheduler, self.state.global_step if of_metric else None)
         self._check_optimizer()  # the Trainer's `create_optimizer_and_scheduler` may have made one
         layers = layerwise_interface(self.optimizer).layers
         if layers is not None:
@@ -321,14 +328,19 @@ def left_to_us(args: Any) -> Iterator[None]:
 
 
 def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
-    """Let `schedule.step()` without a metric, which the Trainer calls every step, do nothing."""
+    """Let `schedule.step()` without a metric, which the Trainer calls every step, do nothing after a warm-up."""
     plain: Any = type(schedule)
 
     def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:
-        if metrics is not None:
+        if metrics is not None or getattr(self, "num_warmup_steps", False):
             plain.step(self, metrics, *args, **kwargs)
 
-    schedule.__class__ = type(plain.__name__, (plain,), {"step": step, "__doc__": plain.__doc__})
+    def set_state_dict(self: Any, state_dict: Any) -> None:
+        if step_of_state(state_dict) is None:  # otherwise, the run had a schedule of steps
+            plain.set_state_dict(self, state_dict)
+
+    methods = {"step": step, "set_state_dict": set_state_dict, "__doc__": plain.__doc__}
+    schedule.__class__ = type(plain.__name__, (plain,), methods)
 
 
 class OwnRate(LRScheduler):
