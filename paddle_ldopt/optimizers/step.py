@@ -62,6 +62,7 @@ class OneStep(Optimizer):
     fused: Optional[bool]
     counts_together = False  # whether all parameters share one count of steps
     is_elementwise = False  # whether the rule needs no sums: the library may update shards
+    agree: Optional[Callable[[], None]] = None  # called before anything moves: raises an error of another process
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
 
@@ -165,6 +166,8 @@ class OneStep(Optimizer):
         count = self.taken
         if self.counts_together and (rows.params or self.missing.others_may_have_updates()):
             count = self.steps_taken() + 1.0
+        if self.agree is not None:
+            self.agree()
         if structs is not None:
             self._update_in_library(structs, rows, refused, clipped if clips else (), count)
         if update_rest is not None:
