@@ -185,9 +185,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         decay = checked_decay(layerwise_decay)
         if hook is None or (documented and name_dict is None):
             if decay != 1.0:
-                needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`"
+                needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`. A factory that a"
+                advice = "library calls with parameters only is functools.partial(the class, layers=layers)."
                 received = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
-                raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **received)
+                raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs} {advice}", **received)
             return
         if documented and decay == 1.0:  # `name_dict` then only gives structured names
             return

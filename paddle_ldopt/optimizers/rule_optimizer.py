@@ -108,6 +108,9 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     def _append_to_graph(self, block: Any, param_and_grad: Any) -> None:
         param, grad = param_and_grad
+        if not paddle.framework.in_pir_mode():
+            wrong = "Paddle's earlier form of static graphs is supported by AdamWDL only: set FLAGS_enable_pir_api=1."
+            raise refusal(RuntimeError, wrong, optimizer=type(self).__name__, FLAGS_enable_pir_api=0)
         options, _ = self.values_now({})
         if "weight_decay" in options and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0

@@ -23,6 +23,7 @@ from .._processes import together
 from .._safetensors import check_part, set_parts
 from ..checkpoint import describe, one_of_ours, parameter_types, record_differences, schedule_class, schedule_of
 from ..schedules.warmup import resume_at, step_of_state
+from .gradients import check_same_options
 
 RECORD = "ldopt_checkpoint.json"
 SCHEDULE = "schedule.pdparams"
@@ -66,6 +67,7 @@ def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer,
         return state, record
 
     state, records = together(prepare)
+    check_same_options(optimizer)
     folder, rank, ranks = os.fspath(folder), dist.get_rank(), dist.get_world_size()
 
     def write() -> None:

@@ -112,6 +112,22 @@ def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
     return value
 
 
+def check_same_options(optimizer: Optimizer) -> None:
+    """Raise in all processes if their optimizers differ in class, rate, decay or options."""
+    inner = _compat.unwrap(optimizer)
+    given = {**vars(inner).get("_fixed", {}), **vars(inner).get("_defaults", inner._default_dict)}
+    mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
+    mine.update(optimizer=type(inner).__name__, learning_rate=inner.get_lr())
+    mine["layerwise_decay"] = repr(getattr(inner, "layerwise_decay", 1.0))
+    first, *others = gathered(mine)
+    for rank, theirs in enumerate(others, 1):
+        for name in {**first, **theirs}:
+            if first.get(name) != theirs.get(name):
+                advice = "All processes must build the optimizer with the same options."
+                received = f"{name}={first.get(name)!r} in process 0 and {theirs.get(name)!r} in process {rank}"
+                raise ValueError(f"{advice} Received: {received}")
+
+
 class Gradients:
     """The gradients of an optimizer's parameters, which all processes must agree on."""
 
@@ -127,6 +143,7 @@ class Gradients:
         known = {id(param) for param in groups.network.parameters()}
         if others := [param.name for param in self._listed() if id(param) not in known]:
             raise refusal(ValueError, "`optimizer` must train parameters of the network.", others=others)
+        check_same_options(groups.optimizer)
         self.check_trained()
 
     def _listed(self) -> list[paddle.Tensor]:

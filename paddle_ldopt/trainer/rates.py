@@ -12,8 +12,8 @@ from paddle import distributed
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import refusal
-from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap
+from .._checks import first_few, refusal
+from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap, wrappers
 from ..config import (
     BUILT_IN,
     ERNIEKIT,
@@ -91,6 +91,7 @@ class LdoptTrainerMixin(ResumeMixin):
     lr_scheduler: Any
 
     _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
+    _own_schedule: Any = None  # the schedule that we or the Trainer built
     _record: record.Record  # of the present training
     _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
 
@@ -107,7 +108,12 @@ class LdoptTrainerMixin(ResumeMixin):
         return LayerMap.for_decay(decay, self.model, lambda: layers_of_trainer(self, rules))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step."""
+        """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step.
+
+        Each call has a schedule of its own, unless `optimizers` had one.
+        """
+        if self.lr_scheduler is not None and self.lr_scheduler is self._own_schedule:
+            self.lr_scheduler = None
         self._check_optimizer()
         self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
         with listening(self, on_train_begin=self._begin):
@@ -116,6 +122,9 @@ class LdoptTrainerMixin(ResumeMixin):
     def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
         """Return the Trainer's optimizer; if it has none, create it with the layer-wise rates."""
         if self.optimizer is not None:
+            own, new = unwrap(self.optimizer), self._own_schedule  # of a second training
+            if own is self._own_optimizer and new is not None and lr_scheduler is new and not isinstance(new, OwnRate):
+                own.set_lr_scheduler(new)
             self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
         args, decay, groups = self.args, decay_of_arguments(self.args), self.optimizer_grouped_parameters
@@ -173,6 +182,7 @@ class LdoptTrainerMixin(ResumeMixin):
         """Return the Trainer's schedule; if it has none, create ours."""
         args = self.args
         ours = hasattr(args, "lr_scheduler_kwargs") and builds_schedule(args)
+        given = self.lr_scheduler
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and layerwise_interface(self.optimizer).sets_own_lr:
             self.lr_scheduler = OwnRate(self.optimizer)
@@ -184,7 +194,10 @@ class LdoptTrainerMixin(ResumeMixin):
             self.lr_scheduler = build_schedule(settings, decay_steps or num_training_steps)
             if isinstance(self.lr_scheduler, MetricSchedule):
                 _ignore_steps_without_metric(self.lr_scheduler)
-        return super().create_scheduler(num_training_steps)
+        schedule = super().create_scheduler(num_training_steps)
+        if given is None:
+            self._own_schedule = schedule
+        return schedule
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Log as the Trainer does, with the values of `LayerLRCallback`: a callback cannot add to the logs."""
@@ -241,6 +254,12 @@ class LdoptTrainerMixin(ResumeMixin):
         """Raise if an optimizer that we did not make contradicts the arguments or the Trainer's schedule."""
         if self.optimizer is not None and unwrap(self.optimizer) is not self._own_optimizer:
             check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
+        known = {id(param) for layer in (self.model, getattr(self, "criterion", None)) for param in _parameters(layer)}
+        plain = self.optimizer is not None and len(wrappers(self.optimizer)) == 1  # wrappers may cut parameters
+        params = parameters_of(self.optimizer) if plain else []
+        if others := [param.name for param in params if id(param) not in known and not param.stop_gradient]:
+            wrong = "The optimizer must train the model's own parameters: build it after a layer was replaced."
+            raise refusal(ValueError, wrong, others=first_few(others))
 
     def _check_checkpoint(self, folder: str) -> None:
         super()._check_checkpoint(folder)
@@ -306,6 +325,10 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
         message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
         received = {"optim": optim, "layerwise_decay": decay, "optimizer": name, "its_decay": own_decay}
         raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
+
+
+def _parameters(layer: Any) -> list[Any]:
+    return layer.parameters() if isinstance(layer, paddle.nn.Layer) else []
 
 
 def builds_schedule(args: Any) -> bool:
