@@ -197,7 +197,5 @@ def test_the_first_step_after_a_resume_has_the_new_schedules_rate(tmp_path, was,
 @pytest.mark.parametrize("settings", [LINEAR, COSINE, {**PLATEAU, "warmup_steps": 3}])
 def test_each_training_has_a_schedule_of_its_own(tmp_path, settings):
     trainer, first = train(tmp_path, max_steps=4, **settings)
-    again = Rates()
-    trainer.add_callback(again)
-    trainer.train()
-    assert again.rates == first and first[0] != first[-1]
+    trainer.train()  # the callback goes on with the list
+    assert first[:4] == first[4:] and first[0] != first[3]
