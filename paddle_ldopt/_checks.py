@@ -14,7 +14,7 @@ _MOST_SHOWN = 400  # characters of a value in a message
 
 
 class _Short(reprlib.Repr):
-    """The `repr` of a value in bounded length; of an array, its shape."""
+    """The `repr` of a value in bounded length; of an array, its shape; of a network, its class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,8 +22,12 @@ class _Short(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = _MOST_SHOWN
 
     def repr1(self, x: Any, level: int) -> str:
-        if hasattr(x, "__array__") and not isinstance(x, type) and math.prod(getattr(x, "shape", ())) > 8:
+        shape = getattr(x, "shape", ())
+        is_large = math.prod(shape) > 8 or (level < self.maxlevel and len(shape) > 0)  # a list may have many
+        if hasattr(x, "__array__") and hasattr(x, "shape") and not isinstance(x, type) and is_large:
             return f"{type(x).__name__} of shape {list(x.shape)}"
+        if hasattr(x, "named_parameters") and not isinstance(x, type):
+            return f"<{type(x).__name__} object>"
         return super().repr1(x, level)
 
 

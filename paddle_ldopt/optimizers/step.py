@@ -214,7 +214,8 @@ class OneStep(Optimizer):
                 chosen, rate = self.values_now(group)
                 if not decays and "weight_decay" in chosen:
                     chosen["weight_decay"] = 0.0
-                known[key] = known.setdefault((*chosen.values(), rate), len(options))
+                values = (value if value.__hash__ else repr(value) for value in chosen.values())
+                known[key] = known.setdefault((*values, rate), len(options))
                 if known[key] == len(options):
                     options.append(chosen)
                     rates.append(rate)
