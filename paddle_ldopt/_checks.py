@@ -14,7 +14,7 @@ _MOST_SHOWN = 400  # characters of a value in a message
 
 
 class _Short(reprlib.Repr):
-    """The `repr` of a value in bounded length; of an array, its shape."""
+    """The `repr` of a value in bounded length; of an array, its shape; of a network, its class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,8 +22,12 @@ class _Short(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = _MOST_SHOWN
 
     def repr1(self, x: Any, level: int) -> str:
-        if hasattr(x, "__array__") and not isinstance(x, type) and math.prod(getattr(x, "shape", ())) > 8:
+        shape = getattr(x, "shape", ())
+        is_large = math.prod(shape) > 8 or (level < self.maxlevel and len(shape) > 0)  # a list may have many
+        if hasattr(x, "__array__") and hasattr(x, "shape") and not isinstance(x, type) and is_large:
             return f"{type(x).__name__} of shape {list(x.shape)}"
+        if hasattr(x, "named_parameters") and not isinstance(x, type):
+            return f"<{type(x).__name__} object>"
         return super().repr1(x, level)
 
 
@@ -62,11 +66,19 @@ def quoted(names: Iterable[Any], limit: int = 3) -> str:
     return first_few(map(repr, names), limit) or "nothing"
 
 
+# what users of other libraries call our settings
+_MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size", "epochs": "num_train_epochs"}
+_MEANT.update(dict.fromkeys(("decay", "lr_decay", "layer_decay", "llrd"), "layerwise_lr_decay"))
+
+
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "; the nearest is 'x'" for the most similar of `names`, ignoring case; "" without a similar name."""
-    known = {known.lower(): known for known in names}
-    found = difflib.get_close_matches(name[:100].lower(), known, 1, cutoff) if isinstance(name, str) else []
-    return "".join(f"; the nearest is {known[near]!r}" for near in found)
+    """Return "; the nearest is 'x'" for the one of `names` that is probably meant, ignoring case; "" without one."""
+    known = {known.lower().lstrip("-"): known for known in names}
+    meant = name[:100].lower().lstrip("-") if isinstance(name, str) else ""
+    found = [near for near in known if meant and near in (_MEANT.get(meant), meant.replace("-", "_"))]
+    found = found or [near for near in known if meant and near.startswith(meant)]
+    found = found or difflib.get_close_matches(meant, known, 1, cutoff)
+    return "".join(f"; the nearest is {known[near]!r}" for near in found[:1])
 
 
 def unknown(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 import paddle
+from paddle.base.framework import EagerParamBase
 from paddle.base.layer_helper import LayerHelper
 from paddle.optimizer import Optimizer
 
@@ -74,6 +75,24 @@ def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
     if name_dict is not None and not isinstance(name_dict, Mapping):
         raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
     return name_dict or getattr(layers, "name_dict", None) or {}
+
+
+@functools.cache
+def count_set_value() -> None:
+    """Let `set_value` of a parameter count for `write_of`: Paddle leaves no trace of it."""
+    plain = EagerParamBase.set_value
+
+    @functools.wraps(plain)
+    def set_value(self: Any, value: Any) -> None:
+        vars(self)["times_set"] = vars(self).get("times_set", 0) + 1
+        plain(self, value)
+
+    EagerParamBase.set_value = set_value
+
+
+def write_of(param: paddle.Tensor) -> tuple[int, int, int]:
+    """Return what changes whenever a parameter is written, other than by an optimizer's kernel, or has other memory."""
+    return param.data_ptr(), param.inplace_version, vars(param).get("times_set", 0)
 
 
 def name_before_copy(name: str, is_known: Any) -> str:

@@ -17,6 +17,12 @@ from ._checks import refusal, shown, wrong_type
 
 Path = Union[str, os.PathLike[str]]
 YAML_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # 1e-5: a number in YAML 1.2, a string in PyYAML
+_YAML = "tag:yaml.org,2002:"
+# YAML 1.1, which PyYAML reads, also has octal numbers (0100 is 64) and base 60 (1:30 is 90)
+_YAML_NUMBERS = {
+    "int": r"[-+]?\d+$",
+    "float": r"[-+]?((\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$",
+}
 
 
 def checked_path(path: Any, argument: str = "path") -> str:
@@ -141,10 +147,16 @@ def file_errors(path: Path, content: str, checks: bool = False) -> Iterator[None
         raise refusal(ValueError, f"{content} cannot be read: {cause}.", path=os.fspath(path)) from error
 
 
+def json_number(text: str) -> float:
+    """Return a number in a file that has a point or an exponent; 1e2 is an int, for a number of steps."""
+    number = float(text)
+    return number if "." in text or not number.is_integer() else int(number)
+
+
 def read_json(path: Path, content: str = "This JSON") -> Any:
     """Return the content of a JSON file; raise ValueError for unreadable content or a duplicate key."""
     with open(checked_path(path), encoding="utf-8") as file, file_errors(path, content):
-        return json.load(file, object_pairs_hook=unique_keys)
+        return json.load(file, object_pairs_hook=unique_keys, parse_float=json_number)
 
 
 def read_yaml(path: Path) -> Any:
@@ -154,11 +166,26 @@ def read_yaml(path: Path) -> Any:
     class Loader(yaml.SafeLoader):
         """PyYAML's loader with the numbers of YAML 1.2."""
 
-    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
-        read = functools.partial(loader.construct_object, deep=True)
-        return unique_keys([(read(key), read(value)) for key, value in node.value])
+        yaml_implicit_resolvers = {
+            first: [one for one in known if one[0] not in (f"{_YAML}int", f"{_YAML}float")]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_EXPONENT, list("-+.0123456789"))
+    def number(loader: Any, node: Any) -> Any:
+        return loader.construct_yaml_float(node) if node.value[-1].isalpha() else json_number(node.value)
+
+    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
+        read, merged = functools.partial(loader.construct_object, deep=True), dict[Any, Any]()
+        own = [(key, value) for key, value in node.value if key.tag != f"{_YAML}merge"]
+        for value in [read(value) for key, value in node.value if key.tag == f"{_YAML}merge"]:
+            for part in reversed(value) if isinstance(value, list) else [value]:  # the first of a list wins
+                merged.update(part)
+        return {**merged, **unique_keys([(read(key), read(value)) for key, value in own])}
+
+    for name, form in _YAML_NUMBERS.items():
+        Loader.add_implicit_resolver(_YAML + name, re.compile(form), list("-+.0123456789"))
+    Loader.add_constructor(f"{_YAML}int", lambda loader, node: int(node.value))
+    Loader.add_constructor(f"{_YAML}float", number)
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     with open(checked_path(path), encoding="utf-8") as file, file_errors(path, "This YAML"):
         try:

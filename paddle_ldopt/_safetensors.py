@@ -17,10 +17,12 @@ import numpy as np
 import paddle
 import safetensors
 from numpy.typing import NDArray
-from paddle.optimizer.lr import CosineAnnealingWarmRestarts, ReduceOnPlateau
+from paddle.optimizer.lr import CosineAnnealingWarmRestarts, LRScheduler, ReduceOnPlateau
 
 from ._checks import refusal, shown
 from ._files import opened, strict_json, write_file
+from .schedules.metric import ReduceLROnPlateau
+from .schedules.warmup import resume_at
 
 Arrays = dict[str, tuple[str, NDArray[Any]]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", "1"
@@ -154,7 +156,10 @@ def from_json(value: Any) -> Any:
 def check_part(part: Any, state: Any, where: str) -> None:
     """Raise ValueError unless a state has the structure of the state of the schedule or loss scaler `part`."""
     may_be_none = ("best",) if isinstance(part, ReduceOnPlateau) else ()  # None before the first metric
-    _check_like(state, part.state_dict(), where, may_be_none)
+    present = part.state_dict()
+    if isinstance(part, ReduceLROnPlateau) and isinstance(state, dict):  # version 0.2 saved less
+        state = {**{key: present[key] for key in ("base_lr", "warmup_step")}, **state}
+    _check_like(state, present, where, may_be_none)
 
 
 def _check_like(state: Any, present: Any, where: str, may_be_none: tuple[str, ...] = ()) -> None:
@@ -197,6 +202,8 @@ def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 def _set_part(part: Any, state: Any) -> None:
     if state:  # Paddle's GradScaler refuses the empty state of a disabled scaler
         (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)
+    if isinstance(part, LRScheduler):
+        resume_at(part)
     if isinstance(part, CosineAnnealingWarmRestarts):  # Paddle's state lacks the cycle and the step in it
         step, length = int(part.last_epoch), part.T_0
         if part.T_mult == 1:

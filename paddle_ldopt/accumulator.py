@@ -3,8 +3,8 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterable
-from typing import Any, Optional
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional, Union
 
 import paddle
 import paddle.distributed as dist
@@ -78,6 +78,7 @@ class GradientAccumulator:
             if total is not None:
                 total.zero_()
         self._received = [False] * len(self._sums)  # whether a slot got a gradient in this cycle
+        self._own: Optional[tuple[int, float]] = None  # count and weight of this process once synchronized
         self._step = 0
         self._count = 0  # micro-batches in the sums; of all processes once synchronized
         self._weight = 0.0
@@ -94,8 +95,8 @@ class GradientAccumulator:
         if not self._sums:
             message = "The accumulator should be called first to initialize the gradients."
             raise refusal(ValueError, message, gradients=None)
-        divisor = self._divisor()
-        return [None if total is None else _divided(total, divisor) for total in self._sums]
+        divisors = self._divisors()
+        return [None if total is None else _divided(total, d) for total, d in zip(self._sums, divisors)]
 
     def __call__(self, gradients: Any, weight: Optional[float] = None) -> None:
         """Add the gradients of a micro-batch: a list, or a model after `backward`.
@@ -148,14 +149,18 @@ class GradientAccumulator:
             message = f"Gradients that were None in the first call are ignored. {advice}"
             warnings.warn(problem(message, indexes=ignored), stacklevel=2)
 
-    def _divisor(self) -> float:
-        """Return the divisor of the sums."""
-        if self.reduction == "sum" or self._count == 0:
-            return 1.0
-        divisor = float(self._count if self.reduction == "mean" else self._weight)
-        if divisor == 0:
-            raise ValueError(f"At least one weight must be above 0. Received: weight=0 in all of {self._count} calls")
-        return divisor
+    def _divisors(self) -> list[float]:
+        """Return the divisor of each sum; of an expert, whose sum is this process's, the divisor of this process."""
+        both = []
+        for count, weight in [(self._count, self._weight), self._own or (0, 0.0)]:
+            divisor = (
+                1.0 if self.reduction == "sum" or not count else float(count if self.reduction == "mean" else weight)
+            )
+            if divisor == 0:
+                raise ValueError(f"At least one weight must be above 0. Received: weight=0 in all of {count} calls")
+            both.append(divisor)
+        local = _experts(self._parameters, len(self._sums)) if self._own else []
+        return [both[i in local] for i in range(len(self._sums))]
 
     def write_gradients(self, target: Any = None) -> None:
         """Write the reduced gradients into the parameters, in their types, for an optimizer or a scaler.
@@ -168,28 +173,33 @@ class GradientAccumulator:
         """
         self._write(target, None)
 
-    def apply(self, optimizer: Optimizer, target: Any = None) -> None:
+    def apply(self, optimizer: Union[Optimizer, Sequence[Optimizer]], target: Any = None) -> None:
         """Take one step with the reduced gradients, then clear them and `reset`.
 
-        `target` is as in `write_gradients`; for lists of gradients, by default the optimizer's trainable parameters.
+        With a list of optimizers, each takes a step. `target` is as in `write_gradients`; for lists of gradients, by
+        default the optimizer's trainable parameters.
         """
-        if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
-            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
-        trained = parameters_of(optimizer)
+        optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        for one in optimizers:
+            if not callable(getattr(one, "step", None)) or not hasattr(one, "clear_grad"):
+                raise wrong_type(one, "optimizer", "a Paddle optimizer or a list of them")
+        trained = [param for one in optimizers for param in parameters_of(one)]
         self._write(target, trained)
-        optimizer.step()
+        for one in optimizers:
+            one.step()
         if sharding_setting("split_param"):
             _clear(trained)
         else:
-            optimizer.clear_grad(set_to_zero=False)
+            for one in optimizers:
+                one.clear_grad(set_to_zero=False)
         self.reset()
 
     def synchronize(self, group: Any = None) -> None:
         """Sum over all processes, once a cycle: each process then has the `gradients` of the global batch.
 
         Sums, calls and weights are summed separately and divided afterwards, so processes may differ in calls and
-        tokens. Every process of the group, by default all, must call it. If processes differ in parameters, shapes,
-        types or `reduction`, all raise.
+        tokens. Gradients of experts (`no_sync`) stay those of their process, as in Paddle. Every process of the
+        group, by default all, must call it. If processes differ in parameters, shapes, types or `reduction`, all raise.
         """
         if group is not None and not (hasattr(group, "is_member") and group.is_member()):
             raise refusal(TypeError, "`group` must be a paddle.distributed Group that holds this process.", group=group)
@@ -204,20 +214,23 @@ class GradientAccumulator:
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
         part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
+        part.experts = _experts(self._parameters, len(slots))
         parts = gathered(part, group)
         _check_parts(parts)
         called = [part for part in parts if part.slots]
-        sums = self._sums or [None] * len(called[0].slots)
+        sums, local = self._sums or [None] * len(called[0].slots), set[int]().union(*(part.experts for part in called))
         for place, column in enumerate(zip(*(part.slots for part in called))):
             slot = next(filter(None, column), None)  # None: no process has a gradient
             if slot is not None and sums[place] is None:
                 sums[place] = paddle.zeros(*slot)
-            if slot is not None and several:
+            if slot is not None and several and place not in local:
                 dist.all_reduce(sums[place], op=dist.ReduceOp.SUM, group=group)
         self._sums = sums
         self._names = called[0].names
         self._own_names = next((part.own_names for part in parts if part.own_names), None)
-        self._received = [any(flags) for flags in zip(*(part.received for part in called))]
+        mine, self._own = self._received or [False] * len(sums), (self._count, self._weight)
+        anywhere = [any(part.received[place] for part in called) for place in range(len(sums))]
+        self._received = [(mine if place in local else anywhere)[place] for place in range(len(sums))]
         self._count = sum(part.count for part in parts)
         self._weight = math.fsum(part.weight for part in parts)
         self._synchronized = True
@@ -225,7 +238,10 @@ class GradientAccumulator:
     def _write(self, target: Any, trained: Optional[list[Any]]) -> None:
         """Write the gradients to `target`, the last model, or an optimizer's `trained` parameters; check them first."""
         if not self._step and not self._synchronized:
-            raise refusal(ValueError, "There are no gradients to write: call the accumulator first.", step=self._step)
+            wrong = (
+                "There are no gradients to write: call the accumulator first, and `apply` with all optimizers at once."
+            )
+            raise refusal(ValueError, wrong, step=self._step)
         if target is None:
             target = self._parameters
         if target is None and trained is not None:  # of a list, or of a model that only other processes have seen
@@ -248,9 +264,9 @@ class GradientAccumulator:
             received = f"optimizer with none of {len(target)} parameters, such as '{target[0].name}'"
             raise ValueError(f"{message}. Received: {received}")
 
-        divisor = self._divisor()
+        divisors = self._divisors()
         _clear(target)
-        for param, total, flag in zip(target, self._sums, self._received):
+        for param, total, flag, divisor in zip(target, self._sums, self._received, divisors):
             if flag and param.grad is None:
                 param.grad = _divided(total, divisor).astype(param.dtype)
             elif flag:  # part of a buffer that sharding reduces
@@ -322,6 +338,12 @@ class _Part:
     received: list[bool]
     count: int
     weight: float
+    experts: set[int] = dataclasses.field(default_factory=set)  # places of parameters that differ in each process
+
+
+def _experts(parameters: Optional[list[Any]], count: int) -> set[int]:
+    """Return the places of parameters marked `no_sync`, whose gradients Paddle leaves alone."""
+    return {place for place, param in enumerate((parameters or [])[:count]) if getattr(param, "no_sync", False)}
 
 
 def _check_parts(parts: list[_Part]) -> None:

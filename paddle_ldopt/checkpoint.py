@@ -25,6 +25,7 @@ from .layers.decay import OPTIONS
 from .optimizers import LayerwiseOptimizer
 from .optimizers.apply import plain_class
 from .optimizers.states import GLOBAL_STEP, STEP, check_value
+from .schedules.warmup import resume_at, step_of_state
 from .version import __version__
 
 Record = dict[str, Any]
@@ -139,7 +140,7 @@ def load_optimizer(
         scaler (object, optional): loss scaler to load; required if one was saved.
         strict (bool): refuse a file of another class, layer map, decay, class of schedule, or other parameters.
             Otherwise, a warning lists these differences. Parameters that the file lacks, or has in another shape or
-            type, then start with a new state, and a schedule of another class keeps its present state.
+            type, then start with a new state, and a schedule of another class with the step of the file.
 
     Returns:
         LoadReport: the step, and the parameters with state.
@@ -174,16 +175,16 @@ def load_optimizer(
         if record["naming"] != naming:
             problem = "Parameters are matched by name: give `model` for the model's names, or no names for Paddle's."
             raise refusal(ValueError, problem, naming=naming, in_file=record["naming"])
-        found = record_differences(record, present)
-        if found and strict:
-            problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
-            raise refusal(ValueError, problem, path=path)
         by_name: States = {name: {} for name in record["with_state"]}
         for key, value in arrays.items():
             owner, _, state = key.rpartition(".")
             if owner not in by_name:
                 raise refusal(ValueError, "The file has a tensor that belongs to no parameter.", tensor=key)
             by_name[owner][state] = value
+        found = record_differences(record, present) + _other_weights(inner, names, by_name)
+        if found and strict:
+            problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
+            raise refusal(ValueError, problem, path=path)
         was, now = parameter_types(record), parameter_types(present)
         matched = tuple(name for name in now if name in by_name and was[name] == now[name])
         states = {tensor: by_name[name] for tensor, name in names.items() if name in matched}
@@ -191,6 +192,10 @@ def load_optimizer(
         step = record["step"] if record["step"] is None else checked_int(record["step"], "step")
         to_load = _parts_to_load(record, parts)
     set_parts(to_load)
+    schedule = parts["schedule"]
+    if schedule is not None and schedule not in (part for part, _ in to_load):
+        at = step_of_state(from_json(record["schedule_state"])) if step is None else step
+        resume_at(schedule, at)
     _set_states(inner, states)
     if found:
         message = f"The file is of another optimizer: {'; '.join(found)}."
@@ -422,12 +427,24 @@ def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
 
 
+def _other_weights(optimizer: Optimizer, names: dict[str, str], states: States) -> list[str]:
+    """Return a sentence if the float32 masters among the states are not of the present weights."""
+    others = []  # Paddle's own optimizers may let them differ
+    for param in parameters_of(optimizer) if isinstance(optimizer, LayerwiseOptimizer) else ():
+        _, master = states.get(names[param.name], {}).get(MASTER, ("", None))
+        comparable = master is not None and optimizer.has_master(param) and list(master.shape) == list(param.shape)
+        if comparable and bool((paddle.to_tensor(master).astype(param.dtype) != param).any()):
+            others.append(names[param.name])
+    wrong = f"the float32 masters of {quoted(others)} do not fit the weights: load the model before"
+    return [wrong] if others else []
+
+
 def _set_states(optimizer: Optimizer, states: States) -> None:
     """Load checked states; parameters without state start anew, their masters as copies."""
     params, known = parameters_of(optimizer), _layouts(optimizer)
     optimizer._accumulators_holder = {}
     if isinstance(optimizer, LayerwiseOptimizer):
-        optimizer.taken = None  # the number of steps is in the loaded state
+        optimizer.taken, optimizer.writes = None, {}  # the number of steps is in the loaded state
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         _compat.create_state(optimizer, [param for param in params if param.name in states])
         for param in params:

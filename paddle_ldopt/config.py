@@ -15,13 +15,13 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ._checks import Option, checked_bool, checked_number, checked_steps, plain_number, refusal, unknown
-from ._files import Path, checked_path, read_json, read_yaml, unique_keys
+from ._files import Path, checked_path, json_number, read_json, read_yaml, unique_keys
 from .create import OFF, OPTIMIZERS, build_optimizer, info_of
 from .layers.decay import OPTIONS, LayerDecay
 from .layers.measure import Example
 from .optimizers import Adafactor, AdafactorSchedule, OptimizerInfo
-from .schedules import get_scheduler
-from .schedules.factory import SCHEDULES, kind_of, metric_kinds
+from .schedules import ON_METRIC, get_scheduler
+from .schedules.factory import SCHEDULES, kind_of
 
 # option of `LayerDecay` -> our setting
 SETTINGS = {option: f"layerwise_{'lr_decay' if option == 'layerwise_decay' else option}" for option in OPTIONS}
@@ -60,7 +60,7 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
     content, why = value, ""
     if isinstance(value, str):
         try:
-            content = json.loads(value, object_pairs_hook=unique_keys)
+            content = json.loads(value, object_pairs_hook=unique_keys, parse_float=json_number)
         except (RecursionError, ValueError) as error:
             why = f" ({error})"
     if content is not None and not isinstance(content, dict):
@@ -212,7 +212,8 @@ class LdoptConfig(DecaySettings):
             **settings_of(self.layerwise_decay),
         }
         if self.learning_rate is not None:
-            values["learning_rate"] = checked_number(self.learning_rate, "learning_rate", expected="a number or None")
+            expected = "a number or None"
+            values["learning_rate"] = checked_number(self.learning_rate, "learning_rate", ends="(]", expected=expected)
         own = info.settings.get("relative_step")  # a given rate overrides its default
         sets_rate = options.get("relative_step", own is not None and own.default and self.learning_rate is None)
         if bool(sets_rate) != (self.learning_rate is None):
@@ -319,8 +320,7 @@ def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
     kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
     if settings.warmup_ratio and not warmup:
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
-    timed = {} if kind in metric_kinds() else {"num_warmup_steps": warmup, "num_training_steps": steps}
-    return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
+    return get_scheduler(kind, settings.learning_rate, warmup, steps, settings.lr_scheduler_kwargs)
 
 
 # ---- a Trainer's arguments
@@ -336,7 +336,7 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
     kind = name_of(args.lr_scheduler_type)
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
-    if kind in metric_kinds():
+    if kind in ON_METRIC:
         mode = evaluation_metric(args)[1]
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode

@@ -2,14 +2,14 @@
 
 import collections
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ._checks import checked_number, nearest, refusal, shown, unknown
+from ._checks import checked_number, nearest, refusal, shown, unknown, wrong_type
 from ._compat import checked_model, name_before_copy, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay
 from .layers.find import Rules
@@ -106,8 +106,7 @@ def _is_decayed(decayed: set[str], name: str) -> bool:
 def _listed(groups: Any) -> list[Any]:
     items = list(groups) if hasattr(groups, "__iter__") and not isinstance(groups, paddle.Tensor) else []
     if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
-        message = "`groups` must be a list of parameters, or of parameter groups as dicts."
-        raise refusal(TypeError, message, groups=groups)
+        raise wrong_type(groups, "groups", "a list of parameters, or of parameter groups as dicts")
     return items
 
 
@@ -124,7 +123,7 @@ def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[s
 
 def create(
     name: str,
-    model: paddle.nn.Layer,
+    model: Union[paddle.nn.Layer, Mapping[str, paddle.nn.Layer], Sequence[paddle.nn.Layer]],
     layerwise_decay: Union[float, LayerDecay] = 1.0,
     rules: Optional[Rules] = None,
     *,
@@ -138,12 +137,12 @@ def create(
 ) -> Optimizer:
     """Build an optimizer for all parameters of a model, with one learning rate per layer.
 
-    Biases and the parameters of norms are excluded from weight decay. Frozen parameters are not updated, until they are
+    Biases, norms and other vectors are excluded from weight decay. Frozen parameters are not updated, until they are
     unfrozen (under sharding, the optimizer takes only the parameters that are trainable now).
 
     Args:
         name: one of `list_optimizers`, or "adamw" for Paddle's own.
-        model: the network.
+        model: the network. A dict or a list of networks is trained as one, with a tower for each.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`.
         example: a batch: a forward pass with one row finds the layers. Without one, they are found by names.
@@ -172,6 +171,9 @@ def create(
         raise refusal(TypeError, message, **{argument: arguments[argument]})
     if learning_rate is not None:
         arguments["learning_rate"] = learning_rate
+    if isinstance(model, (dict, list, tuple)):
+        networks = model.items() if isinstance(model, dict) else enumerate(model)
+        model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in networks})
     return build_optimizer(
         name,
         model,

@@ -8,12 +8,13 @@ import csv
 import math
 import os
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from ._checks import refusal
 from ._files import Path, checked_path
 
-Series = dict[str, list[float]]  # layer -> its rates by step
+Series = Mapping[str, Sequence[float]]  # layer -> its rates by step
 CHINESE_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",  # the name under which matplotlib finds the file of all Noto Sans CJK
@@ -142,13 +143,16 @@ def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> 
               0..4
     """
     names, count = list(series), len(next(iter(series.values())))
-    width = min(width, count)
-    top = max((max(rates) for rates in series.values()), default=0.0) or 1.0
+    width, every = width if count >= width else count * (width // count), math.ceil(count / MOST_POINTS)
+    ends = [
+        (column * count // width, max((column + 1) * count // width, column * count // width + 1))
+        for column in range(width)
+    ]
+    parts = {name: [[rates[i] for i in range(*end, every)] for end in ends] for name, rates in series.items()}
+    top = max((max(part) for columns in parts.values() for part in columns), default=0.0) or 1.0
     grid = [[" "] * width for _ in range(height)]
-    for name, rates in series.items():
-        for column in range(width):
-            start = column * count // width
-            part = rates[start : max((column + 1) * count // width, start + 1)]
+    for name, columns in parts.items():
+        for column, part in enumerate(columns):
             # the whole range within the column, to show a restart
             low, high = (round(value / top * (height - 1)) for value in (min(part), max(part)))
             for row in range(low, high + 1):

@@ -279,3 +279,15 @@ def test_arguments_that_exclude_each_other_are_refused(arguments):
     model = paddle.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="leave|give one"):
         ldopt.create("adamwdl", model, **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:Some layers of the model")
+@pytest.mark.parametrize("kind", [dict, list])
+def test_several_models_are_towers_of_one_optimizer(kind):
+    networks = {"critic": Net(), "generator": Net()}
+    opt = ldopt.create("adamwdl", networks if kind is dict else list(networks.values()), 0.5, learning_rate=0.1)
+    for network in networks.values():
+        assert [opt.layerwise_ratio(block.linear1.weight) for block in network.blocks] == [0.25, 0.5]
+    assert len(opt._parameter_list) == 2 * len(Net().parameters())
+    with pytest.raises(TypeError, match="`model` must be a paddle.nn.Layer"):
+        ldopt.create("adamwdl", {"critic": 1})

@@ -202,7 +202,7 @@ WRONG = {
     "option's value": ({"optim": "came", "optim_kwargs": {"beta1": 2.0}}, "`beta1` must be in"),
     "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is not a known option"),
     "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a JSON object"),
-    "rate": ({"learning_rate": -1.0}, "`learning_rate` must be in [0, inf). Received: learning_rate=-1.0"),
+    "rate": ({"learning_rate": 0}, "`learning_rate` must be in (0, inf). Received: learning_rate=0"),
     "rate in words": ({"learning_rate": "fast"}, "`learning_rate` must be a number or None"),
     "no rate": ({"learning_rate": None}, "`learning_rate` must be None with `relative_step`"),
     "two rates": (
@@ -264,9 +264,29 @@ def test_rules_of_the_arguments_override_those_of_the_trainer(tmp_path):
 # --- files ---
 
 
-def test_numbers_of_yaml(tmp_path):
-    (tmp_path / "c.yaml").write_text("learning_rate: 5e-5\nweight_decay: 1E-2\noptim: '1e5'\n")
-    assert read_yaml(tmp_path / "c.yaml") == {"learning_rate": 5e-5, "weight_decay": 0.01, "optim": "1e5"}
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("learning_rate: 5e-5", {"learning_rate": 5e-5}),
+        ("weight_decay: 1E-2", {"weight_decay": 0.01}),
+        ("optim: '1e5'", {"optim": "1e5"}),
+        ("warmup_steps: 0100", {"warmup_steps": 100}),  # 64 in YAML 1.1
+        ("warmup_steps: -08", {"warmup_steps": -8}),
+        ("warmup_steps: 1e2", {"warmup_steps": 100}),
+        ("learning_rate: 1:30", {"learning_rate": "1:30"}),  # 90 in YAML 1.1
+        ("x: [1., .5, 1.5e3, .inf, 1_0]", {"x": [1.0, 0.5, 1500.0, float("inf"), "1_0"]}),
+        (
+            "weight_decay: 0.1\n<<: {learning_rate: 1e-4, weight_decay: 0.2}",
+            {"learning_rate": 1e-4, "weight_decay": 0.1},
+        ),
+        ("a: &a {x: 1, y: 1}\nb: {<<: [{x: 2}, *a]}", {"a": {"x": 1, "y": 1}, "b": {"x": 2, "y": 1}}),
+        ("# nothing", None),
+    ],
+)
+def test_numbers_and_merges_of_yaml(text, value, tmp_path):
+    (tmp_path / "c.yaml").write_text(text)
+    read = read_yaml(tmp_path / "c.yaml")
+    assert read == value and repr(read) == repr(value)
 
 
 @pytest.mark.parametrize(

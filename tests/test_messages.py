@@ -36,6 +36,8 @@ LOOP.append(LOOP)
         ({1: (), "a": set(), "b": {2}, "c": frozenset({3})}, "{1: (), 'a': set(), 'b': {2}, 'c': frozenset({3})}"),
         (list(range(10**6)), str([*range(20)])[:-1] + ", ...]"),
         (np.float64, "<class 'numpy.float64'>"),
+        (paddle.nn.Linear(2, 2), "<Linear object>"),
+        ([paddle.ones([2]), np.float64(0.5)], "[Tensor of shape [2], 0.5]"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -222,6 +222,8 @@ class AdamWeightDecay(RuleOptimizer):
 
     def apply_gradients(self, params_grads: Any) -> Any:
         """Take a step with (parameter, gradient) pairs, or with Keras' (gradient, parameter) pairs."""
+        if not paddle.in_dynamic_mode():  # where gradients have no names: Paddle's order alone
+            return super().apply_gradients(params_grads)
         names = {param.name for param in parameters_of(self)}
         pairs = [(a, b, [getattr(item, "name", None) in names for item in (a, b)]) for a, b in params_grads]
         return super().apply_gradients([(b, a) if known == [False, True] else (a, b) for a, b, known in pairs])

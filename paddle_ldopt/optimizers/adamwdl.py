@@ -160,7 +160,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     is_elementwise = True
     takes_sparse_on_gpu = True
     takes_new_parameters = True
-    fused_bumps_version = False  # like Paddle's kernel
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Return the update of rows by Paddle's AdamW kernel, or by the rule where there is no exact kernel."""

@@ -22,6 +22,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, checked_bool, checked_int, checked_number, nearest, one_of_two, refusal
 from .._compat import (
     check_weight_decay_fun,
+    count_set_value,
     dtype_name,
     flatten_groups,
     name_before_copy,
@@ -36,7 +37,20 @@ from .fused import FusedRule, FusedStep, refuse_fused, unsupported_here
 from .hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay, warn_of_equal_ratios
 from .options import COMMON, LAYERWISE, checked_group, checked_parameters
 from .sharded import MissingGradients, ShardFinder, sharded_state
-from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, StepFunction, Values, compute_dtype, largest, loadable
+from .states import (
+    COLUMN,
+    ELEMENT,
+    ROW,
+    SCALAR,
+    STEP,
+    State,
+    StepFunction,
+    Values,
+    compute_dtype,
+    largest,
+    loadable,
+    rename_state,
+)
 from .step import OneStep, Rows
 
 _NAME = operator.attrgetter("name")
@@ -141,8 +155,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         for function in by_name:
             if function is not None:
                 check_weight_decay_fun(function, params or [])
+        if multi_precision:
+            count_set_value()
         self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
-        self.fused_step, self.batches, self.taken = FusedStep(), Batches(), 0.0
+        self.fused_step, self.batches, self.taken, self.writes = FusedStep(), Batches(), 0.0, dict[str, Any]()
         run_untranslated()
         return groups
 
@@ -175,9 +191,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         decay = checked_decay(layerwise_decay)
         if hook is None or (documented and name_dict is None):
             if decay != 1.0:
-                needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`"
+                needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`. A factory that a"
+                advice = "library calls with parameters only is functools.partial(the class, layers=layers)."
                 received = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
-                raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **received)
+                raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs} {advice}", **received)
             return
         if documented and decay == 1.0:  # `name_dict` then only gives structured names
             return
@@ -199,35 +216,14 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other: Any = object.__new__(type(self))
         memo[id(self)] = other
-        own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([])}  # of other tensors
+        # of other tensors
+        own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([]), "writes": {}}
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
-        self._rename_state(other)
+        rename_state(self, other)
         decays = self._apply_decay_param_fun
         if decays is not None:  # it knows the names of the original parameters
             other._apply_decay_param_fun = functools.partial(_before_copy, decays)
         return other
-
-    def _rename_state(self, other: Any) -> None:
-        """Give the state of a copy the names of the copied parameters: Paddle's names of copies find no state."""
-        pairs = zip(flatten_groups(self._parameter_list or []), flatten_groups(other._parameter_list or []))
-        names = {mine.name: its.name for mine, its in pairs}
-
-        def renamed(values: dict[str, Tensor], copies: dict[str, Tensor]) -> dict[str, Tensor]:
-            for name, value in values.items():
-                copies[name].name = names.setdefault(name, name) + value.name[len(name) :]
-            return {names[name]: copied for name, copied in copies.items()}
-
-        other._master_weights = renamed(self._master_weights, other._master_weights)
-        masters = zip(self._master_weights.values(), other._master_weights.values())
-        names.update({mine.name: its.name for mine, its in masters})
-        for key, values in self._accumulators.items():
-            other._accumulators[key] = renamed(values, other._accumulators[key])
-        other._groups = {names.get(name, name): group for name, group in other._groups.items()}
-        other._already_create_accumulator = {names.get(name, name) for name in self._already_create_accumulator}
-        for key in list(other._accumulators_holder):  # loaded, for parameters that have taken no step
-            owner = max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
-            if owner is not None:
-                other._accumulators_holder[names[owner] + key[len(owner) :]] = other._accumulators_holder.pop(key)
 
     # ---- options
 
@@ -389,7 +385,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
         super().set_state_dict(loadable(self, state_dict))
-        self.fused_step, self.batches, self.taken = FusedStep(), Batches(), None
+        self.fused_step, self.batches, self.taken, self.writes = FusedStep(), Batches(), None, {}
 
     def load_state_dict(self, state_dict: Values) -> None:
         self.set_state_dict(state_dict)
@@ -400,7 +396,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         If a wrapper has cut the parameters, `shards` maps ``param.name`` to the range (begin, end) of the flattened
         parameter in this process; parameters without an entry have no element here.
         """
-        self.taken = None
+        self.taken, self.writes = None, {}
         return sharded_state(self, model_sharded_state_dict, shards)
 
     # ---- for subclasses to override

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import paddle
 from paddle import Tensor, _C_ops
-from paddle.base.framework import _dygraph_place_guard
+from paddle.base.framework import EagerParamBase, _dygraph_place_guard
 
 from .sharded import Shard, run_locally, run_together
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, Values, compute_dtype, rule_shape
@@ -35,7 +35,7 @@ class Batch:
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
         self._shapes: dict[str, list[int]] = {}  # of the stacks as the rule sees them: [k, *shape for one parameter]
-        self._forms, self._dtype = [param.detach() for param in params], first.dtype
+        self._targets, self._dtype = list(map(uncounted, params)), first.dtype
         self._dicts: list[dict[str, Any]] = []  # where the optimizer keeps each tensor
         self._keys: list[str] = []
         for name in [*self._kinds, *([_MASTER] if optimizer.has_master(first) else [])]:
@@ -56,7 +56,10 @@ class Batch:
         self._share()
 
     def _share(self) -> None:
-        """Let the optimizer's tensors share the memory of the stacks."""
+        """Let the optimizer's tensors share the memory of the stacks, and the parameters that of the targets."""
+        for target, param in zip(self._targets, self.params):
+            if target.data_ptr() != param.data_ptr():
+                target._share_buffer_to(param)
         tensors = list(map(operator.getitem, self._dicts, self._keys))
         if len(self.params) > 1:
             rows = iter(tensors)
@@ -65,7 +68,7 @@ class Batch:
                     for row in range(len(self.params)):
                         stack._slice(row, row + 1)._share_buffer_to(next(rows))
         self._addresses = list(map(Tensor.data_ptr, tensors))
-        self._at = list(map(Tensor.data_ptr, self._stacks.values()))
+        self._at = list(map(Tensor.data_ptr, [*self._stacks.values(), *self._targets]))
 
     def is_valid(self) -> bool:
         """Return whether the parameters have their form, and the optimizer's tensors still share the stacks' memory."""
@@ -73,8 +76,9 @@ class Batch:
             now = list(map(operator.getitem, self._dicts, self._keys))
         except KeyError:  # a state was removed
             return False
-        shapes = all(map(Tensor.is_same_shape, self.params, self._forms)) and self.params[0].dtype == self._dtype
-        return shapes and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
+        forms = all(map(Tensor.is_same_shape, self.params, self._targets)) and self.params[0].dtype == self._dtype
+        forms = forms and list(map(_form, self.params)) == list(map(_form, self._targets))
+        return forms and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
 
     def release(self, names: set[str]) -> None:
         """Give parameters that leave the batch memory of their own for their state, unless it was removed."""
@@ -89,7 +93,7 @@ class Batch:
         grad: Any = grads[0] if single else _C_ops.stack(grads, 0)
         params: Any = master
         if master is None:
-            params = self.params[0] if single else _C_ops.stack(self.params, 0)
+            params = self._targets[0] if single else _C_ops.stack(self._targets, 0)
         params = params if params.dtype == self.dtype else params.astype(self.dtype)
         grad = grad if grad.dtype == self.dtype else grad.astype(self.dtype)
         state = {}
@@ -116,10 +120,25 @@ class Batch:
             _C_ops.assign_out_(new_params, master)
         new_params = new_params if new_params.dtype == self._dtype else new_params.astype(self._dtype)
         rows = [new_params] if single else _C_ops.unbind(new_params, 0)
-        if rows[0] is not self.params[0]:
-            collections.deque(map(_C_ops.assign_out_, rows, self.params), maxlen=0)
-        if list(map(Tensor.data_ptr, self._stacks.values())) != self._at:
+        if rows[0] is not self._targets[0]:
+            collections.deque(map(_C_ops.assign_out_, rows, self._targets), maxlen=0)
+        if list(map(Tensor.data_ptr, [*self._stacks.values(), *self._targets])) != self._at:
             self._share()  # a kernel that the device lacks: Paddle's one for CPUs gives a result in place new memory
+
+
+def uncounted(tensor: Any) -> Any:
+    """Return a Tensor of the same memory whose writes leave `inplace_version`, as Paddle's optimizers do."""
+    if not paddle.in_dynamic_mode() or tensor.is_dist():
+        return tensor
+    if not tensor.is_contiguous():
+        return tensor.detach()
+    other = EagerParamBase(tensor.shape, tensor.dtype)
+    tensor._share_buffer_to(other)
+    return other
+
+
+def _form(tensor: Tensor) -> Any:
+    return tensor.data_ptr(), tensor.is_contiguous()
 
 
 class Batches:
@@ -267,9 +286,9 @@ def started(
         overflow = None if paddle.in_dynamic_mode() else optimizer._get_auxiliary_var("found_inf")
         for name, value in {**new_state, **counted}.items():
             _write(value, stored[name], overflow, shard if kinds[name] == ELEMENT else None)
-        _write(new_param, target, overflow, shard)
+        _write(new_param, uncounted(target), overflow, shard)
         if target is not param:
-            _write(new_param, param, overflow, shard)
+            _write(new_param, uncounted(param), overflow, shard)
 
     return rule, write
 

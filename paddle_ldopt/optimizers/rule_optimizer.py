@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle import Tensor
 
-from .._checks import refusal
+from .._checks import problem, refusal
 from .._compat import is_called_by, state_dtype
 from .base import LayerwiseOptimizer
 from .batches import started
@@ -108,6 +108,9 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     def _append_to_graph(self, block: Any, param_and_grad: Any) -> None:
         param, grad = param_and_grad
+        if not paddle.framework.in_pir_mode():
+            wrong = "Paddle's earlier form of static graphs is supported by AdamWDL only: set FLAGS_enable_pir_api=1."
+            raise refusal(RuntimeError, wrong, optimizer=type(self).__name__, FLAGS_enable_pir_api=0)
         options, _ = self.values_now({})
         if "weight_decay" in options and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
@@ -142,6 +145,11 @@ class RuleOptimizer(LayerwiseOptimizer):
                 received = f"{type(self).__name__} with state {', '.join(other)} of '{param.name}'"
                 raise ValueError(f"{wrong} {advice} Received: {received}")
             owner = self._create_master_weight(param) if self.has_master(param) else param
+            if owner is param and self._is_dtype_fp16_or_bf16(param.dtype):  # Paddle's AdamW warns as well
+                wrong = (
+                    "Parameters of 16 bits stop moving once a step is below their rounding: use multi_precision=True."
+                )
+                warnings.warn(problem(wrong, optimizer=type(self).__name__), stacklevel=2)
             for name, (dtype, shape) in self.state_layout(param).items():
                 self._add_accumulator(name, owner, fill_value=0.0, dtype=state_dtype(dtype), shape=shape)
             self._already_create_accumulator.add(param.name)

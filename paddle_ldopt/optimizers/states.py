@@ -5,11 +5,11 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
-from paddle import Tensor
+from paddle import Tensor, _C_ops
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from .._checks import checked_number, refusal, shown, wrong_type
-from .._compat import dtype_name, flatten_groups, is_float64
+from .._compat import dtype_name, flatten_groups, is_float64, write_of
 
 # The kinds of state: one number per element of the parameter, per row, per column (of the last two axes), one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -84,6 +84,41 @@ class StepFunction:
 
     def __repr__(self) -> str:
         return repr(self.source) if callable(self.source) else f"[{', '.join(f'{v:g}' for v in self.source[:3])}, ...]"
+
+
+def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
+    """Let masters follow parameters that were written since the last step."""
+    for param in params:
+        master = optimizer._master_weights.get(param.name)
+        write = write_of(param), write_of(optimizer.finder.params.get(param.name, param))  # it may be a slice
+        if master is None or optimizer.writes.get(param.name) == write or not optimizer.has_master(param):
+            continue
+        optimizer.writes[param.name] = write
+        fits = master.astype(param.dtype) == param
+        _C_ops.assign_out_(_C_ops.where(fits, master, param.astype(master.dtype)), master)
+
+
+def rename_state(optimizer: Any, other: Any) -> None:
+    """Give the state of a copy the names of the copied parameters: Paddle's names of copies find no state."""
+    pairs = zip(flatten_groups(optimizer._parameter_list or []), flatten_groups(other._parameter_list or []))
+    names = {mine.name: its.name for mine, its in pairs}
+
+    def renamed(values: dict[str, Tensor], copies: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, value in values.items():
+            copies[name].name = names.setdefault(name, name) + value.name[len(name) :]
+        return {names[name]: copied for name, copied in copies.items()}
+
+    other._master_weights = renamed(optimizer._master_weights, other._master_weights)
+    masters = zip(optimizer._master_weights.values(), other._master_weights.values())
+    names.update({mine.name: its.name for mine, its in masters})
+    for key, values in optimizer._accumulators.items():
+        other._accumulators[key] = renamed(values, other._accumulators[key])
+    other._groups = {names.get(name, name): group for name, group in other._groups.items()}
+    other._already_create_accumulator = {names.get(name, name) for name in optimizer._already_create_accumulator}
+    for key in list(other._accumulators_holder):  # loaded, for parameters that have taken no step
+        owner = max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
+        if owner is not None:
+            other._accumulators_holder[names[owner] + key[len(owner) :]] = other._accumulators_holder.pop(key)
 
 
 # ---- names in checkpoints

@@ -10,7 +10,6 @@ In a static graph and in `dist.shard_optimizer`, Paddle calls `_append_optimize_
 which runs the same rule.
 """
 
-import collections
 import itertools
 import operator
 from collections.abc import Iterable
@@ -27,7 +26,7 @@ from .. import kernels
 from .._compat import check_weight_decay_in_step, get_fsdp_context, in_auto_dp_mode, topology
 from .fused import FusedStep, refuse_fused
 from .sharded import MissingGradients, ShardFinder
-from .states import Values
+from .states import Values, refresh_masters
 
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
@@ -61,9 +60,9 @@ class OneStep(Optimizer):
     missing: MissingGradients
     fused_step: FusedStep
     fused: Optional[bool]
-    fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
     counts_together = False  # whether all parameters share one count of steps
     is_elementwise = False  # whether the rule needs no sums: the library may update shards
+    agree: Optional[Callable[[], None]] = None  # called before anything moves: raises an error of another process
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
 
@@ -111,7 +110,9 @@ class OneStep(Optimizer):
             self.ratios = {param.name: self.layerwise_ratio(param)}
         if self._count_in_loop is None:
             self._count_in_loop = self.steps_taken() + 1.0 if self.counts_together else 0.0
-        self.prepared(self._rows([pair]))(self._count_in_loop)
+        rows = self._rows([pair])
+        refresh_masters(self, rows.params)
+        self.prepared(rows)(self._count_in_loop)
         return None
 
     def _finish_update(self, block: Any, parameters_and_grads: Any) -> Any:
@@ -148,6 +149,8 @@ class OneStep(Optimizer):
         fused = self.fused is not False and bool(pairs) and self.fused_step.is_possible(self, pairs[0][0])
         clips = fused and simple and not plain and 0.0 not in self.ratios.values()  # in the library
         rows = self._rows(pairs if plain or clips else self._clipped(clipped))
+        if self._master_weights:
+            refresh_masters(self, rows.params)
         refused: Any  # the rows that the library does not update
         structs, refused = self.fused_step.read(self, rows) if fused and rows.params else (None, ())
         if refused and clips:
@@ -163,6 +166,8 @@ class OneStep(Optimizer):
         count = self.taken
         if self.counts_together and (rows.params or self.missing.others_may_have_updates()):
             count = self.steps_taken() + 1.0
+        if self.agree is not None:
+            self.agree()
         if structs is not None:
             self._update_in_library(structs, rows, refused, clipped if clips else (), count)
         if update_rest is not None:
@@ -209,7 +214,8 @@ class OneStep(Optimizer):
                 chosen, rate = self.values_now(group)
                 if not decays and "weight_decay" in chosen:
                     chosen["weight_decay"] = 0.0
-                known[key] = known.setdefault((*chosen.values(), rate), len(options))
+                values = (value if value.__hash__ else repr(value) for value in chosen.values())
+                known[key] = known.setdefault((*values, rate), len(options))
                 if known[key] == len(options):
                     options.append(chosen)
                     rates.append(rate)
@@ -239,8 +245,6 @@ class OneStep(Optimizer):
             structs, params = structs[chosen], [params[i] for i in chosen]
         if kernels.library().ldopt_step(structs.ctypes.data, len(structs)):
             raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
-        if self.fused_bumps_version:
-            collections.deque(map(Tensor._bump_inplace_version, params), maxlen=0)
 
 
 def _for_norm(grad: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from .._files import checked_path, damages, digest, file_errors, strict_json, wr
 from .._processes import together
 from .._safetensors import check_part, set_parts
 from ..checkpoint import describe, one_of_ours, parameter_types, record_differences, schedule_class, schedule_of
+from ..schedules.warmup import resume_at, step_of_state
+from .gradients import check_same_options
 
 RECORD = "ldopt_checkpoint.json"
 SCHEDULE = "schedule.pdparams"
@@ -65,6 +67,7 @@ def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer,
         return state, record
 
     state, records = together(prepare)
+    check_same_options(optimizer)
     folder, rank, ranks = os.fspath(folder), dist.get_rank(), dist.get_world_size()
 
     def write() -> None:
@@ -106,7 +109,7 @@ def load_checkpoint(
         rename (callable, optional): structured name here -> name in the checkpoint.
         strict (bool): refuse a checkpoint of another class, layer map, decay, class of schedule, or network.
             Otherwise, a warning lists these differences. Parameters that the checkpoint lacks, or has in another shape
-            or type, then keep their values and state, and a schedule of another class its state.
+            or type, then keep their values and state, and a schedule of another class goes on from the saved step.
 
     Raises:
         TypeError, ValueError: an incomplete or damaged checkpoint; with `strict`, a difference; states that this
@@ -136,14 +139,18 @@ def load_checkpoint(
             todo = "Build the same network and optimizer, or give strict=False where parameters are new."
             message = f"The checkpoint is of another optimizer or network: {'; '.join(problems[:3])}. {todo}"
             raise refusal(ValueError, message, folder=path, strict=strict)
-        schedule, schedule_state = schedule_of(unwrap(optimizer)) if same_schedule else None, None
-        if schedule is not None:
+        schedule, schedule_state = schedule_of(unwrap(optimizer)), None
+        if schedule is not None and os.path.exists(os.path.join(path, SCHEDULE)):
             schedule_state = _read_pickle(path, SCHEDULE)
+        if schedule is not None and same_schedule:
             check_part(schedule, schedule_state, "The schedule's state")
             set_parts(set_parts([(schedule, schedule_state)]))  # try it, then restore: another process may refuse
-        return (state, schedule, schedule_state, saved, found), (set(state), digest(os.path.join(path, RECORD)))
+        return (state, schedule, schedule_state, same_schedule, saved, found), (
+            set(state),
+            digest(os.path.join(path, RECORD)),
+        )
 
-    (state, schedule, schedule_state, saved, found), shared = together(prepare)
+    (state, schedule, schedule_state, same_schedule, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
     if any(one != digests[0] for one in digests):
         message = "All processes must load the same checkpoint: give the same `folder`."
@@ -156,8 +163,10 @@ def load_checkpoint(
     # Paddle keeps a list of the files of each folder, which may have changed
     importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
-    if schedule is not None:
+    if schedule is not None and same_schedule:
         set_parts([(schedule, schedule_state)])
+    elif schedule is not None:
+        resume_at(schedule, step_of_state(schedule_state))
     if found or unused:
         found += [f"unused are {quoted(unused)} ({len(unused)})"] * bool(unused)
         message = f"The checkpoint is of another optimizer: {'; '.join(found)}."

@@ -112,6 +112,22 @@ def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
     return value
 
 
+def check_same_options(optimizer: Optimizer) -> None:
+    """Raise in all processes if their optimizers differ in class, rate, decay or options."""
+    inner = _compat.unwrap(optimizer)
+    given = {**vars(inner).get("_fixed", {}), **vars(inner).get("_defaults", inner._default_dict)}
+    mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
+    mine.update(optimizer=type(inner).__name__, learning_rate=inner.get_lr())
+    mine["layerwise_decay"] = repr(getattr(inner, "layerwise_decay", 1.0))
+    first, *others = gathered(mine)
+    for rank, theirs in enumerate(others, 1):
+        for name in {**first, **theirs}:
+            if first.get(name) != theirs.get(name):
+                advice = "All processes must build the optimizer with the same options."
+                received = f"{name}={first.get(name)!r} in process 0 and {theirs.get(name)!r} in process {rank}"
+                raise ValueError(f"{advice} Received: {received}")
+
+
 class Gradients:
     """The gradients of an optimizer's parameters, which all processes must agree on."""
 
@@ -127,6 +143,7 @@ class Gradients:
         known = {id(param) for param in groups.network.parameters()}
         if others := [param.name for param in self._listed() if id(param) not in known]:
             raise refusal(ValueError, "`optimizer` must train parameters of the network.", others=others)
+        check_same_options(groups.optimizer)
         self.check_trained()
 
     def _listed(self) -> list[paddle.Tensor]:
@@ -171,8 +188,13 @@ class Gradients:
         return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
 
     def reduce(self) -> None:
-        """Average over the processes with different data; gradients missing in some of them are zeros there."""
+        """Average over the processes with different data; gradients missing in some of them are zeros there.
+
+        As in Paddle, gradients of experts (`no_sync`), which differ over data-parallel processes, stay as they are.
+        """
         groups, params, sharding = self._groups, self.parameters(), self._groups.sharding_optimizer
+        if sharding is None:
+            params = [param for param in params if not _is_expert(param)]
         if not groups.has_slices:  # slices have buffers, so none is missing
             anywhere = paddle.to_tensor([_gradient_of(param) is not None for param in params], dtype="int32")
             for group in groups.data_groups:
@@ -191,6 +213,7 @@ class Gradients:
                 sharding._assign_slice_grad()
             params = sharding.filter_parameters(params, groups.topology)
         if groups.data_group is not None:  # Paddle's engine for one process has no reducer
+            params = [param for param in params if not _is_expert(param)]
             fused_allreduce_gradients_with_group(params, groups.data_group, scale=1.0 / groups.data_group.nranks)
 
     def _counted(self) -> list[paddle.Tensor]:
@@ -204,13 +227,16 @@ class Gradients:
         """Return the norm of the reduced gradients of all processes, each parameter counted once."""
         groups, repeated = self._groups, self._repeated()
         split: list[Any] = []  # squares of parameters split by tensor parallelism
+        experts: list[Any] = []
         whole: list[Any] = []
         for param in self._counted():
             if id(param) not in repeated:
-                (split if param.is_distributed else whole).append(_square_sum(_gradient_of(param)))
-        sums = [paddle.add_n(squares) if squares else paddle.zeros([1]) for squares in (split, whole)]
-        both = sum_of_processes([groups.group("sharding"), groups.group("pipe")], paddle.concat(sums))
-        return (sum_of_processes([groups.group("model")], both[:1]) + both[1:]).sqrt().item()
+                kind = experts if _is_expert(param) else split if param.is_distributed else whole
+                kind.append(_square_sum(_gradient_of(param)))
+        sums = [paddle.add_n(squares) if squares else paddle.zeros([1]) for squares in (split, experts, whole)]
+        every = sum_of_processes([groups.group("sharding"), groups.group("pipe")], paddle.concat(sums))
+        in_pieces = sum_of_processes([groups.group("model")], every[:1])
+        return (in_pieces + sum_of_processes([groups.data_group], every[1:2]) + every[2:]).sqrt().item()
 
     def _repeated(self) -> set[int]:
         """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
@@ -230,10 +256,33 @@ class Gradients:
         """Clip the reduced gradients, of norm `norm`, to `max_norm`, and take the optimizer's step."""
         for param in self._counted() if norm > max_norm else ():
             _gradient_of(param).scale_(max_norm / norm)
-        if self._groups.hybrid:
-            self._groups.optimizer._step(self.parameters())
-        else:
-            self._groups.optimizer.step()
+        inner, agreed = _compat.unwrap(self._groups.optimizer), list[bool]()
+
+        def agree(error: Optional[Exception] = None) -> None:
+            def raise_own() -> None:
+                if error is not None:
+                    raise error
+
+            if not agreed:
+                agreed.append(True)
+                self._groups.together(raise_own)
+
+        inner.agree = agree  # our optimizers call it between their checks and the update
+        try:
+            if self._groups.hybrid:
+                self._groups.optimizer._step(self.parameters())
+            else:
+                self._groups.optimizer.step()
+        except Exception as error:
+            agree(error)
+            raise
+        finally:
+            inner.agree = None
+        agree()
+
+
+def _is_expert(param: paddle.Tensor) -> bool:
+    return bool(getattr(param, "no_sync", False))
 
 
 def _gradient_of(param: paddle.Tensor) -> Any:

@@ -37,6 +37,7 @@ from .curves import (
     scheduled,
 )
 from .factory import (
+    ON_METRIC,
     Fraction,
     LastStep,
     NonNegative,
@@ -44,18 +45,15 @@ from .factory import (
     SchedulerType,
     Steps,
     get_scheduler,
-    metric_kinds,
     schedule,
 )
 from .metric import MetricSchedule, ReduceLROnPlateau, get_reduce_on_plateau_schedule
 from .warmup import WarmUp
 
-ON_METRIC = tuple(metric_kinds())  # of this package
-
 # fmt: off
 __all__ = [
-    # any kind by name, and the rates of its steps
-    "SchedulerType", "get_scheduler", "rates_of",
+    # any kind by name, the kinds that follow a metric, and the rates of a schedule's steps
+    "SchedulerType", "get_scheduler", "ON_METRIC", "rates_of",
     # one function for each kind
     "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
     "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",

@@ -84,6 +84,9 @@ def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> flo
     """
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
+        if getattr(optimizer, "sets_own_lr", False) and getattr(optimizer, "lr_function", None) is None:
+            wrong = "`relative_step` sets the rate: build the optimizer with relative_step=False and a learning rate."
+            raise refusal(ValueError, wrong, optimizer=type(optimizer).__name__, relative_step=True)
         attached = optimizer._learning_rate
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
         return checked_number(peak, "learning_rate", ends="(]")
@@ -150,6 +153,11 @@ class CurveSchedule(Schedule):
 
     def get_lr(self) -> float:
         return self.base_lr * self.curve(self.last_epoch)
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the step from `state_dict`, also of another curve: the rate is this curve's at that step."""
+        super().set_state_dict(state_dict)
+        self.last_lr = self.get_lr()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_lr!r}, {self.curve!r}, last_epoch={self.last_epoch})"

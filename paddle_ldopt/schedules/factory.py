@@ -9,6 +9,7 @@ import enum
 import functools
 import inspect
 import typing
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, TypeVar, Union
 
 from paddle.optimizer.lr import LRScheduler
@@ -105,9 +106,20 @@ def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function
     return add
 
 
-def metric_kinds() -> list[str]:
-    """Return the kinds whose `step` takes a metric."""
-    return [name for name, kind in SCHEDULES.items() if kind.on_metric]
+class _MetricKinds(Collection[str]):
+    """The kinds whose `step` takes a metric, with those that were added later."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in SCHEDULES and SCHEDULES[str(getattr(name, "value", name))].on_metric
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, kind in SCHEDULES.items() if kind.on_metric)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+ON_METRIC = _MetricKinds()
 
 
 def kind_of(name: object) -> Kind:

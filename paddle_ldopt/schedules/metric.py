@@ -5,7 +5,8 @@ from typing import Annotated, Any, Optional, Union
 
 import paddle
 
-from .._checks import Option, as_float, refusal
+from .._checks import Option, as_float, checked_number, checked_state, checked_steps, refusal
+from .._compat import is_called_by
 from .curves import OptimizerOrRate, Schedule, attach, checked_peak
 from .factory import Bool, NonNegative, Steps, checks_arguments, choice, schedule
 
@@ -48,6 +49,8 @@ class ReduceLROnPlateau(MetricSchedule):
         min_lr: the lowest rate, below the first.
         eps: changes of the rate smaller than this are skipped.
         verbose: print every change.
+        num_warmup_steps: w; the rate first rises linearly from 0. Then call ``step()`` after each step of the
+            optimizer, and ``step(metric)`` after each evaluation. There is no reduction before the end of the warm-up.
 
     Examples:
         >>> schedule = ReduceLROnPlateau(0.1, factor=0.5, patience=1)
@@ -70,6 +73,7 @@ class ReduceLROnPlateau(MetricSchedule):
         min_lr: NonNegative = 0.0,
         eps: NonNegative = 1e-8,
         verbose: Bool = False,
+        num_warmup_steps: Steps = 0,
     ) -> None:
         # instead of Paddle's constructor, which steps once, without a metric
         self._var_name = None
@@ -88,17 +92,31 @@ class ReduceLROnPlateau(MetricSchedule):
             advice = "`min_lr` must be below the learning rate, or the rate could not be reduced."
             raise refusal(ValueError, advice, min_lr=self.min_lr, learning_rate=self.base_lr)
         self.best = math.inf if mode == "min" else -math.inf
-        self.num_bad_epochs = self.cooldown_counter = 0
+        self.num_bad_epochs = self.cooldown_counter = self.warmup_step = 0
+        self.num_warmup_steps = num_warmup_steps
+        if num_warmup_steps:
+            self.last_lr = 0.0
         attach(self, learning_rate)
 
-    def step(self, metrics: Metric, epoch: Optional[int] = None) -> None:
-        """Take a step, number `epoch` if given, with its metric."""
-        metric = metrics
+    def step(self, metrics: Optional[Metric] = None, epoch: Optional[int] = None) -> None:
+        """Take a step, number `epoch` if given, with its metric: a number or a Tensor of one element.
+
+        Without a metric, take a step of the warm-up.
+        """
+        if metrics is None and self.num_warmup_steps:
+            if self.warmup_step < self.num_warmup_steps:
+                self.warmup_step += 1
+                self.last_lr = self.base_lr * (self.warmup_step / self.num_warmup_steps)
+            return
+        if is_called_by("get_lr"):
+            inside = "A schedule that follows a metric cannot be inside another schedule: use its `num_warmup_steps`."
+            raise refusal(TypeError, inside, metrics=metrics)
+        metric: Any = metrics
         if type(metric) is not float:  # a float takes the fast path
             try:
                 if getattr(metrics, "size", 1) != 1 or isinstance(metrics, (str, bytes)):
                     raise TypeError
-                metric = as_float(metrics.item() if hasattr(metrics, "item") else metrics)
+                metric = as_float(metric.item() if hasattr(metric, "item") else metrics)
             except (TypeError, ValueError):
                 raise refusal(TypeError, "`metrics` must be one number.", metrics=metrics) from None
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
@@ -111,8 +129,8 @@ class ReduceLROnPlateau(MetricSchedule):
             self.num_bad_epochs = 0
         else:
             self.num_bad_epochs += 1
-        if self.cooldown_counter > 0:
-            self.cooldown_counter -= 1
+        if self.cooldown_counter > 0 or self.warmup_step < self.num_warmup_steps:
+            self.cooldown_counter = max(self.cooldown_counter - 1, 0)
             self.num_bad_epochs = 0
         if self.num_bad_epochs > self.patience:
             lr = max(self.last_lr * self.factor, self.min_lr)
@@ -125,6 +143,20 @@ class ReduceLROnPlateau(MetricSchedule):
 
     def state_keys(self) -> None:
         self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the first rate, of which the present rate is a fraction, and the warm-up's step."""
+        return {**super().state_dict(), "base_lr": self.base_lr, "warmup_step": self.warmup_step}
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state from `state_dict`; the same fraction of this schedule's first rate is the present rate."""
+        own = dict(checked_state(state_dict))
+        first, step = own.pop("base_lr", self.base_lr), own.pop("warmup_step", self.num_warmup_steps)
+        first, step = checked_number(first, "base_lr", ends="(]"), checked_steps(step, "warmup_step")
+        super().set_state_dict(own)
+        self.warmup_step = step
+        if first != self.base_lr:
+            self.last_lr = max(self.last_lr * (self.base_lr / first), self.min_lr)
 
 
 @schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, Union
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_number, checked_state, checked_steps, refusal
-from .curves import Schedule
+from .curves import CurveSchedule, Schedule
 from .factory import Bool, LastStep, NonNegative, Positive, Steps, checks_arguments
 from .metric import MetricSchedule
 
@@ -56,7 +56,7 @@ class WarmUp(Schedule):
         self.initial_learning_rate = initial_learning_rate
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, (type, MetricSchedule, ReduceOnPlateau)):
             kinds = "a function of the step or a Paddle scheduler whose `step` needs no metric"
-            advice = "Attach a schedule that follows a metric after the warm-up."
+            advice = "A schedule that follows a metric has its own `num_warmup_steps`."
             raise refusal(
                 TypeError, f"`decay_schedule_fn` must be {kinds}. {advice}", decay_schedule_fn=decay_schedule_fn
             )
@@ -120,3 +120,23 @@ class WarmUp(Schedule):
     def from_config(cls, config: dict[str, Any]) -> "WarmUp":
         """Build a schedule at step 0 from the arguments of `get_config`."""
         return cls(**config)
+
+
+def step_of_state(state: Any) -> Optional[int]:
+    """Return the steps taken in the state of a schedule; None if it followed a metric or there is no state."""
+    return None if not isinstance(state, dict) or "best" in state else state.get("last_epoch")
+
+
+def resume_at(schedule: Any, step: Optional[int] = None) -> None:
+    """Let a schedule whose state was loaded have its own rate, not the saved run's, at `step` or at its present step.
+
+    Schedules that follow a metric and those of other packages stay as they are. A rate that differs only by rounding
+    stays as it was loaded.
+    """
+    ours = isinstance(schedule, (CurveSchedule, WarmUp))
+    if not ours and (type(schedule).__module__ != LRScheduler.__module__ or isinstance(schedule, ReduceOnPlateau)):
+        return
+    loaded, rate = schedule.state_dict(), schedule.last_lr
+    schedule.step(schedule.last_epoch if step is None else step)
+    if step is None and math.isclose(schedule.last_lr, rate, rel_tol=1e-6):
+        schedule.set_state_dict(loaded)

@@ -12,14 +12,14 @@ from typing import Any, Callable, Optional
 import numpy as np
 import paddle
 
-from .._checks import checked_choice, checked_int, checked_number, checked_steps, refusal
-from .._files import checked_path, file_errors
-from ..config import decay_help, json_object, option_of
+from .._checks import checked_choice, checked_int, checked_number, checked_steps, nearest, refusal
+from .._files import checked_path, file_errors, json_number
+from ..config import SETTINGS, decay_help, json_object, option_of
 from ..layers.decay import OPTIONS, LayerDecay
 from ..layers.layer import Layer
 from ..layers.map import LayerMap
-from ..plots import check_picture, plot_schedule, text_plot
-from ..schedules import get_scheduler
+from ..plots import Series, check_picture, plot_schedule, text_plot
+from ..schedules import CurveSchedule, get_scheduler
 from ..schedules.factory import SCHEDULES
 from . import memory
 from .memory import MODEL, load_model
@@ -27,7 +27,7 @@ from .memory import MODEL, load_model
 __all__ = ["load_model", "main"]
 
 _LARGE = 10**9  # parameters; 4 GB
-_DECAY = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}" for name in OPTIONS}
+_DECAY = {name: f"--{setting}" for name, setting in SETTINGS.items()}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -39,10 +39,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         ("schedule", _add_schedule, _show_schedule, "show the learning rate of each step"),
         ("memory", memory.add_arguments, memory.show, "show the bytes that a model and its optimizer hold"),
     ):
-        command = commands.add_parser(name, help=does, description=f"{does.capitalize()}.")
-        command.set_defaults(show=show)
+        command = commands.add_parser(name, help=does, description=f"{does.capitalize()}.", allow_abbrev=False)
         add_arguments(command.add_argument)
-    options = parser.parse_args(argv)
+        flags = [flag for action in command._actions for flag in action.option_strings]
+        command.set_defaults(show=show, flags=flags)
+    options, others = parser.parse_known_args(argv)
+    for word in others[:1]:
+        flag = word.partition("=")[0]
+        parser.error(f"{flag} is not a known argument{nearest(flag, options.flags, 0.4)}")
     try:
         options.show(options)
     except (ValueError, TypeError, OSError) as error:
@@ -77,9 +81,9 @@ def _given_decay(options: argparse.Namespace) -> dict[str, Any]:
 
 def _add_layers(add: Callable[..., argparse.Action]) -> None:
     add("--model", required=True, help=MODEL)
-    add("--lr", type=float, help="learning rate of a layer whose ratio is 1")
+    add("--learning_rate", type=float, help="learning rate of a layer whose ratio is 1")
     _add_decay(add)
-    add("--rules", metavar="JSON", help='layer by parameter-name pattern: \'{"adapter": "head"}\'')
+    add("--layerwise_rules", metavar="JSON", help='layer by parameter-name pattern: \'{"adapter": "head"}\'')
     add("--example", metavar="FILE.npz", help="a batch for the forward pass, named arrays; default: a small input")
     add("--plot", metavar="FILE", help="draw a chart of the rates into a .png, .svg or .pdf file")
     add("--json", action="store_true", help="print JSON instead of a table")
@@ -88,11 +92,11 @@ def _add_layers(add: Callable[..., argparse.Action]) -> None:
 def _show_layers(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot, "--plot")
-    if options.lr is not None:
-        checked_number(options.lr, "--lr")
+    if options.learning_rate is not None:
+        checked_number(options.learning_rate, "--learning_rate")
     decay = LayerDecay(**_given_decay(options))
     layers = _layers(options, load_model(options.model))
-    table = layers.table(decay, options.lr)
+    table = layers.table(decay, options.learning_rate)
     if options.json:
         print(
             json.dumps(
@@ -107,12 +111,12 @@ def _show_layers(options: argparse.Namespace) -> None:
     else:  # a file or a pipe has no width to fit
         print(table)
     if options.plot:
-        print("plotted to", layers.plot(options.plot, decay, options.lr), file=sys.stderr)
+        print("plotted to", layers.plot(options.plot, decay, options.learning_rate), file=sys.stderr)
 
 
 def _layers(options: argparse.Namespace, model: Any) -> LayerMap:
-    """Return the layers, measured in a forward pass; by names if no input is given or fits."""
-    rules = json_object(options.rules, "--rules") or None
+    """Return the layers, measured in a forward pass; by names if there is no `--example` and no small input fits."""
+    rules = json_object(options.layerwise_rules, "--layerwise_rules") or None
     try:
         return LayerMap.from_model(model, example_of(model, options.example), rules)
     except Exception as error:
@@ -127,28 +131,50 @@ def _layers(options: argparse.Namespace, model: Any) -> LayerMap:
 
 def _add_schedule(add: Callable[..., argparse.Action]) -> None:
     kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
-    add("--type", required=True, metavar="KIND", help=f"schedule: {kinds}")
-    add("--steps", type=int, dest="num_steps", required=True, help="number of optimizer steps")
-    add("--warmup", type=int, default=0, help="number of warm-up steps")
-    add("--lr", type=float, required=True, help="peak learning rate")
-    add("--kwargs", metavar="JSON", help="further options of the schedule: '{\"num_cycles\": 3}'")
+    add("--lr_scheduler_type", required=True, metavar="KIND", help=f"schedule: {kinds}")
+    add("--max_steps", type=_steps, required=True, help="number of optimizer steps")
+    add("--warmup_steps", type=_steps, default=0, help="number of warm-up steps")
+    add("--learning_rate", type=float, required=True, help="peak learning rate")
+    add("--lr_scheduler_kwargs", metavar="JSON", help="further options of the schedule: '{\"num_cycles\": 3}'")
     add("--layers", type=int, metavar="N", help="number of blocks, to show each layer's rate; needs a decay")
     _add_decay(add, "towers", "multipliers")  # towers and multipliers need a model
     add("--plot", metavar="FILE", help="draw the chart into a .png, .svg or .pdf file instead of the terminal")
 
 
+def _steps(text: str) -> int:
+    """Return a number of steps on the command line, such as 1e5."""
+    number = json_number(text)
+    if not isinstance(number, int):
+        raise ValueError
+    return number
+
+
+class _Rates(Sequence[float]):
+    """The rates of all steps of a schedule, each computed when it is read."""
+
+    def __init__(self, schedule: CurveSchedule, count: int, ratio: float = 1.0):
+        self._schedule, self._count, self._ratio = schedule, count, ratio
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, step: Any) -> Any:
+        return self._ratio * self._schedule.base_lr * self._schedule.curve(range(self._count)[step])
+
+
 def _show_schedule(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot, "--plot")
-    kind = checked_choice(options.type, "--type", SCHEDULES)
+    kind, rate = checked_choice(options.lr_scheduler_type, "--lr_scheduler_type", SCHEDULES), options.learning_rate
     if SCHEDULES[kind].on_metric:
-        raise refusal(ValueError, "`--type` must be a schedule that follows no metric.", **{"--type": kind})
-    checked_int(options.num_steps, "--steps", 1)
-    checked_steps(options.warmup, "--warmup")
-    checked_number(options.lr, "--lr", ends="(]")
-    kwargs = json_object(options.kwargs, "--kwargs") or None
-    schedule = get_scheduler(kind, options.lr, options.warmup, options.num_steps, kwargs)
-    series = {"lr": [(schedule(), schedule.step())[0] for _ in range(options.num_steps)]}
+        problem = "`--lr_scheduler_type` must be a schedule that follows no metric."
+        raise refusal(ValueError, problem, **{"--lr_scheduler_type": kind})
+    checked_int(options.max_steps, "--max_steps", 1)
+    checked_steps(options.warmup_steps, "--warmup_steps")
+    checked_number(rate, "--learning_rate", ends="(]")
+    kwargs = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs") or None
+    schedule: Any = get_scheduler(kind, rate, options.warmup_steps, options.max_steps, kwargs)
+    series: Series = {"lr": _Rates(schedule, options.max_steps)}
 
     n, given = options.layers, _given_decay(options)
     if (n is None) != (not given):
@@ -156,7 +182,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
         raise refusal(ValueError, "Give both `--layers` and a decay, or neither.", **received, **{"--layers": n})
     if n is not None:
         decay, layers = LayerDecay(**given), range(checked_int(n, "--layers", 1) + 2)
-        series = {Layer("", i, n).label: [decay.ratio(i, n) * rate for rate in series["lr"]] for i in layers}
+        series = {Layer("", i, n).label: _Rates(schedule, options.max_steps, decay.ratio(i, n)) for i in layers}
     if options.plot:
         print("plotted to", plot_schedule(options.plot, 0, series), file=sys.stderr)
     else:

@@ -89,6 +89,9 @@ def show(options: argparse.Namespace) -> None:
         return
     rows = [[kind, *(f"{use[kind] / 2**30:.3g}" for use in uses.values())] for kind in next(iter(uses.values()))]
     print(f"{size / 1e9:.3g} B parameters, {options.dtype}; GiB in one process")
+    if options.params is not None:
+        blocks = sum(name.endswith("q_proj") for name in shapes)
+        print(f"nearest to --params {options.params:g}: --hidden {shapes['norm'][0]} --layers {blocks}")
     if options.markdown:
         print(markdown(["GiB", *uses], rows))
         return
@@ -152,8 +155,16 @@ def load_model(name: str) -> paddle.nn.Layer:
 def decoder(
     hidden: int, layers: int, vocab: int = 32000, intermediate: int = 0, heads: int = 0, kv_heads: int = 0
 ) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of a decoder of LLaMA's form: untied embedding and head, no biases."""
-    wide, heads = intermediate or -(-hidden * 8 // 3 // 256) * 256, heads or max(1, hidden // 128)
+    """Return name -> shape of a decoder of LLaMA's form: untied embedding and head, no biases.
+
+    By default, `intermediate` is 8/3 of `hidden`, rounded up to a multiple of 256, `heads` is `hidden` / 128, and
+    `kv_heads` equals `heads`.
+    """
+    wide, heads_given = intermediate or -(-hidden * 8 // 3 // 256) * 256, heads
+    heads = heads or max(1, hidden // 128)
+    if (kv_heads or heads_given) and (hidden % heads or heads % (kv_heads or heads)):
+        wrong = "`--heads` must divide `--hidden`, and `--kv-heads` must divide `--heads`."
+        raise refusal(ValueError, wrong, **{"--hidden": hidden, "--heads": heads, "--kv-heads": kv_heads})
     kv = hidden * (kv_heads or heads) // heads
     block = {"q_proj": (hidden, hidden), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (hidden, hidden)}
     block |= {"gate_proj": (hidden, wide), "up_proj": (hidden, wide), "down_proj": (wide, hidden)}
@@ -168,7 +179,7 @@ def decoder_of_size(params: float) -> dict[str, tuple[int, ...]]:
     A block has about :math:`12 h^2` parameters and a model h / 128 blocks: the width h is the multiple of 1024 nearest
     to the cube root of 128 `params` / 12.
     """
-    params = checked_number(params, "params", 1e9, 1e14)
+    params = checked_number(params, "--params", 1e9, 1e14)
     hidden = 1024 * round((params * 128 / 12) ** (1 / 3) / 1024)
     one, two = (sum(map(math.prod, decoder(hidden, n).values())) for n in (1, 2))
     layers = 1 + (params - one) / (two - one)

@@ -7,7 +7,7 @@ from .._checks import refusal
 from ..config import BUILT_IN, DecaySettings, LdoptConfig, json_argument, name_of, settings_of_arguments, with_erniekit
 from ..layers.decay import LayerDecay
 from ..optimizers.options import REGISTRY
-from ..schedules.factory import SCHEDULES, metric_kinds
+from ..schedules.factory import ON_METRIC, SCHEDULES
 from .shared import Args, check_mixed_in_first
 
 
@@ -128,7 +128,7 @@ class LdoptArgumentsMixin(_Settings, Args):
                 message = "An optimizer that sets its own rate goes to the Trainer as `optimizers=`."
                 raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
         LdoptConfig(**settings)
-        if kind in metric_kinds() and name_of(self.evaluation_strategy) == "no":
+        if kind in ON_METRIC and name_of(self.evaluation_strategy) == "no":
             message = "The schedule follows an evaluation metric: give `evaluation_strategy` 'steps' or 'epoch'."
             raise refusal(ValueError, message, evaluation_strategy="no", lr_scheduler_type=kind)
 

@@ -5,6 +5,9 @@ import signal
 import sys
 from typing import Any, Optional, Union
 
+import paddle
+from paddle import distributed
+
 from .._checks import checked_steps, refusal
 from .._compat import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
@@ -219,8 +222,9 @@ class StopOnSigterm(Callback):
     """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before killing a job.
 
     In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
-    the shell's code for the signal. A second signal ends the process immediately. The callback listens
-    within ``with stop:``, in the main thread. `asked` is True after the signal.
+    the shell's code for the signal. A second signal ends the process immediately. The callback listens within
+    ``with stop:``, in the main thread. `asked` is True after the signal. Several processes agree after each step, so
+    that all of them save the same step, whichever got the signal first.
 
     Examples:
         >>> from paddle_ldopt.trainer import StopOnSigterm
@@ -231,10 +235,11 @@ class StopOnSigterm(Callback):
     """
 
     asked = False
+    _agreed = False  # whether a process of the run was asked before the end of the last step
 
     def __enter__(self) -> "StopOnSigterm":
         """Install the signal handler."""
-        self.asked = False
+        self.asked = self._agreed = False
         self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
@@ -250,12 +255,17 @@ class StopOnSigterm(Callback):
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Request a checkpoint."""
-        control.should_save = control.should_save or self.asked
+        self._agreed = self.asked
+        if args.world_size > 1:
+            flag = paddle.to_tensor([int(self.asked)], dtype="int32")
+            distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
+            self._agreed = bool(flag)
+        control.should_save = control.should_save or self._agreed
 
     on_epoch_end = on_step_end  # for a signal after the epoch's last step
 
     def on_save(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Exit."""
-        if self.asked:
+        if self._agreed:
             print(f"SIGTERM: resume with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM)

@@ -2,16 +2,18 @@
 
 import contextlib
 import functools
+import os
 import types
 from collections.abc import Iterator
 from typing import Any, Optional
 
+import paddle
 from paddle import distributed
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import refusal
-from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap
+from .._checks import first_few, refusal
+from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap, wrappers
 from ..config import (
     BUILT_IN,
     ERNIEKIT,
@@ -33,6 +35,7 @@ from ..optimizers.options import REGISTRY
 from ..rates import layerwise_interface
 from ..schedules import MetricSchedule
 from ..schedules.factory import SCHEDULES
+from ..schedules.warmup import resume_at, step_of_state
 from . import record, shared
 from .arguments import LdoptArgumentsMixin
 from .callbacks import GradualUnfreezeCallback
@@ -88,6 +91,7 @@ class LdoptTrainerMixin(ResumeMixin):
     lr_scheduler: Any
 
     _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
+    _own_schedule: Any = None  # the schedule that we or the Trainer built
     _record: record.Record  # of the present training
     _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
 
@@ -104,7 +108,12 @@ class LdoptTrainerMixin(ResumeMixin):
         return LayerMap.for_decay(decay, self.model, lambda: layers_of_trainer(self, rules))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step."""
+        """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step.
+
+        Each call has a schedule of its own, unless `optimizers` had one.
+        """
+        if self.lr_scheduler is not None and self.lr_scheduler is self._own_schedule:
+            self.lr_scheduler = None
         self._check_optimizer()
         self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
         with listening(self, on_train_begin=self._begin):
@@ -113,6 +122,9 @@ class LdoptTrainerMixin(ResumeMixin):
     def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
         """Return the Trainer's optimizer; if it has none, create it with the layer-wise rates."""
         if self.optimizer is not None:
+            own, new = unwrap(self.optimizer), self._own_schedule  # of a second training
+            if own is self._own_optimizer and new is not None and lr_scheduler is new and not isinstance(new, OwnRate):
+                own.set_lr_scheduler(new)
             self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
         args, decay, groups = self.args, decay_of_arguments(self.args), self.optimizer_grouped_parameters
@@ -170,6 +182,7 @@ class LdoptTrainerMixin(ResumeMixin):
         """Return the Trainer's schedule; if it has none, create ours."""
         args = self.args
         ours = hasattr(args, "lr_scheduler_kwargs") and builds_schedule(args)
+        given = self.lr_scheduler
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and layerwise_interface(self.optimizer).sets_own_lr:
             self.lr_scheduler = OwnRate(self.optimizer)
@@ -181,7 +194,10 @@ class LdoptTrainerMixin(ResumeMixin):
             self.lr_scheduler = build_schedule(settings, decay_steps or num_training_steps)
             if isinstance(self.lr_scheduler, MetricSchedule):
                 _ignore_steps_without_metric(self.lr_scheduler)
-        return super().create_scheduler(num_training_steps)
+        schedule = super().create_scheduler(num_training_steps)
+        if given is None:
+            self._own_schedule = schedule
+        return schedule
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Log as the Trainer does, with the values of `LayerLRCallback`: a callback cannot add to the logs."""
@@ -221,6 +237,10 @@ class LdoptTrainerMixin(ResumeMixin):
 
     def _begin(self) -> None:
         """Called before the first step, with the training's state loaded."""
+        path = os.path.join(self._resumed_from or "", "scheduler.pdparams")
+        if self._resumed_from is not None and os.path.isfile(path) and self.state.global_step:
+            of_metric = step_of_state(paddle.load(path)) is None  # its steps were evaluations
+            resume_at(self.lr_scheduler, self.state.global_step if of_metric else None)
         self._check_optimizer()  # the Trainer's `create_optimizer_and_scheduler` may have made one
         layers = layerwise_interface(self.optimizer).layers
         if layers is not None:
@@ -234,6 +254,12 @@ class LdoptTrainerMixin(ResumeMixin):
         """Raise if an optimizer that we did not make contradicts the arguments or the Trainer's schedule."""
         if self.optimizer is not None and unwrap(self.optimizer) is not self._own_optimizer:
             check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
+        known = {id(param) for layer in (self.model, getattr(self, "criterion", None)) for param in _parameters(layer)}
+        plain = self.optimizer is not None and len(wrappers(self.optimizer)) == 1  # wrappers may cut parameters
+        params = parameters_of(self.optimizer) if plain else []
+        if others := [param.name for param in params if id(param) not in known and not param.stop_gradient]:
+            wrong = "The optimizer must train the model's own parameters: build it after a layer was replaced."
+            raise refusal(ValueError, wrong, others=first_few(others))
 
     def _check_checkpoint(self, folder: str) -> None:
         super()._check_checkpoint(folder)
@@ -301,6 +327,10 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
         raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
 
 
+def _parameters(layer: Any) -> list[Any]:
+    return layer.parameters() if isinstance(layer, paddle.nn.Layer) else []
+
+
 def builds_schedule(args: Any) -> bool:
     """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
     kind = name_of(args.lr_scheduler_type)
@@ -321,14 +351,19 @@ def left_to_us(args: Any) -> Iterator[None]:
 
 
 def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
-    """Let `schedule.step()` without a metric, which the Trainer calls every step, do nothing."""
+    """Let `schedule.step()` without a metric, which the Trainer calls every step, do nothing after a warm-up."""
     plain: Any = type(schedule)
 
     def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:
-        if metrics is not None:
+        if metrics is not None or getattr(self, "num_warmup_steps", False):
             plain.step(self, metrics, *args, **kwargs)
 
-    schedule.__class__ = type(plain.__name__, (plain,), {"step": step, "__doc__": plain.__doc__})
+    def set_state_dict(self: Any, state_dict: Any) -> None:
+        if step_of_state(state_dict) is None:  # otherwise, the run had a schedule of steps
+            plain.set_state_dict(self, state_dict)
+
+    methods = {"step": step, "set_state_dict": set_state_dict, "__doc__": plain.__doc__}
+    schedule.__class__ = type(plain.__name__, (plain,), methods)
 
 
 class OwnRate(LRScheduler):

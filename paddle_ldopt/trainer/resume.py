@@ -20,8 +20,8 @@ class ResumeMixin(Trainer):
     """Make a Trainer resume exactly, and only from complete checkpoints. No arguments of ours and no decay are needed.
 
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
-      `gradient_accumulation_steps` must divide the number of batches in an epoch; otherwise the Trainer carries
-      gradients over.
+      Micro-batches left over at the end of an epoch, fewer than `gradient_accumulation_steps`, are dropped with a
+      warning, because the Trainer would add them to the next epoch's first step.
     - **Complete**: a resume refuses incomplete checkpoints and damaged files. ``train(resume_from_checkpoint=True)``
       takes the last valid checkpoint and warns of damaged checkpoints. (With asynchronous saving, a checkpoint counts
       as complete as soon as all of its files exist, and damage is not detected.)
@@ -74,7 +74,8 @@ class ResumeMixin(Trainer):
 
         checkpoint = decided_by_main(self, find)
         self._resumed_from, self._rng_restored = checkpoint, False
-        with listening(self, on_train_begin=self._find_best_model, on_epoch_begin=self._begin_epoch):
+        events = {"on_epoch_begin": self._begin_epoch, "on_step_end": self._end_step}
+        with listening(self, on_train_begin=self._find_best_model, **events):
             return super().train(checkpoint, *args, **kwargs)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,6 +116,11 @@ class ResumeMixin(Trainer):
         algorithm, keys, *rest = np.random.get_state()
         self._epoch_rng = {"numpy": [algorithm, np.asarray(keys).tolist(), *rest], "python": random.getstate()}
 
+    def _end_step(self) -> None:
+        """Called after each step: end the epoch before micro-batches that make no step."""
+        if self._left_over and self.state.global_step % self._steps_per_epoch == 0:
+            self.control.should_epoch_stop = True
+
     def _load_rng_state(self, checkpoint: Any) -> None:
         # Some samplers make the Trainer call this in every epoch after a resume. Only the first call may restore.
         if checkpoint is not None and not self._rng_restored:
@@ -126,6 +132,11 @@ class ResumeMixin(Trainer):
         arguments = call.arguments
         arguments["train_dataloader"] = raising_errors(arguments["train_dataloader"])
         self._steps_per_epoch = arguments["num_update_steps_per_epoch"]  # all steps, if the length is unknown
+        batches, each = arguments["len_dataloader"] or 0, self.args.gradient_accumulation_steps
+        self._left_over = batches % each if batches > each else 0
+        if self._left_over:
+            wrong = f"The last {self._left_over} of {batches} micro-batches of each epoch are dropped"
+            shared.logger_of(self).warning(f"{wrong}: gradient_accumulation_steps={each} does not divide them.")
         state, checkpoint = None, self._resumed_from
         if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
             for name, load in (("trainer_state.bin", "load"), ("trainer_state.json", "load_from_json")):

@@ -1,6 +1,7 @@
 """The layers of a Trainer's model, measured with its first row; of a pipeline, in which each process has a stage."""
 
 import dataclasses
+import re
 import warnings
 from typing import Any, Callable, Optional
 
@@ -8,7 +9,7 @@ import paddle
 from paddle import distributed
 from paddle.distributed import fleet
 
-from .._checks import problem
+from .._checks import first_few, problem, refusal
 from .._compat import checked_model, pipeline_of
 from .._processes import gathered
 from ..layers.map import LayerMap
@@ -119,6 +120,11 @@ class StageLayers(LayerMap):
     @classmethod
     def from_model(cls, model: paddle.nn.Layer, example: Any = None, rules: Any = None) -> "StageLayers":
         """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
+        by_chunk = [name for name, _ in model.named_parameters() if re.match(r"\d+\.\d+\.", name)]
+        if by_chunk and pipeline_of(model).get_num_virtual_stages() > 1:
+            wrong = "Paddle names the layers of an interleaved pipeline by chunk and place, not by their number: build"
+            advice = "the model from PaddleNLP's classes, or leave out `num_virtual_pipeline_stages`."
+            raise refusal(ValueError, f"{wrong} {advice}", names=first_few(by_chunk))
         trained = {param.name: param for param in model.parameters()}
         name_dict = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
         shared = {}  # the common name of each shared weight -> its structured name in this stage

@@ -340,16 +340,59 @@ class Sometimes(paddle.nn.Layer):
         return self.parts[int(part[0])](inputs).mean()
 
 
+def experts(use):
+    """Return what a step of SGD subtracts from a shared weight and from an expert, whose gradient is the rank + 1."""
+    network = paddle.nn.LayerList([paddle.nn.Linear(1, 1, bias_attr=False) for _ in range(2)])
+    network.forward = lambda x: sum(part(x) for part in network).mean()
+    network[1].weight.no_sync = True  # as paddle.incubate's MoELayer marks it
+    for param in network.parameters():
+        param.set_value(paddle.ones_like(param))
+    before = [1.0, 1.0]
+    optimizer, inputs = (
+        paddle.optimizer.SGD(1.0, network.parameters()),
+        paddle.full([2, 1], paddle.distributed.get_rank() + 1.0),
+    )
+    if use == "step":
+        ldopt.PipelineWithLossScale(paddle.DataParallel(network), optimizer, use_clip_grad=False)(inputs)
+    else:
+        accumulator = ldopt.GradientAccumulator("mean")
+        for _ in range(2):
+            network(inputs).backward()
+            accumulator(network)
+        accumulator.synchronize()
+        accumulator.apply(optimizer)
+    return [b - param.item() for b, param in zip(before, network.parameters())]
+
+
+def failing_update():
+    """Return the error of a step whose update fails in process 1 alone, and whether anything moved."""
+    ratio = [1.0]
+    with paddle.utils.unique_name.guard():
+        network = Sometimes()
+        inner = ldopt.AdamWDL(0.1, parameters=network.parameters(), set_param_lr_fun=lambda param: ratio[0])
+    step = ldopt.PipelineWithLossScale(fleet.distributed_model(network), fleet.distributed_optimizer(inner))
+    inputs = paddle.ones([4, 3]), paddle.zeros([4], "int64")
+    step(*inputs)
+    before = [param.numpy().copy() for param in network.parameters()]
+    ratio[0] = math.nan if paddle.distributed.get_rank() == 1 else 1.0
+    try:
+        step(*inputs)
+    except Exception as error:
+        same = [np.array_equal(a, param.numpy()) for a, param in zip(before, network.parameters())]
+        return type(error).__name__, all(same)
+
+
 def data_parallel():
     start_fleet(dp=2)
     rank, found = paddle.distributed.get_rank(), {}
 
-    def made(wrapped, **arguments):
+    def made(wrapped, optimizer=None, **arguments):
         with paddle.utils.unique_name.guard():
             network = Sometimes()
             for param in network.parameters():
                 param.set_value(paddle.ones_like(param))
-            optimizer = paddle.optimizer.SGD(1.0, network.parameters())
+            cls = paddle.optimizer.SGD if optimizer is None else ldopt.AdamWDL
+            optimizer = cls(1.0, parameters=network.parameters(), **(optimizer or {}))
         if wrapped == "fleet":
             model, optimizer = fleet.distributed_model(network), fleet.distributed_optimizer(optimizer)
         else:
@@ -388,6 +431,12 @@ def data_parallel():
         found["unused"].append([np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())])
 
     hcg = start_fleet(dp=2)
+    found["experts"] = [experts(use) for use in ("step", "accumulator")]
+    found["update"] = failing_update()
+    found["options"] = refused(
+        lambda: made("fleet", optimizer={"weight_decay": [0.1, 0.5][rank]}),
+        "weight_decay=0.1 in process 0 and 0.5 in process 1",
+    )
     network, step = cases.build(hcg, "whole", "sgd", ragged=True)
     labels = paddle.full([8, cases.LENGTH], cases.IGNORED, "int64")
     found["no token"] = refused(lambda: step(paddle.zeros_like(labels), labels), "0 tokens")
@@ -406,4 +455,7 @@ def test_data_parallel():
         row, unchanged = found["reduction"]
         assert row["overflow"] and row["scale"] == 8.0 and row["norm"] == math.inf and unchanged
         assert found["unused"] == [[False, False, True, True]] * 2
-        assert found["no token"] is True and found["cleared"]
+        assert found["no token"] is True and found["cleared"] and found["options"] is True
+    for rank, found in enumerate(results):
+        np.testing.assert_allclose(found["experts"], [[1.5, rank + 1.0]] * 2, rtol=1e-6)
+        assert found["update"] == ("ValueError" if rank else "RuntimeError", True)

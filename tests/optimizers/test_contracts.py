@@ -240,6 +240,8 @@ def test_a_state_in_memory_stays_as_it_was_loaded(name):
             if state is not None:
                 opt.set_state_dict(state)
             for param in params.values():
+                if state is not None:
+                    param.set_value(state["master_weights"][param.name].astype("bfloat16"))
                 param.grad = paddle.ones(param.shape, "bfloat16")
             opt.step()
         return opt.state_dict()

@@ -324,3 +324,22 @@ def test_the_default_of_an_option_is_the_constructors():
     assert Forgetful(parameters=one_parameter(), passed_on={"mass": 1}).fixed_options() == {"mass": 1.0}
     with pytest.raises(TypeError, match="`mass` must be a number"):
         Forgetful(parameters=one_parameter())
+
+
+def test_an_option_may_be_a_list():
+    class Listed(RuleOptimizer):
+        OPTIONS = {"sizes": Option(check=lambda value, name: value, default=(1,), group=True)}
+
+        @staticmethod
+        def rule(param, grad, state, lr, *, shard, sizes):
+            yield []
+            return param - lr * len(sizes) * grad, {}
+
+    params = [*one_parameter(), *one_parameter()]
+    opt = Listed(0.1, [{"params": params[:1], "sizes": [1, 2]}, {"params": params[1:]}], sizes=[1, 2, 3])
+    before = [param.numpy() for param in params]
+    for param in params:
+        param.grad = paddle.ones_like(param)
+    opt.step()
+    for param, start, moved in zip(params, before, (0.2, 0.3)):
+        np.testing.assert_allclose(start - param.numpy(), moved, rtol=1e-5)

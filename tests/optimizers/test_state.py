@@ -1,5 +1,6 @@
 """The state of every optimizer: its size, a resume, and states that are refused."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -293,3 +294,66 @@ def test_state_loads_into_an_optimizer_that_has_stepped(name, tmp_path):
             p.set_value(half[n])
         opt.set_state_dict(paddle.load(path))
         same(take_steps(opt, params, grads[3:]), want)
+
+
+WAYS = {
+    "set_value": lambda param, value: param.set_value(value),
+    "in place": paddle.no_grad()(lambda param, value: paddle.assign(value, param)),
+    "other memory": lambda param, value: setattr(param, "data", value),
+}
+
+
+@every_optimizer
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_masters_follow_weights_that_were_written(name, fused, way):
+    grads = np.random.default_rng(0).normal(size=(3, 4, 3))
+
+    def step(opt, param, grad):
+        param.grad = paddle.to_tensor(grad).astype("bfloat16")
+        opt.step()
+
+    ends = []
+    for by_hand in (False, True):
+        with paddle.utils.unique_name.guard():
+            param = paddle.nn.Linear(4, 3).to(dtype="bfloat16").weight
+            param.set_value(paddle.ones([4, 3], "bfloat16"))
+            opt = make(name, [param], multi_precision=True, fused=fused)
+        step(opt, param, grads[0])
+        value = param.clone()
+        value[0] = 5.0  # the other elements keep what the rounded weights lack
+        WAYS[way](param, value)
+        master = opt.state_dict()["master_weights"][param.name]
+        assert (master.astype("bfloat16") != param).any()
+        if by_hand:
+            master[0] = 5.0
+        for grad in grads[1:]:
+            step(opt, param, grad)
+        ends.append(opt.state_dict()["master_weights"][param.name].numpy())
+        assert (param.astype("float32").numpy() == master.astype("bfloat16").astype("float32").numpy()).all()
+    np.testing.assert_array_equal(*ends)
+
+
+@every_variant
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_between_two_backward_passes_is_allowed_as_in_paddle(name, fused, dtype):
+    model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.Linear(4, 4))
+    grads = [paddle.ones(param.shape, dtype) for param in model.to(dtype=dtype).parameters()]
+    before = [param.inplace_version for param in model.parameters()]
+    opt = make(name, model.parameters(), fused=fused)
+    for param, grad in zip(model.parameters(), grads):
+        param.grad = grad
+    opt.step()
+    assert [param.inplace_version for param in model.parameters()] == before
+
+
+@every_optimizer
+def test_16_bit_weights_without_masters_are_warned_of(name):
+    param = paddle.nn.Linear(2, 2).to(dtype="bfloat16").weight
+    for multi_precision in (True, False):
+        opt = make(name, [param], multi_precision=multi_precision)
+        param.grad = paddle.ones([2, 2], "bfloat16")
+        with pytest.warns(UserWarning) if not multi_precision else contextlib.nullcontext() as warned:
+            opt.step()
+    assert "multi_precision" in str(warned[0].message)

@@ -1,5 +1,7 @@
 """Files of another optimizer and bad arguments are refused, and nothing changes."""
 
+import contextlib
+import functools
 import os
 import types
 
@@ -20,6 +22,12 @@ OTHERS = {
     "width": (CAME, {"case": "came", "width": 5}, 2, r"parameters was {'scale'.*|'float32 \[4, 4\]'.*\[5, 5\]"),
     "blocks": (CAME, {"case": "came", "blocks": 3}, 9, "layers was .*parameters was {} and is {'blocks.2"),
     "type": (CAME, {"case": "came bf16"}, 0, "'float32.* and is .*'bfloat16"),
+    "weights": (
+        {"case": "came bf16"},
+        {"case": "came bf16"},
+        9,
+        "masters of .* do not fit the weights: load the model",
+    ),
     "decay": (CAME, {"case": "came", "decay": 0.6}, 9, r"decay was {'layerwise_decay': 0.5} and is .*: 0.6} now"),
     "no decay": (CAME, {"case": "came", "layerwise": False}, 9, "decay was {'layerwise_decay': 0.5} and is {} now"),
     "towers": ({"case": "SGD", "decay": TOWER}, {"case": "SGD"}, 9, "decay was {'towers': {'blocks': .*0.6}}} and is"),
@@ -45,6 +53,33 @@ def test_another_optimizer_is_refused_unless_it_is_meant(what, path):
     assert len(report.matched) == matched
     for name, value in run.state().items():
         assert name.rpartition(".")[0] not in report.matched or (other.state()[name] == value).all()
+
+
+LRS = paddle.optimizer.lr
+LINEAR = functools.partial(ldopt.get_scheduler, "linear", 0.1, 0, 20)
+SCHEDULED = {  # the schedule that was saved after 3 steps, the new one, its rate at step 3
+    "rate": (
+        lambda: ldopt.get_scheduler("linear", 1e-3, 0, 10),
+        LINEAR,
+        0.085,
+    ),
+    "Paddle's": (lambda: LRS.CosineAnnealingDecay(1e-3, 10), lambda: LRS.CosineAnnealingDecay(0.1, 4), 0.0146446609),
+    "class": (lambda: LRS.StepDecay(1e-3, 2), LINEAR, 0.085),
+    "plateau": (lambda: ldopt.ReduceLROnPlateau(0.1), lambda: ldopt.ReduceLROnPlateau(0.2), 0.2),
+    "of a plateau": (lambda: ldopt.ReduceLROnPlateau(0.1), lambda: LRS.StepDecay(0.1, 2), 0.01),
+}
+
+
+@pytest.mark.parametrize("what", SCHEDULED)
+def test_the_next_step_has_the_new_schedules_rate_at_the_resumed_step(what, path):
+    was, now, rate = SCHEDULED[what]
+    run, other = (Run("came", rate=schedule()) for schedule in (was, now))
+    run.train(3)
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    strict = type(run.rate) is type(other.rate)
+    with contextlib.nullcontext() if strict else pytest.warns(UserWarning, match="schedule was"):
+        ldopt.load_optimizer(path, other.optimizer, other.model, strict=strict)
+    assert other.optimizer.get_lr() == pytest.approx(rate)
 
 
 def test_a_model_with_a_new_head_keeps_the_rest(path):

@@ -91,7 +91,7 @@ def test_files_and_folder_are_synced_in_this_order(path, monkeypatch):
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=SLOW)])
 def test_saving_and_loading_over_and_over_leaves_nothing_behind(path, count):
     run, sizes = Run("came bf16").train(1), []
-    other = Run("came bf16")
+    other = Run("came bf16").with_weights_of(run)
     for i in range(count):
         a, b = (run, other) if i % 2 else (other, run)
         ldopt.save_optimizer(path, b.optimizer, b.model)

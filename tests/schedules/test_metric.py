@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from schedule_cases import rates
 
-from paddle_ldopt.schedules import ReduceLROnPlateau
+from paddle_ldopt.schedules import ReduceLROnPlateau, get_scheduler
 
 
 @pytest.mark.parametrize("patience, cooldown", [(p, c) for p in (0, 1, 3) for c in (0, 1, 2, 4)])
@@ -32,7 +32,7 @@ def test_plateau_reduces_the_rate_as_pytorch(patience, cooldown):
 
 
 def test_defaults():
-    defaults = ("min", 0.1, 10, 1e-4, "rel", 0, 0.0, 1e-8, False)
+    defaults = ("min", 0.1, 10, 1e-4, "rel", 0, 0.0, 1e-8, False, 0)
     assert tuple(p.default for p in list(inspect.signature(ReduceLROnPlateau).parameters.values())[1:]) == defaults
 
 
@@ -100,3 +100,28 @@ def test_properties_on_a_metric(peak, low, losses, **options):
     twin = ReduceLROnPlateau(peak, **options)
     twin.set_state_dict(pickle.loads(pickle.dumps(schedule.state_dict())))
     assert rates(twin, 20) == rates(schedule, 20)
+
+
+def test_a_warm_up_comes_before_the_reductions():
+    schedule = get_scheduler("reduce_lr_on_plateau", 0.4, 4, None, {"patience": 0, "factor": 0.5})
+    got = [schedule()]
+    for metric in (1.0, 2.0, None, None, 3.0, 4.0):  # the metric rises: each evaluation asks for a reduction
+        schedule.step()
+        if metric is not None:
+            schedule.step(metric)
+        got.append(schedule())
+    assert got == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.2, 0.1])
+    other = ReduceLROnPlateau(0.8, patience=0, factor=0.5, num_warmup_steps=4)
+    other.set_state_dict(schedule.state_dict())
+    other.step()
+    assert other() == pytest.approx(0.2), "the same fraction of another rate"
+    with pytest.raises(TypeError, match="`metrics` must be one number"):
+        ReduceLROnPlateau(0.1).step()
+
+
+@pytest.mark.parametrize("plateau", [ReduceLROnPlateau(0.1), ReduceLROnPlateau(0.1, num_warmup_steps=2)])
+def test_it_is_refused_inside_another_schedule_which_would_pass_step_numbers_as_metrics(plateau):
+    schedule = paddle.optimizer.lr.LinearWarmup(plateau, warmup_steps=2, start_lr=0.0, end_lr=0.1)
+    with pytest.raises(TypeError, match="cannot be inside another schedule: use its `num_warmup_steps`"):
+        for _ in range(3):
+            schedule.step()

@@ -57,8 +57,8 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
     assert trainer.lr_scheduler() == pytest.approx(RATES[3])
 
     capsys.readouterr()
-    options = ["--steps", "6", "--lr", "0.1", "--kwargs", '{"floor": 0.2}']
-    assert main(["schedule", "--type", "triangle", "--warmup", "2", *options]) == 0
+    options = ["--max_steps", "6", "--learning_rate", "0.1", "--lr_scheduler_kwargs", '{"floor": 0.2}']
+    assert main(["schedule", "--lr_scheduler_type", "triangle", "--warmup_steps", "2", *options]) == 0
     assert "0.1" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["schedule", "--help"])

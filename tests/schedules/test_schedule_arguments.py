@@ -7,6 +7,7 @@ import paddle
 import pytest
 from schedule_cases import KINDS, every_kind, make, optimizer_of, rates
 
+import paddle_ldopt as ldopt
 from paddle_ldopt.schedules import ON_METRIC, CurveSchedule, get_scheduler
 
 
@@ -126,3 +127,9 @@ def test_a_training_that_ends_within_the_warmup_is_warned_of(kind, specific, wan
         schedule = get_scheduler(kind, 1.0, 8, 2, specific)
     assert caught[0].filename.endswith("factory.py"), "the caller of the kind's function"
     np.testing.assert_allclose(rates(schedule, 10)[2:], want, atol=1e-12)
+
+
+def test_an_optimizer_that_sets_its_rate_gets_no_schedule():
+    optimizer = ldopt.Adafactor(paddle.nn.Linear(2, 2).parameters(), relative_step=True)
+    with pytest.raises(ValueError, match="`relative_step` sets the rate: build the optimizer with relative_step=False"):
+        get_scheduler("linear", optimizer, 10, 100)

@@ -194,7 +194,8 @@ def test_wrapped_optimizers(attribute):
 def test_get_scheduler_is_the_function(kind, as_enum):
     general = ("num_warmup_steps", "num_training_steps")
     specific = {k: v for k, v in KINDS[kind].items() if k not in general}
-    got = get_scheduler(SchedulerType(kind) if as_enum else kind, 0.1, 10, 100, specific)
+    warmup = 10 if "num_warmup_steps" in KINDS[kind] else None
+    got = get_scheduler(SchedulerType(kind) if as_enum else kind, 0.1, warmup, 100, specific)
     assert rates(got, 110) == rates(make(kind), 110)
     optimizer = optimizer_of()
     assert get_scheduler(kind, optimizer, 10, 100, specific) is optimizer._learning_rate

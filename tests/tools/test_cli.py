@@ -11,17 +11,33 @@ from paddlenlp.transformers import BertConfig
 
 from paddle_ldopt.tools.cli import load_model, main
 
+DECAY = "--layerwise_lr_decay"
 BERT = "BertForSequenceClassification"
 
 
 def test_table_plot_and_json(tmp_path, capsys):
     picture = tmp_path / "rates.png"
-    assert main(["layers", "--model", BERT, "--decay", "0.5", "--lr", "1e-3", "--plot", str(picture)]) == 0
+    assert (
+        main(
+            [
+                "layers",
+                "--model",
+                BERT,
+                "--layerwise_lr_decay",
+                "0.5",
+                "--learning_rate",
+                "1e-3",
+                "--plot",
+                str(picture),
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "block 11" in shown and "0.0005" in shown and "…" not in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
-    options = ["--decay", "0.5", "--convention", "electra", "--head-ratio", "2"]
-    assert main(["layers", "--model", BERT, *options, "--freeze-below", "0.2", "--json"]) == 0
+    options = [DECAY, "0.5", "--layerwise_convention", "electra", "--layerwise_head_ratio", "2"]
+    assert main(["layers", "--model", BERT, *options, "--layerwise_freeze_below", "0.2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["towers"] == {"bert.encoder.layers": 12}
     assert [row["ratio"][0] for row in answer["layers"]] == [0.0] * 12 + [0.25, 2.0]
@@ -42,7 +58,12 @@ def test_the_layers_are_measured(tmp_path, capsys):
 
 
 def test_towers_and_multipliers(capsys):
-    options = ["--towers", '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}', "--multipliers", '{"classifier": 10}']
+    options = [
+        "--layerwise_towers",
+        '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}',
+        "--layerwise_multipliers",
+        '{"classifier": 10}',
+    ]
     assert main(["layers", "--model", BERT, *options, "--json"]) == 0
     layers = json.loads(capsys.readouterr().out)["layers"]
     assert [row["ratio"][1] for row in layers[11:]] == pytest.approx([0.025, 0.05, 10.0])
@@ -50,15 +71,15 @@ def test_towers_and_multipliers(capsys):
 
 
 def test_rules(capsys):
-    assert main(["layers", "--model", BERT, "--decay", "0.5", "--rules", '{"pooler": 12}', "--json"]) == 0
+    assert main(["layers", "--model", BERT, DECAY, "0.5", "--layerwise_rules", '{"pooler": 12}', "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["layers"]
     assert [(row["label"], row["ratio"][0]) for row in rows[-2:]] == [("head", 1.0), ("block 11", 0.5)]
-    assert main(["layers", "--model", BERT, "--rules", '["pooler"]']) == 2
-    assert "`--rules` must be a JSON object such as" in capsys.readouterr().err
+    assert main(["layers", "--model", BERT, "--layerwise_rules", '["pooler"]']) == 2
+    assert "`--layerwise_rules` must be a JSON object such as" in capsys.readouterr().err
 
 
 def test_a_large_model_is_shown_without_its_memory(capsys):
-    assert main(["layers", "--model", "LlamaForCausalLM", "--decay", "0.9"]) == 0
+    assert main(["layers", "--model", "LlamaForCausalLM", DECAY, "0.9"]) == 0
     assert "block 31" in capsys.readouterr().out
 
 
@@ -69,7 +90,7 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [BERT]}))
     assert type(load_model(str(tmp_path))).__name__ == BERT
-    assert main(["layers", "--model", str(tmp_path), "--decay", "0.9", "--json"]) == 0
+    assert main(["layers", "--model", str(tmp_path), DECAY, "0.9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["towers"] == {"bert.encoder.layers": 3}
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     with pytest.raises(ValueError, match="neither an architecture nor a model type.*Received: --model="):
@@ -82,14 +103,17 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
         (["--model", "NoSuchModel"], "Received: --model='NoSuchModel'"),
         (["--model", "BertTokenizer"], "must be a model class. Received: --model='BertTokenizer'"),
         (["--model", "{folder}"], "Received: --model='{folder}'"),
-        (["--model", BERT, "--decay", "1.5"], "`--decay` must be in (0, 1]. Received: --decay=1.5"),
-        (["--model", BERT, "--lr", "-1"], "Received: --lr=-1.0"),
         (
-            ["--model", BERT, "--towers", "[]"],
-            """`--towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
+            ["--model", BERT, DECAY, "1.5"],
+            "`--layerwise_lr_decay` must be in (0, 1]. Received: --layerwise_lr_decay=1.5",
+        ),
+        (["--model", BERT, "--learning_rate", "-1"], "Received: --learning_rate=-1.0"),
+        (
+            ["--model", BERT, "--layerwise_towers", "[]"],
+            """`--layerwise_towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
         ),
         (
-            ["--model", BERT, "--decay", "0.5", "--towers", '{{"vision": 0.9}}'],
+            ["--model", BERT, DECAY, "0.5", "--layerwise_towers", '{{"vision": 0.9}}'],
             "The model has no blocks in a part of this name",
         ),
         (["--model", BERT, "--plot", "rates.txt"], "Received: --plot='rates.txt'"),
@@ -106,7 +130,7 @@ def test_it_runs_as_a_module():
     run = subprocess.run(
         [sys.executable, "-m", "paddle_ldopt", "layers", "--help"], capture_output=True, text=True, check=True
     )
-    assert "--freeze-below" in run.stdout
+    assert "--layerwise_freeze_below" in run.stdout
 
 
 def test_a_model_that_needs_memory_to_be_built(monkeypatch):
@@ -134,7 +158,17 @@ def test_a_model_without_paddlenlp(monkeypatch):
 
 # ---- schedule
 
-COSINE = ["schedule", "--type", "cosine", "--steps", "1000", "--warmup", "100", "--lr", "5e-5"]
+COSINE = [
+    "schedule",
+    "--lr_scheduler_type",
+    "cosine",
+    "--max_steps",
+    "1000",
+    "--warmup_steps",
+    "100",
+    "--learning_rate",
+    "5e-5",
+]
 
 
 def marks(text):
@@ -153,21 +187,35 @@ def test_it_plots_in_the_terminal(capsys):
     assert {column for row in rows for column in row} == set(range(72))
 
 
+@pytest.mark.parametrize("steps, last", [("1", "0..0"), ("2", "0..1"), ("1e11", "0..99999999999")])
+def test_runs_of_any_length_fill_the_plot(steps, last, capsys):
+    assert main([*COSINE, "--max_steps", steps, "--warmup_steps", "0"]) == 0
+    out = capsys.readouterr().out
+    assert f" {last}\n" in out and {column for row in marks(out) for column in row} == set(range(72))
+
+
+def test_a_misspelt_flag_is_told_the_one_that_was_meant(capsys):
+    for flag, meant in {"--lr": "learning_rate", "--decay": "layerwise_lr_decay", "--warmpu": "warmup_steps"}.items():
+        with pytest.raises(SystemExit):
+            main([*COSINE, flag, "1"])
+        assert f"{flag} is not a known argument; the nearest is '--{meant}'" in capsys.readouterr().err
+
+
 def test_layers_are_drawn_below_the_head(capsys):
-    assert main([*COSINE, "--decay", "0.5", "--layers", "3"]) == 0
+    assert main([*COSINE, DECAY, "0.5", "--layers", "3"]) == 0
     out = capsys.readouterr().out
     assert "* head   . embeddings and all between" in out and ".." in out
 
 
 def test_kwargs_reach_the_schedule(capsys):
-    restarts = ["schedule", "--type", "cosine_with_restarts", "--steps", "300", "--lr", "1"]
-    assert main([*restarts, "--kwargs", '{"num_cycles": 3}']) == 0
+    restarts = ["schedule", "--lr_scheduler_type", "cosine_with_restarts", "--max_steps", "300", "--learning_rate", "1"]
+    assert main([*restarts, "--lr_scheduler_kwargs", '{"num_cycles": 3}']) == 0
     assert len([c for c in marks(capsys.readouterr().out)[0] if c in (0, 24, 48)]) == 3
 
 
 def test_it_draws_a_file(tmp_path, capsys):
     picture = tmp_path / "schedule.png"
-    assert main([*COSINE, "--plot", str(picture), "--decay", "0.8", "--layers", "12"]) == 0
+    assert main([*COSINE, "--plot", str(picture), DECAY, "0.8", "--layers", "12"]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr()
     assert shown.out == "" and str(picture) in shown.err
@@ -176,17 +224,17 @@ def test_it_draws_a_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({"--type": "cosin"}, "Received: --type='cosin'"),
-        ({"--type": "reduce_lr_on_plateau"}, "Received: --type='reduce_lr_on_plateau'"),
-        ({"--steps": "0"}, "Received: --steps=0"),
-        ({"--warmup": "-1"}, "Received: --warmup=-1"),
-        ({"--lr": "-1"}, "Received: --lr=-1.0"),
-        ({"--kwargs": "{min_lr}"}, "Received: --kwargs='{min_lr}'"),
-        ({"--kwargs": '{"no_such": 1}'}, "no_such"),
-        ({"--decay": "0.8"}, "Received: --decay=0.8, --layers=None"),
+        ({"--lr_scheduler_type": "cosin"}, "Received: --lr_scheduler_type='cosin'"),
+        ({"--lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: --lr_scheduler_type='reduce_lr_on_plateau'"),
+        ({"--max_steps": "0"}, "Received: --max_steps=0"),
+        ({"--warmup_steps": "-1"}, "Received: --warmup_steps=-1"),
+        ({"--learning_rate": "-1"}, "Received: --learning_rate=-1.0"),
+        ({"--lr_scheduler_kwargs": "{min_lr}"}, "Received: --lr_scheduler_kwargs='{min_lr}'"),
+        ({"--lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
+        ({DECAY: "0.8"}, "Received: --layerwise_lr_decay=0.8, --layers=None"),
         ({"--layers": "12"}, "Received: --layers=12"),
-        ({"--layers": "0", "--decay": "0.8"}, "Received: --layers=0"),
-        ({"--layers": "3", "--decay": "2"}, "Received: --decay=2.0"),
+        ({"--layers": "0", "--layerwise_lr_decay": "0.8"}, "Received: --layers=0"),
+        ({"--layers": "3", "--layerwise_lr_decay": "2"}, "Received: --layerwise_lr_decay=2.0"),
         ({"--plot": "out.txt"}, "Received: --plot='out.txt'"),
     ],
 )

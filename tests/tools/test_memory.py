@@ -85,7 +85,9 @@ def run(capsys, *options):
 
 def test_the_command_shows_optimizers_side_by_side(capsys):
     out = run(capsys, "--params", "7e9", "--optimizer", "came", "lamb")
-    assert "6.74 B parameters" in out and "…" not in out
+    assert (
+        "6.74 B parameters" in out and "nearest to --params 7e+09: --hidden 4096 --layers 32" in out and "…" not in out
+    )
     assert [line.split()[-2:] for line in out.splitlines() if line.startswith(" state")] == [["25.1", "50.2"]]
 
 
@@ -106,7 +108,9 @@ def test_json_and_markdown(capsys):
     [
         ([], "Received: --params=None, --model=None, shape={}"),
         (["--params", "7e9", "--hidden", "8"], "shape={'hidden': 8}"),
-        (["--params", "7"], "Received: params=7.0"),
+        (["--params", "7"], "`--params` must be in [1e+09, 1e+14]. Received: --params=7.0"),
+        (["--hidden", "64", "--layers", "1", "--heads", "3"], "Received: --hidden=64, --heads=3, --kv-heads=0"),
+        (["--hidden", "64", "--layers", "1", "--heads", "4", "--kv-heads", "3"], "--heads=4, --kv-heads=3"),
         (["--hidden", "8"], "Received: shape={'hidden': 8}"),
         (["--hidden", "0", "--layers", "1"], "Received: --hidden=0"),
         (["--params", "7e9", "--optimizer", "came,name=lamb"], "Received: --optimizer='came,name=lamb'"),

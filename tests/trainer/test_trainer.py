@@ -524,6 +524,15 @@ def test_a_second_training_keeps_the_optimizer_of_the_first(tmp_path):
     assert trainer.optimizer is first
 
 
+def test_an_optimizer_of_a_layer_that_was_replaced_is_refused(tmp_path):
+    model = common.tiny_model()
+    opt = ldopt.create("adamwdl", model, learning_rate=paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0))
+    model.classifier = paddle.nn.Linear(16, 2)
+    trainer = common.trainer(tmp_path, model, optimizers=(opt, opt._learning_rate))
+    with pytest.raises(ValueError, match="must train the model's own parameters: build it after a layer was replaced"):
+        trainer.train()
+
+
 def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
     # the Trainer's enum has the name, and the Trainer no optimizer for it
     others = {name: info for name, info in REGISTRY.items() if name != "adafactor"}

@@ -123,6 +123,7 @@ def test_resume_with_frozen_layers_is_exact(tmp_path, form):
     "settings, step",
     [
         ({"gradient_accumulation_steps": 2, "save_steps": 4, "max_steps": 8}, 4),  # three steps make an epoch
+        ({"gradient_accumulation_steps": 4, "save_steps": 2, "max_steps": 4}, 2),  # two of six batches are left over
         ({"save_strategy": "epoch", "num_train_epochs": 3, "max_steps": -1}, 12),
         ({"save_strategy": "epoch", "num_train_epochs": 3, "max_steps": -1, "do_eval": True, **EVALUATE}, 6),
     ],
