@@ -14,7 +14,7 @@ _MOST_SHOWN = 400  # characters of a value in a message
 
 
 class _Short(reprlib.Repr):
-    """The `repr` of a value in bounded length; of an array, its shape."""
+    """The `repr` of a value in bounded length; of an array, its shape; of a network, its class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,6 +24,8 @@ class _Short(reprlib.Repr):
     def repr1(self, x: Any, level: int) -> str:
         if hasattr(x, "__array__") and not isinstance(x, type) and math.prod(getattr(x, "shape", ())) > 8:
             return f"{type(x).__name__} of shape {list(x.shape)}"
+        if hasattr(x, "named_sublayers") and not isinstance(x, type):
+            return f"<{type(x).__name__}>"
         return super().repr1(x, level)
 
 
