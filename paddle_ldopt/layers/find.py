@@ -57,7 +57,7 @@ def layers_of_model(
     layers.update({name: measured.beside(name, layers) for name in unused})
     layers = {name: layers.get(name, Layer("", 0, 0)) for name in params}
     doubts = [f"the forward pass did not use {quoted(unused, 12)}, which are placed by name"] if unused else []
-    if bypassing := [name for name in measured.bypassing if name not in places]:
+    if bypassing := [name for name in measured.bypassing() if name not in places]:
         doubts.append(f"{quoted(bypassing, 12)} feed the head also past all blocks and count as embeddings")
     left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in places}
     for first, second in measured.order.apart:

@@ -44,14 +44,19 @@ class MeasuredModel:
         self._place_lists()
         self._keep_within_stages()
         self.unused = [name for name in params if name not in self.places]
-        # a second stem, as a ViT adapter's; a tied embedding is used again behind the blocks
-        heads = [name for name, place in self.places.items() if self._above_head(place) > 0 and name in self._bits]
-        past_all = _union(self._below[node] for name in heads for node in self.measured.uses(name))
-        self.bypassing = [name for name in self._bits if past_all & self._bits[name] and self._is_only_below(name)]
 
-    def _is_only_below(self, name: str) -> bool:
-        embeddings = self.places.get(name, (0, 1))[1] == 0
-        return embeddings and not any(self._made[node] for node in self.measured.uses(name))
+    def bypassing(self) -> list[str]:
+        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's."""
+        kinds = {
+            name: (place[1], self._above_head(place) > 0) for name, place in self.places.items() if name in self._bits
+        }
+        uses = {name: self.measured.uses(name) for name in kinds}
+        inner = {node for name, (index, is_head) in kinds.items() if index and not is_head for node in uses[name]}
+        leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
+        below = self.measured.collect(leaves, frozenset(inner | self._ends))
+        past = _union(below[node] for name, (_, is_head) in kinds.items() if is_head for node in uses[name])
+        found = [name for name in self._bits if past & self._bits[name] and kinds.get(name, (1, True))[0] == 0]
+        return [name for name in found if not any(self._made[node] for node in uses[name])]  # but for tied ones
 
     def layers(self) -> dict[str, Layer]:
         """Return name -> `Layer` of the parameters that were placed."""
@@ -74,9 +79,9 @@ class MeasuredModel:
         ends: dict[int, int] = {}
         for t, _, _, outputs in self._calls:
             ends.update({node: ends.get(node, 0) | 1 << t for node in outputs})
-        self._made = self.measured.collect(ends)
+        self._made, self._ends = self.measured.collect(ends), {*ends}
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
-        self._below = below = self.measured.collect(leaves, frozenset(ends))
+        below = self.measured.collect(leaves, frozenset(ends))
         self._in_result = _union(below[node] for node in self.measured.results)
         for t, index, inputs, outputs in self._calls:
             fed = _union(leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
@@ -144,25 +149,20 @@ class MeasuredModel:
         return place[1] - (self._deepest if place[0] is None else self.towers[place[0]].depth)
 
     def _place_lists(self) -> None:
-        """Place lists with an item per block or stage, of which only the last is behind or before all blocks."""
-        lists: dict[tuple[str, type], list[str]] = {}
+        """Move the last item of a list with an item per stage from the head to its stage: SegFormer's norms."""
+        lists: dict[str, list[str]] = {}
         for path in self.tree.inside:
             parent, _, last = path.rpartition(".")
             if re.search(r"\d", last):
-                lists.setdefault((f"{parent}.{re.sub(r'[0-9]+', '#', last)}", self.order.kinds[path]), []).append(path)
+                lists.setdefault(f"{parent}.{re.sub(r'[0-9]+', '#', last)}", []).append(path)
         for items in lists.values():
-            names = [[name for name in self.tree.inside[item] if name in self._bits] for item in items]
-            if len(items) < 2 or not all(names) or any(name not in self.places for row in names for name in row):
-                continue
-            fed = [[self._fed(name) for name in row] for row in names]
-            made = [[self._made[node] for name in row for node in self.measured.uses(name)] for row in names]
-            for t, tower in enumerate(self.towers):
-                ids, end = [min(place.get(t, tower.depth + 1) for place in row) for row in fed], tower.depth
-                behind = ids[-1] == end + 1 and ids[0] > 0 and ids[-2] < end and ids == sorted({*ids})
-                if behind and all(bits >> t & 1 for bits in made[-1]):
-                    self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, end)))
-                elif ids == [*range(end)] and any(made[0]) and not any(bits >> t & 1 for row in made for bits in row):
-                    self.places.update({name: (t, i) for i, row in enumerate(names, 1) for name in row})
+            found = [{self.places.get(name, (None, 0)) for name in self.tree.inside[item]} for item in items]
+            ((t, last_id),) = found[-1] if len(found[-1]) == 1 else ((None, 0),)
+            ids = [index for places in found for at, index in places if at == t]
+            if t is not None and len(ids) == len(items) > 1 and ids == sorted({*ids}) and ids[0] > 0:
+                depth = self.towers[t].depth
+                if last_id == depth + 1 and ids[-2] < depth:
+                    self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, depth)))
 
     def _keep_within_stages(self) -> None:
         """Keep a stage's own parameters in its blocks, and statistics beside their weights."""

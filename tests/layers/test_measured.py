@@ -365,6 +365,21 @@ def test_parts_between_blocks_and_stages():
     assert ids["layers.0.downsample.weight"] == 2 and ids["layers.1.blocks.2.mix.weight"] == 5
 
 
+def test_a_second_stem_is_listed():
+    def run(self, x):
+        side = self.spm(x) + self.level_embed  # as in a ViT adapter: to the blocks and past them to the head
+        for block, injector in zip(self.blocks, self.injectors):
+            x = block(x + injector(side))
+        return self.head(self.norm(side) + x)
+
+    injectors = nn.LayerList([nn.Linear(D, D) for _ in range(3)])
+    parts = {"blocks": blocks(3), "spm": nn.Linear(D, D), "injectors": injectors, "norm": nn.LayerNorm(D)}
+    model = Net(run, level_embed=[D], **parts, head=nn.Linear(D, 2))
+    _, said = places(model, VECTORS, silent=False)
+    assert "'level_embed', 'spm.weight', 'spm.bias' feed the head also past all blocks" in said
+    _, said = places(model, VECTORS, rules={"^(spm|level_embed|injectors)": "head"})
+
+
 def test_pairs_in_lists_without_a_forward():
     class Norm(nn.Layer):
         def __init__(self, fn):
