@@ -24,7 +24,7 @@ from ._safetensors import Arrays, check_part, from_json, read_record, set_parts,
 from .layers.decay import OPTIONS
 from .optimizers import LayerwiseOptimizer
 from .optimizers.apply import plain_class
-from .optimizers.states import GLOBAL_STEP, STEP, check_value
+from .optimizers.states import GLOBAL_STEP, STEP, check_value, refresh_masters
 from .schedules.warmup import resume_at, step_of_state
 from .version import __version__
 
@@ -368,6 +368,8 @@ def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _compat.StateForm]]:
 
 def _states_of(optimizer: Optimizer) -> States:
     """Return the state of all parameters that have one."""
+    if isinstance(optimizer, LayerwiseOptimizer):
+        refresh_masters(optimizer, parameters_of(optimizer))  # of weights written after the last step
     states, known = {}, _layouts(optimizer)
     for param in parameters_of(optimizer):
         if (tensors := _tensors(optimizer, param, known[param.name])) is not None:
