@@ -22,10 +22,9 @@ class _Short(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = _MOST_SHOWN
 
     def repr1(self, x: Any, level: int) -> str:
-        shape = getattr(x, "shape", ())
-        is_large = math.prod(shape) > 8 or (level < self.maxlevel and len(shape) > 0)  # a list may have many
-        if hasattr(x, "__array__") and hasattr(x, "shape") and not isinstance(x, type) and is_large:
-            return f"{type(x).__name__} of shape {list(x.shape)}"
+        shape = getattr(x, "shape", ()) if hasattr(x, "__array__") and not isinstance(x, type) else ()
+        if math.prod(shape) > 8 or (level < self.maxlevel and len(shape) > 0):  # a list may have many
+            return f"{type(x).__name__} of shape {list(shape)}"
         if hasattr(x, "named_parameters") and not isinstance(x, type):
             return f"<{type(x).__name__} object>"
         return super().repr1(x, level)

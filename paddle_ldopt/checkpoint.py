@@ -24,7 +24,7 @@ from ._safetensors import Arrays, check_part, from_json, read_record, set_parts,
 from .layers.decay import OPTIONS
 from .optimizers import LayerwiseOptimizer
 from .optimizers.apply import plain_class
-from .optimizers.states import GLOBAL_STEP, STEP, check_value
+from .optimizers.states import GLOBAL_STEP, STEP, check_value, refresh_masters, unfit_masters
 from .schedules.warmup import resume_at, step_of_state
 from .version import __version__
 
@@ -181,7 +181,12 @@ def load_optimizer(
             if owner not in by_name:
                 raise refusal(ValueError, "The file has a tensor that belongs to no parameter.", tensor=key)
             by_name[owner][state] = value
-        found = record_differences(record, present) + _other_weights(inner, names, by_name)
+        found = record_differences(record, present)
+        others = unfit_masters(inner, {param: by_name.get(name, {}).get(MASTER) for param, name in names.items()})
+        if others:
+            found.append(
+                f"the masters of {quoted(map(names.get, others))} do not fit the weights: load the model before"
+            )
         if found and strict:
             problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
             raise refusal(ValueError, problem, path=path)
@@ -368,6 +373,7 @@ def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _compat.StateForm]]:
 
 def _states_of(optimizer: Optimizer) -> States:
     """Return the state of all parameters that have one."""
+    refresh_masters(optimizer, parameters_of(optimizer))  # of weights written after the last step
     states, known = {}, _layouts(optimizer)
     for param in parameters_of(optimizer):
         if (tensors := _tensors(optimizer, param, known[param.name])) is not None:
@@ -425,18 +431,6 @@ def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
             raise refusal(ValueError, problem, state=sorted(state))
         for key, (dtype, values) in state.items():
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
-
-
-def _other_weights(optimizer: Optimizer, names: dict[str, str], states: States) -> list[str]:
-    """Return a sentence if the float32 masters among the states are not of the present weights."""
-    others = []  # Paddle's own optimizers may let them differ
-    for param in parameters_of(optimizer) if isinstance(optimizer, LayerwiseOptimizer) else ():
-        _, master = states.get(names[param.name], {}).get(MASTER, ("", None))
-        comparable = master is not None and optimizer.has_master(param) and list(master.shape) == list(param.shape)
-        if comparable and bool((paddle.to_tensor(master).astype(param.dtype) != param).any()):
-            others.append(names[param.name])
-    wrong = f"the float32 masters of {quoted(others)} do not fit the weights: load the model before"
-    return [wrong] if others else []
 
 
 def _set_states(optimizer: Optimizer, states: States) -> None:

@@ -77,7 +77,8 @@ class Batch:
         except KeyError:  # a state was removed
             return False
         forms = all(map(Tensor.is_same_shape, self.params, self._targets)) and self.params[0].dtype == self._dtype
-        forms = forms and list(map(_form, self.params)) == list(map(_form, self._targets))
+        for of in (Tensor.data_ptr, Tensor.is_contiguous):
+            forms = forms and list(map(of, self.params)) == list(map(of, self._targets))
         return forms and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
 
     def release(self, names: set[str]) -> None:
@@ -135,10 +136,6 @@ def uncounted(tensor: Any) -> Any:
     other = EagerParamBase(tensor.shape, tensor.dtype)
     tensor._share_buffer_to(other)
     return other
-
-
-def _form(tensor: Tensor) -> Any:
-    return tensor.data_ptr(), tensor.is_contiguous()
 
 
 class Batches:

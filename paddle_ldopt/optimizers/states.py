@@ -88,7 +88,7 @@ class StepFunction:
 
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
     """Let masters follow parameters that were written since the last step."""
-    for param in params:
+    for param in params if hasattr(optimizer, "writes") else ():
         master = optimizer._master_weights.get(param.name)
         write = write_of(param), write_of(optimizer.finder.params.get(param.name, param))  # it may be a slice
         if master is None or optimizer.writes.get(param.name) == write or not optimizer.has_master(param):
@@ -96,6 +96,17 @@ def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
         optimizer.writes[param.name] = write
         fits = master.astype(param.dtype) == param
         _C_ops.assign_out_(_C_ops.where(fits, master, param.astype(master.dtype)), master)
+
+
+def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
+    """Return ``param.name`` of the parameters that differ from their rounded masters, given as (dtype, array) or None.
+
+    Paddle's own optimizers may let them differ.
+    """
+    params = flatten_groups(optimizer._parameter_list) if hasattr(optimizer, "has_master") else []
+    given = [(param, masters[param.name]) for param in params if optimizer.has_master(param)]
+    present = [(param, master[1]) for param, master in given if master and list(master[1].shape) == list(param.shape)]
+    return [p.name for p, master in present if bool((paddle.to_tensor(master).astype(p.dtype) != p).any())]
 
 
 def rename_state(optimizer: Any, other: Any) -> None:

@@ -214,8 +214,10 @@ class OneStep(Optimizer):
                 chosen, rate = self.values_now(group)
                 if not decays and "weight_decay" in chosen:
                     chosen["weight_decay"] = 0.0
-                values = (value if value.__hash__ else repr(value) for value in chosen.values())
-                known[key] = known.setdefault((*values, rate), len(options))
+                try:
+                    known[key] = known.setdefault((*chosen.values(), rate), len(options))
+                except TypeError:  # an option that is a list
+                    known[key] = len(options)
                 if known[key] == len(options):
                     options.append(chosen)
                     rates.append(rate)
