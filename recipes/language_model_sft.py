@@ -115,11 +115,7 @@ def build(args, options, parts):
         if not rows:
             raise error(f"No row of {part} has an answer to learn.", max_length=options.max_length)
     trainer = Writer(
-        model=model,
-        args=args,
-        data_collator=collate,
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
+        model=model, args=args, data_collator=collate, train_dataset=data["train"], eval_dataset=data["validation"]
     )
     train, test = (np.concatenate([row["labels"] for row in data[part]]) for part in ("train", "test"))
     train, test = train[train != IGNORED], test[test != IGNORED]

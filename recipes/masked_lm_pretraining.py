@@ -6,13 +6,11 @@
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
     python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
 
-By default, MiniLM (from a package that `make` installs) trains on docstrings of Python's standard library.
-`--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`. Each step
-is one batch of `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and weights each
-by its number of masked tokens. The gradients are therefore the same as without micro-batches.
+By default, MiniLM (from a package that `make` installs) trains on first sentences of docstrings of Python's standard library.
+`--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`. A text that
+is longer than `--max_length` becomes several rows.
 """
 
-import contextlib
 import dataclasses
 import inspect
 import zlib
@@ -33,8 +31,6 @@ from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 
-from paddle_ldopt import GradientAccumulator
-
 
 @dataclasses.dataclass
 class Arguments(RecipeArguments):
@@ -49,12 +45,6 @@ class Arguments(RecipeArguments):
     num_train_epochs: float = 3
     per_device_train_batch_size: int = 64
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.gradient_accumulation_steps != 1:
-            problem = "`gradient_accumulation_steps` must be 1: set `micro_batch_size`."
-            raise error(problem, gradient_accumulation_steps=self.gradient_accumulation_steps)
-
 
 @dataclasses.dataclass
 class Options(FileOptions):
@@ -63,7 +53,6 @@ class Options(FileOptions):
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a .txt, .csv, .tsv, .json or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")  # fmt: skip
     text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
-    micro_batch_size: int = option(16, "rows per micro-batch", least=1)
     masked_share: float = option(0.15, "fraction of tokens to mask and predict, in (0, 1)")
     max_length: Optional[int] = option(None, "maximum tokens per row; longer texts are several rows; by default 99 % fit in one", least=8)  # fmt: skip
 
@@ -106,11 +95,11 @@ class Rows(Encoded):
 
 
 class Guesser(TokenTrainer):
-    """The Trainer: it masks tokens as BERT does, anew in each step, and splits a batch into micro-batches."""
+    """The Trainer: it masks tokens as BERT does, anew in each step."""
 
     def prepare(self, options):
         """Set the recipe's own options."""
-        self.options, self.accumulator = options, GradientAccumulator(reduction="token")
+        self.options = options
         self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
 
     def hide(self, ids, step):
@@ -134,27 +123,6 @@ class Guesser(TokenTrainer):
         logits = logits_of(model(**batch, masked_positions=places) if self.takes_places else model(**batch))
         logits = logits.reshape([-1, logits.shape[-1]])
         return logits if self.takes_places else logits[places], paddle.to_tensor(ids[hidden]), places // ids.shape[1]
-
-    def training_step(self, model, inputs, **kwargs):
-        """Compute the gradient of the mean loss over the masked tokens of the batch; return this loss."""
-        model.train()
-        inputs, size = self._prepare_inputs(inputs), self.options.micro_batch_size
-        several = isinstance(model, paddle.DataParallel)
-        loss = count = 0.0
-        with model.no_sync() if several else contextlib.nullcontext():
-            for first in range(0, len(inputs["input_ids"]), size):
-                part = {name: values[first : first + size] for name, values in inputs.items()}
-                with self.autocast_smart_context_manager():
-                    logits, right, _ = self.guesses(model, part)
-                    mean = paddle.nn.functional.cross_entropy(logits, right)
-                (self.scaler.scale(mean) if self.do_grad_scaling else mean).backward()
-                self.accumulator(model, weight=len(right))
-                loss, count = loss + mean.detach() * len(right), count + len(right)
-        if several:
-            self.accumulator.synchronize()
-        self.accumulator.write_gradients(model)
-        self.accumulator.reset()
-        return loss / count
 
 
 def begin_with_shares(model, counts):

@@ -92,7 +92,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     if account and trainer.is_world_process_zero():
         length = getattr(options, "max_length", None)
         print(f"max_length={length}: " + "; ".join(f"{split}: {said}" for split, said in account.items()) + ".")
-    about = {"settings": changed_settings(argv, options, args), "description": parts.description}
+    settings = changed_settings(argv, options, args)
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
     title = f"{options.model} on {options.data}, {decay_name(args)}, learning rate {rate}"
     if trainer.is_world_process_zero() and trainer.optimizer is None:
@@ -109,17 +109,15 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     for callback in (*callbacks, noted_arguments, stop):
         trainer.add_callback(callback)
-    progress = None if args.verbose else replace_progress(trainer)
+    if not args.verbose:
+        replace_progress(trainer)
     began = time.perf_counter()
     with stop:
         try:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         except BaseException as error:  # also report a run that diverged or was interrupted
-            report.write({"stopped by": f"{type(error).__name__}: {error}"}, **about)
+            report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
             raise
-        finally:
-            if progress is not None:
-                progress.close()
     seconds, best = time.perf_counter() - began, trainer.state.best_metric
     if args.evaluation_strategy.value == "no":
         best = trainer.evaluate()[f"eval_{args.metric_for_best_model}"]
@@ -148,7 +146,16 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     }
     trainer.save_model(args.output_dir)
     note_for_predictions(args.output_dir, args.recipe, options, **(noted or {}))
-    conclude(args.output_dir, score, tested[f"test_{score.metric}"], more, report, tables=tables, **about)
+    baseline, reached = f"{score.baseline.replace(' ', '-')} baseline", tested[f"test_{score.metric}"]
+    results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}
+    write_json(args.output_dir, "results.json", results)
+    line = (score.metric, score.baseline, score.value)
+    path = report.write(results, settings, parts.description, tables=tables, baseline=line)
+    if path:  # in the main process
+        print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
+        print(", ".join(f"{key.replace('_', ' ', 1)} {value:.3f}" for key, value in others.items()))
+        print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped")))
+        print(f"report: {path}")
 
 
 def _kept(args, state):
@@ -175,30 +182,6 @@ def changed_settings(argv, *objects):
         if field.name in names_in(argv) and value != default:
             changed[field.name] = getattr(value, "value", value)
     return changed
-
-
-def conclude(folder, score, reached, more, report, *, settings, description, tables=None):
-    """Write results and report, as `RunReport.write` does; print the score `reached` on the test rows and the baseline.
-
-    `more` are further results; the name of one of them begins with "seconds".
-    """
-    baseline = f"{score.baseline.replace(' ', '-')} baseline"
-    results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}
-    write_json(folder, "results.json", results)
-    line = (score.metric, score.baseline, score.value)
-    path = report.write(results, settings, description, tables=tables, baseline=line)
-    if path:  # in the main process
-        seconds = next(value for name, value in more.items() if name.startswith("seconds"))
-        print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
-        others = [
-            f"{name} {value:.3f}"
-            for name, value in more.items()
-            if name.startswith("test ") and not isinstance(value, str)
-        ]
-        if others:
-            print(", ".join(others))
-        print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped") if name in results))
-        print(f"report: {path}")
 
 
 @contextlib.contextmanager

@@ -69,7 +69,8 @@ def check(script, argv):
     known, given = arguments_of(script), list(_given(argv))
     config = dict(given).get("config")
     if config:
-        given = [*_of_config(config), *given]
+        settings = config_of(config).items()
+        given = [*((str(n), None if isinstance(v, (list, dict)) else v) for n, v in settings), *given]
     refuse(problem for name, value in given if (problem := _problem(name, value, known)))
 
 
@@ -81,7 +82,8 @@ def _given(argv):
             yield name, value if equals else None if after.startswith("--") else after
 
 
-def _of_config(path):
+def config_of(path):
+    """Return the settings of a YAML file; "1e-3" stays a string, which an argument reads as a number."""
     import yaml
 
     if not Path(path).is_file():
@@ -92,12 +94,12 @@ def _of_config(path):
         raise error(f"This is not a YAML file: {' '.join(str(cause).split())}.", config=path) from cause
     if not isinstance(settings, dict):
         raise error("A config must hold `name: value` lines.", config=path)
-    return [(str(name), None if isinstance(value, (list, dict)) else value) for name, value in settings.items()]
+    return settings
 
 
 def _problem(name, value, known):
     """Return an error for an argument, or None."""
-    if name in ("help", "help-all", "help_all", "null", "config"):
+    if name in ("help", "help-all", "help_all", "config"):
         return None
     if name not in known:
         off = name.startswith("no_") and known.get(name[3:], ("",))[0] == "bool"

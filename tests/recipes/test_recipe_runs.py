@@ -57,22 +57,10 @@ def test_a_file_is_whole_whatever_ends_the_writing(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_null_is_none_wherever_it_may_be(config):
-    _, args, argv = config("save_total_limit: null\nlogging_dir: null\nseed: 7\n", *OF_SEQ2SEQ)
-    assert args.save_total_limit is None and args.seed == 7
-    assert arguments.parse(argv, *OF_SEQ2SEQ)[1].save_total_limit is None, "nor after a resume"
-    again = arguments.parse([*argv, "--save_total_limit", "3"], *OF_SEQ2SEQ)
-    assert again[1].save_total_limit == 3
-    assert arguments.parse([*again[2], "--null", "save_total_limit"], *OF_SEQ2SEQ)[1].save_total_limit is None
-
-
-def test_null_for_what_must_have_a_value_is_an_error_that_names_it(config, capsys):
-    message = "(?s)`max_grad_norm` needs a value.*Received: max_grad_norm=None.*'max_lenght' is not a known argument"
-    with pytest.raises(ValueError, match=message):
-        config("max_grad_norm: null\nmax_lenght: null\n", *OF_SEQ2SEQ)
-    with pytest.raises(SystemExit):
-        arguments.parse(["--null", "max_grad_norm"], *OF_SEQ2SEQ)
-    assert "invalid choice: 'max_grad_norm'" in capsys.readouterr().err
+def test_null_in_a_config_is_an_error_that_names_it(config):
+    with pytest.raises(ValueError, match="`max_grad_norm` needs a value.*Received: max_grad_norm=None"):
+        config("max_grad_norm: null\n", *OF_SEQ2SEQ)
+    assert config("seed: 7\nlearning_rate: 1e-3\n", *OF_SEQ2SEQ)[1].learning_rate == 1e-3
 
 
 def test_a_value_of_a_config_may_begin_with_dashes(tmp_path):
