@@ -53,8 +53,12 @@ class Arguments(RecipeArguments):
 class Options:
     """Model and data."""
 
-    model: Optional[str] = option(None, "a model of paddle.vision (resnet50), a folder or the hub name of a CLIP model, or digits (a small model that is first pretrained on other digits)")  # fmt: skip
-    weights: Optional[str] = option(None, "weights of a model of paddle.vision: a .pdparams file, or none for random weights; by default those of ImageNet are downloaded")  # fmt: skip
+    model: Optional[str] = option(
+        None, "a model of paddle.vision (resnet50), a folder or hub name of a CLIP model, or digits"
+    )
+    weights: Optional[str] = option(
+        None, "a .pdparams file for paddle.vision, or none for random weights; else a download"
+    )
     data: str = option("digits", "digits, a folder with one subfolder per class, paddlenlp:NAME, datasets:NAME")
     examples_per_class: Optional[int] = option(None, "training images per class; by default all, or 20 for digits")
     flip: bool = option(True, "mirror half of the training images, except digits; False for letters and signs")
@@ -185,7 +189,8 @@ def build(args, options, parts):
         raise error(f"A classifier needs at least two classes; the images have {names}.", data=options.data)
     model, size, norm = load_classifier(options, names, args.seed)
     larger = size if options.model == "digits" else size * 8 // 7
-    data = {split: Images(rows, names, larger if split == "train" else size, norm) for split, rows in parts.each(list).items()}  # fmt: skip
+    sizes = {"train": larger, "validation": size, "test": size}
+    data = {split: Images(getattr(parts, split), names, sizes[split], norm) for split in sizes}
     trainer = ImageTuner(
         model=model,
         args=args,

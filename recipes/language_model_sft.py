@@ -56,7 +56,9 @@ class Options(FileOptions):
 
     model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
     lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off", least=0)
-    data: str = option("docstrings", "docstrings, a .json, .jsonl, .csv or .tsv file or folder, paddlenlp:NAME, datasets:NAME")  # fmt: skip
+    data: str = option(
+        "docstrings", "docstrings, a .json, .jsonl or table file or folder, paddlenlp:NAME, datasets:NAME"
+    )
     source_field: Optional[str] = option(None, "column of the prompt")
     target_field: Optional[str] = option(None, "column of the answer")
     chat: bool = option(True, "use the tokenizer's chat template, if it has one")

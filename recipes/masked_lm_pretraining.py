@@ -6,7 +6,7 @@
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
     python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
 
-By default, MiniLM (from a package that `make` installs) trains on first sentences of docstrings of Python's standard library.
+By default, MiniLM (from a package that `make` installs) trains on sentences from the docstrings of Python's library.
 `--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`. A text that
 is longer than `--max_length` becomes several rows.
 """
@@ -51,10 +51,12 @@ class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a .txt, .csv, .tsv, .json or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")  # fmt: skip
+    data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
     masked_share: float = option(0.15, "fraction of tokens to mask and predict, in (0, 1)")
-    max_length: Optional[int] = option(None, "maximum tokens per row; longer texts are several rows; by default 99 % fit in one", least=8)  # fmt: skip
+    max_length: Optional[int] = option(
+        None, "tokens per row; longer texts are several rows; by default 99 % fit", least=8
+    )
 
     def __post_init__(self):
         if not 0 < self.masked_share < 1:

@@ -46,14 +46,14 @@ class Options(FileOptions):
     """Model, data, encoding and comparison."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a .csv, .tsv, .txt, .json or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")  # fmt: skip
+    data: str = option("docstrings", "docstrings, a table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text: name, or number from 0")
     text_pair_column: Optional[str] = option(None, "column of the second text of a pair: name, or number from 0")
     label_column: Optional[str] = option(None, "column of the label: name, or number from 0")
     has_header: Optional[bool] = option(None, "whether files begin with column names; detected by default")
     kind: str = option("auto", "classes, labels (several for a text) or scores; detected by default")
     label_separator: Optional[str] = option(None, "what stands between several labels of a text, such as |")
-    max_length: Optional[int] = option(None, "maximum tokens per input; by default 99 % of the training texts fit", least=4)  # fmt: skip
+    max_length: Optional[int] = option(None, "maximum tokens per input; by default 99 % of the texts fit", least=4)
     examples_per_class: Optional[int] = option(None, "training rows per class; by default all, or 50 for docstrings")
     compare: bool = option(False, "train with uniform and with layer-wise rates; write a report, keep no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of --compare")

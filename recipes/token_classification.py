@@ -181,12 +181,16 @@ def judge(test):
             warnings.simplefilter("ignore")
             report = classification_report(expected, found, output_dict=True, zero_division=0)
         types = {n: {k: float(v) for k, v in row.items()} for n, row in report.items() if not n.endswith(" avg")}
-        cells = [(n, *(f"{row[k]:.3f}" for k in ("precision", "recall", "f1-score")), int(row["support"])) for n, row in types.items()]  # fmt: skip
-        tables = {"Entities by type": (("type", "precision", "recall", "F1", "entities"), cells)}
-        wrong = [(words, set(get_entities(a)), set(get_entities(b))) for (words, _), a, b in zip(test.rows, expected, found) if a != b]  # fmt: skip
-        rows = [(" ".join(words)[:200], _spans(words, right - got), _spans(words, got - right)) for words, right, got in wrong[:10]]  # fmt: skip
-        if rows:
-            tables["Sentences with mistakes"] = (("sentence", "missed", "wrongly found"), rows)
+        columns, tables = ("precision", "recall", "f1-score"), {}
+        cells = [(n, *(f"{row[k]:.3f}" for k in columns), int(row["support"])) for n, row in types.items()]
+        tables["Entities by type"] = (("type", "precision", "recall", "F1", "entities"), cells)
+        mistakes = []
+        for (words, _), tags, other in zip(test.rows, expected, found):
+            right, got = set(get_entities(tags)), set(get_entities(other))
+            if right != got and len(mistakes) < 10:
+                mistakes.append((" ".join(words)[:200], _spans(words, right - got), _spans(words, got - right)))
+        if mistakes:
+            tables["Sentences with mistakes"] = (("sentence", "missed", "wrongly found"), mistakes)
         return {"entities": types}, tables
 
     return judged

@@ -12,7 +12,7 @@ from typing import Callable
 import numpy as np
 from paddle.nn import functional
 from scipy import stats
-from scipy.special import expit, softmax
+from scipy.special import softmax
 from sklearn import metrics
 
 from .fine_tuning import Score
@@ -175,8 +175,3 @@ def shown(given, most=200):
         return given
     text = given if isinstance(given, str) else " / ".join(given)
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def expected_probabilities(logits, kind):
-    """Return the probability of each class, or of each label on its own."""
-    return softmax(logits, axis=-1) if kind == "classes" else expit(logits)

@@ -1,6 +1,6 @@
 """Runs of a recipe at several learning rates, layer-wise decays and seeds: their results, a table, a verdict, a report.
 
-study = Study("text_classification", ["--data", "a.csv"], rates=[1e-4, 3e-4], decays=[1.0, 0.8], seeds=[42, 43], folder="out")
+study = Study("text_classification", ["--data", "a.csv"], [1e-4, 3e-4], [1.0, 0.8], seeds=[42, 43], folder="out")
 study.run()      # goes on where an earlier call in the same folder was interrupted
 """
 

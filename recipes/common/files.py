@@ -128,12 +128,15 @@ def _json_records(text):
         whole = None
     if isinstance(whole, dict):
         whole = next((whole[name] for name in ("data", "rows", "examples") if name in whole), [whole])
-    lines = enumerate(text.split("\n"), 1)
-    found = enumerate(whole, 1) if whole else ((n, json.loads(line, object_pairs_hook=_unique_keys)) for n, line in lines if line.strip())  # fmt: skip
-    for number, record in found:
+    if whole is None:
+        lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+        found = ((f"Line {n}", json.loads(line, object_pairs_hook=_unique_keys)) for n, line in lines)
+    else:
+        found = ((f"Row {n}", record) for n, record in enumerate(whole, 1))
+    for place, record in found:
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")
-        yield f"{'Row' if whole else 'Line'} {number}", record
+        yield place, record
 
 
 def _unique_keys(pairs):

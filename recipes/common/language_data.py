@@ -43,7 +43,7 @@ def load_pairs(options, own, conversations=False):
 
 
 def _conversations(names, table, column, source, notes):
-    """Return [((role, text), ...), ...] of ShareGPT's or OpenAI's conversations; those without an answer are dropped."""
+    """Return [((role, text), ...), ...] of ShareGPT's or OpenAI's conversations; drop those without an answer."""
     rows, system = [], names.index("system") if "system" in names else None
     for place, cells in table:
         try:
@@ -103,7 +103,7 @@ def by_tokenizer(tokenizer, chat=True):
 class Messages(Encoded):
     """Conversations as `input_ids` and `labels`, the next tokens of the answers.
 
-    A row that is too long loses the beginning of its first prompt, down to half of the room, then the end of its answers.
+    A row that is too long loses the beginning of its first prompt, down to half of the room, then the end.
     """
 
     unit = "answer tokens"

@@ -67,10 +67,12 @@ def load_parts(options, *, own, read, rows_of, key, suffixes=SUFFIXES):
     """Return the `Parts` of `options.data`; raise ValueError if it does not exist or has no rows.
 
     Args:
+        options (object): has `data`.
         own (dict): name -> function that returns `Parts`.
         read (callable): (path, notes) -> rows of a file.
         rows_of (callable): (data, split) -> rows of a hub's data set.
         key (callable): row -> its text, for `assign`.
+        suffixes (tuple[str]): endings of files.
     """
     if options.data in own:
         return own[options.data]()

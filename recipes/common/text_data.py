@@ -101,8 +101,8 @@ def load_splits(
 
     A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns, or
     a pair and its label from three without names. Delimiters, encodings and (`has_header=None`) headers are detected.
-    `kind` is one of `KINDS`; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and fractions as
-    scores. `seed` draws `examples_per_class` training rows of each class; None keeps all.
+    `kind` is one of `KINDS`; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and fractions
+    as scores. `seed` draws `examples_per_class` training rows of each class; None keeps all.
 
     Raises:
         ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
@@ -192,9 +192,12 @@ def _labelled(parts, kind, separator, notes, source):
         check_classes(texts, notes.columns["label_column"], source)
         read = _label
     elif kind == "labels":
-        read = lambda value: frozenset(
-            map(_label, value if isinstance(value, list) else filter(None, str(value).split(separator)))
-        )  # noqa: E731
+
+        def read(value):
+            return frozenset(
+                map(_label, value if isinstance(value, list) else filter(None, str(value).split(separator)))
+            )
+
     else:
         if not all(map(_is_number, texts)):
             raise error("Scores must be numbers.", source=source, label=next(t for t in texts if not _is_number(t)))

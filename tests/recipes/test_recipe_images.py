@@ -171,16 +171,14 @@ def test_training_crops_larger_images_alike_after_a_resume(tmp_path):
     args = image_classification.Arguments(output_dir=str(tmp_path / "out"))
     model = paddle.nn.Sequential(paddle.nn.Flatten(), paddle.nn.Linear(3 * 16, 2))
     seen = []
-    model.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].numpy()))
-    model.forward = lambda pixel_values, forward=model.forward: forward(pixel_values)
     trainer = image_classification.ImageTuner(model=model, args=args)
     trainer.size, trainer.flip = 4, True
     pixels = np.random.default_rng(0).random([8, 3, 6, 6]).astype("float32")
-    model.train()
 
     def cropped(step):
         trainer.state.global_step = step
-        trainer.compute_loss(lambda pixel_values: seen.append(pixel_values.numpy()) or paddle.ones([8, 2]), {"pixel_values": paddle.to_tensor(pixels), "labels": paddle.zeros([8], "int64")})  # fmt: skip
+        batch = {"pixel_values": paddle.to_tensor(pixels), "labels": paddle.zeros([8], "int64")}
+        trainer.compute_loss(lambda pixel_values: seen.append(pixel_values.numpy()) or paddle.ones([8, 2]), batch)
         return seen[-1]
 
     first = cropped(1)

@@ -80,7 +80,8 @@ def test_a_chat_template_says_what_stands_around_an_answer():
     parts = tokens(two)
     assert [learnt for _, learnt in parts] == [False, True, False, True]
     assert parts[1][0] == [12, 13, 14] and parts[0][0] == [16, 11, 14, 21], "the answer and its end, and what is before"
-    whole = tokenizer(tokenizer.chat_template.render(messages=[{"role": r, "content": t} for r, t in two], eos_token="</s>"), add_special_tokens=False)  # fmt: skip
+    messages = [{"role": role, "content": text} for role, text in two]
+    whole = tokenizer(tokenizer.chat_template.render(messages=messages, eos_token="</s>"), add_special_tokens=False)
     assert sum((ids for ids, _ in parts), []) == whole["input_ids"]
     assert tokens((("user", "a"),)) == [(parts[0][0], False)], "what a prediction begins with"
     assert len(language_data.by_tokenizer(tokenizer, chat=False)(two)) == 4

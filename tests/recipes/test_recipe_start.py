@@ -68,7 +68,8 @@ def test_a_right_command_line_is_let_through(name, tmp_path):
 @pytest.mark.parametrize("name", ["text_classification", "predict"])
 def test_a_wrong_path_ends_a_process_before_paddle_is_imported(name, tmp_path):
     argv = ["--data", "nowhere"] if name != "predict" else ["nowhere", "a text"]
-    spied = f"import runpy, sys; sys.argv = {[str(SCRIPTS[name]), *argv]}; sys.path.insert(0, {str(SCRIPTS[name].parent)!r})"
+    path = str(SCRIPTS[name])
+    spied = f"import runpy, sys; sys.argv = {[path, *argv]}; sys.path.insert(0, {str(SCRIPTS[name].parent)!r})"
     code = f"{spied}\ntry: runpy.run_path(sys.argv[0], run_name='__main__')\nfinally: print('paddle' in sys.modules)"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment()
