@@ -213,6 +213,6 @@ def _saying_new(name):
         logger.warning = before
     new = [name for text in said for name in re.findall(r"newly initialized: (\[.*?\])", text)]
     for names in new:
-        names = ast.literal_eval(names)
+        names = sorted(ast.literal_eval(names))
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         print(f"new weights, not in {name}: {shown}.", file=sys.stderr)
