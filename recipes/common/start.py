@@ -142,7 +142,8 @@ def start():
     use_avx2()
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script and Path(script).resolve().parent == Path(__file__).resolve().parents[1]:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within an import in C; `entry_point` sets a handler
+        if Path(script).stem != "pipeline_sft":  # which ends the processes that it started
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within an import in C; `entry_point` sets a handler
         if Path(script).stem not in ("predict", "pipeline_sft"):  # these have parsers of their own
             try:
                 check(script, sys.argv[1:])
