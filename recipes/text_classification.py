@@ -121,8 +121,9 @@ def run(argv):
             raise error(problem, **received)
         compare(argv, args, options)
         return
-    if options.examples_per_class is None and options.data == "docstrings":
-        options.examples_per_class = 50
+    if options.data == "docstrings":  # two cores learn them in minutes
+        options.max_length = options.max_length or 64
+        options.examples_per_class = 50 if options.examples_per_class is None else options.examples_per_class
     reading = {name: getattr(options, name) for name in READING}
     splits = load_splits(options.data, **reading, examples_per_class=options.examples_per_class, seed=args.seed)
     print(splits.description, flush=True)
