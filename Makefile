@@ -30,7 +30,7 @@ $(STAMP): setup.cfg setup.py pyproject.toml constraints.txt requirements-minilm.
 	@touch $@
 
 finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (below 4 minutes on 2 cores)
-	$(PY) recipes/sequence_classification.py $(ARGS)
+	$(PY) recipes/text_classification.py $(ARGS)
 
 pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (below 3 minutes on 2 cores)
 	$(PY) recipes/pipeline_sft.py $(ARGS)

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "recipes")]
 import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 import paddlenlp  # noqa: E402
-from common import fast_cpu  # noqa: E402, F401 - before Paddle
+from common import start  # noqa: E402, F401 - before Paddle
 from common.pretrained import load_model, load_tokenizer  # noqa: E402
 from common.text_data import load_splits  # noqa: E402
 from evidence_report import write_report  # noqa: E402

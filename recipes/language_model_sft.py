@@ -7,22 +7,26 @@
     python recipes/language_model_sft.py --resume_from_checkpoint runs/language_model_sft-20261121-140000
 
 By default, a small untrained LLaMA learns to describe a function of Python's standard library, given its name. It
-writes byte by byte. A file has one JSON object per line. The loss is the mean over the tokens of the answers.
+writes byte by byte. A file has prompts with answers (`source` and `target`, or Alpaca's `instruction`, `input` and
+`output`), or conversations as in ShareGPT. The tokenizer's chat template is used if there is one. The loss is the mean
+over the tokens of the answers.
 """
 
 import dataclasses
 import math
+from typing import Optional
 
-import common.fast_cpu  # noqa: F401 - before Paddle
+import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common.arguments import RecipeArguments, check_least, option, parse
+from common.arguments import FileOptions, RecipeArguments, option, parse
 from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
-from common.language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, load_pairs, unigram
+from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, by_tokenizer, load_pairs, padded, unigram
 from common.library_data import function_names
-from common.pretrained import load_model, load_tokenizer
-from common.trainers import TokenTrainer, logits_of
+from common.pretrained import load_model, load_tokenizer, longest
+from common.rows import set_length
+from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed
 
@@ -40,26 +44,25 @@ class Arguments(RecipeArguments):
     metrics = ("perplexity", "accuracy", "loss")
 
     optim: str = "came"
-    learning_rate: float = 2e-3
-    layerwise_lr_decay: float = 0.9
+    learning_rate: float = 1.5e-3
     num_train_epochs: float = 2
     per_device_train_batch_size: int = 32
     metric_for_best_model: str = "perplexity"
 
 
 @dataclasses.dataclass
-class Options:
+class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
-    lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off")
-    data: str = option("docstrings", "docstrings, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    source_field: str = option("source", "JSON key of the prompt")
-    target_field: str = option("target", "JSON key of the answer")
-    max_length: int = option(64, "maximum tokens of a prompt with its answer; longer texts are cut")
-
-    def __post_init__(self):
-        check_least(self, lora_rank=0, max_length=8)
+    lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off", least=0)
+    data: str = option(
+        "docstrings", "docstrings, a .json, .jsonl or table file or folder, paddlenlp:NAME, datasets:NAME"
+    )
+    source_field: Optional[str] = option(None, "column of the prompt")
+    target_field: Optional[str] = option(None, "column of the answer")
+    chat: bool = option(True, "use the tokenizer's chat template, if it has one")
+    max_length: Optional[int] = option(None, "maximum tokens of a row; by default 99 % of the rows fit", least=8)
 
 
 class Writer(TokenTrainer):
@@ -72,17 +75,26 @@ class Writer(TokenTrainer):
         return logits.gather_nd(where), inputs["labels"].gather_nd(where), where[:, 0]
 
 
+class Answers(Messages):
+    """Rows of tokens with the scores of their answers; tokens that are cut count as wrong."""
+
+    def score(self, prediction):
+        """Return perplexity and accuracy."""
+        return token_scores(prediction, self.lost)
+
+
 def collate(rows):
     """Return a batch, as long as its longest row."""
-    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    longest = 1 + np.nonzero((batch["labels"] != IGNORED).any(0))[0].max()
-    return {name: paddle.to_tensor(values[:, :longest]) for name, values in batch.items()}
+    inputs, labels = padded(rows, max(len(row["labels"]) for row in rows))
+    return {"input_ids": paddle.to_tensor(inputs), "labels": paddle.to_tensor(labels)}
 
 
 def named_functions():
-    """Return the `Parts` of (name of a function, its description)."""
+    """Return the `Parts` of conversations: the name of a function, its description."""
     parts = function_names()
-    return dataclasses.replace(parts, **parts.each(lambda rows: [(f"{b}: ", a) for a, b in rows]))
+    return dataclasses.replace(
+        parts, **parts.each(lambda rows: [(("user", f"{b}: "), ("assistant", a)) for a, b in rows])
+    )
 
 
 def build(args, options, parts):
@@ -93,37 +105,32 @@ def build(args, options, parts):
         raise error("Adapters need a trained model: give the folder of a run or a hub name.", model=options.model)
     model = load_model(options.model, task="CausalLM", config=SMALL if own else {})
     vocabulary = model.config.vocab_size
-    tokens = by_bytes if vocabulary == VOCABULARY else by_tokenizer(load_tokenizer(options.model))
+    tokenizer = None if vocabulary == VOCABULARY else load_tokenizer(options.model)
+    tokens = by_bytes if tokenizer is None else by_tokenizer(tokenizer, options.chat)
     if options.lora_rank:
         rank = options.lora_rank
         model = LoRAModel(model, LoRAConfig(target_modules=ADAPTED, r=rank, lora_alpha=2 * rank))
-    data, labels = {}, {}
-    for part in ("train", "validation", "test"):
-        inputs, labels[part] = encode_pairs(getattr(parts, part), options.max_length, tokens)
-        rows = zip(inputs, labels[part])
-        # a prompt may fill a whole row
-        data[part] = [{"input_ids": a, "labels": b} for a, b in rows if (b != IGNORED).any()]
-        if not data[part]:
-            raise error(f"The prompts leave no room in any row of {part}.", max_length=options.max_length)
+    count = lambda row: sum(len(ids) for ids, _ in tokens(row)) - 1  # noqa: E731
+    set_length(options, parts.train, count, longest(model, tokenizer))
+    data = parts.each(lambda rows: Answers(rows, options.max_length, tokens))
+    for part, rows in data.items():
+        if not rows:
+            raise error(f"No row of {part} has an answer to learn.", max_length=options.max_length)
     trainer = Writer(
-        model=model,
-        args=args,
-        data_collator=collate,
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
+        model=model, args=args, data_collator=collate, train_dataset=data["train"], eval_dataset=data["validation"]
     )
-    train, test = (labels[part][labels[part] != IGNORED] for part in ("train", "test"))
+    train, test = (np.concatenate([row["labels"] for row in data[part]]) for part in ("train", "test"))
+    train, test = train[train != IGNORED], test[test != IGNORED]
     return trainer, data["test"], math.exp(unigram(train, test, vocabulary))
 
 
 def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
-    parts = load_pairs(options, own={"docstrings": named_functions})
+    parts = load_pairs(options, own={"docstrings": named_functions}, conversations=True)
     print(parts.description, flush=True)
     trainer, test, baseline = build(args, options, parts)
-    score = Score("perplexity", "unigram", baseline)
-    fine_tune(trainer, test, score, options, argv, parts)
+    fine_tune(trainer, test, Score("perplexity", "unigram", baseline), options, argv, parts)
 
 
 main = entry_point(run)

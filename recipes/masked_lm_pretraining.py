@@ -2,36 +2,34 @@
 
     python recipes/masked_lm_pretraining.py
     python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # one text per line
-    python recipes/masked_lm_pretraining.py --data datasets:imdb --text_field text --max_length 128
+    python recipes/masked_lm_pretraining.py --data datasets:imdb --text_column text --max_length 128
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
     python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
 
-By default, MiniLM (from a package that `make` installs) trains on docstrings of Python's standard library.
-`--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`. Each step
-is one batch of `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and weights each
-by its number of masked tokens. The gradients are therefore the same as without micro-batches.
+By default, MiniLM (from a package that `make` installs) trains on sentences from the docstrings of Python's library.
+`--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`. A text that
+is longer than `--max_length` becomes several rows.
 """
 
-import contextlib
 import dataclasses
 import inspect
 import zlib
 from collections import Counter
+from typing import Optional
 
-import common.fast_cpu  # noqa: F401 - before Paddle
+import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common.arguments import RecipeArguments, check_least, option, parse
+from common.arguments import FileOptions, RecipeArguments, option, parse
 from common.errors import error
+from common.files import SUFFIXES, Notes, read_table
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import docstring_texts
-from common.parts import load_parts, warn_of_unknown
-from common.pretrained import load_encoder
-from common.trainers import TokenTrainer, logits_of
+from common.pretrained import load_encoder, longest
+from common.rows import Encoded, load_parts, rows_of_columns, set_length, table_of, warn_of_unknown
+from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
-
-from paddle_ldopt import GradientAccumulator
 
 
 @dataclasses.dataclass
@@ -42,41 +40,68 @@ class Arguments(RecipeArguments):
     metrics = ("accuracy", "perplexity", "loss")
 
     optim: str = "lamb"
-    learning_rate: float = 1e-2
+    learning_rate: float = 3e-3
     layerwise_head_ratio: float = 4.0
     num_train_epochs: float = 3
     per_device_train_batch_size: int = 64
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.gradient_accumulation_steps != 1:
-            problem = "`gradient_accumulation_steps` must be 1: set `micro_batch_size`."
-            raise error(problem, gradient_accumulation_steps=self.gradient_accumulation_steps)
-
 
 @dataclasses.dataclass
-class Options:
+class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a .txt file or folder, paddlenlp:NAME, datasets:NAME")
-    text_field: str = option("text", "field of the text in a hub's data set")
-    micro_batch_size: int = option(16, "rows per micro-batch")
+    data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
+    text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
     masked_share: float = option(0.15, "fraction of tokens to mask and predict, in (0, 1)")
-    max_length: int = option(16, "maximum tokens per text; longer texts are cut")
+    max_length: Optional[int] = option(
+        None, "tokens per row; longer texts are several rows; by default 99 % fit", least=8
+    )
 
     def __post_init__(self):
-        check_least(self, micro_batch_size=1, max_length=8)
         if not 0 < self.masked_share < 1:
             raise error("`masked_share` must be in (0, 1).", masked_share=self.masked_share)
 
 
+class Rows(Encoded):
+    """Tokenized texts; a text that is too long is split into several rows."""
+
+    unit, pieces = "texts", 0
+
+    def __init__(self, texts, tokenizer, max_length):
+        super().__init__()
+        special = set(tokenizer.all_special_ids)
+        room = max_length - tokenizer.num_special_tokens_to_add()
+        for text in texts:
+            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            left = sum(token not in special for token in ids)
+            self.count(1, 0, left)
+            self.pieces += len(ids) > room
+            parts = [ids[at : at + room] for at in range(0, len(ids), room)]
+            self.extend(self._row(part, tokenizer) for part in parts if not special.issuperset(part))
+
+    @staticmethod
+    def _row(ids, tokenizer):
+        row = {"input_ids": tokenizer.build_inputs_with_special_tokens(ids)}
+        if "token_type_ids" in tokenizer.model_input_names:
+            row["token_type_ids"] = tokenizer.create_token_type_ids_from_sequences(ids)
+        return row
+
+    def score(self, prediction):
+        """Return perplexity and accuracy."""
+        return token_scores(prediction)
+
+    def account(self, rows):
+        """Return in words what became of the rows."""
+        return f"{super().account(rows)}, {self.pieces} texts in several rows"
+
+
 class Guesser(TokenTrainer):
-    """The Trainer: it masks tokens as BERT does, anew in each step, and splits a batch into micro-batches."""
+    """The Trainer: it masks tokens as BERT does, anew in each step."""
 
     def prepare(self, options):
         """Set the recipe's own options."""
-        self.options, self.accumulator = options, GradientAccumulator(reduction="token")
+        self.options = options
         self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
 
     def hide(self, ids, step):
@@ -101,39 +126,6 @@ class Guesser(TokenTrainer):
         logits = logits.reshape([-1, logits.shape[-1]])
         return logits if self.takes_places else logits[places], paddle.to_tensor(ids[hidden]), places // ids.shape[1]
 
-    def training_step(self, model, inputs, **kwargs):
-        """Compute the gradient of the mean loss over the masked tokens of the batch; return this loss."""
-        model.train()
-        inputs, size = self._prepare_inputs(inputs), self.options.micro_batch_size
-        several = isinstance(model, paddle.DataParallel)
-        loss = count = 0.0
-        with model.no_sync() if several else contextlib.nullcontext():
-            for first in range(0, len(inputs["input_ids"]), size):
-                part = {name: values[first : first + size] for name, values in inputs.items()}
-                with self.autocast_smart_context_manager():
-                    logits, right, _ = self.guesses(model, part)
-                    mean = paddle.nn.functional.cross_entropy(logits, right)
-                (self.scaler.scale(mean) if self.do_grad_scaling else mean).backward()
-                self.accumulator(model, weight=len(right))
-                loss, count = loss + mean.detach() * len(right), count + len(right)
-        if several:
-            self.accumulator.synchronize()
-        self.accumulator.write_gradients(model)
-        self.accumulator.reset()
-        return loss / count
-
-
-def read_lines(path):
-    """Return the lines of a file that have text."""
-    return [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
-
-
-def hub_texts(data, field):
-    """Return the texts of a hub's data set."""
-    if field not in data[0]:
-        raise error(f"The data set has no such field. Valid: {list(data[0])}.", text_field=field)
-    return [row[field] for row in data if row[field].strip()]
-
 
 def begin_with_shares(model, counts):
     """Set the bias of a new head, if it has one, to log(1 + count), so that it predicts the tokens' shares."""
@@ -149,12 +141,9 @@ def build(args, options, parts):
     set_seed(args.seed)
     tokenizer, model = load_encoder(options, "MaskedLM")
     special = set(tokenizer.all_special_ids)
-
-    def encode(texts):
-        rows = [dict(tokenizer(text, max_length=options.max_length, truncation=True)) for text in texts]
-        return [row for row in rows if not special.issuperset(row["input_ids"])]
-
-    data = parts.each(encode)
+    count = lambda text: len(tokenizer(text, verbose=False)["input_ids"])  # noqa: E731
+    set_length(options, parts.train, count, longest(model, tokenizer))
+    data = parts.each(lambda texts: Rows(texts, tokenizer, options.max_length))
     trained, tested = (
         Counter(token for row in data[split] for token in row["input_ids"] if token not in special)
         for split in ("train", "test")
@@ -176,12 +165,18 @@ def build(args, options, parts):
 def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
+    wanted = {"text_column": options.text_column}
+
+    def texts(names, table, source, notes):
+        others = {"text_column": ("0",)} if len(names) == 1 else {}
+        return [str(text) for (text,) in rows_of_columns(names, table, wanted, source, notes, others)]
+
     parts = load_parts(
-        options.data,
+        options,
         own={"docstrings": docstring_texts},
-        suffixes=(".txt",),
-        read=read_lines,
-        rows_of=lambda data, split: hub_texts(data, options.text_field),
+        suffixes=SUFFIXES,
+        read=lambda path, notes: texts(*read_table(path, wanted, encoding=options.encoding, notes=notes), path, notes),
+        rows_of=lambda data, split: texts(*table_of(data), split, Notes()),
         key=str,
     )
     trainer, test, baseline = build(args, options, parts)

@@ -19,12 +19,12 @@ import subprocess
 import sys
 import tempfile
 
-import common.fast_cpu  # noqa: F401 - before Paddle
+import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 import paddle.distributed as dist
 from common.errors import error
-from common.language_data import IGNORED, VOCABULARY, encode_pairs, unigram
+from common.language_data import IGNORED, VOCABULARY, Messages, padded, unigram
 from common.text_data import load_splits
 from paddle.distributed import fleet
 from rich.console import Console
@@ -41,7 +41,7 @@ def arguments():
     parser.add_argument(
         "--data",
         default="docstrings",
-        help="docstrings, a file, a folder or a hub's data set, as in sequence_classification.py",
+        help="docstrings, a file, a folder or a hub's data set, as in text_classification.py",
     )
     parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers(), help="optimizer (adamwdl)")
     for name, default, text in (
@@ -100,7 +100,8 @@ def start(args):
 def encode(rows, names, length):
     """Return inputs and labels of "class: text", byte by byte; only the text has labels."""
     texts = [text if isinstance(text, str) else " / ".join(text) for text, _ in rows]
-    return encode_pairs([(f"{names[label]}: ", text) for text, (_, label) in zip(texts, rows)], length)
+    asked = [(("user", f"{names[label]}: "), ("assistant", text)) for text, (_, label) in zip(texts, rows)]
+    return padded(Messages(asked, length), length)
 
 
 def llama(length):

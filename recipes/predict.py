@@ -1,9 +1,8 @@
-"""Apply the model of a run to new input and write labels, tags, answers, summaries or texts, with probabilities.
+"""Apply the model of a run to new input and write labels, tags, summaries or texts, with probabilities.
 
-    python recipes/predict.py runs/sequence_classification-20261121-140000 "a text" "another text"
-    python recipes/predict.py runs/matching-20261121-140000 --pair "a text" "its partner"
-    python recipes/predict.py runs/question_answering-20261121-140000 --pair "a question" "the text with the answer"
-    python recipes/predict.py runs/sequence_classification-20261121-140000 --input reviews.csv --output labelled.csv
+    python recipes/predict.py runs/text_classification-20261121-140000 "a text" "another text"
+    python recipes/predict.py runs/text_classification-20261121-140000 --pair "a text" "its partner"
+    python recipes/predict.py runs/text_classification-20261121-140000 --input reviews.csv --output labelled.csv
     python recipes/predict.py runs/image_classification-20261121-140000 a.png b.png
     cat texts.txt | python recipes/predict.py runs/token_classification-20261121-140000 --input - --output tags.jsonl
 
@@ -22,20 +21,31 @@ import shlex
 import sys
 from pathlib import Path
 
-import common.fast_cpu  # noqa: F401 - before Paddle
-from common.arguments import check_least
-from common.errors import error
-from common.fine_tuning import entry_point
-from common.predictors import Predictor
-from common.text_sources import SUFFIXES, column_of, decode, read_table
+import common.start  # noqa: F401 - before Paddle
+from common.errors import check_least, error
+from common.files import SUFFIXES, column_of, decode, read_table
 
 COLUMNS = ("text_column", "text_pair_column")
+PREDICTION = "prediction.json"
+RECIPES = ("text_classification", "token_classification", "seq2seq", "language_model_sft", "image_classification")
 
 
 def command(folder, pair=False):
     """Return a command line that labels texts with the model of a run."""
     texts = ["--pair", "a text", "its partner"] if pair else ["a text", "another text"]
     return shlex.join([sys.executable, os.path.relpath(__file__), folder, *texts])
+
+
+def noted(folder):
+    """Return what a run noted for predictions."""
+    paths = [path for path in (Path(folder, PREDICTION), Path(folder).parent / PREDICTION) if path.is_file()]
+    if not paths:
+        raise error("This folder has no model of a finished run.", folder=str(folder))
+    found = json.loads(paths[0].read_text(encoding="utf-8"))
+    if found["recipe"] not in RECIPES:
+        problem = f"Predictions need a run of {', '.join(RECIPES)}: train one of these with this folder as `--model`."
+        raise error(problem, folder=str(folder), recipe=found["recipe"])
+    return found
 
 
 def read_inputs(args, trained_on):
@@ -54,7 +64,7 @@ def read_inputs(args, trained_on):
     path = Path(args.input)
     if not path.is_file():
         raise error("The input file does not exist.", input=path)
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt":
         return _lines(decode(path, args.encoding).splitlines(), width, path)
     wanted = {name: getattr(args, name) for name in COLUMNS[:width]}
     likely = [trained_on[name] for name in wanted if not trained_on.get(name, "0").isdigit()]
@@ -90,23 +100,41 @@ def write(predictions, path, out):
     writer = None
     for row in predictions:
         if path is None:
-            text = row.get("label", row.get("answer", row.get("output")))
-            text = " ".join(f"{w}/{t}" for w, t in zip(row["words"], row["tags"])) if "tags" in row else text
-            probability = row["probability"] if "probability" in row else min(row["probabilities"], default=1.0)
-            print(f"{text} ({probability:.3f})", file=out, flush=True)
+            print(shown(row), file=out, flush=True)
         elif path.suffix.lower() == ".jsonl":
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
         else:
             each = row.pop("probabilities", {})
+            row = {
+                name: " ".join(map(str, value)) if name in ("words", "tags", "labels") else value
+                for name, value in row.items()
+            }
             if isinstance(each, dict):
                 row.update({f"p({name})": value for name, value in each.items()})
             else:
-                row.update(words=" ".join(row["words"]), tags=" ".join(row["tags"]))
+                row["entities"] = "; ".join(f"{one['text']} ({one['type']})" for one in row["entities"])
                 row["probabilities"] = " ".join(f"{value:.6g}" for value in each)
+            row["tokens left out"] = row.pop("tokens left out", 0)
             if writer is None:
                 writer = csv.DictWriter(out, list(row))
                 writer.writeheader()
             writer.writerow(row)
+
+
+def shown(row):
+    """Return a prediction in one line."""
+    if "tags" in row:
+        return (
+            " ".join(f"{w}/{t}" for w, t in zip(row["words"], row["tags"]))
+            + f" ({min(row['probabilities'], default=1):.3f})"
+        )
+    left = f"; {row['tokens left out']} tokens left out" if "tokens left out" in row else ""
+    if "score" in row:
+        return f"{row['score']:.4g}{left}"
+    if "labels" in row:
+        return f"{', '.join(row['labels']) or 'no label'}{left}"
+    image = f"{row['image']}: " if "image" in row else ""
+    return f"{image}{row.get('label', row.get('output'))} ({row['probability']:.3f}){left}"
 
 
 def say(argv):
@@ -114,7 +142,7 @@ def say(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
-    parser.add_argument("--pair", action="store_true", help="inputs are pairs: two texts, or a question and its text")
+    parser.add_argument("--pair", action="store_true", help="inputs are pairs of texts")
     parser.add_argument("--input", metavar="FILE", help="read inputs from a file; - is standard input")
     parser.add_argument(
         "--output", metavar="FILE", help="write a .jsonl file, or a .csv file (UTF-8 with a byte order mark)"
@@ -125,7 +153,7 @@ def say(argv):
     parser.add_argument(
         "--has_header", type=json.loads, help="true or false: whether the file has column names; detected by default"
     )
-    parser.add_argument("--encoding", default="utf-8", help="encoding of the file (utf-8)")
+    parser.add_argument("--encoding", help="encoding of the file; detected by default")
     parser.add_argument("--batch_size", type=int, default=32, help="inputs per batch (32)")
     parser.add_argument("--max_length", type=int, help="maximum tokens per text; by default as in the training")
     args = parser.parse_intermixed_args(argv)
@@ -138,10 +166,16 @@ def say(argv):
     path = Path(args.output) if args.output else None
     if path is not None and path.suffix.lower() not in (".csv", ".jsonl"):
         raise error("`--output` must end in .csv or .jsonl.", output=path)
-    check_least(args, batch_size=1, **({} if args.max_length is None else {"max_length": 4}))
+    check_least(args, batch_size=1, max_length=4)
+    expected = noted(args.folder)
+    pair = expected.get("pair", False)
+    if pair != args.pair:
+        trained_on = "pairs of texts: pass `--pair`" if pair else "single inputs: leave `--pair` out"
+        raise error(f"The model was trained on {trained_on}.", pair=args.pair)
+    inputs = iter(read_inputs(args, expected.get("columns", {})))
+    from common.predictors import Predictor  # imports Paddle, which takes seconds
+
     predictor = Predictor(args.folder, args.max_length)
-    predictor.check(args.pair)
-    inputs = iter(read_inputs(args, predictor.noted.get("columns", {})))
     batches = iter(lambda: list(itertools.islice(inputs, args.batch_size)), [])
     found = itertools.chain.from_iterable(map(predictor, batches))
     encoding = "utf-8" if path and path.suffix.lower() == ".jsonl" else "utf-8-sig"  # Excel needs the mark
@@ -149,7 +183,16 @@ def say(argv):
         write(found, path, out)
 
 
-main = entry_point(say)
+def main(argv=None):
+    """Run a command line, once Paddle is imported for a command line that is right."""
+    try:
+        say(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:  # as in `predict.py ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (ValueError, OSError) as problem:
+        sys.exit("error: " + " ".join(str(problem).split()))
+
 
 if __name__ == "__main__":
     main()

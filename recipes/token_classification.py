@@ -7,28 +7,33 @@
     python recipes/token_classification.py --resume_from_checkpoint runs/token_classification-20261121-140000
 
 By default, MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
-function, exceptions or constants. A CoNLL file has a word and its tag per line, and an empty line between sentences.
+function, exceptions or constants. Files have a word and its tag per line (BIO, BIOES or BMES) and an empty line between
+sentences, or JSON with tokens and tags, or with a text and spans. Long sentences are read in overlapping windows, so
+every word is learnt, scored and predicted.
 """
 
 import dataclasses
 import re
+import warnings
 from collections import Counter, defaultdict
+from typing import Optional
 
-import common.fast_cpu  # noqa: F401 - before Paddle
+import common.start  # noqa: F401 - before Paddle
 import numpy as np
-from common.arguments import RecipeArguments, check_least, option, parse
+from common.arguments import FileOptions, RecipeArguments, option, parse
 from common.errors import error
+from common.files import TAG_FIELDS, TAGGED, read_tagged, tagged
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import tagged_docstrings
-from common.parts import load_parts, warn_of_unknown
-from common.pretrained import load_encoder
-from common.text_sources import label_names
-from common.trainers import FineTuner
+from common.pretrained import load_encoder, longest
+from common.rows import Encoded, label_names, load_parts, set_length, warn_of_unknown
+from common.trainers import ScoringTuner
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
-from seqeval.metrics import f1_score
+from seqeval.metrics import classification_report, f1_score
+from seqeval.metrics.sequence_labeling import get_entities
 
-IGNORED = -100  # the label of all tokens except the first of each word
+IGNORED = -100  # the label of tokens that are not the first of a word, and of words that another window has
 
 
 @dataclasses.dataclass
@@ -38,82 +43,171 @@ class Arguments(RecipeArguments):
     recipe = "token_classification"
     metrics = ("f1", "accuracy", "loss")
 
-    learning_rate: float = 1e-3
     num_train_epochs: float = 2
     metric_for_best_model: str = "f1"
 
 
 @dataclasses.dataclass
-class Options:
+class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a CoNLL file or folder, paddlenlp:NAME, datasets:NAME")
+    data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     word_column: int = option(0, "number of the word's column, from 0; negative numbers count from the end")
     tag_column: int = option(-1, "number of the tag's column")
-    max_length: int = option(64, "maximum tokens per sentence; longer sentences are cut")
-
-    def __post_init__(self):
-        check_least(self, max_length=4)
+    max_length: Optional[int] = option(None, "maximum tokens per window; by default 99 % of the sentences fit", least=4)
 
 
-def read_conll(path, word_column, tag_column):
-    """Return [(words, tags), ...] of a file with one word per line and an empty line between sentences."""
-    rows, words, tags = [], [], []
-    for number, line in enumerate([*path.read_text(encoding="utf-8-sig").split("\n"), ""], 1):
-        cells = line.split()
-        if not cells or cells[0] == "-DOCSTART-":
-            if words:
-                rows.append((words, tags))
-            words, tags = [], []
+class TaggedWords(Encoded):
+    """Tokenized sentences, in windows that overlap by a quarter; the first token of each word has its tag.
+
+    A word belongs to one window, in which it stands far from the ends.
+    """
+
+    unit = "words"
+
+    def __init__(self, rows, tokenizer, tags, max_length):
+        super().__init__()
+        self.rows, self.tags, self.places = rows, tags, []  # place: sentence, its words in a window
+        number = {tag: i for i, tag in enumerate(tags)}
+        room = max_length - tokenizer.num_special_tokens_to_add()
+        before = tokenizer.build_inputs_with_special_tokens([-1]).index(-1)  # [CLS]
+        for index, (words, word_tags) in enumerate(rows):
+            pieces = pieces_of(words, tokenizer)
+            self.count(len(words), 0)
+            for first, last, own in windows([min(len(one), room) for one in pieces], room):
+                ids, labels = [], []
+                for i in range(first, last):
+                    piece = pieces[i][:room]
+                    ids += piece
+                    labels += [number[word_tags[i]] if i in own else IGNORED] + [IGNORED] * (len(piece) - 1)
+                row = {"input_ids": tokenizer.build_inputs_with_special_tokens(ids)}
+                if "token_type_ids" in tokenizer.model_input_names:
+                    row["token_type_ids"] = tokenizer.create_token_type_ids_from_sequences(ids)
+                after = len(row["input_ids"]) - before - len(ids)
+                self.append({**row, "labels": [IGNORED] * before + labels + [IGNORED] * after})
+                self.places.append((index, own))
+
+    def gathered(self, values, labels):
+        """Return the values of each word of each sentence, from values [window, token]."""
+        out = [[] for _ in self.rows]
+        for (index, _), row, here in zip(self.places, values, labels):
+            out[index] += list(row[here != IGNORED])
+        return out
+
+    def score(self, prediction):
+        """Return the scores over all words of all sentences."""
+        found = self.gathered(np.argmax(prediction.predictions, axis=-1), prediction.label_ids)
+        return tag_scores([[self.tags[i] for i in row] for row in found], [list(tags) for _, tags in self.rows])
+
+    def account(self, rows):
+        """Return in words what became of the rows."""
+        several = Counter(index for index, _ in self.places)
+        long = sum(count > 1 for count in several.values())
+        return f"{self.lost} of {self.units} words lost, {long} of {rows} sentences in several windows"
+
+
+def pieces_of(words, tokenizer):
+    """Return the tokens of each word, at least one."""
+    known = {}
+    for word in words:
+        if word not in known:
+            known[word] = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word) or [tokenizer.unk_token])
+    return [known[word] for word in words]
+
+
+def windows(sizes, room):
+    """Yield (first, end, own) of windows over words with these numbers of tokens; each word is one window's own."""
+    first = begin = 0
+    while first < len(sizes):
+        end, used = first, 0
+        while end < len(sizes) and used + sizes[end] <= room:
+            used += sizes[end]
+            end += 1
+        if end <= begin:  # a long word left no room for its neighbours
+            first = begin
             continue
-        try:
-            words.append(cells[word_column])
-            tags.append(cells[tag_column])
-        except IndexError:
-            columns = {"word_column": word_column, "tag_column": tag_column}
-            raise error(f"Line {number} has only {len(cells)} column(s).", source=path, **columns) from None
-    return rows
+        if end == len(sizes):
+            yield first, end, range(begin, end)
+            return
+        back, shared = end, 0
+        while back > first + 1 and shared + sizes[back - 1] <= room // 4:
+            back -= 1
+            shared += sizes[back]
+        middle = max((back + end) // 2, begin + 1)
+        yield first, end, range(begin, middle)
+        first, begin = min(back, middle), middle
 
 
 def hub_rows(data, split):
     """Return [(words, tags), ...] of a hub's data set, whose tags are numbers with names."""
-    column = next((name for name in ("ner_tags", "labels", "tags", "pos_tags") if name in data[0]), None)
-    if column is None or "tokens" not in data[0]:
-        raise error(
-            "The columns `tokens` and `ner_tags`, `labels` or `tags` are required.", split=split, has=list(data[0])
-        )
-    names = label_names(data, column)
-    return [(row["tokens"], [names[tag] if names else str(tag) for tag in row[column]]) for row in data]
+    column = next((name for name in TAG_FIELDS if name in data[0]), None)
+    return [tagged(row, split, label_names(data, column)) for row in data]
 
 
-class TaggedWords(list):
-    """Tokenized sentences; the first token of each word has its tag."""
+def _bioes(tags):
+    """Return tags as seqeval reads them: M- of BMES is I-."""
+    return [f"I{tag[1:]}" if tag[:2] in ("M-", "m-") else tag for tag in tags]
 
-    def __init__(self, rows, tokenizer, tags, max_length):
-        super().__init__()
-        room = max_length - tokenizer.num_special_tokens_to_add()
-        before = tokenizer.build_inputs_with_special_tokens([-1]).index(-1)  # [CLS]
-        for words, word_tags in rows:
-            ids, labels = [], []
-            for word, tag in zip(words, word_tags):
-                tokens = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word) or [tokenizer.unk_token])
-                ids += tokens
-                labels += [tags.index(tag)] + [IGNORED] * (len(tokens) - 1)
-            row = {"input_ids": tokenizer.build_inputs_with_special_tokens(ids[:room])}
-            if "token_type_ids" in tokenizer.model_input_names:
-                row["token_type_ids"] = tokenizer.create_token_type_ids_from_sequences(ids[:room])
-            after = len(row["input_ids"]) - before - len(ids[:room])
-            self.append({**row, "labels": [IGNORED] * before + labels[:room] + [IGNORED] * after})
+
+def has_entities(tags):
+    """Return whether tags are those of entities, and not parts of speech."""
+    return all(re.fullmatch("O|[BIMESLU]-.+", tag) for tag in tags)
 
 
 def tag_scores(predicted, expected):
-    """Return the accuracy of lists of tags, and for tags B-, I-, O also the F1 of the entities."""
+    """Return the accuracy of lists of tags, and for tags of entities also their F1."""
     flat = [(a, b) for one, other in zip(predicted, expected) for a, b in zip(one, other)]
     scores = {"accuracy": sum(a == b for a, b in flat) / max(len(flat), 1)}
-    if all(re.fullmatch("O|[BIES]-.+", tag) for tag in {b for _, b in flat}):
-        scores["f1"] = float(f1_score(expected, predicted, zero_division=0))
+    if has_entities({b for _, b in flat}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of rows without an entity
+            scores["f1"] = float(
+                f1_score(*([_bioes(row) for row in rows] for rows in (expected, predicted)), zero_division=0)
+            )
     return scores
+
+
+def judge(test):
+    """Return a function (logits, labels) -> scores of each type and the most frequent mistakes, and their tables."""
+
+    def judged(logits, labels):
+        found = [[test.tags[i] for i in row] for row in test.gathered(np.argmax(logits, axis=-1), labels)]
+        expected = [list(tags) for _, tags in test.rows]
+        if not has_entities({tag for row in expected for tag in row}):
+            return {}, {}
+        found, expected = [_bioes(row) for row in found], [_bioes(row) for row in expected]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = classification_report(expected, found, output_dict=True, zero_division=0)
+        types = {n: {k: float(v) for k, v in row.items()} for n, row in report.items() if not n.endswith(" avg")}
+        columns, tables = ("precision", "recall", "f1-score"), {}
+        cells = [(n, *(f"{row[k]:.3f}" for k in columns), int(row["support"])) for n, row in types.items()]
+        tables["Entities by type"] = (("type", "precision", "recall", "F1", "entities"), cells)
+        mistakes = []
+        for (words, _), tags, other in zip(test.rows, expected, found):
+            right, got = set(get_entities(tags)), set(get_entities(other))
+            if right != got and len(mistakes) < 10:
+                mistakes.append((" ".join(words)[:200], _spans(words, right - got), _spans(words, got - right)))
+        if mistakes:
+            tables["Sentences with mistakes"] = (("sentence", "missed", "wrongly found"), mistakes)
+        return {"entities": types}, tables
+
+    return judged
+
+
+def _spans(words, entities):
+    """Return entities in words: their texts and types."""
+    between = "" if all(len(word) == 1 for word in words) else " "
+    found = sorted(entities, key=lambda entity: entity[1])
+    return ", ".join(f"{between.join(words[begin : end + 1])} ({kind})" for kind, begin, end in found)
+
+
+def entities_of(words, tags):
+    """Return the entities of a tagged sentence: text, type, first word and the word after the last."""
+    between = "" if all(len(word) == 1 for word in words) else " "
+    found = get_entities(_bioes(tags)) if has_entities(tags) else []
+    return [{"text": between.join(words[a : b + 1]), "type": t, "begin": a, "end": b + 1} for t, a, b in found]
 
 
 def most_frequent_tags(train, test):
@@ -134,22 +228,17 @@ def build(args, options, parts):
     if len(tags) < 2:
         raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=options.data)
     tokenizer, model = load_encoder(options, "TokenClassification", tags)
-
-    def compute_metrics(prediction):
-        found, right = np.argmax(prediction.predictions, axis=-1), prediction.label_ids
-        kept = right != IGNORED
-        named = [[[tags[i] for i in row[keep]] for row, keep in zip(ids, kept)] for ids in (found, right)]
-        return tag_scores(*named)
-
+    special = tokenizer.num_special_tokens_to_add()
+    count = lambda row: special + sum(map(len, pieces_of(row[0], tokenizer)))  # noqa: E731
+    set_length(options, parts.train, count, longest(model, tokenizer))
     data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, options.max_length))
-    trainer = FineTuner(
+    trainer = ScoringTuner(
         model=model,
         args=args,
         data_collator=DataCollatorForTokenClassification(tokenizer),
         train_dataset=data["train"],
         eval_dataset=data["validation"],
         tokenizer=tokenizer,
-        compute_metrics=compute_metrics,
     )
     return trainer, data["test"]
 
@@ -158,10 +247,10 @@ def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_parts(
-        options.data,
+        options,
         own={"docstrings": tagged_docstrings},
-        suffixes=(".conll", ".txt", ".tsv", ".bio"),
-        read=lambda path: read_conll(path, options.word_column, options.tag_column),
+        suffixes=TAGGED,
+        read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
         rows_of=hub_rows,
         key=lambda row: " ".join(row[0]),
     )
@@ -173,7 +262,7 @@ def run(argv):
     print(f"{parts.description}{warn_of_unknown(trainer.train_dataset, trainer.tokenizer)}", flush=True)
     score = Score(metric, "each word's usual tag", baseline[metric])
     characters = all(len(word) == 1 for words, _ in parts.train for word in words)  # as in Chinese data
-    fine_tune(trainer, test, score, options, argv, parts, noted={"characters": characters})
+    fine_tune(trainer, test, score, options, argv, parts, judge(test), {"characters": characters})
 
 
 main = entry_point(run)

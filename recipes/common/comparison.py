@@ -1,14 +1,19 @@
-"""Compare a uniform learning rate with layer-wise decay: the same seeds, the best rate of each by validation score.
+"""Runs of a recipe at several learning rates, layer-wise decays and seeds: their results, a table, a verdict, a report.
 
-compare(args, learning_rates=[1e-4, 3e-4], seeds=3, train=train)  # train(args) -> (validation, test) score
+study = Study("text_classification", ["--data", "a.csv"], [1e-4, 3e-4], [1.0, 0.8], seeds=[42, 43], folder="out")
+study.run()      # goes on where an earlier call in the same folder was interrupted
 """
 
 import contextlib
-import copy
+import dataclasses
+import importlib
+import itertools
+import json
 import math
-import os
+import shutil
 import statistics
-import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -17,12 +22,129 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from .arguments import LOWER_IS_BETTER, decay_name
-from .report_page import pairs, paragraph, plots, section, side_by_side, table, write_page
-from .run_folder import write_json
-from .run_report import run_facts
+from paddle_ldopt.trainer import last_checkpoint, write_whole
+
+from .arguments import LOWER_IS_BETTER
+from .errors import error
+from .fine_tuning import Score
+from .report_page import paragraph, plots, section, side_by_side, table, write_page
+from .run_folder import ARGUMENTS, write_json
 
 DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite
+BOUNDED = ("accuracy", "macro_f1", "micro_f1", "f1", "rouge_1", "rouge_l")  # scores from 0 to 1
+
+
+@dataclasses.dataclass
+class Study:
+    """Trainings that differ in learning rate, decay and seed; the first decay is what the others are compared with."""
+
+    recipe: str
+    arguments: list  # of the recipe
+    rates: list
+    decays: list
+    seeds: list
+    folder: str
+
+    def plan(self):
+        """Return (rate, decay, seed) of all runs, seed by seed, so that an interrupted study is balanced."""
+        cells = itertools.product(dict.fromkeys(self.rates), dict.fromkeys(self.decays))
+        return [(rate, decay, seed) for seed, (rate, decay) in itertools.product(self.seeds, list(cells))]
+
+    def run(self):
+        """Train the runs that are not in results.jsonl yet; write the report and print the verdict."""
+        path, about = Path(self.folder, "results.jsonl"), Path(self.folder, "sweep.json")
+        made = {"recipe": self.recipe, "arguments": self.arguments}
+        before = json.loads(about.read_text(encoding="utf-8")) if about.exists() else made
+        if before != made:
+            raise error(f"The folder has the runs of another sweep: {before}.", output_dir=self.folder, **made)
+        write_json(self.folder, "sweep.json", made)
+        results = {
+            (line["learning_rate"], line["layerwise_lr_decay"], line["seed"]): line for line in read_results(path)
+        }
+        todo = [run for run in self.plan() if run not in results]
+        _print(f"{len(todo)} runs of {self.recipe} to do, {len(results)} done: {path}")
+        for number, run in enumerate(todo, 1):
+            results[run] = self._train(*run)
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(results[run]) + "\n")
+            _print(f"[{number}/{len(todo)}] {name_of(*run)}: {results[run]}")
+        self.report([results[run] for run in self.plan()])
+
+    def _train(self, rate, decay, seed):
+        """Return the validation and the test score of one run, the baseline, and the metric's name."""
+        folder = Path(self.folder, name_of(rate, decay, seed))
+        argv = [*self.arguments, "--output_dir", str(folder)]
+        argv += [f"--learning_rate={rate}", f"--layerwise_lr_decay={decay}", f"--seed={seed}"]
+        if last_checkpoint(folder):
+            argv = ["--resume_from_checkpoint", str(folder)]
+        elif folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        began, run = time.perf_counter(), {"learning_rate": rate, "layerwise_lr_decay": decay, "seed": seed}
+        try:
+            with quiet(folder / "log.txt"), paddle.utils.unique_name.guard():
+                importlib.import_module(self.recipe).run(argv)
+        except ValueError as failure:
+            if DIVERGED not in str(failure):
+                raise
+            return {**run, "validation": None, "test": None, "failed": str(failure)}
+        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        (tested, test), (baseline, value) = list(found.items())[:2]
+        metric = tested.removeprefix("test ")
+        validation = next((value for key, value in found.items() if key.endswith(f"validation {metric}")), None)
+        if validation is None:
+            needed = f"The validation rows must be scored: set `metric_for_best_model` to {metric}."
+            raise error(needed, arguments=self.arguments)
+        for path in folder.iterdir():
+            if path.name not in ("report.html", "history.jsonl", "results.json", "log.txt", ARGUMENTS):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        scores = {"validation": validation, "test": test, "metric": metric, "baseline": value}
+        name = baseline.removesuffix(" baseline").replace("-", " ")
+        return {**run, **scores, "baseline name": name, "seconds": round(time.perf_counter() - began, 1)}
+
+    def report(self, runs):
+        """Print the table of the test scores, the best rate of each decay and the verdict; write report.html."""
+        done = [run for run in runs if "metric" in run]
+        if not done:
+            raise error("The loss of every run diverged.", learning_rates=self.rates, decays=self.decays)
+        score = Score(done[0]["metric"], done[0].get("baseline name", "baseline"), done[0]["baseline"])
+        rates, decays = sorted(set(self.rates)), list(dict.fromkeys(self.decays))
+        title = f"Test {score.metric}, mean and standard deviation of {len(self.seeds)} seeds"
+        header = ("learning rate", *(f"decay {decay:g}" for decay in decays))
+        rows = [(f"{rate:g}", *(spread(scores_of(runs, "test", rate, decay)) for decay in decays)) for rate in rates]
+        printed = Table(*header, title=title)
+        for row in rows:
+            printed.add_row(*row)
+        _print(printed)
+        best = {decay: best_rate(runs, rates, decay) for decay in decays}
+        found = {decay: scores_of(runs, "test", best[decay], decay) for decay in decays}
+        said = [f"decay {d:g}: {spread(found[d])} at learning rate {best[d]:g}, the best by validation" for d in decays]
+        said += [
+            verdict(found[decays[0]], found[decay], f"decay {decays[0]:g}", f"decay {decay:g}", score)
+            for decay in decays[1:]
+        ]
+        _print("\n".join(said))
+        chart = plots("test score by rate", _draw, runs, rates, decays, score)
+        parts = [
+            *map(paragraph, said[::-1]),
+            side_by_side(section(title, table(header, rows)), section("With 95 % intervals", chart)),
+        ]
+        write_page(path := str(Path(self.folder, "report.html")), f"{self.recipe}: learning rates and decays", parts)
+        _print(f"report: {path}")
+
+
+def name_of(rate, decay, seed):
+    """Return the name of a run's folder."""
+    return f"rate{rate:g}-decay{decay:g}-seed{seed}"
+
+
+def read_results(path):
+    """Return the lines of a file of results; remove a line that was cut short."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    write_whole(path, text := text[: text.rfind("\n") + 1])
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @contextlib.contextmanager
@@ -36,68 +158,24 @@ def quiet(path):
             logger.handler.setStream(before)
 
 
-def compare(args, learning_rates, seeds, train, description=""):
-    """Train with a uniform rate and with layer-wise decay, at several rates with the same seeds; write a report.
-
-    The validation score chooses the best rate of each arm; its test scores are compared. Each finished run is added to
-    ``compare.json``; a run that diverged has no score. ``report.html`` has the table, a plot and the verdict.
-
-    The second arm has the decay of `args`; the `seeds` seeds begin with that of `args`. `train(args)` returns the
-    validation score and the test score of a new model. `description` describes the data.
-    """
-    arms, runs = {"uniform": 1.0, decay_name(args): args.layerwise_lr_decay}, []
-    todo = [(rate, arm, args.seed + seed) for rate in learning_rates for arm in arms for seed in range(seeds)]
-    for rate, arm, seed in todo:
-        now = copy.deepcopy(args)
-        now.learning_rate, now.layerwise_lr_decay, now.seed = rate, arms[arm], seed
-        now.layerwise_preserve_mean = args.layerwise_preserve_mean and arms[arm] != 1
-        now.evaluation_strategy = now.save_strategy = type(args.save_strategy)("no")
-        now.load_best_model_at_end, now.report_to = False, []
-        try:
-            with paddle.utils.unique_name.guard(), contextlib.redirect_stdout(sys.stderr):
-                validation, test = train(now)
-            found = f"validation {validation:.3f}, test {test:.3f}"
-        except ValueError as error:
-            if DIVERGED not in str(error):
-                raise
-            validation, test, found = None, None, "diverged"
-        runs.append({"learning_rate": rate, "arm": arm, "seed": seed, "validation": validation, "test": test})
-        write_json(args.output_dir, "compare.json", runs)
-        _print(f"[{len(runs)}/{len(todo)}] learning rate {rate:g}, {arm}, seed {seed}: {found}")
-
-    title = f"test score, mean and standard deviation of {seeds} seeds"
-    header, rows, best = tabulate(runs, {arm: {"arm": arm} for arm in arms}, title)
-    said = verdict(*(scores for _, scores in best.values()), *arms)
-    _print(said)
-    if paddle.distributed.get_rank() == 0:
-        parts = [
-            *map(paragraph, (said, *(line for line, _ in best.values()), description)),
-            section("Run", pairs({name: fact for name, fact in run_facts(args).items() if name != "logging folder"})),
-            side_by_side(
-                section(title[0].upper() + title[1:], table(header, rows)),
-                section("With 95 % intervals", plots("test score by rate", _draw, runs, learning_rates, list(arms))),
-            ),
-        ]
-        write_page(path := os.path.join(args.output_dir, "report.html"), "Uniform or layer-wise learning rates", parts)
-        _print(f"report: {path}")
-
-
-def verdict(uniform, layerwise, uniform_name, layerwise_name):
-    """Return a sentence that compares two lists of scores of the same seeds, with a 95 % interval."""
+def verdict(uniform, layerwise, uniform_name, layerwise_name, score):
+    """Return sentences that compare two lists of scores of the same seeds, with a 95 % interval, and the baseline."""
     if not all(map(math.isfinite, (*uniform, *layerwise))):
         return "Verdict: none, because an arm diverged at its best rate."
+    lower = score.metric in LOWER_IS_BETTER
     gains = np.subtract(layerwise, uniform)
-    mean, said = gains.mean(), f"{layerwise_name} scores {abs(gains.mean()):.3f}"
-    said += f" {'more' if mean >= 0 else 'less'} than {uniform_name}"
+    mean, half = gains.mean(), interval(gains)
+    found = f"{layerwise_name} scores {abs(mean):.3f} {'more' if mean >= 0 else 'less'} than {uniform_name}"
     if not gains.any():
-        return "Verdict: both score the same, seed by seed."
-    if len(gains) < 2:
-        return f"Verdict: {said}. With one seed, this may be chance."
-    half = interval(gains)
-    found = f"{said} (95 % interval {mean - half:+.3f} to {mean + half:+.3f}, {len(gains)} seeds)"
-    if abs(mean) > half:
-        return f"Verdict: {found}: {layerwise_name if mean > 0 else uniform_name} is better."
-    return f"Verdict: {found}: the difference may be chance."
+        found = "both score the same, seed by seed"
+    elif len(gains) < 2:
+        found += ". With one seed, this may be chance"
+    else:
+        found += f" (95 % interval {mean - half:+.3f} to {mean + half:+.3f}, {len(gains)} seeds): "
+        better = layerwise_name if (mean > 0) != lower else uniform_name
+        found += f"{better} is better" if abs(mean) > half else "the difference may be chance"
+    best = (min if lower else max)(np.mean(uniform), np.mean(layerwise))
+    return f"Verdict: {found}. The better of both {score.verdict(best)}."
 
 
 def interval(values):
@@ -107,57 +185,38 @@ def interval(values):
     return float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def _draw(axes, runs, learning_rates, arms):
-    for beside, arm in enumerate(arms):  # intervals stand side by side
-        found = [scores_of(runs, "test", learning_rate=rate, arm=arm) for rate in learning_rates]
-        halves = [interval(one) for one in found]
-        places = [rate * 1.03**beside for rate in learning_rates]
-        axes[0].errorbar(places, [np.mean(one) for one in found], halves, marker="o", capsize=3, label=arm)
-    axes[0].set(xscale="log", xlabel="learning rate", ylabel="test score")
-    axes[0].set_xticks(learning_rates, [f"{rate:g}" for rate in learning_rates])
+def _draw(axes, runs, rates, decays, score):
+    for beside, decay in enumerate(decays):  # intervals stand side by side
+        found = [scores_of(runs, "test", rate, decay) for rate in rates]
+        means, halves = np.array([np.mean(one) for one in found]), np.array([interval(one) for one in found])
+        ends = np.stack([means - halves, means + halves])
+        ends = abs((np.clip(ends, 0, 1) if score.metric in BOUNDED else ends) - means)
+        places = [rate * 1.03**beside for rate in rates]
+        axes[0].errorbar(places, means, ends, marker="o", capsize=3, label=f"decay {decay:g}")
+    axes[0].axhline(score.value, color="0.5", ls="--", lw=1, label=score.baseline)
+    axes[0].set(xscale="log", xlabel="learning rate", ylabel=f"test {score.metric}")
+    axes[0].set(xlim=(min(rates) / 1.5, max(rates) * 1.5))  # also for one rate
+    axes[0].set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes[0].minorticks_off()
     axes[0].grid(alpha=0.3)
     axes[0].legend()
 
 
-def tabulate(runs, arms, title):
-    """Print the test scores by learning rate and arm, and each arm at its best rate.
-
-    `arms` is name -> the values that an arm's runs have in common. Return the header and the rows of the table, and
-    arm -> (sentence, test scores) at its best rate.
-    """
-    rates = dict.fromkeys(run["learning_rate"] for run in runs)
-    header, rows, best = ("learning rate", *arms), [], {}
-    for rate in rates:
-        found = (scores_of(runs, "test", learning_rate=rate, **arm) for arm in arms.values())
-        rows.append((f"{rate:g}", *map(spread, found)))
-    printed = Table(*header, title=title)
-    for row in rows:
-        printed.add_row(*row)
-    _print(printed)
-    for name, arm in arms.items():
-        rate = best_rate(runs, **arm)
-        scores = scores_of(runs, "test", learning_rate=rate, **arm)
-        best[name] = f"{name}: {spread(scores)} at learning rate {rate:g}, the best by validation", scores
-        _print(best[name][0])
-    return header, rows, best
-
-
-def scores_of(runs, split, **values):
-    """Return the scores of the runs with these values, NaN for runs that diverged."""
-    found = [run[split] for run in runs if values.items() <= run.items()]
+def scores_of(runs, split, rate, decay):
+    """Return the scores of the runs of a rate and a decay, NaN for runs that diverged."""
+    found = [run[split] for run in runs if (run["learning_rate"], run["layerwise_lr_decay"]) == (rate, decay)]
     return [math.nan if score is None else score for score in found]
 
 
-def best_rate(runs, **values):
+def best_rate(runs, rates, decay):
     """Return the learning rate with the best mean validation score; a rate at which a run diverged is the worst."""
     sign = -1 if any(run.get("metric") in LOWER_IS_BETTER for run in runs) else 1
 
     def mean(rate):
-        found = sign * statistics.mean(scores_of(runs, "validation", learning_rate=rate, **values))
+        found = sign * statistics.mean(scores_of(runs, "validation", rate, decay))
         return found if math.isfinite(found) else -math.inf
 
-    return max(dict.fromkeys(run["learning_rate"] for run in runs), key=mean)
+    return max(rates, key=mean)
 
 
 def spread(values):

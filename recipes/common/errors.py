@@ -21,3 +21,10 @@ def refuse(errors):
     if found:
         lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
         raise ValueError(f"{len(found)} arguments are wrong:{lines}")
+
+
+def check_least(options, **least):
+    """Raise ValueError if an option is below the given minimum."""
+    found = {name: getattr(options, name) for name in least}
+    low = {name: value for name, value in found.items() if value is not None and value < least[name]}
+    refuse(error(f"`{name}` must be {least[name]} or more.", **{name: value}) for name, value in low.items())

@@ -7,7 +7,9 @@ main = entry_point(run)  # run(argv); errors in the input are printed in one lin
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
+import threading
 import time
 from dataclasses import MISSING
 
@@ -22,6 +24,7 @@ from .arguments import LOWER_IS_BETTER, decay_name
 from .progress import replace_progress
 from .run_folder import NoteArguments, check_data, names_in, note_for_predictions, write_json
 from .run_report import RunReport
+from .start import end_at_once
 from .stopping import StopWithCheckpoint
 
 
@@ -42,11 +45,6 @@ class Score:
         return f"does not beat the baseline ({self.baseline}): {how}"
 
 
-def say_over(step):
-    """Print that a resumed run has already ended."""
-    print(f"This run already ended, at step {step}: only the test is repeated.", flush=True)
-
-
 class FileSchedule(ScheduleCallback):
     """Write the schedule's picture and table, but do not print it."""
 
@@ -54,6 +52,23 @@ class FileSchedule(ScheduleCallback):
         """Write picture and table."""
         with contextlib.redirect_stdout(None):
             super().on_train_begin(*args, **kwargs)
+
+
+def rates_of(layers, args):
+    """Return in words the peak rates of head, top block and embeddings."""
+    rows = layers.table(args.layerwise_decay, args.learning_rate).rows
+    blocks = [row for row in rows if row.label.startswith("block")]
+    named = {row.label: row for row in rows if not row.label.startswith("block")}
+    if blocks:
+        named["top block"] = max(blocks, key=lambda row: row.index)
+    shown = [
+        (label, named[label].ratio[1] * args.learning_rate)
+        for label in ("head", "top block", "embeddings")
+        if label in named
+    ]
+    meaning = "the mean of the blocks" if args.layerwise_preserve_mean else "that of a layer whose ratio is 1"
+    found = ", ".join(f"{label} {rate:.2g}" for label, rate in shown)
+    return f"peak rates: {found} (learning_rate {args.learning_rate:g} is {meaning})."
 
 
 def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None):
@@ -70,15 +85,19 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
         noted (dict, optional): further facts that predictions need.
     """
     args, noted_arguments = trainer.args, NoteArguments(argv)
-    settings = {**dataclasses.asdict(options), **args.to_dict()}
-    about = {
-        "settings": settings,
-        "description": parts.description,
-        "defaults": defaults_of(settings, argv, options, args),
+    sets = {"train": trainer.train_dataset, "validation": trainer.eval_dataset, "test": test}
+    account = {
+        split: data.account(len(getattr(parts, split))) for split, data in sets.items() if hasattr(data, "account")
     }
+    if account and trainer.is_world_process_zero():
+        length = getattr(options, "max_length", None)
+        print(f"max_length={length}: " + "; ".join(f"{split}: {said}" for split, said in account.items()) + ".")
+    settings = changed_settings(argv, options, args)
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
-    rates = f"{decay_name(args)}, learning rate {rate}"
-    report = RunReport(args.output_dir, f"{options.model} on {options.data}, {rates}", trainer.layer_map)
+    title = f"{options.model} on {options.data}, {decay_name(args)}, learning rate {rate}"
+    if trainer.is_world_process_zero() and trainer.optimizer is None:
+        print(rates_of(trainer.layer_map, args), flush=True)
+    report = RunReport(args.output_dir, title, trainer.layer_map)
     if trainer.optimizer is None and args.optim.value in ("adamw", *list_optimizers()):
         report.config = LdoptConfig.from_arguments(args)
     check_data(args, parts)
@@ -90,21 +109,21 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     for callback in (*callbacks, noted_arguments, stop):
         trainer.add_callback(callback)
-    progress = None if args.verbose else replace_progress(trainer)
+    if not args.verbose:
+        replace_progress(trainer)
     began = time.perf_counter()
     with stop:
         try:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         except BaseException as error:  # also report a run that diverged or was interrupted
-            report.write({"stopped by": f"{type(error).__name__}: {error}"}, **about)
+            report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
             raise
-        finally:
-            if progress is not None:
-                progress.close()
-    seconds = time.perf_counter() - began
+    seconds, best = time.perf_counter() - began, trainer.state.best_metric
+    if args.evaluation_strategy.value == "no":
+        best = trainer.evaluate()[f"eval_{args.metric_for_best_model}"]
     state, steps = trainer.state, trainer.state.global_step - noted_arguments.first_step
     if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
-        say_over(state.global_step)
+        print(f"This run already ended, at step {state.global_step}: only the test is repeated.", flush=True)
     trainer.remove_callback(EarlyStoppingCallback)  # it would count the test as an evaluation
     if judge is None:
         tested, found, tables = trainer.evaluate(test, metric_key_prefix="test"), {}, {}
@@ -116,17 +135,27 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(args.dataset_world_size, 1)
     more = {
         **{key.replace("_", " ", 1): value for key, value in others.items()},
-        f"best validation {args.metric_for_best_model}": state.best_metric,
+        f"best validation {args.metric_for_best_model}": best,
         "kept": _kept(args, state),
         "stopped": _why_it_stopped(args, state),
+        **{f"{split} rows": said for split, said in account.items()},
         "steps": state.global_step,
         "seconds" + (" since it was resumed" if args.resume_from_checkpoint else ""): seconds,
         "training rows per second": steps * rows / seconds,
+        **found,
     }
     trainer.save_model(args.output_dir)
     note_for_predictions(args.output_dir, args.recipe, options, **(noted or {}))
-    more = {**more, **found}
-    conclude(args.output_dir, score, tested[f"test_{score.metric}"], more, report, tables=tables, **about)
+    baseline, reached = f"{score.baseline.replace(' ', '-')} baseline", tested[f"test_{score.metric}"]
+    results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}
+    write_json(args.output_dir, "results.json", results)
+    line = (score.metric, score.baseline, score.value)
+    path = report.write(results, settings, parts.description, tables=tables, baseline=line)
+    if path:  # in the main process
+        print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
+        print(", ".join(f"{key.replace('_', ' ', 1)} {value:.3f}" for key, value in others.items()))
+        print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped")))
+        print(f"report: {path}")
 
 
 def _kept(args, state):
@@ -145,32 +174,26 @@ def _why_it_stopped(args, state):
     return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({epochs})")
 
 
-def defaults_of(settings, argv, *objects):
-    """Return setting -> default for settings on the command line, and the value of the others, which may be derived."""
-    fields = {field.name: field for one in objects for field in dataclasses.fields(one)}
-    made = {name: field.default_factory for name, field in fields.items() if field.default_factory is not MISSING}
-    defaults = {name: made[name]() if name in made else field.default for name, field in fields.items()}
-    return {name: defaults.get(name) if name in names_in(argv) else value for name, value in settings.items()}
+def changed_settings(argv, *objects):
+    """Return the settings on the command line with other values than their defaults."""
+    changed = {}
+    for field, value in ((field, getattr(one, field.name)) for one in objects for field in dataclasses.fields(one)):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name in names_in(argv) and value != default:
+            changed[field.name] = getattr(value, "value", value)
+    return changed
 
 
-def conclude(folder, score, reached, more, report, *, settings, description, tables=None, defaults=None):
-    """Write results and report, as `RunReport.write` does; print the score `reached` on the test rows and the baseline.
-
-    `more` are further results; the name of one of them begins with "seconds".
-    """
-    baseline = f"{score.baseline.replace(' ', '-')} baseline"
-    results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}
-    write_json(folder, "results.json", results)
-    line = (score.metric, score.baseline, score.value)
-    path = report.write(results, settings, description, tables=tables, baseline=line, defaults=defaults)
-    if path:  # in the main process
-        seconds = next(value for name, value in more.items() if name.startswith("seconds"))
-        print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
-        others = [f"{name} {value:.3f}" for name, value in more.items() if name.startswith("test ")]
-        if others:
-            print(", ".join(others))
-        print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped") if name in results))
-        print(f"report: {path}")
+@contextlib.contextmanager
+def ended_by_signals():
+    """End the process at once on Ctrl-C and SIGTERM; a training has its own handlers within."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, end_at_once) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def entry_point(run):
@@ -179,10 +202,8 @@ def entry_point(run):
     def main(argv=None):
         logger.set_level("WARNING")  # `--verbose` sets INFO
         try:
-            run(sys.argv[1:] if argv is None else argv)
-        except KeyboardInterrupt:
-            print("interrupted; the steps after the last checkpoint are lost", file=sys.stderr)
-            sys.exit(130)
+            with ended_by_signals():
+                run(sys.argv[1:] if argv is None else argv)
         except BrokenPipeError:  # as in `predict.py ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)

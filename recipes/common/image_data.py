@@ -1,7 +1,7 @@
 """Images with their classes, for training, validation and test: from a folder, a hub, or scikit-learn's digits.
 
 parts = load_images("photos/")                     # photos/<class>/<name>.jpg, or photos/train/<class>/<name>.jpg...
-data = encode(parts.train, ["cat", "dog"], size=224)
+data = Images(parts.train, ["cat", "dog"], size=224)   # opens a file when its row is asked for
 """
 
 import dataclasses
@@ -15,11 +15,14 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from .errors import error
-from .parts import check_examples, deal
-from .text_sources import STEMS, hub_rows, label_names
+from .files import Notes
+from .rows import STEMS, check_examples, deal, hub_rows, label_names
+from .start import HUBS
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-MEAN, DEVIATION = (0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758)  # mean and deviation of CLIP's training pixels
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+# mean and deviation of the training pixels of CLIP and of ImageNet
+CLIP = ((0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758))
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def digits(wanted):
@@ -29,12 +32,19 @@ def digits(wanted):
     return deal(rows, lambda row: str(row[0].tolist()), "Handwritten digits of 8 x 8 pixels")
 
 
-def folder_rows(path):
-    """Return [(file, class), ...] of a folder with a subfolder for each class."""
+def folder_rows(path, notes):
+    """Return [(file, class), ...] of a folder with a subfolder for each class; drop files that cannot be opened."""
     files = [file for file in sorted(path.glob("*/*")) if file.suffix.lower() in SUFFIXES]
     if not files:
         raise error(f"The folder has no images ({', '.join(SUFFIXES)}) in a subfolder for each class.", data=path)
-    return [(file, file.parent.name) for file in files]
+    rows = []
+    for file in files:
+        try:
+            with Image.open(file):
+                rows.append((file, file.parent.name))
+        except OSError:
+            notes.dropped["that cannot be opened"] += 1
+    return rows
 
 
 def hub_images(data, split):
@@ -49,20 +59,20 @@ def hub_images(data, split):
 def load_images(source):
     """Return the `Parts` of images and the names of their classes."""
     hub, _, name = source.partition(":")
+    notes = Notes()
     if source == "digits":
         return digits(range(5, 10))
-    if hub in ("paddlenlp", "datasets") and name:
+    if hub in HUBS and name:
         parts = hub_rows(hub, name, hub_images)
     else:
         path = Path(source)
         if not path.is_dir():
-            raise error(
-                "The source does not exist. Accepted: digits, a folder, paddlenlp:NAME, datasets:NAME.", data=source
-            )
+            accepted = "digits, a folder, paddlenlp:NAME, datasets:NAME"
+            raise error(f"The source does not exist. Accepted: {accepted}.", data=source)
         found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
         found = found if "train" in found else {"train": path}
-        parts = {split: folder_rows(folder) for split, folder in found.items()}
-    return deal(parts, lambda row: hashlib.sha256(_content(row[0])).hexdigest(), source)
+        parts = {split: folder_rows(folder, notes) for split, folder in found.items()}
+    return deal(parts, lambda row: hashlib.sha256(_content(row[0])).hexdigest(), source, notes)
 
 
 def _content(image):
@@ -78,15 +88,22 @@ def few(parts, per_class):
     return dataclasses.replace(parts, train=train, description=used)
 
 
-def encode(rows, names, size):
-    """Return a data set of pixels [3, size, size] and numbers of classes."""
-    data = []
-    for image, name in rows:
+class Images:
+    """A data set of pixels [3, size, size] and numbers of classes; whole images, resized to a square."""
+
+    def __init__(self, rows, names, size, norm=CLIP):
+        self.rows, self.names, self.size, self.norm = rows, names, size, norm
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        image, name = self.rows[index]
         with Image.open(image) if isinstance(image, Path) else Image.fromarray(image) as opened:
-            pixels = np.asarray(opened.convert("RGB").resize((size, size)), "float32") / 255
-        data.append({"pixel_values": ((pixels - MEAN) / DEVIATION).astype("float32").transpose(2, 0, 1)})
-        data[-1]["labels"] = names.index(name)
-    return data
+            pixels = np.asarray(opened.convert("RGB").resize((self.size, self.size)), "float32") / 255
+        mean, deviation = self.norm
+        scaled = ((pixels - mean) / deviation).astype("float32").transpose(2, 0, 1)
+        return {"pixel_values": scaled, "labels": self.names.index(name)}
 
 
 def collate(rows):

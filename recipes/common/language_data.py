@@ -1,65 +1,141 @@
-"""Prompts and texts as rows of tokens, with labels for the text alone, and the unigram baseline.
+"""Prompts with answers and conversations as rows of tokens, with labels for the answers alone; the unigram baseline.
 
-inputs, labels = encode_pairs([("upper: ", "Return it in capitals.")], length=64)   # byte by byte
-loss = unigram(labels[labels != IGNORED], tested[tested != IGNORED], VOCABULARY)    # per token
+rows = read_messages(names, table, options, source, notes, "train")   # [((role, text), ...), ...]
+data = Messages(rows, length=64, tokens=by_bytes)                     # byte by byte
+loss = unigram(train, test, VOCABULARY)                               # per token
 """
 
 import numpy as np
 
 from .errors import error
-from .parts import load_parts
-from .text_sources import read_jsonl
+from .files import Notes, read_table
+from .rows import Encoded, load_parts, rows_of_columns, table_of
 
 IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the vocabulary of bytes
+ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+ROLES |= {"bot": "assistant", "observation": "user", "function_call": "assistant", "tool": "user"}
 
 
-def load_pairs(options, own):
-    """Return the `Parts` of (source, target) rows of `options.data`: a name in `own`, .jsonl files, or a hub's data."""
+def load_pairs(options, own, conversations=False):
+    """Return the `Parts` of (source, target) rows, or of conversations, of `options.data`."""
+
+    def rows(names, table, source, notes):
+        if {"instruction", "output"} <= set(names) and options.source_field is None:  # Alpaca
+            columns = ["instruction", *(["input"] if "input" in names else []), "output"]
+            cells = [(place, [row[names.index(name)] for name in columns]) for place, row in table]
+            table = [(p, ["\n".join(filter(None, row[:-1])) if row[0] else None, row[-1]]) for p, row in cells]
+            names = ["instruction", "output"]
+        if conversations and (column := next((n for n in ("conversations", "messages") if n in names), None)):
+            return _conversations(names, table, column, source, notes)
+        wanted = {"source_field": options.source_field, "target_field": options.target_field}
+        others = {"source_field": ("0",), "target_field": ("1",)} if len(names) == 2 else {}
+        found = rows_of_columns(names, table, wanted, source, notes, others)
+        return [(("user", str(a)), ("assistant", str(b))) for a, b in found] if conversations else found
+
+    wanted = {"source_field": options.source_field, "target_field": options.target_field}
     return load_parts(
-        options.data,
+        options,
         own=own,
-        suffixes=(".jsonl",),
-        read=lambda path: pairs(read_jsonl(path), options, path),
-        rows_of=lambda data, split: pairs(data, options, split),
-        key=lambda row: row[0],
+        read=lambda path, notes: rows(*read_table(path, wanted, encoding=options.encoding, notes=notes), path, notes),
+        rows_of=lambda data, split: rows(*table_of(data), split, Notes()),
+        key=lambda row: row[0] if isinstance(row[0], str) else row[0][1],
     )
 
 
-def pairs(records, options, source):
-    """Return [(source, target), ...] of dicts."""
-    rows = []
-    for number, record in enumerate(records, 1):
-        row = tuple(record.get(field) for field in (options.source_field, options.target_field))
-        if not all(isinstance(text, str) and text.strip() for text in row):
-            fields = {"source_field": options.source_field, "target_field": options.target_field}
-            raise error(f"Row {number} lacks a text: it has {list(record)}.", source=source, **fields)
-        rows.append(row)
+def _conversations(names, table, column, source, notes):
+    """Return [((role, text), ...), ...] of ShareGPT's or OpenAI's conversations; drop those without an answer."""
+    rows, system = [], names.index("system") if "system" in names else None
+    for place, cells in table:
+        try:
+            turns = [
+                (ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content")))
+                for t in cells[names.index(column)]
+            ]
+        except (KeyError, AttributeError, TypeError) as cause:
+            problem = f"{place} is no conversation of turns with `from` and `value`, or `role` and `content` ({cause})"
+            raise error(f"{problem}.", source=source, roles=sorted(ROLES)) from cause
+        if system is not None and cells[system]:
+            turns = [("system", cells[system]), *turns]
+        answered = any(role == "assistant" and text for role, text in turns) and all(
+            isinstance(t, str) for _, t in turns
+        )
+        rows += [tuple(turns)] if answered else []
+        notes.dropped["without an answer"] += not answered
     return rows
 
 
-def by_bytes(prompt, text):
-    """Return prompt and text as lists of bytes; a line break ends the text."""
-    return list(prompt.encode()), list(f"{text}\n".encode())
+def by_bytes(messages):
+    """Return [(tokens, whether they are learnt), ...] of a conversation, in bytes; a line break ends an answer."""
+    return [
+        (list(f"{text}\n".encode() if role == "assistant" else text.encode()), role == "assistant")
+        for role, text in messages
+    ]
 
 
-def by_tokenizer(tokenizer):
-    """Return a function prompt, text -> two lists of tokens, with the tokens that begin and end a row."""
+def by_tokenizer(tokenizer, chat=True):
+    """Return a function of a conversation, as `by_bytes`; with `chat` it writes the tokenizer's chat template."""
+    template = (
+        tokenizer.chat_template if chat and hasattr(getattr(tokenizer, "chat_template", None), "render") else None
+    )
 
-    def tokens(prompt, text):
-        ids = [tokenizer(prompt)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]]
-        return ids[0], [*ids[1], tokenizer.eos_token_id]
+    def rendered(messages, answers):
+        turns = [{"role": role, "content": text} for role, text in messages]
+        text = template.render(messages=turns, add_generation_prompt=answers, **tokenizer.special_tokens_map)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def tokens(messages):
+        parts, done = [], []
+        for number, (role, text) in enumerate(messages):
+            if template is None:
+                ids = tokenizer(text, add_special_tokens=not number)["input_ids"]
+                parts.append((ids + [tokenizer.eos_token_id] * (role == "assistant"), role == "assistant"))
+            elif role == "assistant":  # the template says what stands before and after it
+                asked, whole = rendered(messages[:number], True), rendered(messages[: number + 1], False)
+                parts += [(asked[len(done) :], False), (whole[len(asked) :], True)]
+                done = whole
+            elif number == len(messages) - 1:
+                parts.append((rendered(messages, True)[len(done) :], False))
+        return parts
 
     return tokens
 
 
-def encode_pairs(pairs, length, tokens=by_bytes):
-    """Return inputs and labels [rows, length] of (prompt, text) pairs; labels are the next tokens of the text alone."""
-    inputs, labels = np.zeros([len(pairs), length], "int64"), np.full([len(pairs), length], IGNORED, "int64")
-    for i, pair in enumerate(pairs):
-        prompt, text = tokens(*pair)
-        row = [*prompt, *text][: length + 1]
-        inputs[i, : len(row) - 1] = row[:-1]
-        labels[i, len(prompt) - 1 : len(row) - 1] = row[len(prompt) :]
+class Messages(Encoded):
+    """Conversations as `input_ids` and `labels`, the next tokens of the answers.
+
+    A row that is too long loses the beginning of its first prompt, down to half of the room, then the end.
+    """
+
+    unit = "answer tokens"
+
+    def __init__(self, rows, length, tokens=by_bytes):
+        super().__init__()
+        for row in rows:
+            parts = tokens(row)
+            over, before = sum(len(ids) for ids, _ in parts) - length - 1, len(parts[0][0])
+            if over > 0 and not parts[0][1]:
+                parts[0] = (parts[0][0][min(over, max(before - length // 2, 0)) :], False)
+            ids = [token for part, _ in parts for token in part]
+            labels = [token if learnt else IGNORED for part, learnt in parts for token in part]
+            kept = labels[1 : length + 1]
+            answers = sum(label != IGNORED for label in labels[1:])
+            left = sum(label != IGNORED for label in kept)
+            self.count(answers, answers - left, left)
+            if left:
+                self.append({"input_ids": np.array(ids[:length][: len(kept)]), "labels": np.array(kept)})
+            self.prompts_cut = getattr(self, "prompts_cut", 0) + (over > 0 and len(parts[0][0]) < before)
+
+    def account(self, rows):
+        """Return in words what became of the rows."""
+        prompts = f", {self.prompts_cut} prompts without their beginning" if self.prompts_cut else ""
+        return super().account(rows) + prompts
+
+
+def padded(rows, length):
+    """Return inputs and labels [rows, length] of `Messages`."""
+    inputs, labels = np.zeros([len(rows), length], "int64"), np.full([len(rows), length], IGNORED, "int64")
+    for i, row in enumerate(rows):
+        inputs[i, : len(row["input_ids"])], labels[i, : len(row["labels"])] = row["input_ids"], row["labels"]
     return inputs, labels
 
 

@@ -7,19 +7,55 @@ import ast
 import builtins
 import datetime
 import functools
-import math
 import random
 import re
 import sys
+import sysconfig
+import tokenize
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import error
-from .parts import Parts, deal, draw, sizes
-from .text_data import NO_DOCSTRINGS, library_trees
+from .rows import deal, draw
+
+NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
+NO_DOCSTRINGS = "The standard library of this Python has no docstrings: give a file instead."
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 EXCEPTIONS = {
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception)
 }
+
+
+def library_trees():
+    """Yield the syntax trees of the files of Python's own library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
+            with tokenize.open(path) as file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some library files hold escapes that the compiler warns of
+                yield ast.parse(file.read())
+
+
+@functools.cache
+def docstring_kinds():
+    """Return [(first paragraph of a docstring, "function", "class" or "module"), ...].
+
+    One row per opening of four words, so that no template ("Python Character Mapping Codec ...") or repeated text is in
+    two splits; an opening that two kinds share says nothing and is dropped.
+    """
+    found = {}
+    for node in (node for tree in library_trees() for node in ast.walk(tree)):
+        text = ast.get_docstring(node) if type(node) in NODES else None
+        text = " ".join(re.split(r"\n\s*\n", text.strip(), maxsplit=1)[0].split()) if text else ""
+        opening = tuple(re.findall(r"\w+", text.casefold())[:4])
+        if len(opening) == 4:
+            found.setdefault(opening, (text, set()))[1].add(NODES[type(node)])
+    rows = [(text, *kinds) for text, kinds in found.values() if len(kinds) == 1]
+    if len({kind for _, kind in rows}) < 3:
+        raise error(NO_DOCSTRINGS, source="docstrings")
+    return rows
 
 
 @dataclass(frozen=True)
@@ -62,7 +98,7 @@ def tagged_docstrings():
     """Return rows of (words, tags): the words of a docstring, tagged as arguments, exceptions or constants."""
     rows = []
     for function in functions():
-        words = re.findall(r"\w+|[^\w\s]", function.docstring)[:60]
+        words = re.findall(r"\w+|[^\w\s]", function.docstring)[:40]
         tags = [_tag(word, function.arguments) for word in words]
         if "B-ARGUMENT" in tags:
             rows.append((words, tags))
@@ -73,35 +109,6 @@ def _tag(word, arguments):
     if word in arguments:
         return "B-ARGUMENT"
     return "B-CONSTANT" if word in ("None", "True", "False") else "B-EXCEPTION" if word in EXCEPTIONS else "O"
-
-
-def signature_questions():
-    """Return rows of (question, context, answers, begin of the first), from short signatures with two defaults."""
-    rows = []
-    for function in functions():
-        defaults = {name: value for name, value in function.arguments.items() if value is not None and len(value) < 20}
-        if len(defaults) < 2:
-            continue
-        context, begins = _signature(function)
-        if len(context) > 120:  # two cores read the short ones in minutes
-            continue
-        for i, (name, value) in enumerate(defaults.items()):
-            rows.append((f"What is the default of {name}?", context, (value,), begins[name] + len(name) + 1))
-            if list(defaults.values()).count(value) == 1:
-                rows.append((f"Which argument is {value} by default?", context, (name,), begins[name]))
-            if i:
-                before = list(function.arguments)[list(function.arguments).index(name) - 1]
-                rows.append((f"Which argument comes after {before}?", context, (name,), begins[name]))
-    return deal(rows[:1400], lambda row: row[1], _source("Questions about signatures"))
-
-
-def _signature(function):
-    text, begins = f"{function.name}(", {}
-    for name, value in function.arguments.items():
-        text += ", " if begins else ""
-        begins[name] = len(text)
-        text += name if value is None else f"{name}={value}"
-    return f"{text}) - {_sentence(function.docstring)}", begins
 
 
 def _sentence(docstring):
@@ -115,8 +122,9 @@ def function_names():
     rows = []
     for function in functions():
         words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", function.name)
-        if words and not function.name.startswith("__"):
-            rows.append((_sentence(function.docstring), " ".join(words).lower()))
+        text = _sentence(function.docstring)
+        if words and not function.name.startswith("__") and len(text) < 60:  # two cores read the short ones in minutes
+            rows.append((text, " ".join(words).lower()))
     return deal(rows, lambda row: row[0], _source("Docstrings and names of functions"))
 
 
@@ -134,25 +142,8 @@ def written_dates():
     return deal(rows, lambda row: row[1], "Days in words and in digits")
 
 
-def docstring_pairs():
-    """Return rows of (sentence, text, label): 1 if the text continues the sentence's docstring, 0 if another's."""
-    pairs = []
-    for function in functions():
-        first = _sentence(function.docstring)
-        rest = " ".join(function.docstring.split())[len(first) :].strip()
-        if len(first.split()) >= 4 and len(rest.split()) >= 8:
-            pairs.append((first, rest))
-    parts = deal(pairs[:900], lambda row: row[0], "")
-    found = parts.each(
-        lambda rows: [pair for i, (a, b) in enumerate(rows) for pair in ((a, b, 1), (a, rows[i - 1][1], 0))]
-    )
-    return Parts(**found, description=f"{_source('Sentences and texts of docstrings')}: {sizes(found)} rows.")
-
-
 def docstring_texts():
-    """Return docstrings, each in one line."""
-    texts = [" ".join(function.docstring.split()) for function in functions()]
-    long = [text for text in texts if len(text.split()) >= 8]
-    return deal(
-        long[:: math.ceil(len(long) / 1900)], str, _source("Docstrings")
-    )  # `functions` has the order of the deal
+    """Return first sentences of docstrings, of 8 to 16 words."""
+    texts = [_sentence(function.docstring) for function in functions()]
+    kept = [text for text in texts if 8 <= len(text.split()) <= 16]
+    return deal(kept[:1900], str, _source("First sentences of docstrings"))

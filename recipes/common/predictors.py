@@ -1,53 +1,42 @@
 """The model of a run, applied to new input: one class for each kind of output.
 
-predictor = Predictor("runs/sequence_classification-20261121-140000")
+predictor = Predictor("runs/text_classification-20261121-140000")
 predictor([("a text",), ("another text",)])   # [{"text": ..., "label": ..., "probability": ..., "probabilities": {}}]
 """
 
 import functools
 import importlib
-import json
 import os
 import types
 from pathlib import Path
 
 import numpy as np
 import paddle
+import predict
 from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
-from scipy.special import log_softmax, softmax
+from scipy.special import expit, log_softmax, softmax
 
 from .errors import error
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
-from .pretrained import check_length, load_tokenizer
-from .run_folder import PREDICTION
+from .pretrained import check_length, load_tokenizer, longest
+from .rows import Encoded
+from .text_data import tokens_of
 from .trainers import logits_of
 
 
 class Predictor:
     """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
 
-    `folder` is a run or a checkpoint in it. Texts are cut to `max_length` tokens, by default as in the training.
+    `folder` is a run or a checkpoint in it. Texts are cut to `max_length` tokens, by default as in the training; a row
+    whose text was cut has "tokens left out". Tagged texts are never cut.
     """
 
     def __init__(self, folder, max_length=None):
-        paths = [path for path in (Path(folder, PREDICTION), Path(folder).parent / PREDICTION) if path.is_file()]
-        if not paths:
-            raise error("This folder has no model of a finished run.", folder=str(folder))
-        self.noted = json.loads(paths[0].read_text(encoding="utf-8"))
-        if self.noted["recipe"] not in KINDS:
-            problem = f"Predictions need a run of {', '.join(KINDS)}: train one of these with this folder as `--model`."
-            raise error(problem, folder=str(folder), recipe=self.noted["recipe"])
+        self.noted = predict.noted(folder)
         if max_length is not None:
             self.noted["max_length"] = max_length
         self.kind = KINDS[self.noted["recipe"]](str(folder), types.SimpleNamespace(**self.noted))
-
-    def check(self, pair):
-        """Raise ValueError if single texts are given to a model of pairs, or pairs to a model of single texts."""
-        expected = self.noted.get("pair", self.noted["recipe"] == "question_answering")
-        if expected != pair:
-            trained_on = "pairs of texts: pass `--pair`" if expected else "single inputs: leave `--pair` out"
-            raise error(f"The model was trained on {trained_on}.", pair=pair)
 
     def __call__(self, inputs):
         """Return a dict for each input."""
@@ -72,26 +61,40 @@ class _Model:
         self.collate = self.collator(self.tokenizer)
         self.module = importlib.import_module(self.recipe) if self.recipe else None
 
+    def tokens(self, texts):
+        """Return the tokens of an input, and {"tokens left out": their number} if it is cut."""
+        counted = Encoded()
+        ids = tokens_of(texts if len(texts) > 1 else texts[0], self.tokenizer, self.options.max_length, counted)
+        return ids, {"tokens left out": counted.lost} if counted.lost else {}
+
 
 class Labels(_Model):
-    """The class of each text or pair."""
+    """The class, the set of labels or the score of each text or pair."""
 
     task = "SequenceClassification"
 
     def _apply(self, inputs):
-        rows = [dict(self.tokenizer(*texts, max_length=self.options.max_length, truncation=True)) for texts in inputs]
-        names = dict(zip(("text", "text_pair"), zip(*inputs)))
-        return _labelled(names, _logits(self.model(**self.collate(rows))), self.model.config.id2label)
+        rows, left_out = zip(*map(self.tokens, inputs))
+        names, kind = self.model.config.id2label, getattr(self.options, "kind", "classes")
+        given = [{**dict(zip(("text", "text_pair"), texts)), **left} for texts, left in zip(inputs, left_out)]
+        logits = _logits(self.model(**self.collate(list(rows)))).astype("float64")
+        if kind == "scores":
+            mean, deviation = self.options.scale
+            return [{**row, "score": float(value[0] * deviation + mean)} for row, value in zip(given, logits)]
+        if kind == "labels":
+            each = [{names[k]: float(value) for k, value in enumerate(row)} for row in expit(logits)]
+            found = [[name for name, value in shares.items() if value > 0.5] for shares in each]
+            return [{**row, "labels": labels, "probabilities": p} for row, labels, p in zip(given, found, each)]
+        return _labelled(given, logits, names)
 
 
-def _labelled(inputs, logits, names):
-    """Return a dict for each input: its columns in `inputs`, its label and the probabilities of all classes."""
-    out, probabilities = [], softmax(logits.astype("float64"), axis=-1)
-    for i, row in enumerate(probabilities):
-        label, best = names[int(row.argmax())], float(row.max())
-        each = {names[k]: float(value) for k, value in enumerate(row)}
-        given = {name: values[i] for name, values in inputs.items()}
-        out.append({**given, "label": label, "probability": best, "probabilities": each})
+def _labelled(given, logits, names):
+    """Return a dict for each input: what was given, its label and the probabilities of all classes."""
+    out = []
+    for row, shares in zip(given, softmax(logits.astype("float64"), axis=-1)):
+        each = {names[k]: float(value) for k, value in enumerate(shares)}
+        best = int(shares.argmax())
+        out.append({**row, "label": names[best], "probability": float(shares[best]), "probabilities": each})
     return out
 
 
@@ -99,8 +102,8 @@ class Images:
     """The class of each image."""
 
     def __init__(self, folder, options):
-        self.recipe = importlib.import_module("image_classification")
-        self.model = self.recipe.VisionClassifier.from_pretrained(folder)
+        self.recipe, self.options = importlib.import_module("image_classification"), options
+        self.model, self.norm = self.recipe.saved_model(folder, options)
         self.model.eval()
 
     def _apply(self, inputs):
@@ -108,15 +111,15 @@ class Images:
         missing = [path for path in paths if not os.path.isfile(path)]
         if missing:
             raise error("The image does not exist.", image=missing[0])
-        names = list(self.model.config.id2label.values())
-        rows = self.recipe.encode([(Path(p), names[0]) for p in paths], names, self.model.config.image_size)
-        batch = self.recipe.collate(rows)
+        names = self.options.classes
+        data = self.recipe.Images([(Path(p), names[0]) for p in paths], names, self.options.size, self.norm)
+        batch = self.recipe.collate([data[i] for i in range(len(data))])
         batch.pop("labels")
-        return _labelled({"image": paths}, _logits(self.model(**batch)), self.model.config.id2label)
+        return _labelled([{"image": path} for path in paths], _logits(self.model(**batch)), names)
 
 
 class Tags(_Model):
-    """A tag for each word of a text, or each character if it was trained on these; words that are cut off have none."""
+    """A tag for each word of a text, or each character if it was trained on these, and the entities."""
 
     recipe, task, collator = "token_classification", "TokenClassification", DataCollatorForTokenClassification
 
@@ -125,36 +128,19 @@ class Tags(_Model):
         if getattr(self.options, "characters", False):
             sentences = [list("".join(words)) for words in sentences]
         rows = [(words, [names[0]] * len(words)) for words in sentences]
-        batch = self.collate(
-            self.module.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
-        )
-        first = batch.pop("labels").numpy() != self.module.IGNORED
-        probabilities = softmax(_logits(self.model(**batch)).astype("float64"), axis=-1)
+        data = self.module.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
+        values, labels = [], []
+        for first in range(0, len(data), 32):
+            batch = self.collate(data[first : first + 32])
+            labels += list(batch.pop("labels").numpy())
+            values += list(softmax(_logits(self.model(**batch)).astype("float64"), axis=-1))
         out = []
-        for words, row, kept in zip(sentences, probabilities, first):
-            row = row[kept]
-            tags = [names[int(i)] for i in row.argmax(-1)]
-            out.append({"words": words[: len(tags)], "tags": tags, "probabilities": row.max(-1).tolist()})
+        for words, row in zip(sentences, data.gathered(values, labels)):
+            tags = [names[int(shares.argmax())] for shares in row]
+            entities = self.module.entities_of(words, tags)
+            shares = [float(shares.max()) for shares in row]
+            out.append({"words": words, "tags": tags, "entities": entities, "probabilities": shares})
         return out
-
-
-class Answers(_Model):
-    """The answer to each question in its text, with the probability of its beginning times that of its end."""
-
-    recipe, task = "question_answering", "QuestionAnswering"
-
-    def _apply(self, inputs):
-        rows = [(question, context, ("",), 0) for question, context in inputs]
-        data = self.module.Windows(rows, self.tokenizer, self.options)
-        batch = self.collate(data)
-        for name in ("start_positions", "end_positions"):
-            batch.pop(name)
-        logits = [part.astype("float32").numpy() for part in self.model(**batch)[:2]]
-        shares = [np.log(softmax(part.astype("float64"), axis=-1)) for part in logits]
-        return [
-            {"question": question, "context": context, "answer": answer, "probability": float(np.exp(score))}
-            for (question, context), (score, answer) in zip(inputs, data.answers(shares))
-        ]
 
 
 class Outputs(_Model):
@@ -164,17 +150,17 @@ class Outputs(_Model):
     collator = functools.partial(DataCollatorWithPadding, return_attention_mask=True)
 
     def _apply(self, inputs):
-        texts = [text for (text,) in inputs]
-        ids = [self.tokenizer(t, max_length=self.options.max_length, truncation=True)["input_ids"] for t in texts]
+        rows, left_out = zip(*map(self.tokens, inputs))
+        ids = [row["input_ids"] for row in rows]
         batch = self.collate([{"input_ids": one, "attention_mask": [1] * len(one)} for one in ids])
         length = self.options.max_target_length
         written = self.model.generate(**batch, max_new_tokens=length, decode_strategy="greedy_search")[0]
         logits = self.model(**batch, labels=written)[1].astype("float32").numpy()
         out = []
-        for text, tokens, row in zip(texts, written.tolist(), logits):
+        for (text,), left, tokens, row in zip(inputs, left_out, written.tolist(), logits):
             found = _until(tokens, self.model.config.eos_token_id)
             decoded = self.tokenizer.decode(found, skip_special_tokens=True)
-            out.append({"source": text, "output": decoded, "probability": _mean_probability(row, found)})
+            out.append({"source": text, **left, "output": decoded, "probability": _mean_probability(row, found)})
         return out
 
 
@@ -195,7 +181,6 @@ class Continuations:
     """A language model's answer to each prompt, in bytes or tokens; adapters are added to their base model."""
 
     def __init__(self, folder, options):
-        self.length = options.max_length
         base = options.model if options.lora_rank else folder
         model = transformers.AutoModelForCausalLM.from_pretrained(base)
         self.bytes = model.config.vocab_size == VOCABULARY
@@ -204,18 +189,19 @@ class Continuations:
             from paddlenlp.peft import LoRAModel
 
             model = LoRAModel.from_pretrained(model, folder)
-        self.model = model
+        self.model, self.length, self.most = model, options.max_length, longest(model, self.tokenizer)
+        self.tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer, getattr(options, "chat", True))
         self.model.eval()
 
     def _apply(self, inputs):
         return [self._one(prompt) for (prompt,) in inputs]
 
     def _one(self, prompt):
-        tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer)
-        ids, _ = tokens(prompt, "")
-        room = self.length + 1 - len(ids)
-        if room < 1:
-            raise error("The prompt leaves no room for an answer: raise `--max_length`.", max_length=self.length)
+        ids = [token for part, _ in self.tokens((("user", prompt),)) for token in part]
+        room = max(self.length + 1 - len(ids), self.length // 2)
+        most = len(ids) if self.most is None else self.most - room
+        left = {"tokens left out": len(ids) - most} if len(ids) > most else {}
+        ids = ids[-most:]
         end = 10 if self.bytes else self.tokenizer.eos_token_id
         prompted = paddle.to_tensor([ids])
         options = {"max_new_tokens": room, "decode_strategy": "greedy_search", "eos_token_id": end}
@@ -224,14 +210,17 @@ class Continuations:
         logits = _logits(self.model(paddle.to_tensor([[*ids, *found]])))[0]
         shown = found[:-1] if found[-1:] == [end] else found
         text = bytes(shown).decode(errors="replace") if self.bytes else self.tokenizer.decode(shown)
-        return {"source": prompt, "output": text, "probability": _mean_probability(logits[len(ids) - 1 :], found)}
+        return {
+            "source": prompt,
+            **left,
+            "output": text,
+            "probability": _mean_probability(logits[len(ids) - 1 :], found),
+        }
 
 
 KINDS = {
-    "sequence_classification": Labels,
-    "matching": Labels,
+    "text_classification": Labels,
     "token_classification": Tags,
-    "question_answering": Answers,
     "seq2seq": Outputs,
     "language_model_sft": Continuations,
     "image_classification": Images,

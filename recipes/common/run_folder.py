@@ -24,9 +24,8 @@ from .errors import error
 
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
-PREDICTION = "prediction.json"
 _CHECKPOINT = r"checkpoint-\d+"  # the name of a checkpoint's folder
-ENCODING = ("model", "max_length", "max_target_length", "overlap", "max_answer_length", "lora_rank")
+ENCODING = ("model", "max_length", "max_target_length", "lora_rank", "chat")
 
 
 class NoteArguments(TrainerCallback):
@@ -51,7 +50,7 @@ def note_arguments(folder, argv):
 def note_for_predictions(folder, recipe, options, **more):
     """Write a run's recipe and its encoding of rows, for predict.py."""
     kept = {name: value for name, value in dataclasses.asdict(options).items() if name in ENCODING}
-    write_json(folder, PREDICTION, {"recipe": recipe, **kept, **more})
+    write_json(folder, "prediction.json", {"recipe": recipe, **kept, **more})
 
 
 def take(argv, name):
@@ -60,6 +59,15 @@ def take(argv, name):
     finder.add_argument(f"--{name}")
     given, rest = finder.parse_known_args(argv)
     return getattr(given, name), rest
+
+
+def without(argv, name):
+    """Return a command line without an argument and its values."""
+    kept, inside = [], False
+    for word in argv:
+        inside = word.partition("=")[0] == f"--{name}" or (inside and not word.startswith("--"))
+        kept += [] if inside else [word]
+    return kept
 
 
 def names_in(argv):

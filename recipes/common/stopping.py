@@ -31,8 +31,12 @@ class StopWithCheckpoint(StopOnSigterm):
             self.asked = False
         super().__exit__(kind, *rest)
 
+    def _note(self, *_):
+        super()._note()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal also ends a step that hangs
+
     def _interrupt(self, *_):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within a step that hangs
         self.interrupted = True
         print("\nCtrl-C: saving a checkpoint after this step; Ctrl-C again ends at once", file=sys.stderr, flush=True)
         signal.raise_signal(signal.SIGTERM)

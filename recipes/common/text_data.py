@@ -1,79 +1,87 @@
-"""Text-classification data: Python's own docstrings, a file or folder, PaddleNLP's or Hugging Face's data sets.
+"""Texts or pairs of texts with classes, sets of labels or scores: from files, hubs, or Python's own docstrings.
 
-    splits = load_splits("docstrings", examples_per_class=30)  # the default: no download
-    splits = load_splits("reviews.csv", text_column="review", label_column="stars")
-    splits = load_splits("folder/")                            # train, dev and test files: .tsv, .csv or .jsonl
-    splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
-    train = TextDataset(splits.train, tokenizer, max_length=64)
-
-In order: the functions for recipes, the docstrings, splits from rows. `text_sources` reads files and hubs.
+splits = load_splits("docstrings", examples_per_class=30)  # the default: no download
+splits = load_splits("reviews.csv", text_column="review", label_column="stars")
+splits = load_splits("folder/")                            # train, dev and test files
+splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
+train = TextDataset(splits.train, tokenizer, 64, splits)
 """
 
 from __future__ import annotations
 
-import ast
+import math
 import re
 import sys
-import sysconfig
-import tokenize
-import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import error
-from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes, warn_of_few, warn_of_unknown
-from .text_sources import Rows, check_labels, file_rows, hub_text_rows
+from .files import PAIRS, SUFFIXES, Notes, read_table
+from .library_data import docstring_kinds
+from .rows import (  # fmt: skip
+    Encoded,
+    Parts,
+    assign,
+    check_examples,
+    check_rows,
+    draw,
+    hub_rows,
+    label_names,
+    missing,
+    rows_of_columns,
+    say_taken,
+    sizes,
+    split_files,
+    table_of,
+    warn_of_few,
+)
+from .start import HUBS
 
-NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
-NO_DOCSTRINGS = "The standard library of this Python has no docstrings: give a file instead."
-NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+KINDS = ("classes", "labels", "scores")
 
 
 @dataclass(frozen=True)
 class Splits(Parts):
-    """Three lists of (text or pair of texts, label id), the label names in id order, the columns."""
+    """Three lists of (text or pair of texts, label): a class number, a set of these, or a score; names of classes."""
 
-    labels: list
-    columns: dict = field(default_factory=dict)  # "text_column", "text_pair_column", "label_column" -> name
+    labels: list = ()
+    kind: str = "classes"
 
+    def target(self, label):
+        """Return the label as the loss takes it: a number, a 0 or 1 for each class, or a score of unit deviation."""
+        if self.kind == "labels":
+            return [float(number in label) for number in range(len(self.labels))]
+        return label if self.kind == "classes" else [(label - self.scale[0]) / self.scale[1]]
 
-class TextDataset(list):
-    """Tokenized rows of `Splits`, for PaddleNLP's Trainer."""
-
-    def __init__(self, rows, tokenizer, max_length):
-        self.rows, self.tokenizer, self.max_length = rows, tokenizer, max_length
-        super().__init__(
-            {**self._tokens(text, max_length=max_length, truncation=True), "labels": label} for text, label in rows
-        )
-
-    def _tokens(self, text, **options):
-        return self.tokenizer(*((text,) if isinstance(text, str) else text), **options)
-
-    def lengths(self):
-        """Return the number of tokens of each row before it is cut."""
-        kept = [len(row["input_ids"]) for row in self]
-        pairs = zip(kept, self.rows)
-        return [
-            n if n < self.max_length else len(self._tokens(text, verbose=False)["input_ids"]) for n, (text, _) in pairs
-        ]
+    @property
+    def scale(self):
+        """Mean and standard deviation of the training scores."""
+        scores = [score for _, score in self.train]
+        mean = sum(scores) / len(scores)
+        return mean, math.sqrt(sum((score - mean) ** 2 for score in scores) / len(scores)) or 1.0
 
 
-def say_cut(dataset, limit=0.05):
-    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `limit` of the rows.
+class TextDataset(Encoded):
+    """Tokenized rows of `Splits`, for PaddleNLP's Trainer; what `max_length` cuts is counted."""
 
-    A second line warns of a tokenizer that does not know more than `limit` of the tokens, such as MiniLM's of Chinese.
-    """
-    lengths = sorted(dataset.lengths())
-    cut = sum(length > dataset.max_length for length in lengths)
-    share, length = cut / len(lengths), dataset.max_length
-    line = f"{cut} of {len(lengths)} training texts ({share:.1%}) are cut to max_length={length}"
-    if share > limit:
-        enough = lengths[int((1 - limit) * (len(lengths) - 1))]
-        most = dataset.tokenizer.model_max_length  # 1e30 if unknown
-        advice = f"--max_length {enough} would cut at most {limit:.0%}"
-        line = f"warning: {line}; {advice if enough <= most else f'this model reads at most {most}'}"
-    return f"{line}.{warn_of_unknown(dataset, dataset.tokenizer, limit)}"
+    def __init__(self, rows, tokenizer, max_length, splits=None):
+        super().__init__()
+        self.rows, self.max_length = rows, max_length
+        for text, label in rows:
+            self.append(
+                {**tokens_of(text, tokenizer, max_length, self), "labels": splits.target(label) if splits else label}
+            )
+
+
+def tokens_of(text, tokenizer, max_length, counted=None):
+    """Return the tokens of a text or a pair, cut to `max_length`; count what is cut."""
+    texts = (text,) if isinstance(text, str) else text
+    found = dict(tokenizer(*texts, verbose=False))
+    length = len(found["input_ids"])
+    if counted is not None:
+        counted.count(length, max(length - max_length, 0))
+    return found if length <= max_length else dict(tokenizer(*texts, max_length=max_length, truncation=True))
 
 
 def load_splits(
@@ -81,86 +89,161 @@ def load_splits(
     *,
     text_column=None,
     text_pair_column=None,
-    pairs=False,
     label_column=None,
     has_header=None,
-    encoding="utf-8",
+    encoding=None,
+    kind="auto",
+    label_separator=None,
     examples_per_class=None,
     seed=0,
 ):
     """Return the `Splits` of a data set; missing ones are taken from its training rows, by a hash of the text.
 
-    A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns.
-    The delimiter of .csv and .tsv files is detected, and by default (`has_header=None`) also whether they begin with
-    column names. In a .tsv a quote is a character like any other unless all cells are quoted as pandas writes them.
-    `pairs` demands pairs of texts. `seed` draws `examples_per_class` training rows of each class; None keeps all.
+    A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns, or
+    a pair and its label from three without names. Delimiters, encodings and (`has_header=None`) headers are detected.
+    `kind` is one of `KINDS`; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and fractions
+    as scores. `seed` draws `examples_per_class` training rows of each class; None keeps all.
 
     Raises:
         ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
     """
     if not isinstance(source, (str, Path)):
         raise TypeError(f"`source` must be a string or a path. Received: source={source!r}.")
-    pair = {"text_pair_column": text_pair_column} if pairs or text_pair_column is not None else {}
-    wanted = {"text_column": text_column, **pair, "label_column": label_column}
+    if kind not in ("auto", *KINDS):
+        raise error(f"`kind` must be auto, {', '.join(KINDS)}.", kind=kind)
+    pair = {"text_pair_column": text_pair_column} if text_pair_column is not None else {}
+    wanted, notes = {"text_column": text_column, **pair, "label_column": label_column}, Notes()
     hub, _, name = str(source).partition(":")
     if source == "docstrings":
-        found = Rows(_docstring_parts())
+        parts = _docstring_parts()
         note = f"First paragraphs of docstrings in Python {sys.version.split()[0]}'s library"
     else:
-        is_hub = hub in ("paddlenlp", "datasets") and name
-        found = hub_text_rows(hub, name, wanted) if is_hub else file_rows(Path(source), wanted, has_header, encoding)
-        labels = [label for rows in found.parts.values() for _, label in rows]
-        check_labels(labels, found.columns["label_column"], source)
-        found.parts, note = _complete(found.parts, source)
-    return _number(found, note, source, examples_per_class, seed)
+        if hub in HUBS and name:
+            parts = hub_rows(hub, name, lambda data, split: _of_hub(data, split, wanted, source, notes))
+        else:
+            parts = {}
+            for split, file in split_files(Path(source), SUFFIXES, ("docstrings",)).items():
+                names, table = read_table(file, wanted, has_header, encoding, notes=notes)
+                parts[split] = _rows(names, table, wanted, file, notes)
+        shares = missing(parts)
+        parts, note = _labelled(parts, kind, label_separator, notes, source), f"{source}{say_taken(shares)}"
+        kind, parts = parts[0], {**parts[1], **_split_off(parts[1]["train"], shares)}
+    return _number(parts, "classes" if kind == "auto" else kind, note, source, notes, examples_per_class, seed)
 
 
 def _docstring_parts():
-    found = {}
-    for tree in library_trees():
-        for text, kind in _docstrings(tree):
-            # One row per opening of four words, so that no template ("Python Character Mapping Codec ...") or
-            # repeated text is in two splits; an opening that two kinds share says nothing and is dropped.
-            opening = tuple(re.findall(r"\w+", text.casefold())[:4])
-            if len(opening) == 4:
-                found.setdefault(opening, (text, set()))[1].add(kind)
-    rows = [(text, *kinds) for text, kinds in found.values() if len(kinds) == 1]
-    if len({kind for _, kind in rows}) < 3:
-        raise error(NO_DOCSTRINGS, source="docstrings")
-    # Functions outnumber modules fifteen to one: with equal classes chance is one in three and accuracy is readable.
-    parts = _split_off(rows, {"test": 0.4, "validation": 0.1})
+    """Return split -> (text, kind) of the library's docstrings, with equal classes: accuracy is readable."""
+    parts = _split_off(docstring_kinds(), {"test": 0.4, "validation": 0.1})
     return {split: _sample(part, min(_counts(part).values()), 0) for split, part in parts.items()}
 
 
-def library_trees():
-    """Yield the syntax trees of the files of Python's own library."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py")):
-        if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
-            with tokenize.open(path) as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # some library files hold escapes that the compiler warns of
-                yield ast.parse(file.read())
+def _of_hub(data, split, wanted, source, notes):
+    """Return the labelled rows of a hub's split; benchmarks do not publish their test labels."""
+    names, table = table_of(data)
+    wanted = _with_pair(names, table, wanted)
+    at = next(
+        (i for i, name in enumerate(names) if name == wanted["label_column"] or name in ("label", "labels")), None
+    )
+    known = label_names(data, names[at]) if at is not None else None
+    hidden = (None, "", -1) if known else (None, "")
+    kept = [(place, cells) for place, cells in table if at is None or cells[at] not in hidden]
+    notes.dropped["without a label"] += len(table) - len(kept)
+    for _, cells in kept if known else ():
+        cells[at] = known[cells[at]] if isinstance(cells[at], int) else cells[at]
+    return _rows(names, kept, wanted, f"{source} ({split})", notes) if kept else []
 
 
-def _docstrings(tree):
-    for node in ast.walk(tree):
-        text = ast.get_docstring(node) if type(node) in NODES else None
-        if text:
-            yield " ".join(re.split(r"\n\s*\n", text.strip(), maxsplit=1)[0].split()), NODES[type(node)]
+def _rows(names, table, wanted, source, notes):
+    wanted = _with_pair(names, table, wanted)
+    others = {"text_column": ("0",), "label_column": (str(len(names) - 1),)} if len(names) == 2 else {}
+    if "text_pair_column" in wanted and names == ["0", "1", "2"]:
+        others = {"text_column": ("0",), "text_pair_column": ("1",), "label_column": ("2",)}
+    found = rows_of_columns(names, table, wanted, source, notes, others)
+    if found and len(found[0]) != len(notes.columns):
+        raise error(f"All splits need the columns of the training rows: {notes.columns}.", source=source, has=names)
+    wrong = [row for row in found if not all(isinstance(text, str) for text in row[:-1])]
+    if wrong:
+        raise error("A text is no string.", source=source, row=wrong[0])
+    return [(row[0] if len(row) == 2 else row[:2], row[-1]) for row in found]
+
+
+def _with_pair(names, table, wanted):
+    """Add the second text of a pair if the columns have a usual pair's names, or are three without names."""
+    lower = {name.lower() for name in names}
+    three = names == ["0", "1", "2"] and not all(str(cells[0]).isdigit() for _, cells in table[:100])
+    free = wanted["text_column"] is None and "text_pair_column" not in wanted
+    if free and (any(lower.issuperset(pair) for pair in PAIRS) or (three and wanted["label_column"] is None)):
+        return {"text_column": None, "text_pair_column": None, "label_column": wanted["label_column"]}
+    return wanted
+
+
+# Labels.
+
+
+def _labelled(parts, kind, separator, notes, source):
+    """Return the kind of the labels, and split -> rows with strings, sets of strings or numbers as labels."""
+    labels = [label for rows in parts.values() for _, label in rows]
+    lists = separator is not None or any(isinstance(label, list) for label in labels)
+    texts = [] if lists else [_label(label) for label in labels]
+    distinct = set(texts)
+    fractions = len(distinct) > 20 and all(map(_is_number, distinct)) and not all(map(_is_whole, distinct))
+    kind = ("labels" if lists else "scores" if fractions else "classes") if kind == "auto" else kind
+    if kind == "classes":
+        check_classes(texts, notes.columns["label_column"], source)
+        read = _label
+    elif kind == "labels":
+
+        def read(value):
+            return frozenset(
+                map(_label, value if isinstance(value, list) else filter(None, str(value).split(separator)))
+            )
+
+    else:
+        if not all(map(_is_number, texts)):
+            raise error("Scores must be numbers.", source=source, label=next(t for t in texts if not _is_number(t)))
+        read = float
+    return kind, {split: [(text, read(label)) for text, label in rows] for split, rows in parts.items()}
+
+
+def _label(value):
+    """Return a label as a string; 1.0 becomes "1", because pandas writes integers in a column with gaps as floats."""
+    if not isinstance(value, (str, int, float)):
+        raise error("A class must be a string or a number.", label=value)
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+
+
+def check_classes(labels, column, source):
+    """Raise ValueError if labels are not classes: fractions, or mostly unique."""
+    counts = Counter(labels)
+    unique = [label for label, count in counts.items() if count == 1]
+    if len(counts) > 20 and not all(map(_is_whole, counts)) and all(map(_is_number, counts)):
+        values = ", ".join(list(counts)[:3])
+        problem = f"The labels are continuous numbers ({values}...): pass `--kind scores`, or bin them"
+    elif len(unique) > len(labels) / 2:
+        problem = f"{len(unique)} of {len(labels)} rows have a unique label: the column seems to be an identifier"
+    else:
+        return
+    raise error(f"{problem}.", source=source, label_column=column)
+
+
+def _is_number(text):
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _is_whole(text):
+    return _is_number(text) and float(text).is_integer()
 
 
 # Splits out of rows.
 
 
-def _complete(parts, source):
-    """Take missing splits from the training rows; return all three, and a note that says so."""
-    shares = missing(parts)
-    taken = f" ({' and '.join(shares)} taken from its training rows by a hash of the text)" if shares else ""
-    return {**parts, **_split_off(parts["train"], shares)}, f"{source}{taken}"
-
-
 def _split_off(rows, shares):
     parts = assign(rows, shares, key=lambda row: row[0])
+    if rows and not isinstance(rows[0][1], str):
+        return parts
     trained = _counts(parts["train"])
     for split in shares:  # a class of a few rows that all fell elsewhere is of use in training only
         parts["train"] += [row for row in parts[split] if row[1] not in trained]
@@ -179,12 +262,19 @@ def _sample(rows, per_class, seed):
 
 
 def _counts(rows):
-    return Counter(label for _, label in rows)
+    return Counter(name for _, label in rows for name in (label if isinstance(label, frozenset) else [label]))
 
 
-def _number(found, note, source, examples_per_class, seed):
+def _number(parts, kind, note, source, notes, examples_per_class, seed):
     """Check the splits, sample the training rows, and number the labels in their order (numbers as numbers)."""
-    parts, counts = found.parts, _counts(found.parts["train"])
+    check_rows(parts, source)
+    if examples_per_class is not None and kind != "classes":
+        raise error("`examples_per_class` needs classes.", examples_per_class=examples_per_class, kind=kind)
+    if kind == "scores":
+        scores = [score for _, score in parts["train"]]
+        said = f"{note}: {sizes(parts)} rows; training scores from {min(scores):g} to {max(scores):g}.{notes}"
+        return Splits(**parts, description=said + warn_of_few(parts), notes=notes, labels=["score"], kind=kind)
+    counts = _counts(parts["train"])
     labels = sorted(counts, key=lambda name: (0, int(name), "") if re.fullmatch("-?[0-9]+", name) else (1, 0, name))
     if len(labels) < 2:
         raise error(f"A classifier needs two labels or more; the training rows have {labels}.", source=source)
@@ -192,17 +282,18 @@ def _number(found, note, source, examples_per_class, seed):
         unseen = sorted(set(_counts(rows)) - set(labels))
         if unseen:
             raise error(f"The {split} rows have labels that no training row has: {unseen}.", source=source)
-    check_rows(parts, source)
     if examples_per_class is not None:
         check_examples(counts, examples_per_class, "rows")
         parts = {**parts, "train": _sample(parts["train"], examples_per_class, seed)}
         if source != "docstrings":  # whose classes were made equal before
-            found.dropped["beyond `examples_per_class`"] += sum(counts.values()) - len(parts["train"])
-    numbered = {split: [(text, labels.index(label)) for text, label in rows] for split, rows in parts.items()}
-    return Splits(**numbered, labels=labels, description=_describe(parts, labels, note, found), columns=found.columns)
+            notes.dropped["beyond `examples_per_class`"] += sum(counts.values()) - len(parts["train"])
+    number = {name: i for i, name in enumerate(labels)}
+    read = number.get if kind == "classes" else lambda names: frozenset(number[name] for name in names)
+    numbered = {split: [(text, read(label)) for text, label in rows] for split, rows in parts.items()}
+    return Splits(**numbered, description=_describe(parts, labels, note, notes), notes=notes, labels=labels, kind=kind)
 
 
-def _describe(parts, labels, note, found):
+def _describe(parts, labels, note, notes):
     counts = _counts(parts["train"])
     each = ", ".join(f"{label} {counts[label]}" for label in labels)
     if len(labels) > 10:
@@ -210,9 +301,4 @@ def _describe(parts, labels, note, found):
         each += f" in each of {len(labels)} classes"
     common = len({text for text, _ in parts["train"]} & {text for text, _ in parts["test"]})
     repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
-    said = f"{note}: {sizes(parts)} rows; training rows by label: {each}.{repeated}"
-    if found.columns:
-        roles = {option.removesuffix("_column").replace("_", " "): name for option, name in found.columns.items()}
-        said += f" Columns: {', '.join(f'{role} = {name!r}' for role, name in roles.items())}."
-    dropped = ", ".join(f"{count} {reason}" for reason, count in found.dropped.items() if count)
-    return f"{said} Rows dropped: {dropped or 'none'}.{warn_of_few(parts)}"
+    return f"{note}: {sizes(parts)} rows; training rows by label: {each}.{repeated}{notes}{warn_of_few(parts)}"

@@ -1,36 +1,17 @@
-"""Scores of answers and written texts.
+"""Scores of written texts; a Chinese, Japanese or Korean character counts as a word.
 
-answer_scores(["the cat"], [["cat", "a cat"]])  # SQuAD's: {"exact_match": 1.0, "f1": 1.0}
 rouge(["the cat sat"], ["the cat sleeps"])      # {"rouge_1": 0.67, "rouge_l": 0.67}
 """
 
 import re
-import string
 from collections import Counter
 
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 
 
-def answer_scores(answers, references):
-    """Return SQuAD's exact match and F1 of answers, each against the nearest of its correct answers."""
-    pairs = [(_squad_words(one), [_squad_words(text) for text in texts]) for one, texts in zip(answers, references)]
-    exact = sum(one in texts for one, texts in pairs)
-    common = sum(max(_f1(_in_common(one, text), one, text) for text in texts) for one, texts in pairs)
-    return {"exact_match": exact / len(pairs), "f1": common / len(pairs)}
-
-
-def _squad_words(text):
-    """Return the words that SQuAD's evaluation compares: in lower case, without punctuation and articles."""
-    return re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_NO_PUNCTUATION)).split()
-
-
-def _in_common(a, b):
-    return sum((Counter(a) & Counter(b)).values())
-
-
-def _f1(common, a, b):
-    """Return the F1 of two texts with this many common words; 1 if both are empty."""
-    return 2 * common / (len(a) + len(b)) if a or b else 1.0
+def words(text):
+    """Return the words that ROUGE compares, without punctuation, around which some tokenizers put spaces."""
+    return re.findall(rf"[{_CJK}]|[^\W{_CJK}]+", text.casefold())
 
 
 def rouge(texts, references):
@@ -40,11 +21,6 @@ def rouge(texts, references):
     return {name: sum(_f1(count(a, b), a, b) for a, b in both) / len(both) for name, count in counts.items()}
 
 
-def words(text):
-    """Return the words that ROUGE compares, without punctuation, around which some tokenizers put spaces."""
-    return re.findall(r"\w+", text.casefold())
-
-
 def best_lead(rows):
     """Return the number of first words of a source that have the highest ROUGE-1 with its target."""
     split = [(words(source), words(target)) for source, target in rows[:300]]
@@ -52,8 +28,16 @@ def best_lead(rows):
     def score(n):
         return sum(_f1(_in_common(source[:n], target), source[:n], target) for source, target in split)
 
-    most = 4 * max(len(target) for _, target in split)
-    return max(range(1, most + 2), key=score)
+    return max(range(1, 4 * max(len(target) for _, target in split) + 2), key=score)
+
+
+def _in_common(a, b):
+    return sum((Counter(a) & Counter(b)).values())
+
+
+def _f1(common, a, b):
+    """Return the F1 of two texts with this many common words; 1 if both are empty."""
+    return 2 * common / (len(a) + len(b)) if a or b else 1.0
 
 
 def _longest_common(a, b):

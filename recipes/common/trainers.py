@@ -16,11 +16,13 @@ def logits_of(outputs):
 class FineTuner(LdoptTrainerMixin, Trainer):
     """PaddleNLP's Trainer with layer-wise rates, for any classifier of texts or tokens."""
 
+    loss = staticmethod(cross_entropy)
+
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the cross entropy; with `return_outputs` also (loss, logits)."""
+        """Return the loss; with `return_outputs` also (loss, logits)."""
         labels = inputs.pop("labels")
         logits = logits_of(model(**inputs))
-        loss = cross_entropy(logits, labels)
+        loss = self.loss(logits, labels)
         return (loss, (loss, logits)) if return_outputs else loss
 
 
@@ -32,18 +34,14 @@ class ScoringTuner(FineTuner):
         self.compute_metrics = (eval_dataset or self.eval_dataset).score
         return super().evaluate(eval_dataset, *args, **kwargs)
 
+    def predict(self, test_dataset, *args, **kwargs):
+        """Predict with the data set's own score."""
+        self.compute_metrics = test_dataset.score
+        return super().predict(test_dataset, *args, **kwargs)
 
-def token_scores(prediction):
-    """Return perplexity and accuracy from sums [rows, 3] of losses, correct predictions and predictions."""
-    loss, right, guesses = np.asarray(prediction.predictions, "float64").sum(0)
-    return {"perplexity": float(np.exp(loss / guesses)), "accuracy": float(right / guesses)}
 
-
-class TokenTrainer(FineTuner):
+class TokenTrainer(ScoringTuner):
     """Base of a recipe's Trainer, which defines `guesses`."""
-
-    def __init__(self, **kwargs):
-        super().__init__(compute_metrics=token_scores, **kwargs)
 
     def guesses(self, model, inputs):
         """Return (logits [n, vocabulary], right tokens [n], row numbers [n]) of the predicted tokens."""
@@ -65,3 +63,12 @@ class TokenTrainer(FineTuner):
             each = paddle.stack([losses, hits, paddle.ones_like(losses)], 1)
             sums = paddle.zeros([len(inputs["input_ids"]), 3]).index_add(rows, 0, each)
         return losses.mean(), sums, sums
+
+
+def token_scores(prediction, lost=0):
+    """Return perplexity and accuracy from sums [rows, 3] of losses, correct predictions and predictions.
+
+    Tokens that are `lost`, because they were cut, count as wrong.
+    """
+    loss, right, guesses = np.asarray(prediction.predictions, "float64").sum(0)
+    return {"perplexity": float(np.exp(loss / guesses)), "accuracy": float(right / (guesses + lost))}

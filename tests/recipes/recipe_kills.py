@@ -9,7 +9,7 @@ import threading
 import processes
 import pytest
 import test_recipes
-from common.run_report import RunReport
+from common.run_folder import NoteArguments
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -41,13 +41,13 @@ def child(name, argv, folder, moment, log):
     """Run a recipe; write "s" for each step that begins, and at the end "e" for each event, into the file `log`."""
     with open(log, "wb", buffering=0) as said:
         test_recipes.shorten(pytest.MonkeyPatch())
-        step_begins = RunReport.on_step_begin
+        step_begins = NoteArguments.on_step_begin
 
         def counted(*args, **kwargs):
             said.write(b"s")
             return step_begins(*args, **kwargs)
 
-        RunReport.on_step_begin = counted
+        NoteArguments.on_step_begin = counted
         seen = watch(folder, moment)
         importlib.import_module(name).main(argv)
         said.write(b"e" * len(seen))

@@ -13,7 +13,7 @@ import newcomer_data
 import numpy as np
 import paddle
 import pytest
-import sequence_classification as recipe
+import text_classification as recipe
 from common import arguments, classification, comparison, report_page
 from common.fine_tuning import Score
 from paddlenlp.trainer import TrainerCallback
@@ -21,6 +21,7 @@ from paddlenlp.trainer import TrainerCallback
 from paddle_ldopt import SchedulerType
 from paddle_ldopt.trainer import StopOnSigterm
 
+NEW = "new weights, not in {}: classifier.bias, classifier.weight.\n"
 SMALL = ["--disable_tqdm", "True", "--report_to", "none"]
 
 
@@ -64,7 +65,7 @@ def finished(files, tiny):
     argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--num_train_epochs", "3", "--max_length", "6"]
     folder = files / "run"
     done = call([*argv, "--logging_steps", "4", "--output_dir", str(folder), *SMALL])
-    done.folder, done.results = folder, json.loads((folder / "results.json").read_text())
+    done.tiny, done.folder, done.results = tiny, folder, json.loads((folder / "results.json").read_text())
     done.page = (folder / "report.html").read_text()
     return done
 
@@ -74,9 +75,10 @@ def finished(files, tiny):
 
 def test_a_run_says_what_it_uses_and_what_came_of_it(finished):
     assert "Columns: text = 'text', label = 'label'. Rows dropped: none." in finished.out
-    assert re.search(
-        r"^warning: \d+ of \d+ training texts \(\d+\.\d%\) are cut to max_length=6; --max", finished.out, re.M
-    )
+    assert re.search(r"^max_length=6: train: \d+ of \d+ rows cut .*; test: .* tokens lost\.$", finished.out, re.M)
+    rates = r"^peak rates: head [\d.e-]+, top block [\d.e-]+, embeddings [\d.e-]+ \(learning_rate 0.0003 is the mean of"
+    assert re.search(rates, finished.out, re.M)
+    assert finished.results["test rows"] in finished.out
     for name in ("verdict", "kept", "stopped"):
         assert f"\n{name}: {finished.results[name]}\n" in finished.out
     assert re.match(r"(beats|does not beat) the baseline \(majority class\)", finished.results["verdict"])
@@ -113,7 +115,7 @@ def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classe
     assert len(results["classes"]) == classes and "best validation matthews" in results
     page = (tmp_path / "report.html").read_text()
     assert ("Confusion matrix" in page) == (classes == 2) and ("Most frequent confusions" in page) == (classes == 77)
-    assert "max_length=64" in done.out
+    assert re.search(r"^max_length=\d+: train: ", done.out, re.M)
     assert ("learning rates by step" in done.out) == ("--verbose" in argv), "it brings the Trainer's log back"
     assert f"training rows by label: {says}." in done.out
 
@@ -123,7 +125,7 @@ def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classe
 
 def test_the_scores_are_scikit_learns():
     right, found = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2]
-    scores = classification.scores_of(found, right)
+    scores = classification.class_scores(np.eye(3)[found], right)
     f1 = [4 / 5, 1 / 2, 2 / 3]
     assert scores["accuracy"] == pytest.approx(4 / 6) and scores["macro_f1"] == pytest.approx(sum(f1) / 3)
     assert scores["matthews"] == pytest.approx((4 * 6 - 14 + 2) / np.sqrt((36 - 12) * (36 - 14)))
@@ -161,7 +163,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
     assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M) and "SIGTERM" not in done.err
     assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == ["checkpoint-1"]
     resumed = call(["--resume_from_checkpoint", folder])
-    assert "already over" not in resumed.out and resumed.err == ""
+    assert "already over" not in resumed.out and resumed.err == NEW.format(tiny)
     again = call(["--resume_from_checkpoint", folder])
     assert "This run already ended, at step 2: only the test is repeated." in again.out
 
@@ -181,7 +183,7 @@ def test_the_progress_is_short(finished):
     lines = finished.out.splitlines()
     assert len(lines) < 15, finished.out
     assert sum(bool(re.match(r"step \d+/\d+, \d+ s: .*validation loss \d", line)) for line in lines) == 3
-    assert finished.err == ""
+    assert finished.err == NEW.format(finished.tiny)
 
 
 def test_a_folder_holds_the_best_and_the_last_checkpoint(finished):
@@ -206,7 +208,7 @@ def test_help_fits_on_two_screens():
     lines = text.splitlines()
     own = [field.name for field in dataclasses.fields(recipe.Options)]
     layerwise = [f.name for f in dataclasses.fields(recipe.Arguments) if f.name.startswith("layerwise_")]
-    assert len(lines) <= 80 and max(len(line) for line in lines if line.startswith("  --")) <= 100
+    assert len(lines) <= 90 and max(len(line) for line in lines if line.startswith("  --")) <= 100
     assert len(layerwise) > 10
     for name in (*own, *layerwise, "learning_rate", "verbose", "fp16"):
         assert re.search(rf"^  --{name} +\S", text, re.M), name
@@ -215,18 +217,15 @@ def test_help_fits_on_two_screens():
     assert re.search(r"--layerwise_lr_decay .*\(0\.8\)", text) and "--dataloader_num_workers" not in text
 
 
-@pytest.mark.parametrize("name", ["matching", "seq2seq", "language_model_sft", "sweep"])
+@pytest.mark.parametrize("name", ["seq2seq", "language_model_sft", "sweep"])
 def test_every_option_of_ours_has_a_help_text(name):
     module = __import__(name)
-    classes = [getattr(module, cls) for cls in ("Options", "Optimization", "Arguments") if hasattr(module, cls)]
+    classes = [getattr(module, cls) for cls in ("Options", "Arguments") if hasattr(module, cls)]
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
         arguments.parse_line(["--help"], *classes)
     lines = out.getvalue().splitlines()
     assert not [line for line in lines if re.fullmatch(r"  --\w+ *(\(.*\))?", line)]
-    assert ("Trainer" in lines[-1]) == (name in ("seq2seq", "language_model_sft"))
-    if name == "matching":
-        assert "newest checkpoints to keep (1)" in out.getvalue()
-    assert len(lines) <= 80
+    assert ("--help-all" in lines[0]) == (name != "sweep") and len(lines) <= 90
 
 
 # --- comparison (8) ---
@@ -235,7 +234,11 @@ def test_every_option_of_ours_has_a_help_text(name):
 @pytest.mark.parametrize(
     ("uniform", "layerwise", "says"),
     [
-        ([0.5, 0.6, 0.55], [0.7, 0.8, 0.76], "decay scores 0.203 more than uniform .*, 3 seeds\\): decay is better"),
+        (
+            [0.5, 0.6, 0.55],
+            [0.7, 0.8, 0.76],
+            "decay scores 0.203 more than uniform .*, 3 seeds\\): decay is better. The",
+        ),
         ([0.7, 0.8, 0.76], [0.5, 0.6, 0.55], "decay scores 0.203 less than uniform .*: uniform is better"),
         (
             [0.5, 0.6],
@@ -244,11 +247,18 @@ def test_every_option_of_ours_has_a_help_text(name):
         ),
         ([0.5], [0.6], "With one seed, this may be chance"),
         ([0.5, float("nan")], [0.6, 0.7], "none, because an arm diverged"),
-        ([1.0, 1.0], [1.0, 1.0], "^Verdict: both score the same, seed by seed.$"),
+        ([1.0, 1.0], [1.0, 1.0], "^Verdict: both score the same, seed by seed. The better of both beats the baseline"),
+        ([0.3, 0.2], [0.1, 0.3], "The better of both does not beat the baseline \\(majority class\\): 0.250 worse.$"),
     ],
 )
 def test_the_verdict_of_a_comparison(uniform, layerwise, says):
-    assert re.search(says, comparison.verdict(uniform, layerwise, "uniform", "decay"))
+    score = Score("accuracy", "majority class", 0.5)
+    assert re.search(says, comparison.verdict(uniform, layerwise, "uniform", "decay", score))
+
+
+def test_lower_is_better_for_some_scores():
+    found = comparison.verdict([3.0, 3.1], [2.0, 2.1], "uniform", "decay", Score("rmse", "mean score", 4.0))
+    assert "decay scores 1.000 less than uniform" in found and "decay is better. The better of both beats" in found
 
 
 def test_the_interval_is_students():

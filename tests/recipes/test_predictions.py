@@ -16,7 +16,7 @@ from PIL import Image
 from test_recipes import start, two_steps  # noqa: F401 - a fixture
 
 pytestmark = test_recipes.pytestmark
-RECIPES = ("language_model_sft", "matching", "question_answering", "seq2seq", "token_classification")
+RECIPES = ("language_model_sft", "seq2seq", "token_classification")
 
 
 def predicted(capsys, *argv):
@@ -35,12 +35,10 @@ def rows_of(path):
 
 INPUTS = {
     "language_model_sft": [f"{sentence}: " for sentence in test_recipes.SENTENCES[:2]],
-    "matching": ["--pair", "Return the path", "of value", "one", "two"],
-    "question_answering": ["--pair", "What is the default of path?", "f(path=3) - a path", "What?", "long " * 200],
     "seq2seq": ["Return the path of value", "name"],
     "token_classification": ["Return the path", "unbelievably None"],
 }
-OUTPUTS = {"matching": "label", "token_classification": "tags", "question_answering": "answer"}
+OUTPUTS = {"token_classification": "tags"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -59,11 +57,15 @@ def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa:
     if name == "token_classification":
         assert [row["words"] for row in found] == [["Return", "the", "path"], ["unbelievably", "None"]]
         assert [len(row["tags"]) for row in found] == [3, 2]
-    if name == "question_answering":
-        assert all(row["answer"] in row["context"] for row in found)
-    if name in ("question_answering", "matching"):
-        with pytest.raises(SystemExit, match="trained on pairs of texts: pass `--pair`"):
-            predict.main([str(tmp_path / "out"), "a text"])
+        assert [row["entities"] for row in found if "B-ARGUMENT" not in row["tags"]] in ([[]], [[], []], [])
+
+
+def test_long_texts_are_tagged_to_their_ends(start, tmp_path, capsys):  # noqa: F811
+    start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--max_length", "16")
+    text = " ".join(f"word{i} of unbelievably" for i in range(40))
+    predicted(capsys, tmp_path / "out", text, "--output", tmp_path / "a.jsonl")
+    (row,) = rows_of(tmp_path / "a.jsonl")
+    assert row["words"] == text.split() and len(row["tags"]) == len(row["probabilities"]) == 120
 
 
 def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
@@ -85,6 +87,8 @@ def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
     predicted(capsys, tmp_path / "out", *images, "--output", tmp_path / "a.csv")
     found = rows_of(tmp_path / "a.csv")
     assert [row["image"] for row in found] == list(map(str, images)) and {row["label"] for row in found} <= set("56789")
+    printed = predicted(capsys, tmp_path / "out", images[0])
+    assert printed.startswith(f"{images[0]}: "), "the name of the file"
     with pytest.raises(SystemExit, match="image does not exist"):
         predict.main([str(tmp_path / "out"), "nowhere.png"])
 
@@ -102,7 +106,7 @@ def labels(tiny, tmp_path_factory):
 
 def note(folder, **more):
     """Note what predictions need in the folder of a model, as a run does; return the folder."""
-    noted = {"recipe": "sequence_classification", "max_length": 64, "pair": False, **more}
+    noted = {"recipe": "text_classification", "max_length": 64, "pair": False, **more}
     (folder / "prediction.json").write_text(json.dumps(noted))
     return folder
 
@@ -196,6 +200,13 @@ def test_standard_input_and_pairs(labels, labels_of_pairs, capsys, monkeypatch):
         predict.main([str(labels_of_pairs), "--input", "-", "--pair"])
     with pytest.raises(SystemExit, match="`--pair` needs an even number of texts"):
         predict.main([str(labels_of_pairs), "--pair", *TEXTS])
+
+
+def test_what_is_left_out_of_a_text_is_said(labels, tmp_path, capsys):
+    predicted(capsys, labels, "one " * 70, "one", "--output", tmp_path / "a.jsonl")
+    first, second = rows_of(tmp_path / "a.jsonl")
+    assert first["tokens left out"] == 8 and "tokens left out" not in second
+    assert predicted(capsys, labels, "one " * 70).endswith("; 8 tokens left out\n")
 
 
 def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811

@@ -1,4 +1,4 @@
-"""recipes/common/text_data.py: what each source gives, how splits are drawn, and what every bad input is told."""
+"""The readers of recipes/common: what each source gives, how splits are drawn, and what every bad input is told."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from common import library_data, text_data, text_sources
+from common import files, language_data, library_data, rows, text_data
 from common.text_data import TextDataset, load_splits
 
 ROWS = [(f"Text number {i}, in full.", ("good", "bad")[i % 2]) for i in range(60)]
@@ -44,14 +44,16 @@ def part_of_library(tmp_path_factory):
     """Have Python's own library be every third file of it: parsing all takes seconds."""
     folder, root = tmp_path_factory.mktemp("library"), Path(sysconfig.get_paths()["stdlib"])
     files = [
-        path for path in sorted(root.rglob("*.py")) if text_data.NOT_LIBRARY.isdisjoint(path.relative_to(root).parts)
+        path for path in sorted(root.rglob("*.py")) if library_data.NOT_LIBRARY.isdisjoint(path.relative_to(root).parts)
     ]
     for number, path in enumerate(files[::3]):
         (folder / f"{number}.py").symlink_to(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(folder)})
+        library_data.docstring_kinds.cache_clear()
         yield
     library_data.functions.cache_clear()
+    library_data.docstring_kinds.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -66,20 +68,13 @@ def test_the_tasks_of_the_library_have_right_answers(part_of_library):
     assert words[tags.index("B-EXCEPTION")].endswith(
         ("Error", "Exception", "Interrupt", "Iteration", "Warning", "Exit")
     )
-    for question, context, (answer,), begin in library_data.signature_questions().test:
-        assert context[begin : begin + len(answer)] == answer
-        if question.startswith("What is the default of"):
-            assert context[:begin].endswith(f"{question[len('What is the default of ') : -1]}=")
     assert all(name and name == name.lower() for _, name in library_data.function_names().train)
-    for part in ("train", "validation", "test"):
-        labels = [label for *_, label in getattr(library_data.docstring_pairs(), part)]
-        assert sum(labels) * 2 == len(labels)
 
 
 def test_docstrings_have_equal_classes_and_no_text_twice(docstrings):
     assert docstrings.labels == ["class", "function", "module"]
-    for rows, least in ((docstrings.train, 40), (docstrings.validation, 5), (docstrings.test, 40)):
-        counts = Counter(label for _, label in rows)
+    for part, least in ((docstrings.train, 40), (docstrings.validation, 5), (docstrings.test, 40)):
+        counts = Counter(label for _, label in part)
         assert set(counts) == {0, 1, 2} and len(set(counts.values())) == 1 and min(counts.values()) >= least
     openings = [tuple(text_data.re.findall(r"\w+", text.casefold())[:4]) for text, _ in everything(docstrings)]
     assert len(openings) == len(set(openings))
@@ -104,6 +99,7 @@ async def h():
 def fake_library(tmp_path, monkeypatch):
     """A standard library of 40 modules, each with a class, a method and a coroutine."""
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(text_data, "docstring_kinds", library_data.docstring_kinds.__wrapped__)
     for i in range(40):
         (tmp_path / f"m{i}.py").write_text(MODULE.format(i=i))
     return tmp_path
@@ -151,18 +147,16 @@ def test_columns_are_names_or_positions(tmp_path, text, label):
     assert texts(everything(splits)) == texts(ROWS)
 
 
-@pytest.mark.parametrize("names", text_sources.PAIRS)
+@pytest.mark.parametrize("names", files.PAIRS)
 def test_pairs_are_found_by_the_usual_names(tmp_path, names):
     rows = [(text, f"Pair of {i}", label) for i, (text, label) in enumerate(ROWS)]
     path = write(tmp_path / "pairs.tsv", rows, (*names, "label"))
-    for options in ({}, {"pairs": True}):
-        splits = load_splits(path, **options)
-        assert {type(text) for text, _ in everything(splits)} == {tuple}
-        assert splits.columns == dict(zip(("text_column", "text_pair_column", "label_column"), (*names, "label")))
+    splits = load_splits(path)
+    assert {type(text) for text, _ in everything(splits)} == {tuple}
+    assert splits.notes.columns == dict(zip(("text_column", "text_pair_column", "label_column"), (*names, "label")))
     assert {type(text) for text, _ in everything(load_splits(path, text_column=names[0]))} == {str}
-    single = write(tmp_path / "single.tsv", ROWS, ("text", "label"))
-    with pytest.raises(ValueError, match=r"`text_pair_column`. Valid: \['text', 'label'\].*text_pair_column=None"):
-        load_splits(single, pairs=True)
+    bare = load_splits(write(tmp_path / "bare.tsv", rows))
+    assert everything(bare) == everything(splits), "three columns without names"
 
 
 def test_a_tsv_takes_quotes_as_they_are_and_a_csv_undoes_them(tmp_path):
@@ -188,12 +182,14 @@ def test_rows_of_empty_cells_count_as_blank(tmp_path):
     (tmp_path / "excel.csv").write_text(f"id,text,label\n{rows},,\n, ,\n")
     assert len(everything(load_splits(tmp_path / "excel.csv"))) == 60
     (tmp_path / "one.csv").write_text('text\na\n""\nb\n')  # an empty text, not a row of empty cells
-    assert len(text_sources.read_table(tmp_path / "one.csv", {"text_column": "text"})[1]) == 3
+    assert len(files.read_table(tmp_path / "one.csv", {"text_column": "text"})[1]) == 3
 
 
 def test_a_usual_name_that_no_row_has_as_its_label_is_a_header(tmp_path):
     splits = load_splits(write(tmp_path / "a.tsv", ROWS, ("utterance", "Intent")))
-    assert splits.columns == {"text_column": "utterance", "label_column": "Intent"} and len(everything(splits)) == 60
+    assert (
+        splits.notes.columns == {"text_column": "utterance", "label_column": "Intent"} and len(everything(splits)) == 60
+    )
     rows = [("class", "class"), *((text, "class" if label == "good" else "module") for text, label in ROWS)]
     assert len(everything(load_splits(write(tmp_path / "b.tsv", rows)))) == 61, "here it is a label"
 
@@ -274,23 +270,14 @@ MISTAKES = {  # name: (files, source, options, what the message says)
     "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
     "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
     "hub without a name": ({}, "datasets:", {}, "The source does not exist. Accepted"),
-    "wrong ending": of_file("a.xlsx", "x", r"must end in \.tsv, \.csv, \.jsonl"),
+    "wrong ending": of_file("a.xlsx", "x", r"must end in .csv, .tsv, .txt, .json"),
     "empty": of_file("a.tsv", "", "The file has no rows"),
     "only a header": of_file("a.csv", "text,label\n", "The file has no rows"),
     "no objects": of_file("a.jsonl", "\n", "The file has no rows"),
     "one label": of_file("a.tsv", tsv((t, "x") for t, _ in ROWS), r"two labels or more.*\['x'\]"),
     "missing column": of_file("a.tsv", GOOD + "no tab\n", "Line 61 must have 2 columns, not 1"),
     "column too many": of_file("a.tsv", GOOD + "a tab\tin it\tgood\n", "Line 61 must have 2 columns, not 3"),
-    "empty text": of_file("a.tsv", GOOD + " \tgood\n", "Line 61 has no text"),
-    "empty label": of_file("a.tsv", GOOD + "text\t \n", "Line 61 has no string or number"),
-    "missing key": of_file("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b"}', "Line 3 has no string or number"),
-    "list as label": of_file("a.jsonl", '{"text": "a", "label": [1]}', "Line 1 has no string or number"),
-    "continuous labels": of_file(
-        "a.tsv",
-        tsv((text, i % 30 / 7) for i, (text, _) in enumerate(ROWS)),
-        r"continuous numbers \(0.0, 0.14.*bin them.*label_column='1'",
-        has_header=False,
-    ),
+    "missing key": of_file("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b"}', "Line 3 has no label"),
     "unique labels": of_file(
         "a.tsv",
         tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS)),
@@ -299,11 +286,6 @@ MISTAKES = {  # name: (files, source, options, what the message says)
     ),
     "one name twice": of_file("a.csv", "text,label,text\na,b,c\n", r"the same name: \['text'\]"),
     "one key twice": of_file("a.jsonl", '{"text": "a", "text": "b"}', r"the same name: \['text'\]"),
-    "many wrong rows": of_file(
-        "a.tsv",
-        GOOD + " \tgood\nno tab\n" + "\tbad\n" * 7,
-        "Line 61 has no text.*; Line 62 must have 2 .*; Line 63 has no text in column '0'; 9 of 69 rows are wrong",
-    ),
     "pair in train alone": (
         {
             "train.tsv": "premise\thypothesis\tlabel\n" + "".join(f"{t}\tb\t{y}\n" for t, y in ROWS),
@@ -313,9 +295,25 @@ MISTAKES = {  # name: (files, source, options, what the message says)
         {},
         "need the columns of the training rows",
     ),
-    "text is a list": of_file("a.jsonl", '{"text": ["a"], "label": 1}', "Line 1 has no text"),
+    "text is a list": of_file("a.jsonl", '{"text": ["a"], "label": 1}', "A text is no string"),
     "broken json": of_file("a.jsonl", '{"text": "a", "label": 1}\n{"text"', "after line 1 cannot be read"),
     "json list": of_file("a.jsonl", "[1, 2]", "at the top cannot be read: not a JSON object"),
+    "not UTF-8": of_file(
+        "a.tsv", GOOD.encode() + b"caf\xe9\tx\n", "Line 61 is not UTF-8.*`--encoding cp1252` or `big5`"
+    ),
+    "many wrong rows": of_file(
+        "a.tsv", GOOD + "no tab\n" * 4, "Line 61 must have 2 .*; Line 63 .*; 4 of 64 rows are wrong"
+    ),
+    "many empty rows": of_file("a.tsv", GOOD + " \tgood\n" * 4, "Line 61 has no text; .*; 4 of 64 rows are wrong"),
+    "continuous labels": of_file(
+        "a.tsv",
+        tsv((text, i % 30 / 7) for i, (text, _) in enumerate(ROWS)),
+        r"continuous numbers \(0.0, 0.14.*`--kind scores`.*label_column='1'",
+        has_header=False,
+        kind="classes",
+    ),
+    "unknown kind of labels": of_file("a.tsv", GOOD, "`kind` must be auto, classes, labels, scores", kind="tags"),
+    "scores that are words": of_file("a.tsv", GOOD, "Scores must be numbers.*label='good'", kind="scores"),
     "open quote": of_file("a.csv", 'a,x\n"b,y\nc,x\n', "after line 1 cannot be read"),
     "unknown name": of_file("a.csv", "text,label\na,b\n", r"\['text', 'label'\].*label_column='x'", label_column="x"),
     "position too high": of_file("a.tsv", GOOD, r"Valid: \['0', '1'\].*label_column=2", label_column=2),
@@ -326,13 +324,7 @@ MISTAKES = {  # name: (files, source, options, what the message says)
         "body\tstars\n" + GOOD,
         "first row's label 'stars'.*pass `--text_column` and `--label_column`.*has_header F",
     ),
-    "not UTF-8": of_file(
-        "a.tsv",
-        GOOD.encode() + b"caf\xe9\tx\n",
-        "Line 61 is not UTF-8.*pass its encoding.*`--encoding cp1252` or `gb18030`",
-    ),
     "unknown encoding": of_file("a.tsv", GOOD, "Python does not know this encoding.*encoding='cp0'", encoding="cp0"),
-    "UTF-16": of_file("a.csv", GOOD.encode("utf-16"), "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
     "one column": of_file("a.csv", "a\nb\n", r"Valid: \['0'\] \(numbers: the file has no column names\)"),
     "no train file": ({"test.tsv": GOOD}, ".", {}, "The folder must have one train file"),
     "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
@@ -434,41 +426,144 @@ def tokenizer(tmp_path_factory):
     return BertTokenizer(str(path))
 
 
-def test_what_is_cut_is_counted_and_warned_of(tokenizer, monkeypatch):
-    rows = [("one", 0)] * 18 + [("one two three", 1), (("two", "three"), 0)]
-    assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=5)) == (
-        "0 of 20 training texts (0.0%) are cut to max_length=5."
-    )
-    assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=4)) == (
-        "warning: 2 of 20 training texts (10.0%) are cut to max_length=4; --max_length 5 would cut at most 5%."
-    )
-    assert text_data.say_cut(TextDataset([*rows, *[("one", 0)] * 20], tokenizer, max_length=4)).startswith("2 of 40")
-    monkeypatch.setattr(tokenizer, "model_max_length", 4)
-    monkeypatch.setattr("paddlenlp.utils.log.logger.warning", pytest.fail)  # of errors to come
-    assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=3)).endswith("=3; this model reads at most 4.")
+def test_what_is_cut_is_counted(tokenizer):
+    made = [("one", 0)] * 18 + [("one two three", 1), (("two", "three"), 0)]
+    whole, cut = (TextDataset(made, tokenizer, max_length=length) for length in (5, 4))
+    assert whole.account(20) == "0 of 20 rows cut, 0 of 64 tokens lost"
+    assert cut.account(20) == "2 of 20 rows cut (10.0%), 2 of 64 tokens lost"
+    assert [len(row["input_ids"]) for row in cut] == [3] * 18 + [4, 4]
+
+
+def test_the_default_length_covers_the_rows():
+    options = types.SimpleNamespace(max_length=None)
+    rows.set_length(options, list(range(1, 1001)), int, None)
+    assert options.max_length == 991
+    rows.set_length(options, [1], int, None)
+    assert options.max_length == 991, "it is set"
+    for limit, found in ((512, 512), (None, 600)):
+        options.max_length = None
+        rows.set_length(options, [600] * 5, int, limit)
+        assert options.max_length == found
 
 
 def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):
-    rows = [("one two three", 0)] * 18 + [("one 汉 two", 1)] * 2
-    assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=5)).endswith("max_length=5.")  # 2 of 100 tokens
-    assert text_data.say_cut(TextDataset(rows[-5:], tokenizer, max_length=5)) == (
-        "0 of 5 training texts (0.0%) are cut to max_length=5.\n"
-        "warning: the tokenizer does not know 8.0% of the tokens ([UNK]); "
+    made = [("one two three", 0)] * 18 + [("one 汉 two", 1)] * 2
+    assert rows.warn_of_unknown(TextDataset(made, tokenizer, 5), tokenizer) == ""  # 2 of 100 tokens
+    assert rows.warn_of_unknown(TextDataset(made[-5:], tokenizer, 5), tokenizer) == (
+        "\nwarning: the tokenizer does not know 8.0% of the tokens ([UNK]); "
         "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese."
     )
 
 
-def test_a_chinese_file_needs_its_encoding_alone(tmp_path):
-    lines = ["评论,标签", *(f"第{i}家酒店，早餐很{'好,好评' if i % 2 else '差,差评'}" for i in range(40))]
-    (tmp_path / "评论.csv").write_text("\n".join(lines), encoding="gbk")
-    with pytest.raises(ValueError, match=r"Line 1 is not UTF-8 .*`--encoding .*`gb18030`.*评论\.csv"):
-        load_splits(tmp_path / "评论.csv")
-    splits = load_splits(tmp_path / "评论.csv", encoding="gb18030")
-    assert splits.columns == {"text_column": "评论", "label_column": "标签"} and sorted(splits.labels) == [
-        "好评",
-        "差评",
-    ]
-    assert len(everything(splits)) == 40
+CHINESE = "".join(f"第{i}家酒店，早餐很{'好,好评' if i % 2 else '差,差评'}\n" for i in range(40))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gbk", "utf-16"])
+def test_encodings_are_detected(tmp_path, encoding):
+    (tmp_path / "评论.csv").write_text(f"评论,标签\n{CHINESE}", encoding=encoding)
+    splits = load_splits(tmp_path / "评论.csv")
+    assert splits.notes.columns == {"text_column": "评论", "label_column": "标签"} and len(everything(splits)) == 40
+    assert sorted(splits.labels) == ["好评", "差评"]
+    named = {"gbk": "Read as GB18030.", "utf-16": "Read as UTF-16."}.get(encoding, "Rows dropped")
+    assert named in splits.description
+
+
+def test_western_bytes_are_not_taken_for_chinese(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(tsv((f"{t} für Müßige, où ça é", name) for t, name in ROWS).encode("cp1252"))
+    with pytest.raises(ValueError, match="Line 1 is not UTF-8"):
+        load_splits(tmp_path / "a.tsv")
+    assert "für Müßige" in everything(load_splits(tmp_path / "a.tsv", encoding="cp1252"))[0][0]
+
+
+def test_few_rows_without_a_text_or_label_are_dropped_and_counted(tmp_path):
+    (tmp_path / "a.tsv").write_text(GOOD + " \tgood\ntext\t \n")
+    splits = load_splits(tmp_path / "a.tsv")
+    assert len(everything(splits)) == 60 and "Rows dropped: 1 without a text, 1 without a label." in splits.description
+
+
+@pytest.mark.parametrize("name", ["list.json", "lines.json", "inside.json", "lines.jsonl"])
+def test_json_is_a_list_or_lines_or_in_an_object(tmp_path, name):
+    made = [{"text": text, "label": label} for text, label in ROWS]
+    lines = "\n".join(json.dumps(row) for row in made)
+    whole = json.dumps(made, indent=1) if "list" in name else json.dumps({"version": 1, "data": made})
+    (tmp_path / name).write_text(lines if "lines" in name else whole)
+    assert len(everything(load_splits(tmp_path / name))) == 60
+
+
+def test_several_labels_and_scores(tmp_path):
+    labels = [["a"], ["a", "b"], [], ["c", "b"]]
+    made = [{"text": text, "label": labels[i % 4]} for i, (text, _) in enumerate(ROWS)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    splits = load_splits(tmp_path / "a.jsonl")
+    assert (splits.kind, splits.labels) == ("labels", ["a", "b", "c"])
+    assert splits.target(frozenset([0, 2])) == [1.0, 0.0, 1.0]
+    write(tmp_path / "b.tsv", [(text, "|".join(labels[i % 4]) or "none") for i, (text, _) in enumerate(ROWS)])
+    assert load_splits(tmp_path / "b.tsv", label_separator="|").labels == ["a", "b", "c", "none"]
+    scores = load_splits(write(tmp_path / "c.tsv", [(text, i / 7) for i, (text, _) in enumerate(ROWS)]))
+    mean, deviation = scores.scale
+    assert scores.kind == "scores" and scores.target(mean + deviation) == pytest.approx([1.0])
+    assert "training scores from 0" in scores.description
+
+
+TAGS = (["我", "在", "北", "京"], ["O", "O", "B-LOC", "I-LOC"])
+TAGGED = {
+    "a.bmes": ("我 O\n在 O\n北 B-LOC\n京 E-LOC\n\n我 O\n", (TAGS[0], ["O", "O", "B-LOC", "E-LOC"])),
+    "a.conll": ("-DOCSTART- O\n\n我 n O\n在 v O\n北 n B-LOC\n京 n I-LOC\n\n\n我 n O", TAGS),
+    "a.txt": ("我\tO\r\n在\tO\r\n北\tB-LOC\r\n京\tI-LOC\r\n\r\n", TAGS),
+    "a.json": (json.dumps([{"tokens": TAGS[0], "ner_tags": TAGS[1]}, {"tokens": ["我"], "ner_tags": ["O"]}]), TAGS),
+    "clue.json": (json.dumps({"text": "我在北京", "label": {"LOC": {"北京": [[2, 3]]}}}), TAGS),
+    "spans.jsonl": (json.dumps({"text": "我在北京", "entities": [{"start": 2, "end": 4, "label": "LOC"}]}), TAGS),
+    "doccano.jsonl": (json.dumps({"text": "我在北京", "label": [[2, 4, "LOC"]]}), TAGS),
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_tagged_words_are_read_from_all_usual_files(tmp_path, name):
+    content, first = TAGGED[name]
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    assert files.read_tagged(tmp_path / name)[0] == first
+
+
+def test_wrong_tagged_files_name_the_line(tmp_path):
+    (tmp_path / "a.bio").write_text("我 O\n \tO\n在\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="Line 3 has only 1 column"):
+        files.read_tagged(tmp_path / "a.bio")
+    for record, says in (
+        ({"tokens": ["a"], "tags": ["O", "O"]}, "1 words, but 2 tags"),
+        ({"text": "ab", "entities": [[1, 5, "X"]]}, "outside of its text"),
+        ({"text": "ab"}, "are required; the row has"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            files.tagged(record, "a.json")
+
+
+ALPACA = [
+    {"instruction": "翻译", "input": "你好", "output": "hello"},
+    {"instruction": "问", "input": "", "output": "答"},
+]
+TALK = [{"from": "human", "value": "问"}, {"from": "gpt", "value": "答"}, {"from": "human", "value": "再问"}]
+MESSAGES = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "问"},
+    {"role": "assistant", "content": "答"},
+]
+
+
+@pytest.mark.parametrize(
+    ("records", "found"),
+    [
+        (ALPACA, [(("user", "翻译\n你好"), ("assistant", "hello")), (("user", "问"), ("assistant", "答"))]),
+        ([{"conversations": TALK}], [(("user", "问"), ("assistant", "答"), ("user", "再问"))]),
+        ([{"messages": MESSAGES}], [(("system", "s"), ("user", "问"), ("assistant", "答"))]),
+        ([{"prompt": "问", "response": "答"}], [(("user", "问"), ("assistant", "答"))]),
+    ],
+    ids=["alpaca", "sharegpt", "openai", "pairs"],
+)
+def test_conversations_are_read(tmp_path, records, found):
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps(records))
+    options = types.SimpleNamespace(data=str(tmp_path), source_field=None, target_field=None, encoding=None)
+    assert language_data.load_pairs(options, {}, conversations=True).train == found
 
 
 def test_rows_become_padded_batches(tokenizer):

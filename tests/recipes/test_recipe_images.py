@@ -7,11 +7,16 @@ import image_classification
 import numpy as np
 import paddle
 import pytest
-from common import image_data, parts
+from common import image_data, predictors, rows
 from paddlenlp.transformers import CLIPVisionConfig, CLIPVisionModel
 from PIL import Image
 
 SHAPE = {**image_classification.SMALL, "num_attention_heads": 4}
+
+
+def load(name, classes, weights=None):
+    options = image_classification.Options(model=name, weights=weights)
+    return image_classification.load_classifier(options, [str(i) for i in range(classes)], seed=1)
 
 
 @pytest.fixture
@@ -36,11 +41,11 @@ def test_pretraining_and_fine_tuning_have_no_digit_in_common():
 def test_images_of_folders(photos):
     split = image_data.load_images(str(photos))
     assert [len(part) for part in (split.train, split.validation, split.test)] == [12, 4, 6]
-    data = image_data.encode(split.test, ["green", "red"], size=4)
-    assert [row["labels"] for row in data] == [0, 0, 0, 1, 1, 1]
-    red = (np.array([1.0, 0, 0]) - image_data.MEAN) / image_data.DEVIATION
-    np.testing.assert_allclose(data[-1]["pixel_values"], np.tile(red[:, None, None], (1, 4, 4)), rtol=1e-6)
-    assert data[-1]["pixel_values"].dtype == np.float32
+    data = image_data.Images(split.test, ["green", "red"], size=4)
+    assert [data[i]["labels"] for i in range(len(data))] == [0, 0, 0, 1, 1, 1]
+    red = (np.array([1.0, 0, 0]) - image_data.CLIP[0]) / image_data.CLIP[1]
+    np.testing.assert_allclose(data[len(data) - 1]["pixel_values"], np.tile(red[:, None, None], (1, 4, 4)), rtol=1e-6)
+    assert data[len(data) - 1]["pixel_values"].dtype == np.float32
     with pytest.raises(ValueError, match="No rows are left for"):
         image_data.load_images(str(photos / "dev"))
     with pytest.raises(ValueError, match="no images .* in a subfolder for each class"):
@@ -64,7 +69,7 @@ def test_the_pretrained_weights_are_those_that_fine_tuning_begins_with(monkeypat
     weights = {"ln_pre.weight": np.full([64], 3.0, "float32")}
     monkeypatch.setattr(image_classification, "pretrained_on_digits", lambda seed: weights)
     with paddle.utils.unique_name.guard():
-        model = image_classification.load_classifier("digits", 7, seed=1)
+        model = load("digits", 7)[0]
     assert model.vision_model.ln_pre.weight.numpy().tolist() == [3.0] * 64
     assert model.classifier.weight.shape == [64, 7]
 
@@ -77,20 +82,20 @@ def test_a_saved_model_is_loaded_with_a_new_head(tmp_path, saved):
         before = cls(CLIPVisionConfig(**SHAPE))
         before.save_pretrained(tmp_path)
     with paddle.utils.unique_name.guard():
-        model = image_classification.load_classifier(str(tmp_path), 3, seed=1)
+        model = load(str(tmp_path), 3)[0]
     assert model.classifier.weight.shape == [64, 3]
     after = model.vision_model.state_dict()
     for name, value in before.vision_model.state_dict().items():
         assert np.array_equal(value.numpy(), after[name].numpy()), name
-    with pytest.raises(ValueError, match="Accepted: digits, a folder, a hub name.*Received: model='/nowhere/at/all'"):
-        image_classification.load_classifier("/nowhere/at/all", 3, seed=1)
+    with pytest.raises(ValueError, match="Accepted: a model of paddle.vision, .*Received: model='/nowhere/at/all'"):
+        load("/nowhere/at/all", 3)
 
 
 def test_few_examples_are_the_first_of_each_class():
-    rows = [(np.full([8, 8], i, "uint8"), "ab"[i % 3 > 0]) for i in range(12)]
-    whole = parts.Parts(rows, rows, rows, "12 rows.")
+    made = [(np.full([8, 8], i, "uint8"), "ab"[i % 3 > 0]) for i in range(12)]
+    whole = rows.Parts(made, made, made, "12 rows.")
     few = image_data.few(whole, 2)
-    assert [int(image[0, 0]) for image, _ in few.train] == [0, 3, 1, 2] and few.test is rows
+    assert [int(image[0, 0]) for image, _ in few.train] == [0, 3, 1, 2] and few.test is made
     assert few.description == "12 rows. Trained on 4, 2 of each class."
     for most in (0, 5):
         with pytest.raises(
@@ -106,13 +111,14 @@ def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp
             Image.new("RGB", (10, 12), (i, 0, 0)).save(photos / "train" / name / f"more{i}.png")
     trained = []
 
-    def fine_tune(trainer, test, score, options, argv, parts, judge):
+    def fine_tune(trainer, test, score, options, argv, parts, judge, noted):
         trained.append(len(trainer.train_dataset))
         out = capsys.readouterr().out
         assert parts.description in out and re.search(rf": {trained[-1]} train,| Trained on {trained[-1]},", out)
 
     monkeypatch.setattr(image_classification, "fine_tune", fine_tune)
-    for argv in ([], ["--data", str(photos)], ["--data", str(photos), "--examples_per_class", "2"]):
+    own = ["--data", str(photos), "--model", "digits"]
+    for argv in ([], own, [*own, "--examples_per_class", "2"]):
         with paddle.utils.unique_name.guard():
             image_classification.run([*argv, "--output_dir", str(tmp_path / "out")])
     assert trained == [100, 50, 4]
@@ -130,3 +136,50 @@ def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):
     for split in ("train", "validation", "test"):
         one, other = ([path.parts[-2:] for path, _ in getattr(split_of, split)] for split_of in (first, copied))
         assert one == other and one
+
+
+def test_files_that_are_no_images_are_dropped_and_counted(photos):
+    (photos / "train/red/broken.png").write_bytes(b"not an image")
+    assert "Rows dropped: 1 that cannot be opened." in image_data.load_images(str(photos)).description
+
+
+def test_images_of_ones_own_need_a_model(photos):
+    with pytest.raises(ValueError, match="need a model, such as `--model resnet50`.*Received: data="):
+        image_classification.Options(data=str(photos))
+    assert image_classification.Options().model == "digits"
+
+
+@pytest.mark.filterwarnings("ignore:When training, we now always track:UserWarning")
+def test_a_model_of_paddle_vision_is_trained_at_its_size_and_applied(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("common.report_page._image", lambda *_, **__: "<img>")
+    paddle.seed(0)
+    weights = paddle.vision.models.mobilenet_v3_small(num_classes=1000).state_dict()
+    paddle.save(weights, str(tmp_path / "weights.pdparams"))
+    argv = ["--data", str(photos), "--model", "mobilenet_v3_small", "--weights", str(tmp_path / "weights.pdparams")]
+    argv += ["--max_steps", "1", "--output_dir", str(tmp_path / "out"), "--per_device_train_batch_size", "4"]
+    with paddle.utils.unique_name.guard():
+        image_classification.main([*argv, "--disable_tqdm", "True", "--report_to", "none"])
+    out = capsys.readouterr().out
+    assert "new weights, not in" in out and "classifier.3.bias, classifier.3.weight." in out
+    (found,) = predictors.Predictor(tmp_path / "out")([(str(photos / "test/red/test0.png"),)])
+    assert found["label"] in ("green", "red") and sum(found["probabilities"].values()) == pytest.approx(1)
+    page = (tmp_path / "out/report.html").read_text()
+    assert ("Most confident mistakes" in page) == ('<img class="small"' in page)
+
+
+def test_training_crops_larger_images_alike_after_a_resume(tmp_path):
+    args = image_classification.Arguments(output_dir=str(tmp_path / "out"))
+    model = paddle.nn.Sequential(paddle.nn.Flatten(), paddle.nn.Linear(3 * 16, 2))
+    seen = []
+    trainer = image_classification.ImageTuner(model=model, args=args)
+    trainer.size, trainer.flip = 4, True
+    pixels = np.random.default_rng(0).random([8, 3, 6, 6]).astype("float32")
+
+    def cropped(step):
+        trainer.state.global_step = step
+        batch = {"pixel_values": paddle.to_tensor(pixels), "labels": paddle.zeros([8], "int64")}
+        trainer.compute_loss(lambda pixel_values: seen.append(pixel_values.numpy()) or paddle.ones([8, 2]), batch)
+        return seen[-1]
+
+    first = cropped(1)
+    assert first.shape == (8, 3, 4, 4) and np.array_equal(first, cropped(1)) and not np.array_equal(first, cropped(2))

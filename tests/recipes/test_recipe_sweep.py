@@ -62,7 +62,9 @@ def test_each_run_is_made_once_and_the_best_is_that_of_the_validation_rows(recip
     log = (folder / "log.txt").read_text()
     assert "what the recipe prints" in log and "what the recipe logs" in log
     assert {path.name for path in folder.iterdir()} == {"log.txt", "results.json", "report.html"}
-    assert (tmp_path / "out/heatmap.png").read_bytes()[:4] == b"\x89PNG"
+    page = (tmp_path / "out/report.html").read_text()
+    assert "decay 0.5 scores" in page and "The better of both does not beat the baseline (majority class)" in page
+    assert "decay 0.5 scores" in out and "<td>0.001</td>" in page and page.count("<img") == 1
     sweep.main([*line, "--seeds", "3"])
     assert len(recipe.calls) == 12 and len(lines(tmp_path / "out")) == 12
     with pytest.raises(SystemExit, match="The folder has the runs of another sweep.*Received: output_dir='out'"):
@@ -87,7 +89,7 @@ def test_an_interrupted_sweep_goes_on_by_the_command_that_it_prints(recipe, tmp_
 
 
 def test_a_run_that_was_cut_short_is_resumed(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "last_checkpoint", lambda folder: str(folder / "checkpoint-1"))
+    monkeypatch.setattr(comparison, "last_checkpoint", lambda folder: str(folder / "checkpoint-1"))
     with pytest.raises(ValueError, match="is not in list"):  # the recipe above knows nothing of resumes
         sweep.run(["--output_dir", "out", *RATES, "--decays", "1.0", "--seeds", "1"])
     assert recipe.calls == [["--resume_from_checkpoint", "out/rate0.001-decay1-seed42"]]
@@ -116,8 +118,9 @@ def test_lower_is_better_for_perplexity():
         {"learning_rate": rate, "layerwise_lr_decay": 1.0, "validation": value, "test": value, "metric": "perplexity"}
         for rate, value in ((1e-3, 9.0), (1e-2, 5.0), (1e-1, float("nan")))
     ]
-    assert comparison.best_rate(runs, layerwise_lr_decay=1.0) == 1e-2
-    assert comparison.best_rate([{**run, "metric": "accuracy"} for run in runs]) == 1e-3
+    rates = [1e-3, 1e-2, 1e-1]
+    assert comparison.best_rate(runs, rates, 1.0) == 1e-2
+    assert comparison.best_rate([{**run, "metric": "accuracy"} for run in runs], rates, 1.0) == 1e-3
 
 
 def test_wrong_input(recipe, monkeypatch):

@@ -1,4 +1,4 @@
-"""recipes/sequence_classification.py as users meet it: data, options, wrong input, resumes, comparison."""
+"""recipes/text_classification.py as users meet it: data, options, wrong input, resumes, comparison."""
 
 import json
 import os
@@ -15,9 +15,8 @@ from collections import Counter
 import paddle
 import predict
 import pytest
-import sequence_classification as recipe
+import text_classification as recipe
 from common import report_page, text_data
-from common.comparison import compare
 from common.predictors import Predictor
 from common.run_folder import with_arguments_of_run
 from paddlenlp.trainer import PdArgumentParser
@@ -215,7 +214,7 @@ def test_a_run_without_best_model_or_evaluation(run):
     done = run(
         num_train_epochs=2, load_best_model_at_end=False, evaluation_strategy="no", save_strategy="steps", save_steps=3
     )
-    assert json.loads((done.folder / "results.json").read_text())["best validation accuracy"] is None
+    assert json.loads((done.folder / "results.json").read_text())["best validation accuracy"] >= 0
     assert done.trainer.state.global_step == 8
 
 
@@ -226,13 +225,13 @@ def test_the_commands_in_the_header_are_right():
         program, *argv = shlex.split(command, comments=True)
         if program == "make":
             assert re.search(
-                r"^finetune:.*\n\t\$\(PY\) recipes/sequence_classification.py", (ROOT / "Makefile").read_text(), re.M
+                r"^finetune:.*\n\t\$\(PY\) recipes/text_classification.py", (ROOT / "Makefile").read_text(), re.M
             )
             continue
         assert (ROOT / argv[0]).samefile(recipe.__file__)
         parser = PdArgumentParser((recipe.Options, recipe.Arguments))
         options, args = parser.parse_args_into_dataclasses(argv[1:])
-        assert args.output_dir.startswith("runs/sequence_classification-")
+        assert args.output_dir.startswith("runs/text_classification-")
 
 
 # --- wrong input ---
@@ -258,7 +257,7 @@ ERRORS = {
     "batch": ({"per_device_train_batch_size": 0, "logging_steps": 0}, "2 arguments are wrong"),
     "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
     "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "Early stopping needs"),
-    "metric": ({"metric_for_best_model": "f1"}, "accuracy or macro_f1 or matthews or loss"),
+    "metric": ({"metric_for_best_model": "f1"}, "accuracy or macro_f1 or matthews"),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
     "seeds": ({"compare": True, "compare_seeds": 0}, "`compare_seeds` must be 1 or more"),
@@ -281,8 +280,7 @@ def test_a_resume_with_other_settings_is_refused_and_changes_nothing(run, tmp_pa
     assert "layerwise_lr_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
     assert "own folder" in refuse(run, resume_from_checkpoint="first", output_dir="second")
     assert "checkpoints of another run" in refuse(run, output_dir="first")
-    assert "cannot resume" in refuse(run, "--compare", resume_from_checkpoint="first")
-    assert "does not stop early" in refuse(run, "--compare", early_stopping_patience="2")
+    assert "give its `output_dir` again" in refuse(run, "--compare", resume_from_checkpoint="first")
     assert files(folder) == before and not (tmp_path / "second").exists()
 
 
@@ -441,75 +439,42 @@ def test_a_resume_with_other_rows_is_refused_and_says_how_to_go_on(run, tmp_path
     assert run(resume_from_checkpoint="first").trainer.state.global_step >= 8, "and they are those of the run"
 
 
-# --- comparison ---
+# --- kinds of labels, comparison ---
 
 
-def test_the_comparison_trains_both_arms_alike(run, tmp_path):
-    done = run("--compare", compare_learning_rates=[1e-3, 3e-3], compare_seeds=2, seed=5, output_dir="out")
-    grid = [(rate, decay, seed) for rate in (1e-3, 3e-3) for decay in (1.0, 0.8) for seed in (5, 6)]
+@pytest.mark.parametrize(
+    ("kind", "label", "metric", "predicted"),
+    [
+        ("labels", lambda i: [["a"], ["a", "b"], ["c"]][i % 3], "micro_f1", "labels"),
+        ("scores", lambda i: i / 7, "rmse", "score"),
+    ],
+)
+def test_several_labels_and_scores_are_learnt_and_predicted(run, tmp_path, kind, label, metric, predicted):
+    lines = [json.dumps({"text": text, "label": label(i)}) for i, (text, _) in enumerate(ROWS)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    done = run(data="a.jsonl", output_dir="out", num_train_epochs=1)
+    results = json.loads((done.folder / "results.json").read_text())
+    assert list(results)[0] == f"test {metric}" and f"best validation {metric}" in results
+    assert done.trainer.args.greater_is_better == (kind == "labels")
+    (row,) = Predictor("out")([("great film",)])
+    assert predicted in row
+    if kind == "scores":
+        assert row["score"] == pytest.approx(sum(i / 7 for i in range(len(ROWS))) / len(ROWS), abs=6)
+    assert f"These labels have the metrics {metric}" in refuse(run, data="a.jsonl", metric_for_best_model="accuracy")
+
+
+def test_the_comparison_trains_both_arms_alike_and_goes_on(run, tmp_path):
+    argv = {"compare_learning_rates": [1e-3, 3e-3], "compare_seeds": 1, "seed": 5, "output_dir": "out"}
+    done = run("--compare", **argv)
+    grid = [(rate, decay, 5) for rate in (1e-3, 3e-3) for decay in (1.0, 0.8)]
     trained = [(t.args.learning_rate, t.args.layerwise_lr_decay, t.args.seed) for t in done.trainers]
-    assert trained == grid
-    assert len({t.state.global_step for t in done.trainers}) == 1 and done.trainer.state.global_step > 0
-    runs = json.loads((tmp_path / "out/compare.json").read_text())
-    assert [
-        (r["learning_rate"], {"uniform": 1.0, "decay 0.8 with preserve_mean": 0.8}[r["arm"]], r["seed"]) for r in runs
-    ] == grid
-    for i, (r, trainer) in enumerate(zip(runs, done.trainers), 1):
-        assert f"[{i}/8] learning rate {r['learning_rate']:g}, {r['arm']}, seed {r['seed']}: " in done.out
-        assert r["validation"] == trainer.evaluate()["eval_accuracy"]
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"compare.json", "report.html"}, "no checkpoints, no model"
-
-
-def test_the_comparison_says_what_it_found_and_leaves_a_report(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    # validation would have uniform at 0.001 and the decay at 0.003; by test score it would be the other way round
-    found = [(0.6, 0.5), (0.8, 0.7), (0.3, 0.9), (0.5, 0.7), (0.2, 0.9), (0.2, 0.9), (0.9, 0.1), (0.9, 0.3)]
-    scores = iter(found)
-    args = recipe.Arguments(output_dir="out", layerwise_lr_decay=0.9)
-    compare(args, [1e-3, 3e-3], 2, train=lambda now: next(scores), description="the data")
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "[1/8] learning rate 0.001, uniform, seed 42: validation 0.600, test 0.500"
-    assert [[cell.strip() for cell in line.split("│")[1:4]] for line in printed if line.startswith("│")] == [
-        ["0.001", "0.600 ± 0.141", "0.800 ± 0.141"],
-        ["0.003", "0.900 ± 0.000", "0.200 ± 0.141"],
-    ]
-    assert printed[-4:-2] == [
-        "uniform: 0.600 ± 0.141 at learning rate 0.001, the best by validation",
-        "decay 0.9 with preserve_mean: 0.200 ± 0.141 at learning rate 0.003, the best by validation",
-    ]
-    assert [(r["validation"], r["test"]) for r in json.loads((tmp_path / "out/compare.json").read_text())] == found
-    page = (tmp_path / "out/report.html").read_text()
-    assert printed[-2].startswith(
-        "Verdict: decay 0.9 with preserve_mean scores 0.400 less than uniform (95 % interval "
-    )
-    assert f"<p>{printed[-2]}</p>" in page and "<p>the data</p>" in page and page.count("<img") == 1
-    assert f"<p>{printed[-3]}</p>" in page and "logging folder" not in page, "a comparison writes none"
-    assert "<td>0.003</td><td>0.900 ± 0.000</td><td>0.200 ± 0.141</td>" in page
-    assert printed[-1] == "report: out/report.html"
-    compare(args, [1e-3], 1, train=lambda now: (0.5, 0.25))
-    assert "uniform: 0.250 at learning rate 0.001" in capsys.readouterr().out, "one seed has no spread"
-
-
-def test_a_comparison_goes_on_with_what_has_not_diverged(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def train(now):
-        if now.learning_rate == 1e-2 and now.layerwise_lr_decay == 1:
-            raise ValueError("PaddleRecall error(102): LossNan. Loss contains inf or nan values, its value is nan")
-        return now.learning_rate, now.learning_rate
-
-    compare(recipe.Arguments(output_dir="out", layerwise_lr_decay=0.9), [1e-2, 1e-3], 1, train)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "[1/4] learning rate 0.01, uniform, seed 42: diverged"
-    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in printed if line.startswith("│")]
-    assert rows == [["0.01", "diverged", "0.010"], ["0.001", "0.001", "0.001"]]
-    assert printed[-4:-2] == [
-        "uniform: 0.001 at learning rate 0.001, the best by validation",
-        "decay 0.9 with preserve_mean: 0.010 at learning rate 0.01, the best by validation",
-    ]
-    assert [r["test"] for r in json.loads((tmp_path / "out/compare.json").read_text())] == [None, 1e-2, 1e-3, 1e-3]
-    with pytest.raises(ValueError, match="other"):
-        compare(recipe.Arguments(output_dir="out"), [1e-2], 1, train=lambda now: int("other"))
+    assert trained == grid and len({t.state.global_step for t in done.trainers}) == 1
+    assert "Verdict: " in done.out and "The better of both" in done.out and "report: out/report.html" in done.out
+    lines = (tmp_path / "out/results.jsonl").read_text().splitlines()
+    assert len(lines) == 4 and not list(tmp_path.rglob("*.pdparams"))
+    (tmp_path / "out/results.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    assert len(run("--compare", **argv).trainers) == 1, "one was missing"
+    assert "another sweep" in refuse(run, "--compare", **{**argv, "max_length": 9})
 
 
 # --- several processes ---

@@ -1,0 +1,301 @@
+"""The reader of all recipes: encodings, tables, JSON, lines of text, tagged words.
+
+names, table = read_table(path, {"text_column": None, "label_column": None})   # .csv .tsv .txt .json .jsonl
+rows = read_tagged(path)   # [(words, tags), ...]: one word per line in BIO, BIOES or BMES; JSON with tags or spans
+"""
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .errors import error
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
+TAGGED = (".conll", ".conllu", ".bio", ".bioes", ".bmes", ".iob", ".iob2", ".ner", ".char", ".txt", ".tsv", ".json")
+TAGGED += (".jsonl", ".data", ".train", ".dev", ".test")
+PAIRS = (
+    *(("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2")),
+    ("query", "title"),  # LCQMC and BQ of PaddleNLP
+)
+USUAL_NAMES = {
+    "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question")
+    + ("文本", "文本内容", "句子", "内容", "评论", "评论内容", "正文"),
+    "text_pair_column": tuple(b for _, b in PAIRS),
+    "label_column": ("label", "labels", "class", "category", "intent", "sentiment", "score")
+    + ("标签", "类别", "分类", "意图", "情感", "分数"),
+    "source_field": ("source", "prompt", "instruction", "question", "article", "document", "text", "input", "content")
+    + ("问题", "原文", "正文", "上联"),
+    "target_field": ("target", "response", "output", "answer", "summary", "title", "completion", "completions")
+    + ("答案", "回答", "摘要", "标题", "下联"),
+}
+TAG_FIELDS = ("ner_tags", "tags", "labels", "label", "pos_tags")
+DELIMITERS = (",", ";", "\t", "|")
+
+
+@dataclass
+class Notes:
+    """What reading the files of a data set found: columns, reasons why rows were dropped, encodings."""
+
+    columns: dict = field(default_factory=dict)  # of the training rows: option -> name
+    dropped: Counter = field(default_factory=Counter)  # reason -> rows
+    encodings: set = field(default_factory=set)
+
+    def __str__(self):
+        roles = {option.rpartition("_")[0].replace("_", " "): name for option, name in self.columns.items()}
+        columns = f" Columns: {', '.join(f'{role} = {name!r}' for role, name in roles.items())}." if roles else ""
+        read = f" Read as {', '.join(sorted(self.encodings))}." if self.encodings else ""
+        dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items() if count)
+        return f"{columns}{read} Rows dropped: {dropped or 'none'}."
+
+
+def decode(path, encoding=None, notes=None):
+    """Return the text of a file, whose encoding is detected by default; raise ValueError that names the line."""
+    data, notes = path.read_bytes(), notes or Notes()
+    usual = encoding is None or encoding.lower() in ("utf-8", "utf8")
+    name = _detect(data) if encoding is None else "utf-8-sig" if usual else encoding
+    try:
+        text = data.decode(name).lstrip("\ufeff")
+    except LookupError as cause:
+        raise error("Python does not know this encoding.", source=path, encoding=encoding) from cause
+    except UnicodeDecodeError as cause:
+        line = data.count(b"\n", 0, cause.start) + 1
+        problem = f"Line {line} is not {name.removesuffix('-sig').upper()} ({cause.reason}): pass its encoding"
+        raise error(f"{problem}, for example `--encoding cp1252` or `big5`.", source=path, encoding=encoding) from cause
+    if name != "utf-8-sig":
+        notes.encodings.add(name.upper())
+    return text
+
+
+def _detect(data):
+    """Return the encoding of a file: UTF-8; UTF-16 by its mark; GB18030 if most of it is usual Chinese."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        try:
+            wide = re.sub("[\x00-\x7f]", "", data.decode("gb18030"))
+        except UnicodeDecodeError:
+            return "utf-8-sig"
+        if 2 * 0.9 * len(wide) <= len(wide.encode("gb2312", "ignore")):
+            return "gb18030"
+    return "utf-8-sig"
+
+
+def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=None):
+    """Return the column names of a file (positions for a file without names) and a list of (place, cells).
+
+    A first row that holds a name in `likely` is a header. A .txt of one column has a text in each line.
+    """
+    suffix, text, records = path.suffix.lower(), decode(path, encoding, notes), []
+    if suffix not in SUFFIXES:
+        raise error(f"The name of a data file must end in {', '.join(SUFFIXES)}.", source=path)
+    lines = [line.strip() for line in text.split("\n")] if suffix == ".txt" and len(wanted) == 1 else None
+    if lines is not None:
+        return ["0"], [(f"Line {number}", [line]) for number, line in enumerate(lines, 1) if line]
+    try:
+        for place, record in _json_records(text) if suffix.startswith(".json") else _csv_records(text, suffix):
+            records.append((place, record))
+    except (csv.Error, ValueError) as cause:
+        after = f"after {records[-1][0].lower()}" if records else "at the top"
+        raise error(f"The row {after} cannot be read: {cause}.", source=path) from cause
+    if not records:
+        raise error("The file has no rows.", source=path)
+    if suffix.startswith(".json"):
+        return flatten(records)
+    first = records[0][1]
+    if has_header is None:
+        has_header = _is_header(first, wanted, likely) or _begins_with_label_name(records, wanted, path)
+    if not has_header:
+        return [str(i) for i in range(len(first))], records
+    twice = [name for name, count in Counter(first).items() if count > 1]
+    if twice:
+        raise error(f"Several columns have the same name: {twice}. Rename one of each.", source=path)
+    return first, records[1:]
+
+
+def _json_records(text):
+    """Yield (place, dict) of a JSON list, of such a list as `data`, or of one object per line."""
+    try:
+        whole = json.loads(text, object_pairs_hook=_unique_keys) if text.lstrip()[:1] in ("[", "{") else None
+    except json.JSONDecodeError as cause:
+        if text.lstrip().startswith("["):
+            raise ValueError(f"line {cause.lineno} is not JSON ({cause.msg})") from cause
+        whole = None
+    if isinstance(whole, dict):
+        whole = next((whole[name] for name in ("data", "rows", "examples") if name in whole), [whole])
+    if whole is None:
+        lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+        found = ((f"Line {n}", json.loads(line, object_pairs_hook=_unique_keys)) for n, line in lines)
+    else:
+        found = ((f"Row {n}", record) for n, record in enumerate(whole, 1))
+    for place, record in found:
+        if not isinstance(record, dict):
+            raise ValueError("not a JSON object")
+        yield place, record
+
+
+def _unique_keys(pairs):
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"several values have the same name: {twice}")
+    return dict(pairs)
+
+
+def flatten(records):
+    """Turn (place, dict) into the names of all columns and (place, cells), None where a record lacks a column."""
+    names = list(dict.fromkeys(name for _, record in records for name in record))
+    return names, [(place, [record.get(name) for name in names]) for place, record in records]
+
+
+def _csv_records(text, suffix):
+    """Yield (place, cells) of each row that is not blank: Excel ends a file with rows of empty cells, `,,`."""
+    delimiter = _delimiter(text, suffix)
+    options = {"delimiter": delimiter, "strict": True}
+    if suffix != ".csv" and not _is_quoted(text, delimiter):
+        options = {"delimiter": delimiter, "quoting": csv.QUOTE_NONE}
+    reader = csv.reader(io.StringIO(text, newline=""), **options)
+    for cells in reader:
+        if len(cells) == 1 or any(map(str.strip, cells)):
+            yield f"Line {reader.line_num}", [cell.strip("\ufeff") for cell in cells]
+
+
+def _delimiter(text, suffix):
+    """Return the delimiter by which most of the first 100 rows have as many cells as the first row, at least two."""
+    usual = "," if suffix == ".csv" else "\t"
+
+    def share(delimiter):
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        widths = [len(cells) for cells, _ in zip(filter(None, reader), range(100))]
+        return widths.count(widths[0]) / len(widths) if widths and widths[0] > 1 else 0.0
+
+    try:
+        return max((usual, *(mark for mark in DELIMITERS if mark != usual)), key=share)  # a tie: the usual
+    except csv.Error:  # reading the rows raises it again
+        return usual
+
+
+def _is_quoted(text, delimiter):
+    """Return whether a .tsv quotes cells as pandas does; in other files a quote is an ordinary character."""
+    rows = "\n".join(line for line in text.replace("\r\n", "\n").split("\n") if line)
+    if '"' not in rows:
+        return False
+    try:
+        read = list(csv.reader(io.StringIO(rows, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error:
+        return False
+
+    def written(quoting):
+        out = io.StringIO()
+        csv.writer(out, delimiter=delimiter, lineterminator="\n", quoting=quoting).writerows(read)
+        return out.getvalue().rstrip("\n")
+
+    return rows in (written(csv.QUOTE_MINIMAL), written(csv.QUOTE_ALL))
+
+
+def _is_header(first, wanted, likely):
+    """Return whether a first row is a header: columns are wanted by name, or it holds likely or the usual names."""
+    if any(isinstance(column, str) and not column.isdigit() for column in wanted.values()):
+        return True
+    lower = {cell.strip().lower() for cell in first}
+    needed = [name for name in wanted if name != "text_pair_column"]
+    return all(not lower.isdisjoint(USUAL_NAMES[name]) for name in needed) or not set(likely).isdisjoint(first)
+
+
+def _begins_with_label_name(records, wanted, path):
+    """Return whether the first row's label is unique and a usual name; raise if it is unique and another word."""
+    given, width = wanted.get("label_column", ""), len(records[0][1])
+    column = str(width - 1 if given is None and width in (2, 3) else 1 if given is None else given)
+    labels = [cells[int(column)] for _, cells in records if column.isdigit() and int(column) < len(cells)]
+    if len(labels) < 2 or labels[0] in labels[1:]:
+        return False
+    if labels[0].strip().lower() in USUAL_NAMES["label_column"]:
+        return True
+    if _is_number(labels[0]):
+        return False
+    problem = f"No other row has the first row's label {labels[0]!r}. If the first row holds column names, pass"
+    advice = "`--text_column` and `--label_column` with two of them; if not, `--has_header False`"
+    raise error(f"{problem} {advice}.", source=path, has_header=None)
+
+
+def _is_number(text):
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
+
+
+def column_of(names, option, column, source, others=()):
+    """Return the position of the given column, or else of a column with a usual name, or else of one in `others`."""
+    known = {str(i): i for i in range(len(names))}
+    known.update({name.lower(): i for i, name in enumerate(names)})
+    known.update({name: i for i, name in enumerate(names)})
+    for choice in (*USUAL_NAMES[option], *others) if column is None else (str(column),):
+        if choice in known:
+            return known[choice]
+    numbered = " (numbers: the file has no column names)" if names and names[0] == "0" else ""
+    problem = f"Name the column with `{option}`." if column is None else "There is no such column."
+    raise error(f"{problem} Valid: {names}{numbered}.", source=source, **{option: column})
+
+
+def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
+    """Return [(words, tags), ...] of a file with one word per line and an empty line between sentences, or of JSON."""
+    if path.suffix.lower() in (".json", ".jsonl"):
+        names, table = read_table(path, {}, encoding=encoding, notes=notes)
+        return [tagged(dict(zip(names, cells)), f"{path}, {place.lower()}") for place, cells in table]
+    rows, words, tags = [], [], []
+    for number, line in enumerate([*decode(path, encoding, notes).split("\n"), ""], 1):
+        cells = re.split(r"[ \t]+", line.strip(" \t\r"))  # not \u3000, which Chinese files tag as a word
+        if cells == [""] or cells[0] == "-DOCSTART-":
+            if words:
+                rows.append((words, tags))
+            words, tags = [], []
+            continue
+        if len(cells) == 1 and line[0] in " \t":  # the word is a space
+            cells = ["\u3000", *cells]
+        try:
+            if len(cells) < 2:
+                raise IndexError
+            words.append(cells[word_column])
+            tags.append(cells[tag_column])
+        except IndexError:
+            columns = {"word_column": word_column, "tag_column": tag_column}
+            raise error(f"Line {number} has only {len(cells)} column(s).", source=path, **columns) from None
+    return rows
+
+
+def tagged(record, source, names=None):
+    """Return (words, tags) of a dict: lists of words and of tags (numbers of `names`), or a text and spans."""
+    words = next((record[name] for name in ("tokens", "words", "text") if record.get(name)), None)
+    found = next((record[name] for name in (*TAG_FIELDS, "entities", "spans") if record.get(name) is not None), None)
+    if words is None or not isinstance(found, (list, dict)):
+        problem = "`tokens` and `ner_tags`, `labels` or `tags`, or `text` and `entities` are required"
+        raise error(f"{problem}; the row has {list(record)}.", source=source)
+    words = list(words)
+    if isinstance(found, list) and not (found and isinstance(found[0], (list, dict))) and (found or not words):
+        if len(found) != len(words):
+            raise error(f"A row has {len(words)} words, but {len(found)} tags.", source=source)
+        return words, [names[tag] if names and isinstance(tag, int) else str(tag) for tag in found]
+    tags = ["O"] * len(words)
+    for begin, end, kind in _spans(found):
+        if not 0 <= begin < end <= len(words):
+            raise error("A span is outside of its text.", source=source, span=(begin, end, kind))
+        tags[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+    return words, tags
+
+
+def _spans(found):
+    """Yield (begin, end, kind) of CLUENER's dicts (the last character is inside) or of lists of spans."""
+    if isinstance(found, dict):
+        for kind, mentions in found.items():
+            yield from ((begin, last + 1, kind) for places in mentions.values() for begin, last in places)
+    else:
+        for span in found:
+            if isinstance(span, dict):
+                places = (("start", "start_offset"), ("end", "end_offset"), ("type", "label", "entity_group"))
+                span = [next(span[name] for name in names if name in span) for names in places]
+            yield tuple(span)

@@ -1,0 +1,92 @@
+"""recipes/common/start.py: what is set before Paddle, what is refused within a second, and how the imports end."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import test_recipes
+from common import start
+from processes import search_path
+from test_recipe_text_classification import environment
+
+
+@pytest.mark.parametrize(
+    "text, given, is_set",
+    [
+        ("vendor_id : AuthenticAMD\nflags : sse avx2 fma", {}, True),
+        ("vendor_id : AuthenticAMD\nflags : sse avx fma", {}, False),
+        ("vendor_id : GenuineIntel\nflags : sse avx2 fma", {}, False),
+        ("vendor_id : AuthenticAMD\nflags : sse avx2 fma", {"MKL_DEBUG_CPU_TYPE": "4"}, False),
+        (None, {}, False),
+    ],
+)
+def test_mkl_is_told_of_avx2_on_amd_alone(tmp_path, monkeypatch, text, given, is_set):
+    monkeypatch.setattr(start.os, "environ", dict(given))
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert start.use_avx2(tmp_path / "cpuinfo") == is_set
+    assert start.os.environ == ({"MKL_DEBUG_CPU_TYPE": "5"} if is_set else given)
+
+
+SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.py")}
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--data", "nowhere.csv"], "The source does not exist.*Received: data='nowhere.csv'"),
+        (["--data=datasets:"], "The source does not exist"),
+        (["--max_lenght", "7"], "'--max_lenght' is not a known argument; the nearest is '--max_length'"),
+        (["--max_length", "3"], "`max_length` must be 4 or more. Received: max_length=3"),
+        (["--learning_rate", "fast"], r"`learning_rate` must be a number \(float\)"),
+        (["--config", "nowhere.yaml"], "No such file or directory. Received: config='nowhere.yaml'"),
+        (["--config", "list.yaml"], "`name: value` lines"),
+        (["--config", "wrong.yaml"], "2 arguments are wrong.*'--sead'.*`seed` must be a number"),
+        (["--resume_from_checkpoint", "runs/no"], "no complete checkpoint to resume from"),
+        (["--model", "./no"], "This folder does not exist"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, argv, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "wrong.yaml").write_text("sead: 3\nseed: x\n")
+    with pytest.raises(ValueError, match=f"(?s){says}"):
+        start.check(SCRIPTS["text_classification"], argv)
+
+
+@pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"predict", "pipeline_sft"}))
+def test_a_right_command_line_is_let_through(name, tmp_path):
+    (tmp_path / "c.yaml").write_text("output_dir: out\n")
+    argv = ["--output_dir", "out", "--config", str(tmp_path / "c.yaml"), "--help"]
+    start.check(SCRIPTS[name], argv)
+    known = set(start.arguments_of(SCRIPTS[name]))
+    assert test_recipes.arguments_of(name) - {"help"} <= known | {f"no_{one}" for one in known}
+
+
+@pytest.mark.parametrize("name", ["text_classification", "predict"])
+def test_a_wrong_path_ends_a_process_before_paddle_is_imported(name, tmp_path):
+    argv = ["--data", "nowhere"] if name != "predict" else ["nowhere", "a text"]
+    path = str(SCRIPTS[name])
+    spied = f"import runpy, sys; sys.argv = {[path, *argv]}; sys.path.insert(0, {str(SCRIPTS[name].parent)!r})"
+    code = f"{spied}\ntry: runpy.run_path(sys.argv[0], run_name='__main__')\nfinally: print('paddle' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment()
+    )
+    assert ended.returncode == 1 and ended.stderr.startswith("error: ") and ended.stdout == "False\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after", [0.2, 1, 2, 4])
+def test_a_signal_in_the_imports_ends_the_process(tmp_path, number, after):
+    command = [sys.executable, str(SCRIPTS["token_classification"]), "--output_dir", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment())
+    time.sleep(after)
+    process.send_signal(number)
+    began = time.monotonic()
+    process.communicate(timeout=60)
+    in_python = 1 if after < 1 else -number  # before the first line of ours, Python ends with a traceback
+    assert process.returncode in (-number, 128 + number, in_python) and time.monotonic() - began < 20
+    assert search_path() and not (tmp_path / "out").exists()
