@@ -23,29 +23,15 @@ from pathlib import Path
 
 import common.start  # noqa: F401 - before Paddle
 from common.errors import check_least, error
-from common.files import SUFFIXES, column_of, decode, read_table
+from common.files import SUFFIXES, column_of, decode, noted, read_table
 
 COLUMNS = ("text_column", "text_pair_column")
-PREDICTION = "prediction.json"
-RECIPES = ("text_classification", "token_classification", "seq2seq", "language_model_sft", "image_classification")
 
 
 def command(folder, pair=False):
     """Return a command line that labels texts with the model of a run."""
     texts = ["--pair", "a text", "its partner"] if pair else ["a text", "another text"]
     return shlex.join([sys.executable, os.path.relpath(__file__), folder, *texts])
-
-
-def noted(folder):
-    """Return what a run noted for predictions."""
-    paths = [path for path in (Path(folder, PREDICTION), Path(folder).parent / PREDICTION) if path.is_file()]
-    if not paths:
-        raise error("This folder has no model of a finished run.", folder=str(folder))
-    found = json.loads(paths[0].read_text(encoding="utf-8"))
-    if found["recipe"] not in RECIPES:
-        problem = f"Predictions need a run of {', '.join(RECIPES)}: train one of these with this folder as `--model`."
-        raise error(problem, folder=str(folder), recipe=found["recipe"])
-    return found
 
 
 def read_inputs(args, trained_on):

@@ -205,7 +205,7 @@ def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsy
     capsys.readouterr()
     assert main(["memory", "--params", "1e9", "--optimizer", "momentum", "momentum,mass=0", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["bytes"]) == 2
-    assert "| `momentum` | `mass` |  | `0.9` | [0, 1) | argument | decay of the momentum |" in tables.options_table()
+    assert "| `mass` | decay of the momentum | momentum: `0.9` | [0, 1) | class |" in tables.options_table()
     assert "| momentum | `moment`, `beta1_pow_acc` | 4 R C + 4 | 4 n + 4 |" in tables.states_table()
 
 

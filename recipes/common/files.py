@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .errors import error
 
@@ -34,6 +35,8 @@ USUAL_NAMES = {
 }
 TAG_FIELDS = ("ner_tags", "tags", "labels", "label", "pos_tags")
 DELIMITERS = (",", ";", "\t", "|")
+PREDICTION = "prediction.json"
+RECIPES = ("text_classification", "token_classification", "seq2seq", "language_model_sft", "image_classification")
 
 
 @dataclass
@@ -299,3 +302,15 @@ def _spans(found):
                 places = (("start", "start_offset"), ("end", "end_offset"), ("type", "label", "entity_group"))
                 span = [next(span[name] for name in names if name in span) for names in places]
             yield tuple(span)
+
+
+def noted(folder):
+    """Return what a run noted for predictions."""
+    paths = [path for path in (Path(folder, PREDICTION), Path(folder).parent / PREDICTION) if path.is_file()]
+    if not paths:
+        raise error("This folder has no model of a finished run.", folder=str(folder))
+    found = json.loads(paths[0].read_text(encoding="utf-8"))
+    if found["recipe"] not in RECIPES:
+        problem = f"Predictions need a run of {', '.join(RECIPES)}: train one of these with this folder as `--model`."
+        raise error(problem, folder=str(folder), recipe=found["recipe"])
+    return found

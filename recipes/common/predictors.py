@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-import predict
 from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
 from scipy.special import expit, log_softmax, softmax
 
 from .errors import error
+from .files import noted
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
 from .pretrained import check_length, load_tokenizer, longest
 from .rows import Encoded
@@ -33,7 +33,7 @@ class Predictor:
     """
 
     def __init__(self, folder, max_length=None):
-        self.noted = predict.noted(folder)
+        self.noted = noted(folder)
         if max_length is not None:
             self.noted["max_length"] = max_length
         self.kind = KINDS[self.noted["recipe"]](str(folder), types.SimpleNamespace(**self.noted))
