@@ -18,8 +18,8 @@ FUSION = f"{FLEET}.utils.tensor_fusion_helper"
 # owner in Paddle or PaddleNLP -> the names that we read, call or override
 PRIVATE = {
     "paddle.optimizer.Optimizer": "_accumulators _accumulators_holder _add_accumulator _add_param_group "
-    "_already_create_accumulator _append_optimize_op _apply_optimize _create_accumulators _create_master_weight "
-    "_create_param_lr _default_dict _finish_update _get_accumulator_master _get_auxiliary_var _global_learning_rate "
+    "_already_create_accumulator _append_optimize_op _apply_optimize _create_accumulators _create_global_learning_rate "
+    "_create_master_weight _create_param_lr _default_dict _finish_update _get_accumulator_master _get_auxiliary_var _global_learning_rate "
     "_grad_clip _is_dtype_fp16_or_bf16 _learning_rate _master_weights _name _param_groups _parameter_list "
     "_set_auxiliary_var",
     "paddle.optimizer.AdamW": "_apply_decay_param_fun _multi_precision _weight_decay",
@@ -27,12 +27,14 @@ PRIVATE = {
     "paddle.optimizer.Momentum": "_regularization_coeff",
     "paddle.regularizer.L2Decay": "_coeff",
     "paddle.optimizer.lr.LRScheduler": "_var_name",
-    "paddle.Tensor": "_bump_inplace_version _grad_ivar _holder_size _is_initialized _local_shape _offset "
+    "paddle.Tensor": "_bump_inplace_version _copy_to _grad_ivar _holder_size _is_initialized _local_shape _offset "
     "_share_buffer_to _slice",
     "paddle.nn.Layer": "_parameters _sub_layers",
     "paddle._C_ops": "adamw_ assign_out_ clip matmul mean minimum squared_l2_norm stack sum unbind where",
     "paddle.base.dygraph.base": "in_to_static_mode",
-    "paddle.base.core": "globals",
+    "paddle.base.core": "_get_registered_phi_kernels globals",
+    "paddle.base.core.Place": "_equals",
+    "paddle.base.framework": "_dygraph_place_guard",
     "paddle.base.layer_helper": "LayerHelper",
     "paddle.pir": "Value",
     f"{FLEET}.Fleet": "_hcg _user_defined_strategy",
