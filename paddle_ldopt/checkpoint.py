@@ -166,8 +166,7 @@ def load_optimizer(
         >>> print(report.step, len(report.matched))
         1 2
     """
-    inner, path = _whole_optimizer(optimizer), checked_path(path)
-    strict = checked_bool(strict, "strict")
+    inner, path, strict = _whole_optimizer(optimizer), checked_path(path), checked_bool(strict, "strict")
     names, naming = _names_in_file(inner, model)
     parts, present = _parts(inner, scaler), describe(inner, names)
     record, arrays = read_record(path)
@@ -199,8 +198,7 @@ def load_optimizer(
     set_parts(to_load)
     schedule = parts["schedule"]
     if schedule is not None and schedule not in (part for part, _ in to_load):
-        at = step_of_state(from_json(record["schedule_state"])) if step is None else step
-        resume_at(schedule, at)
+        resume_at(schedule, step_of_state(from_json(record["schedule_state"])) if step is None else step)
     _set_states(inner, states)
     if found:
         message = f"The file is of another optimizer: {'; '.join(found)}."

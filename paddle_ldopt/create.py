@@ -172,7 +172,9 @@ def create(
     if learning_rate is not None:
         arguments["learning_rate"] = learning_rate
     if isinstance(model, (dict, list, tuple)):
-        networks = model if isinstance(model, dict) else {f"model{i}": network for i, network in enumerate(model)}
+        networks = (
+            model if isinstance(model, dict) else {f"network_{chr(97 + i)}": network for i, network in enumerate(model)}
+        )
         model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in networks.items()})
     return build_optimizer(
         name,

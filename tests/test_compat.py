@@ -27,8 +27,7 @@ PRIVATE = {
     "paddle.optimizer.Momentum": "_regularization_coeff",
     "paddle.regularizer.L2Decay": "_coeff",
     "paddle.optimizer.lr.LRScheduler": "_var_name",
-    "paddle.Tensor": "_bump_inplace_version _grad_ivar _holder_size _is_initialized _local_shape _offset "
-    "_share_buffer_to _slice _copy_to",
+    "paddle.Tensor": "_grad_ivar _holder_size _is_initialized _local_shape _offset _copy_to _share_buffer_to _slice",
     "paddle.nn.Layer": "_parameters _sub_layers",
     "paddle._C_ops": "adamw_ assign_out_ clip matmul mean minimum squared_l2_norm stack sum unbind where",
     "paddle.base.dygraph.base": "in_to_static_mode",
@@ -54,7 +53,7 @@ PRIVATE = {
     "paddlenlp.trainer.Trainer": "_inner_training_loop _load_rng_state _maybe_log_save_evaluate _prepare_inputs "
     "_remove_unused_columns _rotate_checkpoints _save_checkpoint _sorted_checkpoints",
 }
-OF_PYTHON = {"_replace", "_asdict", "_fields", "_getframe", "_actions"}
+OF_PYTHON = {"_actions", "_replace", "_asdict", "_fields", "_getframe"}
 
 
 def object_at(path):

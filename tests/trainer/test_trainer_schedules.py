@@ -174,7 +174,7 @@ def test_an_evaluation_without_the_metric(tmp_path):
 
 LINEAR = {"lr_scheduler_type": "linear"}
 COSINE = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr_rate": 0.1}'}
-PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strategy": "steps", "eval_steps": 4}
+FOLLOWS_METRIC = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strategy": "steps", "eval_steps": 4}
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strategy": "
     [
         (LINEAR, {**LINEAR, "max_steps": 10}, [6e-3, 5e-3]),
         (COSINE, {**COSINE, "learning_rate": 2e-2}, [0.0065, 0.00320577]),
-        (LINEAR, PLATEAU, [1e-2, 1e-2]),
-        (PLATEAU, LINEAR, [2 / 6 * 1e-2, 1 / 6 * 1e-2]),
-        (PLATEAU, {**PLATEAU, "learning_rate": 2e-2}, [2e-2, 2e-2]),
+        (LINEAR, FOLLOWS_METRIC, [1e-2, 1e-2]),
+        (FOLLOWS_METRIC, LINEAR, [2 / 6 * 1e-2, 1 / 6 * 1e-2]),
+        (FOLLOWS_METRIC, {**FOLLOWS_METRIC, "learning_rate": 2e-2}, [2e-2, 2e-2]),
     ],
     ids=["longer", "rate", "to a plateau", "from a plateau", "rate of a plateau"],
 )
@@ -194,7 +194,7 @@ def test_the_first_step_after_a_resume_has_the_new_schedules_rate(tmp_path, was,
     assert got[:2] == pytest.approx(rates, rel=1e-4)
 
 
-@pytest.mark.parametrize("settings", [LINEAR, COSINE, {**PLATEAU, "warmup_steps": 3}])
+@pytest.mark.parametrize("settings", [LINEAR, COSINE, {**FOLLOWS_METRIC, "warmup_steps": 3}])
 def test_each_training_has_a_schedule_of_its_own(tmp_path, settings):
     trainer, first = train(tmp_path, max_steps=4, **settings)
     trainer.train()  # the callback goes on with the list
