@@ -1,0 +1,141 @@
+"""recipes/common/files.py: encodings, JSON, several labels, tagged words and conversations."""
+
+import json
+import types
+
+import pytest
+from common import files, language_data
+from common.text_data import load_splits
+from test_recipe_data import GOOD, ROWS, everything, tsv, write
+
+CHINESE = "".join(f"第{i}家酒店，早餐很{'好,好评' if i % 2 else '差,差评'}\n" for i in range(40))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gbk", "utf-16"])
+def test_encodings_are_detected(tmp_path, encoding):
+    (tmp_path / "评论.csv").write_text(f"评论,标签\n{CHINESE}", encoding=encoding)
+    splits = load_splits(tmp_path / "评论.csv")
+    assert splits.notes.columns == {"text_column": "评论", "label_column": "标签"} and len(everything(splits)) == 40
+    assert sorted(splits.labels) == ["好评", "差评"]
+    named = {"gbk": "Read as GB18030.", "utf-16": "Read as UTF-16."}.get(encoding, "Rows dropped")
+    assert named in splits.description
+
+
+def test_western_bytes_are_not_taken_for_chinese(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(tsv((f"{t} für Müßige, où ça é", name) for t, name in ROWS).encode("cp1252"))
+    with pytest.raises(ValueError, match="Line 1 is not UTF-8"):
+        load_splits(tmp_path / "a.tsv")
+    assert "für Müßige" in everything(load_splits(tmp_path / "a.tsv", encoding="cp1252"))[0][0]
+
+
+def test_few_rows_without_a_text_or_label_are_dropped_and_counted(tmp_path):
+    (tmp_path / "a.tsv").write_text(GOOD + " \tgood\ntext\t \n")
+    splits = load_splits(tmp_path / "a.tsv")
+    assert len(everything(splits)) == 60 and "Rows dropped: 1 without a text, 1 without a label." in splits.description
+
+
+@pytest.mark.parametrize("name", ["list.json", "lines.json", "inside.json", "lines.jsonl"])
+def test_json_is_a_list_or_lines_or_in_an_object(tmp_path, name):
+    made = [{"text": text, "label": label} for text, label in ROWS]
+    lines = "\n".join(json.dumps(row) for row in made)
+    whole = json.dumps(made, indent=1) if "list" in name else json.dumps({"version": 1, "data": made})
+    (tmp_path / name).write_text(lines if "lines" in name else whole)
+    assert len(everything(load_splits(tmp_path / name))) == 60
+
+
+def test_several_labels_and_scores(tmp_path):
+    labels = [["a"], ["a", "b"], [], ["c", "b"]]
+    made = [{"text": text, "label": labels[i % 4]} for i, (text, _) in enumerate(ROWS)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    splits = load_splits(tmp_path / "a.jsonl")
+    assert (splits.kind, splits.labels) == ("labels", ["a", "b", "c"])
+    assert splits.target(frozenset([0, 2])) == [1.0, 0.0, 1.0]
+    write(tmp_path / "b.tsv", [(text, "|".join(labels[i % 4]) or "none") for i, (text, _) in enumerate(ROWS)])
+    assert load_splits(tmp_path / "b.tsv", label_separator="|").labels == ["a", "b", "c", "none"]
+    scores = load_splits(write(tmp_path / "c.tsv", [(text, i / 7) for i, (text, _) in enumerate(ROWS)]))
+    mean, deviation = scores.scale
+    assert scores.kind == "scores" and scores.target(mean + deviation) == pytest.approx([1.0])
+    assert "training scores from 0" in scores.description
+
+
+TAGS = (["我", "在", "北", "京"], ["O", "O", "B-LOC", "I-LOC"])
+TAGGED = {
+    "a.bmes": ("我 O\n在 O\n北 B-LOC\n京 E-LOC\n\n我 O\n", (TAGS[0], ["O", "O", "B-LOC", "E-LOC"])),
+    "a.conll": ("-DOCSTART- O\n\n我 n O\n在 v O\n北 n B-LOC\n京 n I-LOC\n\n\n我 n O", TAGS),
+    "a.txt": ("我\tO\r\n在\tO\r\n北\tB-LOC\r\n京\tI-LOC\r\n\r\n", TAGS),
+    "a.json": (json.dumps([{"tokens": TAGS[0], "ner_tags": TAGS[1]}, {"tokens": ["我"], "ner_tags": ["O"]}]), TAGS),
+    "clue.json": (json.dumps({"text": "我在北京", "label": {"LOC": {"北京": [[2, 3]]}}}), TAGS),
+    "spans.jsonl": (json.dumps({"text": "我在北京", "entities": [{"start": 2, "end": 4, "label": "LOC"}]}), TAGS),
+    "doccano.jsonl": (json.dumps({"text": "我在北京", "label": [[2, 4, "LOC"]]}), TAGS),
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_tagged_words_are_read_from_all_usual_files(tmp_path, name):
+    content, first = TAGGED[name]
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    assert files.read_tagged(tmp_path / name)[0] == first
+
+
+def test_wrong_tagged_files_name_the_line(tmp_path):
+    (tmp_path / "a.bio").write_text("我 O\n \tO\n在\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="Line 3 has only 1 column"):
+        files.read_tagged(tmp_path / "a.bio")
+    for record, says in (
+        ({"tokens": ["a"], "tags": ["O", "O"]}, "1 words, but 2 tags"),
+        ({"text": "ab", "entities": [[1, 5, "X"]]}, "outside of its text"),
+        ({"text": "ab"}, "are required; the row has"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            files.tagged(record, "a.json")
+
+
+ALPACA = [
+    {"instruction": "翻译", "input": "你好", "output": "hello"},
+    {"instruction": "问", "input": "", "output": "答"},
+]
+TALK = [{"from": "human", "value": "问"}, {"from": "gpt", "value": "答"}, {"from": "human", "value": "再问"}]
+MESSAGES = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "问"},
+    {"role": "assistant", "content": "答"},
+]
+
+
+@pytest.mark.parametrize(
+    ("records", "found"),
+    [
+        (ALPACA, [(("user", "翻译\n你好"), ("assistant", "hello")), (("user", "问"), ("assistant", "答"))]),
+        ([{"conversations": TALK}], [(("user", "问"), ("assistant", "答"), ("user", "再问"))]),
+        ([{"messages": MESSAGES}], [(("system", "s"), ("user", "问"), ("assistant", "答"))]),
+        ([{"prompt": "问", "response": "答"}], [(("user", "问"), ("assistant", "答"))]),
+    ],
+    ids=["alpaca", "sharegpt", "openai", "pairs"],
+)
+def test_conversations_are_read(tmp_path, records, found):
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps(records))
+    options = types.SimpleNamespace(data=str(tmp_path), source_field=None, target_field=None, encoding=None)
+    assert language_data.load_pairs(options, {}, conversations=True).train == found
+
+
+def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
+    write(tmp_path / "train.tsv", ROWS, ("text", "label"))
+    write(tmp_path / "dev.tsv", ROWS[:19], ("text", "label"))
+    write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
+    (warning,) = load_splits(tmp_path).description.splitlines()[1:]
+    assert warning.startswith("warning: few rows to judge by (19 validation): scores on fewer than 20 rows mean little")
+    write(tmp_path / "test.tsv", ROWS[:2], ("text", "label"))
+    assert "\nwarning: few rows to judge by (19 validation, 2 test): " in load_splits(tmp_path).description
+    write(tmp_path / "dev.tsv", ROWS[:20], ("text", "label"))
+    assert "\nwarning: few rows to judge by (2 test): " in load_splits(tmp_path).description
+    write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
+    assert "warning" not in load_splits(tmp_path).description
+
+
+def test_rows_of_empty_cells_count_as_blank(tmp_path):
+    rows = "".join(f"{i},{text.replace(',', '')},{label}\n" for i, (text, label) in enumerate(ROWS))
+    (tmp_path / "excel.csv").write_text(f"id,text,label\n{rows},,\n, ,\n")
+    assert len(everything(load_splits(tmp_path / "excel.csv"))) == 60
+    (tmp_path / "one.csv").write_text('text\na\n""\nb\n')  # an empty text, not a row of empty cells
+    assert len(files.read_table(tmp_path / "one.csv", {"text_column": "text"})[1]) == 3
