@@ -288,7 +288,7 @@ def test_state_loads_into_an_optimizer_that_has_stepped(name, tmp_path):
     half, want = train_and_save(name, arrays, grads, path, 3)
     with paddle.utils.unique_name.guard():
         params, _ = make_params(arrays)
-        opt = make(name, list(params.values()))
+        opt = make(name, list(params.values()), **alone(name))
         take_steps(opt, params, grads[:1])
         for n, p in params.items():
             p.set_value(half[n])
