@@ -21,9 +21,9 @@ from shapes import count
 
 TIMEOUT = 600  # seconds for one answer
 SMALL = {
-    f"encoder.layers.{block}.part{i}.weight": shape
+    f"encoder.layers.{block}.{name}.weight": shape
     for block in range(2)
-    for i, shape in enumerate([[256, 256], [64], [8, 8, 3, 3]])
+    for name, shape in {"linear": [256, 256], "norm": [64], "conv": [8, 8, 3, 3]}.items()
 }
 
 

@@ -253,7 +253,8 @@ _ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
 
 def has_single_lr(cls: type) -> bool:
     """Return whether an optimizer class has one rate for all parameters: its step never calls `_create_param_lr`."""
-    return any(base.__name__ in _ONE_RATE and base.__module__.startswith("paddle.") for base in cls.__mro__)
+    ours = hasattr(cls, "layerwise_ratio")  # our Muon has the rates of layers
+    return not ours and any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
 
 def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:

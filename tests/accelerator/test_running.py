@@ -17,15 +17,22 @@ pytestmark = pytest.mark.skipif(os.environ.get("LDOPT_DEVICE", "cpu") != "cpu", 
 
 
 @needs_device
-@pytest.mark.parametrize("name", test_device.RUNS)
-def test_a_sample_passes_on_the_test_device(name):
-    more = ["tests/optimizers/test_golden.py", "tests/saving/test_saving.py::test_a_resume_is_exact"]
-    done = test_device.run(FAKE, *more, **test_device.RUNS[name])
+@pytest.mark.parametrize(
+    ("name", "tests"),
+    [
+        ("without stride kernels", "host_code or new_memory or agrees and float16 or reads_nothing and all"),
+        *(pytest.param(name, "not resumes_exactly", marks=pytest.mark.slow) for name in test_device.RUNS),
+    ],
+)
+def test_a_sample_passes_on_the_test_device(name, tests):
+    """Of all tests that `make test-accelerator` runs."""
+    done = test_device.run(FAKE, "-k", tests, **test_device.RUNS[name])
     assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-1000:]
     assert "LDOPT_DEVICE=fake:0: tensors are on Place(fake:0)" in done.stdout and " passed" in done.stdout
 
 
 @needs_device
+@pytest.mark.slow
 @pytest.mark.parametrize("without", WITHOUT)
 def test_a_device_without_some_kernels_trains_as_the_cpu_does(without):
     done = test_device.run(FAKE, "-k", "optimizer_agrees", FAKE_WITHOUT=without)

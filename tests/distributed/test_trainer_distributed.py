@@ -134,7 +134,9 @@ def test_one_process_speaks(ranks, alone):
     layout, gave = ranks
     main, other = (rank["adamwdl"] for rank in gave)
     one = alone(f"adamwdl-{MODEL[layout]}-callbacks", model=MODEL[layout], optim="adamwdl", callbacks=True)
-    tables = [[text.partition("\n\n layers: ")[0] for text in run["said"]] for run in (main, one)]
+    tables = [
+        [text.partition("\n\n layers: ")[0] for text in run["said"] if "\n\n layers: " in text] for run in (main, one)
+    ]
     assert len(tables[0]) == 1 and tables[0] == tables[1], "the table of all layers"
     assert "learning rates by step" in main["printed"] and main["report"] is not None
     assert (other["said"], other["printed"], other["report"]) == ([], "", None)

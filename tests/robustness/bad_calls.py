@@ -507,6 +507,7 @@ NO_CALLS = {
     "schedule": "of a new schedule: tests/schedules/test_new_schedule.py",
     "scheduled": "what its function returns",
     "rates_of": "of a schedule: tests/schedules/test_curves.py",
+    "ON_METRIC": "names of schedules",
     "Curve": "its base",
     **dict.fromkeys(("Fraction", "LastStep", "NonNegative", "Positive", "Steps"), "types of its options"),
     **dict.fromkeys(("StepOutput", "StepOutputWithLocalNorm"), "what `PipelineWithLossScale` returns"),

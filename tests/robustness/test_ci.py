@@ -8,7 +8,7 @@ import pytest
 from project import ROOT
 
 MAKE = '#!/bin/sh\necho "$1" >> calls\n[ "$1" != "$FAILS" ] || exit 2\n'
-ALL = ["lint", "test", "test-all"]
+ALL = ["lint", "docs", "test", "test-all"]
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,10 @@ ALL = ["lint", "test", "test-all"]
     [
         ("", 90, ALL, 0),
         ("lint", 90, ALL[:1], 2),
-        ("test", 90, ALL[:2], 2),
+        ("test", 90, ALL[:3], 2),
         ("test-all", 90, ALL, 2),
         ("", 40, ALL, 0),
-        ("", 24, ALL[:2], 0),
+        ("", 24, ALL[:3], 0),
     ],
     ids=["all pass", "style", "a test", "a slow test", "the default", "no time left"],
 )
