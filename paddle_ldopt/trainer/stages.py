@@ -49,8 +49,9 @@ def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
         layers, cause = _in_all(lambda: _measured(trainer, _cut(batch, positions), rules))  # noqa: B023
         if cause is None:
             return layers
-    logger = shared.logger_of(trainer)
-    logger.warning(f"The layers are found by names, without a forward pass of the first row: {cause}")
+    if trainer.is_world_process_zero():
+        how = f"The layers are found by names, without a forward pass of the first row: {cause}"
+        shared.logger_of(trainer).warning(how)
     return map_layers(trainer.model, rules)
 
 
