@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("LDOPT_DEVICE", "cpu") != "cpu", 
     ("name", "tests"),
     [
         ("without stride kernels", "host_code or new_memory or agrees and float16 or reads_nothing and all"),
-        *(pytest.param(name, "not resumes_exactly", marks=pytest.mark.slow) for name in test_device.RUNS),
+        *(pytest.param(name, "not resumes_exactly", marks=pytest.mark.fault) for name in test_device.RUNS),
     ],
 )
 def test_a_sample_passes_on_the_test_device(name, tests):
@@ -32,7 +32,7 @@ def test_a_sample_passes_on_the_test_device(name, tests):
 
 
 @needs_device
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.parametrize("without", WITHOUT)
 def test_a_device_without_some_kernels_trains_as_the_cpu_does(without):
     done = test_device.run(FAKE, "-k", "optimizer_agrees", FAKE_WITHOUT=without)
