@@ -19,7 +19,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
 from paddle_ldopt.parallel.checkpoint import RECORD
 
-NAMES = ldopt.list_optimizers()
+NAMES = [name for name in ldopt.list_optimizers() if name != "muon"]  # which refuses sharding version 2
 CASES = {name: {"name": name} for name in NAMES}
 LOW = {f"{name}, bfloat16": {"name": name, "dtype": "bfloat16"} for name in ("adamwdl", "came")}
 ALL = {**CASES, **LOW}
