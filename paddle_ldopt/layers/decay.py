@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
@@ -187,7 +188,7 @@ class LayerDecay:
             why = "The model has no blocks that a decay could follow: give `rules`, or `multipliers` with a decay of 1."
             raise refusal(ValueError, why, layerwise_decay=self, names=[*layers][:3])
         places = {name: (layer, tower_of[name]) for name, layer in layers.items()}
-        unscaled = {at: decays[at[1]]._unscaled(at[0].index, at[0].depth) for at in {*places.values()}}
+        unscaled = {at: decays[at[1]]._unscaled(at[0].index, at[0].depth) for at in dict.fromkeys(places.values())}
         mean = self._mean(ratio for (layer, _), ratio in unscaled.items() if layer.is_block)
         factors = self.factors(layers)
         return {n: unscaled[at] * decays[at[1]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
@@ -207,7 +208,7 @@ class LayerDecay:
 
     def _mean(self, ratios: Iterable[float]) -> float:
         trained = [ratio for ratio in ratios if ratio]
-        return sum(trained) / len(trained) if self.preserve_mean and trained else 1.0
+        return math.fsum(trained) / len(trained) if self.preserve_mean and trained else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return option -> value for JSON; `LayerDecay(**options)` restores the decay."""

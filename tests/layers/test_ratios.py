@@ -115,3 +115,10 @@ def test_rules_make_layers_of_stages_and_groups():
         names, lambda name: next((i // 2 + 1 for i, block in enumerate(order) if name.startswith(f"{block}.")), None)
     )
     assert [groups.layer_of(name).index for name in names if "attn" in name] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_the_bits_of_a_mean_do_not_depend_on_the_order_of_the_layers():
+    """Processes must agree on every ratio: the order of a set of names differs between them."""
+    layers = {f"h.{i}.w": Layer("h", i + 1, 12) for i in range(12)}
+    decay, backwards = LayerDecay(0.77, preserve_mean=True), dict(reversed(layers.items()))
+    assert decay.ratios(layers) == decay.ratios(backwards)
