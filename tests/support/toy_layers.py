@@ -85,15 +85,11 @@ def initial(name, shape):
     return np.asarray(centre + 0.3 * draw.standard_normal(shape), "float32")
 
 
-def apart(got, start, end, least_way=0.0):
-    """Return the greatest distance of parameters from `end`, each by the way that it has gone from `start`.
-
-    A way counts as at least `least_way` roundings of the parameter.
-    """
+def apart(got, start, end):
+    """Return the greatest distance of parameters from `end`, each by the way that it has gone from `start`."""
     distances = [0.0]
     for name, value in got.items():
         way, distance = np.abs(end[name] - start[name]).max(), np.abs(value - end[name]).max()
-        way = max(way, least_way * np.spacing(np.abs(end[name]).max()))
         distances.append(distance / way if way else float(distance != 0))
     return float(np.max(distances))  # NaN if one is
 
