@@ -22,9 +22,6 @@ def tensor(*values, dtype="float32"):
     return paddle.to_tensor(values, dtype=dtype)
 
 
-# ---- TensorFlow's own numbers
-
-
 @pytest.mark.filterwarnings(LEFT_OUT)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @each(TABLES)
@@ -62,9 +59,6 @@ def test_errors_are_transformers(entry):
             accumulator([tensor(1.0), tensor(1.0)])
         else:
             accumulator.gradients  # noqa: B018 - it raises
-
-
-# ---- lists
 
 
 def test_none_stays_and_a_later_gradient_is_ignored_with_a_warning():
@@ -115,9 +109,6 @@ def test_low_precision_gradients_are_summed_in_float32(dtype):
     assert got.dtype == paddle.float32
     start = tensor(big, dtype=dtype).astype("float32").item()
     assert got.tolist() == [2 * start + 8 * small]
-
-
-# ---- models
 
 
 def net(seed=0):
@@ -229,9 +220,6 @@ def test_lists_step_the_optimizers_parameters():
     assert changed == ["0.weight", "2.weight", "2.bias"]
 
 
-# ---- errors
-
-
 def test_bad_calls_are_refused_and_change_nothing():
     model, optimizer = make()
     accumulator = GradientAccumulator()
@@ -286,9 +274,6 @@ def test_another_model_is_refused():
     before = model.weight.numpy()
     accumulator.apply(AdamWDL(0.1, parameters=[model.weight]))  # a part of the model is all right
     assert not np.array_equal(model.weight.numpy(), before)
-
-
-# ---- processes
 
 
 def test_one_process_has_nothing_to_add_but_the_order_is_checked():
@@ -396,9 +381,6 @@ def test_two_processes_that_differ(two_processes):
         assert "Call the accumulator first" in seen["no call"]
         for what in ("length", "shape", "none", "reduction"):
             assert re.search("with the same reduction, shapes and types. .*processes 0 and 1", seen[what])
-
-
-# ---- under fleet
 
 
 EMPTY = [(0, 1), (2, 0)]  # (step, process): cycles without a micro-batch

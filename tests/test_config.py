@@ -194,8 +194,6 @@ def test_a_schedule_that_needs_the_number_of_steps_says_so():
     LdoptConfig(lr_scheduler_type="constant").build(model)
 
 
-# --- what is wrong ---
-
 WRONG = {
     "optim": ({"optim": "lam"}, "'lam' is not a known optimizer; the nearest is 'lamb'"),
     "option": ({"optim_kwargs": {"beta_1": 0.9}}, "`optim_kwargs`: 'beta_1' is not a known option; the nearest is"),
@@ -259,9 +257,6 @@ def test_rules_of_the_arguments_override_those_of_the_trainer(tmp_path):
     trainer.layer_rules = {"pooler": 0}
     pooler = next(name for name, _ in trainer.model.named_parameters() if "pooler" in name)
     assert trainer.layer_map.layer_of(pooler).label == "head"
-
-
-# --- files ---
 
 
 @pytest.mark.parametrize(
@@ -333,9 +328,6 @@ def test_dicts_are_copies():
     config = LdoptConfig(optim_kwargs=options)
     options["beta1"] = 2.0
     assert config.optim_kwargs == {"beta1": 0.8}
-
-
-# --- checkpoints ---
 
 
 def test_each_checkpoint_has_the_config(tmp_path):

@@ -22,9 +22,6 @@ def one_param():
     return [paddle.create_parameter([2], "float32")]
 
 
-# ---- TensorFlow's own numbers
-
-
 @each(SCHEDULES)
 def test_rates_are_tensorflows(entry):
     _, schedule = create_optimizer(**entry["options"], parameters=one_param())
@@ -76,9 +73,6 @@ def reference(arrays, grads, rate, decayed, **given):
     return adam_weight_decay(arrays, grads, lr=lambda t: rate[t - 1], decayed=decayed.__contains__, **how)
 
 
-# ---- the schedule
-
-
 def test_a_resume_through_the_optimizers_state():
     params = one_param()
     optimizer, schedule = create_optimizer(1e-2, 30, 5, parameters=params)
@@ -90,9 +84,6 @@ def test_a_resume_through_the_optimizers_state():
     again.set_state_dict(state)
     assert again.get_lr() == other() == schedule() and other.last_epoch == 12
     assert rates(other, 30) == rates(schedule, 30)
-
-
-# ---- what the factory decays
 
 
 class Block(paddle.nn.Layer):
@@ -181,9 +172,6 @@ def test_an_include_without_a_weight_decay_warns_and_the_call_works_as_in_transf
     assert not optimizer.has_nonzero_weight_decay(optimizer._parameter_list[0])
 
 
-# ---- layers, groups and training
-
-
 def test_layerwise_decay_of_a_model():
     model = Net()
     optimizer = decaying(layerwise_decay=0.5, model=model)
@@ -230,9 +218,6 @@ def test_in_static_graph_mode():
             schedule.step()
     finally:
         paddle.disable_static()
-
-
-# ---- arguments
 
 
 def test_the_signature_is_transformers():

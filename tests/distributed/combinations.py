@@ -92,9 +92,6 @@ def features_of(key):
     return frozenset(EVERYTHING if key[3] == "all" else [key[3]]) - ({"overflow"} if key[1] != WAYS[1] else set())
 
 
-# ---- the network
-
-
 class _Enter(PyLayer):
     """Into a tensor-parallel pair: the gradients of the processes are summed."""
 
@@ -323,9 +320,6 @@ def optimizer_of(case, network, features, clips=True):
     return optimizer, schedule
 
 
-# ---- in one process
-
-
 def alone(case, features):
     """Train in one process; return the float32 parameters or masters by name before and after."""
     with paddle.utils.unique_name.guard("alone_"):
@@ -367,9 +361,6 @@ def gathered(value, group):
     out = []
     dist.all_gather_object(out, value, group=group)
     return out
-
-
-# ---- in several
 
 
 def worker(layout, keys, references, folder):
@@ -501,9 +492,6 @@ class Run:
 
 def split(inputs, parts):
     return list(zip(*(paddle.split(value, parts) for value in inputs)))
-
-
-# ---- from outside
 
 
 @functools.cache

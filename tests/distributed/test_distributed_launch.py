@@ -68,9 +68,6 @@ def test_a_rank_that_fails(work, arguments, says, killed, returncodes):
     assert error.value.killed == killed and error.value.returncodes == returncodes
 
 
-# ---- `run` of a script
-
-
 def test_a_script_runs_as_in_a_process_of_its_own(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -82,9 +82,6 @@ def layer_ratio(name, decay):
     return decay ** (N_LAYERS - int(name.split(".")[2])) if name.startswith("encoder.layers.") else 1.0
 
 
-# ---- inputs
-
-
 def integers(seed, size):
     """Return integers in [-32768, 32767] from the generator's raw bits, which no version of NumPy changes."""
     return (np.random.PCG64(seed).random_raw(size) >> np.uint64(48)).astype("float64") - 32768.0
@@ -104,9 +101,6 @@ def make_inputs():
     absent[:, 6] = True  # never has a gradient
     absent[:2, 0] = True  # has none at first
     return {"start": start, "gradients": grads, "absent": absent}
-
-
-# ---- peers
 
 
 def torch_optimizer(case, params):
@@ -262,9 +256,6 @@ def run(case, arrays):
 def version(peer):
     """Return the versions of a peer and of what it runs on."""
     return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES[peer])
-
-
-# ---- cases
 
 
 def ours(optimizer, **arguments):
@@ -423,9 +414,6 @@ def cases():
     """Return all cases."""
     made = (adamw_cases(), lamb_cases(), adafactor_cases(), came_cases(), adam_weight_decay_cases(), muon_cases())
     return [case for some in made for case in some]
-
-
-# ---- files
 
 
 def entry(case):

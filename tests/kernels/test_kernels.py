@@ -64,9 +64,6 @@ def test_it_is_the_papers_rule(name):
         np.testing.assert_allclose(got[n], want[n], rtol=3e-7, atol=2e-5 * moved + 3e-7, err_msg=n)
 
 
-# ---- bits
-
-
 @every_variant
 def test_the_bits_depend_on_neither_threads_nor_the_run_nor_the_address(name):
     arrays, grads = problem(steps=3)
@@ -130,9 +127,6 @@ def test_the_norm_of_all_gradients():
     want = np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads[0].values()))
     assert len(norms) == 1
     np.testing.assert_allclose(norms.pop(), want, rtol=1e-7)
-
-
-# ---- types
 
 
 @pytest.mark.representatives
@@ -213,9 +207,6 @@ def test_compressed_momentum_saturates():
         assert held[2].flat[0] == 65504 and np.isfinite(held[2]).all()
 
 
-# ---- numbers that are none, and denormal ones
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @every_variant
 def test_nan_and_infinity_stay_in_their_tensor(name, value):
@@ -242,9 +233,6 @@ def test_the_mode_for_denormal_numbers_is_restored():
     assert tiny * np.float32(1.0) > 0 and np.array([tiny] * 100) @ np.ones(100, "float32") > 0
 
 
-# ---- threads, processes, memory
-
-
 def test_several_python_threads_at_once():
     arrays, grads = problem(steps=5)
     want = {name: train(name, arrays, grads).bits() for name in VARIANTS}
@@ -269,9 +257,6 @@ def test_a_forked_child_works_alone():
     process.join(60)
     assert process.exitcode == 0
     assert train("came", arrays, grads, threads=2).bits() == want
-
-
-# ---- the library itself
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch):

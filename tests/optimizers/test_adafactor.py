@@ -41,9 +41,6 @@ def state_of(opt, param, name):
     return opt._get_accumulator_master(name, param).numpy()
 
 
-# ---- the peers
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @each(cases("adafactor"))
 def test_trajectory_is_the_peers(entry, dtype):
@@ -83,8 +80,6 @@ def test_schedule_is_the_peers(entry, dtype):
     tolerance = entry["tol" if dtype == "float64" else "tol_fp32"]
     np.testing.assert_allclose(reported[: len(want)], want, **tolerance)
 
-
-# ---- the paper
 
 VARIANTS = {
     "defaults": {},
@@ -128,9 +123,6 @@ def test_first_step_by_hand():
     assert opt.used_lr() == {params["w"].name: pytest.approx(0.02), params["b"].name: pytest.approx(1e-5)}
 
 
-# ---- what each argument does
-
-
 @pytest.mark.parametrize("warmup_init, rate", [(False, lambda t: min(1e-2, t**-0.5)), (True, lambda t: 1e-6 * t)])
 def test_relative_step(warmup_init, rate):
     used = []
@@ -158,9 +150,6 @@ def test_external_rates():
     assert opt.get_lr() == 0.01
 
 
-# ---- groups
-
-
 @pytest.mark.parametrize("base", [0.5, 0.0, None, "schedule"])
 def test_a_group_has_a_rate_of_its_own(base):
     arrays, grads = problem(steps=3)
@@ -175,9 +164,6 @@ def test_a_group_has_a_rate_of_its_own(base):
     want = adafactor(arrays, grads, {n: r * 0.5 for n, r in rates.items()}, **{**EXTERNAL, "lr": 1.0})
     close(got, want, arrays, 1e-12)
     assert opt.used_lr() == pytest.approx({params[n].name: rate * 0.5 for n, rate in rates.items()})
-
-
-# ---- AdafactorSchedule
 
 
 def test_schedule_reports_the_rates_used():
@@ -229,9 +215,6 @@ def test_schedule_looks_through_wrappers():
     params, _ = make_params({"b": np.zeros(3)})
     opt = Adafactor(list(params.values()))
     assert AdafactorSchedule(SimpleNamespace(_inner_opt=opt)).optimizer is opt
-
-
-# ---- bad input
 
 
 @pytest.mark.parametrize(

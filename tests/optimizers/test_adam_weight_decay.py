@@ -22,9 +22,6 @@ FACTORY = [case for case in FAMILY if case["cls"].endswith(".create_optimizer")]
 ANCHOR = [case for case in cases("adamweightdecay", trusts=("quirk",)) if "anchor" in case["id"]]
 
 
-# ---- TensorFlow's own trajectories
-
-
 def ours(options, params, name_dict):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of "LayerNorm" and "layer_norm" at least one finds nothing
@@ -61,8 +58,6 @@ def test_trajectory_under_a_schedule_is_that_of_create_optimizer(entry, dtype):
 
     follow(entry, dtype, build)
 
-
-# ---- float64 NumPy
 
 SHAPES = {
     "0-D": (),
@@ -117,9 +112,6 @@ def test_matches_the_float64_reference(options, dtype, rtol):
         params, _ = make_params(arrays, dtype)
         plain = take_steps(AdamWeightDecay(0.01, parameters=list(params.values())), params, grads)
         assert all(np.abs(got[n] - plain[n]).max() > 1e-4 for n in SHAPES)
-
-
-# ---- the step count
 
 
 def with_gaps(arrays, grads):
@@ -186,8 +178,6 @@ def test_the_step_count_survives_a_resume_in_which_the_furthest_parameter_has_no
     for n, value in now.items():
         np.testing.assert_array_equal(value, want[n], err_msg=n)
 
-
-# ---- what is decayed
 
 NAMES = [
     "encoder.layers.0.q_proj.weight",
@@ -290,9 +280,6 @@ def test_a_static_program_decays_clips_and_warns():
         np.testing.assert_allclose(value, dict(model.named_parameters())[name].numpy(), rtol=1e-6, atol=1e-7)
 
 
-# ---- get_config, from_config
-
-
 def test_config_keeps_everything():
     params, name_dict = make_params({n: np.ones(2) for n in NAMES})
     given = {
@@ -385,9 +372,6 @@ def test_apply_gradients_takes_the_pairs_of_keras():
     assert (ends[0]["w"] < 1).all() and (ends[0]["unused"] == 1).all()
     for n, want in ends[0].items():
         np.testing.assert_array_equal(ends[1][n], want)
-
-
-# ---- errors
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,6 @@ def test_without_a_ratio_or_with_1_it_is_paddles_adamw_bit_for_bit():
             same(result, results[0])
 
 
-# ---- hooks
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_weights_decay_under_a_16_bit_default_type(dtype, fused):
@@ -187,9 +184,6 @@ def test_a_rate_of_a_parameters_own_counts_beside_the_hooks(own, rate, clip, fus
     np.testing.assert_allclose(1.0 - param.numpy(), 0.25 * rate, rtol=1e-4)
 
 
-# ---- parameter groups
-
-
 def test_a_group_that_is_added_has_no_known_layer():
     arrays, _ = bert_like()
     params, names = make_params(arrays)
@@ -212,12 +206,6 @@ def test_a_group_that_is_added_is_updated_as_by_paddle(fused):
         opt._add_param_group({"params": [late], "learning_rate": 0.5})
         seen.append(take_steps(opt, params, grads))
     close(*seen, arrays)
-
-
-# ---- call sites of PaddleNLP and its users
-
-
-# ---- bad input: an error that says what was received, and nothing changed
 
 
 def test_a_decay_that_would_do_nothing_is_refused():

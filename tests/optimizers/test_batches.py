@@ -268,9 +268,6 @@ def test_a_batch_is_smaller_on_a_cpu(on_cpu, sizes, monkeypatch):
     assert seen == sizes
 
 
-# ---- what changes between steps
-
-
 @pytest.mark.parametrize("batch_bytes", [None, 0])
 def test_a_batch_follows_parameters_that_are_cast_between_two_steps(batch_bytes):
     linear = paddle.nn.Linear(4, 4)
@@ -308,9 +305,6 @@ def test_a_clipping_class_of_the_user_may_drop_gradients_and_change_types(name, 
         np.testing.assert_array_equal(params[0].numpy(), first)
         seen.append([param.numpy() for param in params])
     np.testing.assert_allclose(*seen, rtol=2e-5, atol=1e-6)
-
-
-# ---- nothing is read on the host
 
 
 @pytest.fixture
@@ -419,9 +413,6 @@ def test_a_weight_decay_that_begins_late_is_for_those_that_are_decayed():
                 opt.step()
             values.append([param.numpy() for param in params])
     np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
-
-
-# ---- launches and memory
 
 
 def bert(hidden=8):

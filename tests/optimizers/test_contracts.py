@@ -28,9 +28,6 @@ def by_rule(params, name_dict):
     return {"layerwise_decay": 0.6, "n_layers": N, "name_dict": name_dict}
 
 
-# ---- layer-wise rates
-
-
 @every_variant
 def test_layerwise_decay_equals_rates_set_by_hand(name):
     arrays, grads = bert_like()
@@ -90,9 +87,6 @@ def test_lr_ratio_is_another_name_of_the_hook(name):
         run(name, arrays, grads, lr_ratio=lambda param: 0.5, **half)
     with pytest.raises(TypeError, match="Received: (lr_ratio|set_param_lr_fun)=0.5"):
         run(name, arrays, grads, lr_ratio=0.5)
-
-
-# ---- groups, exclusion, missing gradients
 
 
 @every_variant
@@ -182,9 +176,6 @@ def test_a_parameter_without_a_gradient_stays_and_counts_its_own_steps(name):
         np.testing.assert_allclose(after, alone[skipped], rtol=1e-6, atol=1e-7, err_msg="counts its own steps")
 
 
-# ---- shapes and types
-
-
 SHAPES = [[], [1], [7], [1, 5], [5, 1], [1, 1], [4, 3], [2, 3, 4], [1, 3, 1], [3, 2, 2, 2], [0], [0, 3], [3, 0]]
 
 
@@ -272,9 +263,6 @@ def test_a_rate_that_is_set(name):
     assert (param.numpy() < 1.0).all()
 
 
-# ---- clipping, found_inf, bad numbers
-
-
 @every_variant
 def test_grad_clip(name):
     arrays, grads = bert_like()
@@ -305,9 +293,6 @@ def test_found_inf_skips_everything_counters_included(name):
         same(take_steps(opt, params, grads[2:]), want)
 
 
-# ---- schedules, several models, copies
-
-
 @every_variant
 def test_a_deep_copy_where_paddles_own_optimizers_have_one(name):
     arrays, grads = bert_like(steps=2)
@@ -318,9 +303,6 @@ def test_a_deep_copy_where_paddles_own_optimizers_have_one(name):
         mine = dict(zip(params, opt._parameter_list))
         same(take_steps(opt, mine, grads), want)
         same({n: p.numpy() for n, p in params.items()}, {n: a.astype("float32") for n, a in arrays.items()})
-
-
-# ---- to_static and static graphs
 
 
 class TinyModel(paddle.nn.Layer):
@@ -434,9 +416,6 @@ def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
         assert moved == [2, 2]
     finally:
         paddle.disable_static()
-
-
-# ---- bad calls: an error that says what was received, and nothing changed
 
 
 def hook(function):

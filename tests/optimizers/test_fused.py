@@ -64,9 +64,6 @@ def same_state(one, other):
             assert list(value.shape) == list(other[key].shape) and value.dtype == other[key].dtype, key
 
 
-# ---- the same numbers
-
-
 @pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.slow)])
 @every_variant
 def test_steps_equal_those_of_paddles_operations(name, steps):
@@ -118,9 +115,6 @@ def test_a_resume_and_an_unfreezing_change_no_bit(name, clipped):
     for n, array in whole.items():
         np.testing.assert_array_equal(array, resumed[n], err_msg=n)
         assert (array != arrays[n]).any(), n
-
-
-# ---- whatever may change from step to step
 
 
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
@@ -192,9 +186,6 @@ def test_gradients_that_are_not_contiguous():
                 opt.clear_grad(set_to_zero=False)
             results.append(weight.numpy())
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-6)
-
-
-# ---- what goes where
 
 
 def refused(match, opt, *params):
@@ -274,9 +265,6 @@ def test_on_a_gpu_paddles_kernel_is_given_the_ratio(on_gpu, monkeypatch):
     opt.step()
     opt.apply_gradients([(param, param.grad)])
     assert [(float(given[2]), given[13]) for given in calls] == [pytest.approx((0.0025, 1.0))] * 2
-
-
-# ---- memory
 
 
 @pytest.mark.representatives(count=1)

@@ -15,8 +15,6 @@ from toy_layers import apart
 
 from paddle_ldopt.optimizers.lamb import Lamb
 
-# ---- the update
-
 
 @pytest.mark.parametrize(
     "weight_decay, want",
@@ -81,9 +79,6 @@ def test_a_schedule_needs_the_optimizers_own_count_beside_the_parameters():
     assert held == 8 * sum(a.size for a in arrays.values()) + 8 * len(arrays)
 
 
-# ---- the peers
-
-
 def golden(entry, params, name_dict):
     """Turn a peer's options into a call of ours."""
     options = dict(entry["options"])
@@ -110,9 +105,6 @@ def test_trajectory_is_the_peers(entry, dtype):
 def test_there_is_no_other_golden_case_to_keep_to():
     for kind in ("error", "table", "schedule"):
         assert not cases("lamb", kind)
-
-
-# ---- weight decay
 
 
 NAMES = {"encoder.LayerNorm.gamma": [3], "encoder.LayerNorm.beta": [3], "encoder.dense.weight": [3, 3]}
@@ -160,9 +152,6 @@ def test_with_groups_their_decay_holds_whatever_the_names():
     opt = Lamb(0.01, parameters=groups, weight_decay=0.3, name_dict=name_dict)
     decays = {n: 0.1 * i for i, n in enumerate(arrays)}
     close(take_steps(opt, params, grads), lamb(arrays, grads, lr=0.01, weight_decay=lambda n, step: decays[n]))
-
-
-# ---- groups
 
 
 def test_groups_with_every_option():
@@ -245,9 +234,6 @@ def test_order_params_changes_no_number(generator):
 
     want = train(arrays, grads, RATES, groups=lambda p: groups(p, False))
     same(train(arrays, grads, RATES, groups=lambda p: groups(p, True)), want)
-
-
-# ---- bad input
 
 
 def parameters(kind):

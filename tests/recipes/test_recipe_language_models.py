@@ -31,9 +31,6 @@ def arguments(recipe, folder, *more):
     return options, args
 
 
-# --- rows ---
-
-
 def talk(prompt, text):
     return ("user", prompt), ("assistant", text)
 
@@ -89,9 +86,6 @@ def test_a_chat_template_says_what_stands_around_an_answer():
 
 def test_unigram():
     assert unigram([0, 0, 1], [0, 2], 3) == pytest.approx(-(math.log(3 / 6) + math.log(1 / 6)) / 2)
-
-
-# --- causal ---
 
 
 def dealt():
@@ -158,9 +152,6 @@ def test_answer_tokens_that_are_cut_count_as_wrong():
     sums = np.array([[1.0, 2, 3], [0.5, 1, 2]])
     whole, cut = (trainers.token_scores(types.SimpleNamespace(predictions=sums), lost) for lost in (0, 5))
     assert (whole["accuracy"], cut["accuracy"]) == (3 / 5, 3 / 10) and whole["perplexity"] == cut["perplexity"]
-
-
-# --- masked ---
 
 
 @pytest.fixture

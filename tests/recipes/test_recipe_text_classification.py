@@ -106,9 +106,6 @@ def steps(folder):
     return [(line["step"], "loss" in line) for line in history(folder)]
 
 
-# --- data ---
-
-
 def lines(*rows, sep=","):
     return "".join(sep.join(row) + "\n" for row in rows)
 
@@ -187,9 +184,6 @@ def test_what_cannot_be_labelled_is_said_in_one_line(run):
             predict.main(argv)
 
 
-# --- options ---
-
-
 @pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
@@ -232,9 +226,6 @@ def test_the_commands_in_the_header_are_right():
         parser = PdArgumentParser((recipe.Options, recipe.Arguments))
         options, args = parser.parse_args_into_dataclasses(argv[1:])
         assert args.output_dir.startswith("runs/text_classification-")
-
-
-# --- wrong input ---
 
 
 ERRORS = {
@@ -304,9 +295,6 @@ def test_a_run_that_diverges_has_an_error_and_a_report(run, tmp_path):
     assert "nan" in message.lower() or "inf" in message.lower()
     assert "<td>stopped by</td><td>ValueError" in (tmp_path / "out/report.html").read_text()
     assert signal.getsignal(signal.SIGTERM) == before, "the next one is not swallowed"
-
-
-# --- resume and early stopping ---
 
 
 def script(monkeypatch, values):
@@ -439,9 +427,6 @@ def test_a_resume_with_other_rows_is_refused_and_says_how_to_go_on(run, tmp_path
     assert run(resume_from_checkpoint="first").trainer.state.global_step >= 8, "and they are those of the run"
 
 
-# --- kinds of labels, comparison ---
-
-
 @pytest.mark.parametrize(
     ("kind", "label", "metric", "predicted"),
     [
@@ -475,9 +460,6 @@ def test_the_comparison_trains_both_arms_alike_and_goes_on(run, tmp_path):
     (tmp_path / "out/results.jsonl").write_text("\n".join(lines[:3]) + "\n")
     assert len(run("--compare", **argv).trainers) == 1, "one was missing"
     assert "another sweep" in refuse(run, "--compare", **{**argv, "max_length": 9})
-
-
-# --- several processes ---
 
 
 @pytest.mark.slow

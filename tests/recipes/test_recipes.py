@@ -200,9 +200,6 @@ def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monke
     assert not {key: abs(whole[key] - cut[key]).max() for key in whole if whole[key].tobytes() != cut[key].tobytes()}
 
 
-# --- configs ---
-
-
 def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
     (tmp_path / "c.yaml").write_text("seed: 7\nlearning_rate: 1e-3\nlr_scheduler_kwargs: {num_cycles: 2}\n")
     line = ["--seed", "8", "--config", str(tmp_path / "c.yaml"), "--lr_scheduler_type", "cosine_with_restarts"]
@@ -226,9 +223,6 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(start, tmp_path):
         start("seq2seq", "--config", str(tmp_path / "nowhere.yaml"))
     with pytest.raises(SystemExit, match="2 arguments are wrong.*`max_length` must be.*`max_target_length` must be"):
         start("seq2seq", "--max_length", "1", "--max_target_length", "1")
-
-
-# --- data and scores ---
 
 
 def test_tags_stand_at_the_first_tokens_of_words(tiny):

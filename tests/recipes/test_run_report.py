@@ -76,9 +76,6 @@ def figures(monkeypatch):
     return drawn
 
 
-# --- what a training leaves behind ---
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A training whose every rate was noted where the optimizer asks for it, its report, and what was logged."""
@@ -138,9 +135,6 @@ def test_the_page_is_self_contained(trained):
     assert not {"script", "link", "iframe"} & {tag for tag, _ in trained.page.tags}
 
 
-# --- text ---
-
-
 def test_hostile_text_stays_text(tmp_path):
     made, _ = begun(tmp_path)
     made.title = HOSTILE
@@ -151,9 +145,6 @@ def test_hostile_text_stays_text(tmp_path):
     assert attributes == {"lang", "charset", "name", "content", "class", "alt", "src", "href"}
     shown = HOSTILE.replace("\udcff", "\\udcff")  # of a file name that is no UTF-8
     assert page.tables[0] == [[shown, shown]] and page.text.count(shown) >= 4
-
-
-# --- curves ---
 
 
 def log(made, *values, key="loss", first=1):

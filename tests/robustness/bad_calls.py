@@ -519,12 +519,7 @@ NO_CALLS = {
     "trainer.StopOnSigterm": "takes no arguments",
 }
 PUBLIC = [*ldopt.__all__]
-for _path, _prefix in (
-    (".optimizers", ""),
-    (".schedules", ""),
-    (".parallel", ""),
-    (".trainer", "trainer."),
-):
+for _path, _prefix in ((".optimizers", ""), (".schedules", ""), (".parallel", ""), (".trainer", "trainer.")):
     PUBLIC += [_name if _name in PUBLIC else f"{_prefix}{_name}" for _name in public_names(f"paddle_ldopt{_path}")]
 
 

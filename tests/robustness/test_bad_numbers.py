@@ -74,9 +74,6 @@ def run(name, fused, arrays, grads, **more):
         return {n: a.copy() for n, a in take_steps(opt, params, grads).items()}, opt
 
 
-# ---- one bad gradient
-
-
 @pytest.mark.representatives
 @either_path
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
@@ -170,9 +167,6 @@ def test_the_root_of_what_overflowed():
     np.testing.assert_allclose(sqrt(x.astype("float64")), np.sqrt(x.numpy().astype("float64")), rtol=1e-15)
 
 
-# ---- with clipping and with a loss scale
-
-
 @either_path
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_global_clipping_of_bad_gradients(name, fused):
@@ -188,9 +182,6 @@ def test_global_clipping_of_bad_gradients(name, fused):
     got, _ = run(name, fused, arrays, [bad], **clip)
     assert np.isnan(got["vector"].flat[2])
     same({**got, "vector": 0}, {**still, "vector": 0})
-
-
-# ---- nothing to learn from
 
 
 @pytest.mark.representatives(count=4)
@@ -264,9 +255,6 @@ def test_layerwise_decays_at_their_limits(name, fused):
         np.testing.assert_array_equal(got[embeddings], arrays[embeddings])
         np.testing.assert_array_equal(got["classifier.weight"], plain["classifier.weight"])
         assert all(np.isfinite(a).all() for a in got.values())
-
-
-# ---- a million steps
 
 
 def after(name, fused, count, arrays, grads, **more):
@@ -348,9 +336,6 @@ def test_powers_of_beta_that_vanish_correct_nothing(power, fused):
         start = run("adamwdl", fused, arrays, grads[:1])[0][n].astype("float64")
         want = start * (1 - 0.01 * 0.1) - 0.01 * m / (np.sqrt(v) + 1e-8)
         np.testing.assert_allclose(got[n], want, rtol=1e-6, atol=1e-6)
-
-
-# ---- parameters that come and go
 
 
 @pytest.mark.representatives

@@ -58,11 +58,7 @@ def test_another_optimizer_is_refused_unless_it_is_meant(what, path):
 LRS = paddle.optimizer.lr
 LINEAR = functools.partial(ldopt.get_scheduler, "linear", 0.1, 0, 20)
 SCHEDULED = {  # the schedule that was saved after 3 steps, the new one, its rate at step 3
-    "rate": (
-        lambda: ldopt.get_scheduler("linear", 1e-3, 0, 10),
-        LINEAR,
-        0.085,
-    ),
+    "rate": (lambda: ldopt.get_scheduler("linear", 1e-3, 0, 10), LINEAR, 0.085),
     "Paddle's": (lambda: LRS.CosineAnnealingDecay(1e-3, 10), lambda: LRS.CosineAnnealingDecay(0.1, 4), 0.0146446609),
     "class": (lambda: LRS.StepDecay(1e-3, 2), LINEAR, 0.085),
     "plateau": (lambda: ldopt.ReduceLROnPlateau(0.1), lambda: ldopt.ReduceLROnPlateau(0.2), 0.2),

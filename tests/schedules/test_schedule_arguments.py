@@ -112,11 +112,7 @@ TOO_LONG = [  # kind, phases longer than the training, its rates by transformers
     ("polynomial", {"lr_end": 0.01}, [*RISE, 0.01, 0.01]),
     ("cosine_with_min_lr", {"min_lr": 0.5}, [*RISE, 1, 0.5]),
     ("cosine_warmup_with_min_lr", {"min_lr": 0.5}, [0.375, 0.5, 0.625, 0.75, 0.875, 1, 0.5, 1]),
-    (
-        "warmup_stable_decay",
-        {"num_decay_steps": 6, "decay_type": "linear"},
-        [*RISE, 0, 0],
-    ),
+    ("warmup_stable_decay", {"num_decay_steps": 6, "decay_type": "linear"}, [*RISE, 0, 0]),
     ("cool_down", {}, [*RISE, 0, 0]),
 ]
 

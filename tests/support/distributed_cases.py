@@ -55,8 +55,6 @@ def batch(step, part=0, parts=1):
     return [paddle.to_tensor(array[rows]) for array in (tokens, labels)]
 
 
-# ---- the optimizers
-
 RATIOS = {"embed": 0.25, "inner.0": 0.5, "inner.1": 0.7, "inner.2": 1.0}
 
 
@@ -101,9 +99,6 @@ def optimizer_of(case, params, names):
     )
 
 
-# ---- in one process
-
-
 def alone(case):
     """Train in one process; return the parameters by name before and after."""
     with paddle.utils.unique_name.guard("alone_"):
@@ -116,9 +111,6 @@ def alone(case):
         optimizer.step()
         optimizer.clear_grad()
     return start, values(network)
-
-
-# ---- in several
 
 
 def trained(hcg, case, steps=STEPS, keep=None):
@@ -167,8 +159,6 @@ def sums_that_stay():
     finally:
         sharded.dist = real
 
-
-# ---- tensor parallel, whose layers have no CPU kernel: gradients are given
 
 # name -> (shape, axis that is split or None)
 PARTS = {

@@ -49,13 +49,7 @@ def tensors(arrays, part=0, parts=1):
     return tuple(paddle.to_tensor(array[part * rows : (part + 1) * rows]) for array in arrays)
 
 
-ARGUMENTS = {
-    "adamwdl": {},
-    "came": {},
-    "lamb": {},
-    "adafactor": {"clip_threshold": 1.0},
-    "adamweightdecay": {},
-}
+ARGUMENTS = {"adamwdl": {}, "came": {}, "lamb": {}, "adafactor": {"clip_threshold": 1.0}, "adamweightdecay": {}}
 
 
 def optimizer_of(name, network, rate=1e-2, **arguments):
@@ -99,9 +93,6 @@ def directly(name, steps, overflows=(), parts=1, ragged=False, max_norm=0.05, sc
 def apart(got, direct):
     """Return the greatest distance of weights from those of `directly`, by the way that these have gone."""
     return toy_layers.apart(got, values(initialise(Whole())), direct)
-
-
-# ---- in a process of several
 
 
 def build(hcg, kind, name, ragged=False, **arguments):

@@ -156,8 +156,6 @@ def test_a_model_without_paddlenlp(monkeypatch):
         load_model("BertModel")
 
 
-# ---- schedule
-
 COSINE = [
     "schedule",
     "--lr_scheduler_type",

@@ -17,13 +17,7 @@ import trainer_run
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.create import OPTIMIZERS
-from paddle_ldopt.trainer import (
-    GradualUnfreezeCallback,
-    ResumeMixin,
-    StopOnSigterm,
-    last_checkpoint,
-    record,
-)
+from paddle_ldopt.trainer import GradualUnfreezeCallback, ResumeMixin, StopOnSigterm, last_checkpoint, record
 
 FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
 RECORD = "ldopt_layerwise.json"
@@ -67,9 +61,6 @@ def state_of(trainer):
         str(np.random.get_state()),
         re.sub("0x[0-9a-f]+", "", str(paddle.framework.core.default_cpu_generator().get_state())),  # an address
     )
-
-
-# --- exact ---
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -291,9 +282,6 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
         assert common.same(expected, dict(final)), f"killed {seconds} s after step {step}"
 
 
-# --- refused ---
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -373,8 +361,7 @@ def test_an_incomplete_checkpoint_is_refused(checkpoint, tmp_path):
     assert last_checkpoint(tmp_path) == str(checkpoint)
     for change in ({}, {"allow_layerwise_change": True}):
         with pytest.raises(
-            ValueError,
-            match=f"while saving. Resume from the last valid checkpoint.*{re.escape(str(checkpoint))}",
+            ValueError, match=f"while saving. Resume from the last valid checkpoint.*{re.escape(str(checkpoint))}"
         ):
             resume(tmp_path / "checkpoint-3", tmp_path, **change)
     shutil.rmtree(checkpoint)
@@ -416,9 +403,6 @@ def test_another_layout_is_refused_in_a_folder_with_any_name(saved, tmp_path):
     os.remove(folder / FILES)
     with pytest.raises(ValueError, match="saved in the layout {'sharding': 2, "):
         resume(folder, tmp_path)
-
-
-# --- written ---
 
 
 def test_a_checkpoint_being_overwritten_is_incomplete(checkpoint):

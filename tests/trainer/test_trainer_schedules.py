@@ -109,9 +109,6 @@ def test_bad_arguments(tmp_path, kwargs, message):
         common.arguments(tmp_path, **kwargs)
 
 
-# --- schedules that follow a metric ---
-
-
 class Scripted(common.LdoptTrainer):
     """Its evaluations find what the script says."""
 
