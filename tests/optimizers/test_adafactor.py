@@ -150,22 +150,6 @@ def test_external_rates():
     assert opt.get_lr() == 0.01
 
 
-@pytest.mark.parametrize("base", [0.5, 0.0, None, "schedule"])
-def test_a_group_has_a_rate_of_its_own(base):
-    arrays, grads = problem(steps=3)
-    rates = {n: 0.001 * (i + 1) for i, n in enumerate(arrays)}
-    lr = paddle.optimizer.lr.StepDecay(0.5, step_size=1) if base == "schedule" else base
-
-    def build(params, name_dict):
-        groups = [{"params": [p], "lr": rates[n]} for n, p in params.items()]
-        return Adafactor(groups, **{**EXTERNAL, "lr": lr}, set_param_lr_fun=lambda p: 0.5)
-
-    got, opt, params = train(arrays, grads, build=build)
-    want = adafactor(arrays, grads, {n: r * 0.5 for n, r in rates.items()}, **{**EXTERNAL, "lr": 1.0})
-    close(got, want, arrays, 1e-12)
-    assert opt.used_lr() == pytest.approx({params[n].name: rate * 0.5 for n, rate in rates.items()})
-
-
 def test_schedule_reports_the_rates_used():
     arrays, grads = problem(steps=5)
     grads = [{n: None if n == "0-D" and i < 3 else g for n, g in grad.items()} for i, grad in enumerate(grads)]
@@ -215,31 +199,3 @@ def test_schedule_looks_through_wrappers():
     params, _ = make_params({"b": np.zeros(3)})
     opt = Adafactor(list(params.values()))
     assert AdafactorSchedule(SimpleNamespace(_inner_opt=opt)).optimizer is opt
-
-
-@pytest.mark.parametrize(
-    "group, options, error, match",
-    [
-        ({"lr": None}, {**EXTERNAL, "lr": None}, ValueError, "`lr` must be given with `relative_step=False`"),
-        ({"warmup_init": True}, EXTERNAL, ValueError, "`warmup_init=True` requires `relative_step=True`"),
-    ],
-)
-def test_bad_groups_are_refused(group, options, error, match):
-    params, _ = make_params({"w": np.ones((2, 2))})
-    with pytest.raises(error, match=match):
-        Adafactor([{"params": list(params.values()), **group}], **options)
-
-
-@pytest.mark.parametrize(
-    "arguments, error, match",
-    [
-        (("opt", -1.0), ValueError, r"`initial_lr` must be in \[0, inf\). Received: initial_lr=-1.0"),
-        (("opt", None), TypeError, "`initial_lr` must be a number. Received: initial_lr=None"),
-        ((None,), TypeError, "`optimizer` must be an Adafactor. Received: optimizer of type NoneType"),
-    ],
-)
-def test_bad_schedules_are_refused(arguments, error, match):
-    params, _ = make_params({"w": np.ones((2, 2))})
-    arguments = [Adafactor(list(params.values())) if a == "opt" else a for a in arguments]
-    with pytest.raises(error, match=match):
-        AdafactorSchedule(*arguments)

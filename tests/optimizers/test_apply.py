@@ -37,22 +37,9 @@ def with_rates_set_by_hand(cls, ratios, **how):
     return train(model, cls(learning_rate=0.05, parameters=groups, **how))
 
 
-OPTIMIZERS = {
-    "SGD": {},
-    "Momentum": {},
-    "Momentum, multi-tensor": {"use_multi_tensor": True},
-    "Adagrad": {},
-    "Adam": {},
-    "Adam, multi-tensor": {"use_multi_tensor": True},
-    "AdamW": {},
-    "Adamax": {},
-    "Adadelta": {},
-    "RMSProp": {},
-    "NAdam": {},
-    "RAdam": {},
-    "ASGD": {"batch_num": 2},
-    "Lamb": {},
-}
+NAMES = "SGD Momentum Adagrad Adam AdamW Adamax Adadelta RMSProp NAdam RAdam Lamb"
+OPTIMIZERS = {**dict.fromkeys(NAMES.split(), {}), "ASGD": {"batch_num": 2}}
+OPTIMIZERS.update(dict.fromkeys(["Momentum, multi-tensor", "Adam, multi-tensor"], {"use_multi_tensor": True}))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -128,27 +128,6 @@ def built(monkeypatch):
     return sizes
 
 
-def test_state_that_is_replaced_is_stacked_anew_and_the_rest_is_kept(monkeypatch):
-    params, draw, sizes = parameters([[3, 4]] * 4 + [[5]] * 3), np.random.default_rng(0), built(monkeypatch)
-    opt = make("came", params, fused=False)
-
-    def step():
-        sizes.clear()
-        give_gradients(params, draw)
-        opt.step()
-        return sizes
-
-    assert step() == [4, 3] and step() == []
-    moment = opt._accumulators["exp_avg"][params[1].name]
-    moment.set_value(paddle.zeros([3, 4]))  # in the stack's own memory
-    before = [opt._accumulators["exp_avg"][p.name].numpy() for p in params[:4]]
-    assert step() == []
-    opt._accumulators["exp_avg"][params[1].name] = paddle.zeros([3, 4])
-    assert step() == [4]
-    assert not np.allclose(moment.numpy(), opt._accumulators["exp_avg"][params[1].name].numpy())
-    assert all(np.abs(array).max() > 0 for i, array in enumerate(before) if i != 1)
-
-
 def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypatch):
     params, draw, sizes = parameters([[64, 64]] * 4), np.random.default_rng(0), built(monkeypatch)
     opt = make("lamb", params, fused=False)
@@ -229,23 +208,6 @@ def test_parameters_that_share_memory_are_updated_in_turn(name):
             opt.step()
         results.append(params[1].numpy())
     np.testing.assert_allclose(*results, rtol=1e-6)
-
-
-def test_what_batch_bytes_may_be():
-    params = parameters([[2]])
-    with pytest.raises(ValueError, match="`batch_bytes` must be at least 0. Received: batch_bytes=-1"):
-        make("came", params, batch_bytes=-1)
-    with pytest.raises(TypeError, match="`batch_bytes` must be an integer. Received: batch_bytes=2.5"):
-        make("came", params, batch_bytes=2.5)
-
-
-@pytest.mark.parametrize("most, sizes", [(0, [1, 1, 1]), (96, [2, 1]), (None, [3])])
-def test_a_batch_has_at_most_batch_bytes(most, sizes, monkeypatch):
-    params, seen = parameters([[3, 4]] * 3), built(monkeypatch)  # 48 bytes each
-    opt = make("lamb", params, fused=False, batch_bytes=most)
-    give_gradients(params, np.random.default_rng(0))
-    opt.step()
-    assert seen == sizes
 
 
 def test_batch_bytes_may_change_between_steps(monkeypatch):

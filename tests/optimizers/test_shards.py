@@ -11,7 +11,7 @@ import pytest
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers import base, batches, sharded, step
 from paddle_ldopt.optimizers.batches import prepared_shards
-from paddle_ldopt.optimizers.sharded import PartialShard, Shard, ShardFinder, run_locally, run_together
+from paddle_ldopt.optimizers.sharded import PartialShard, Shard, ShardFinder, run_locally
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
@@ -117,36 +117,6 @@ def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
             expected = cut(whole, shard) if opt.state_kinds(param)[name] == ELEMENT else whole
             if 0 not in value.shape:
                 np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11, atol=1e-11, err_msg=name)
-
-
-def test_one_packed_sum_a_round_and_group(monkeypatch):
-    """Rules of different length and shards of different groups: who asks no more is left out."""
-    sums = []
-
-    def all_reduce(tensor, group):
-        sums.append((group.id, tensor.dtype, tensor.shape[0]))
-        tensor.scale_(float(group.nranks))
-
-    monkeypatch.setattr(sharded.dist, "all_reduce", all_reduce)
-    near, far = SimpleNamespace(id=1, nranks=2), SimpleNamespace(id=2, nranks=3)
-
-    def rule(rounds, dtype):
-        total = []
-        for i in range(rounds):
-            answer = yield [paddle.full([i + 1], 1.0, dtype), paddle.ones([], dtype)]
-            assert [part.shape for part in answer] == [[i + 1], []] and answer[0].dtype == getattr(paddle, dtype)
-            total += [float(part.sum()) for part in answer]
-        return total
-
-    shards = [PartialShard([4], groups=groups) for groups in ((near,), (near, far), (near,))]
-    rules = zip(shards, [rule(1, "float32"), rule(2, "float32"), rule(3, "float64")])
-    assert run_together(list(rules)) == [[2.0, 2.0], [6.0, 6.0, 12.0, 6.0], [2.0, 2.0, 4.0, 2.0, 6.0, 2.0]]
-    single, double = paddle.float32, paddle.float64
-    assert sums == [
-        *[(1, double, 4), (1, single, 2), (2, single, 2)],
-        *[(1, single, 3), (2, single, 3), (1, double, 3)],
-        (1, double, 4),
-    ]
 
 
 def test_what_the_optimizer_was_not_built_with_is_refused():

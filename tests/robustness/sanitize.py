@@ -37,7 +37,7 @@ def random_shape(rng):
 
 def one_case(rng, numbers):
     """Take a few steps with one optimizer over some tensors; return how many elements it had."""
-    rule, options, _ = VARIANTS[rng.choice(list(VARIANTS))]
+    rule, options = VARIANTS[rng.choice(list(VARIANTS))]
     arrays = {i: numbers.normal(size=random_shape(rng)).astype("float32") for i in range(rng.choice([1, 2, 5, 40]))}
     more = {"param_type": rng.choice(TYPES), "grad_type": rng.choice(TYPES), "masters": rng.random() < 0.5}
     if rule == "came" and rng.random() < 0.5:
