@@ -167,9 +167,7 @@ def test_an_optimizer_that_does_not_ask_for_all_rates_fails_in_its_first_step(of
     model, layers = net()
     opt = apply_layerwise_decay(Flat(0.05, parameters=model.parameters()), layers, 0.5)
     opt.of_biases = of_biases
-    with pytest.raises(
-        RuntimeError, match=r"did not ask .* for all rates.*Received: optimizer=Flat, no rate asked for \d+ parameters"
-    ):
+    with pytest.raises(RuntimeError, match=r"all rates.*Received: optimizer=Flat, no rate asked for \d+ parameters"):
         train(model, opt, 1)
 
 

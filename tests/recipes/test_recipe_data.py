@@ -384,9 +384,7 @@ def test_a_hub_out_of_reach_is_a_value_error_with_its_cause(monkeypatch, hub, mo
 
     pytest.importorskip(module)
     monkeypatch.setattr(sys.modules[module], "load_dataset", offline)
-    with pytest.raises(
-        ValueError, match=f"{hub} cannot load.*no route.*Received: source='{hub}:clue', config='t'"
-    ) as info:
+    with pytest.raises(ValueError, match=f"cannot load.*no route.*Received: source='{hub}:clue', config='t'") as info:
         load_splits(f"{hub}:clue:t")
     assert isinstance(info.value.__cause__, ConnectionError)
 
