@@ -71,7 +71,6 @@ def configs(draw):
 
 
 def arguments(config, folder, **more):
-    """Return a Trainer's arguments that a config makes."""
     if config.lr_scheduler_type in ldopt.schedules.ON_METRIC:
         more = {"evaluation_strategy": "steps", **more}
     return common.arguments(folder, **{**config.to_arguments(), **more})

@@ -76,12 +76,10 @@ def combinations():
 
 
 def sample(layout, count, seed):
-    """Draw some combinations of a layout."""
     return random.Random(f"{seed}{layout}").sample([key for key in combinations() if key[0] == layout], count)
 
 
 def features_of(key):
-    """Return the set of features of a combination."""
     if key[3] == "none":
         return frozenset()
     return frozenset(EVERYTHING if key[3] == "all" else [key[3]]) - ({"overflow"} if key[1] != WAYS[1] else set())
@@ -176,8 +174,6 @@ def worker(layout, keys, references, folder):
 
 
 class Run:
-    """One combination, in one of its processes."""
-
     def __init__(self, hcg, key, fleet):
         self.hcg, self.fleet = hcg, fleet
         _, self.way, self.case, _ = key

@@ -176,13 +176,11 @@ def muon_cases():
 
 
 def cases():
-    """Return all cases."""
     made = (adamw_cases(), lamb_cases(), adafactor_cases(), came_cases(), adam_weight_decay_cases(), muon_cases())
     return [case for some in made for case in some]
 
 
 def entry(case):
-    """Return a case's entry in the index."""
     fields = {"id": case.id, "peer": version(case.peer), "class": case.cls, "options": case.options}
     fields.update(inputs=case.kind, leaves_out=case.leaves_out, ours=case.ours)
     if case.decay != 1.0:

@@ -31,8 +31,6 @@ ROUNDING = (1e-12, "rounding of float64 alone")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One trajectory."""
-
     id: str  # optimizer, peer and what is special
     peer: str  # its package
     cls: str  # its class or function
@@ -224,5 +222,4 @@ def run(case, arrays):
 
 
 def version(peer):
-    """Return the versions of a peer and of what it runs on."""
     return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES[peer])

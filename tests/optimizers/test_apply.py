@@ -124,8 +124,6 @@ class Flat(paddle.optimizer.Adam):
 
 
 class OwnUpdate(paddle.optimizer.SGD):
-    """Asks for the rates in an update of its own."""
-
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad
         paddle.assign(param - self._create_param_lr(param_and_grad) * grad, param)

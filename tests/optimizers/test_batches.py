@@ -387,7 +387,6 @@ def bert(hidden=8):
 
 
 def launches(step):
-    """Return the number of operations in a step."""
     profiler = Profiler(targets=[ProfilerTarget.CPU], on_trace_ready=lambda p: None)
     profiler.start()
     step()

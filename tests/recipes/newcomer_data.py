@@ -79,7 +79,6 @@ def cola(draw):
 
 
 def write(folder):
-    """Write the three files; return the folder."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)

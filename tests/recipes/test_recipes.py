@@ -134,7 +134,6 @@ def test_a_recipe_is_short_and_says_how_it_is_used(name):
 
 
 def arguments_of(name):
-    """Return the names of all arguments of a recipe."""
     recipe = importlib.import_module(name)
     classes = [getattr(recipe, cls) for cls in ("Options", "Arguments") if hasattr(recipe, cls)]
     with contextlib.redirect_stdout(None):

@@ -55,7 +55,6 @@ def optimizer_of(model, decay=0.5, learning_rate=0.1):
 
 
 def begun(folder, model=None, main=True, **kwargs):
-    """A report of a training that has begun."""
     optimizer, layers = optimizer_of(model or common.tiny_model(), **kwargs)
     made = RunReport(str(folder), "title", layers)
     made.on_train_begin(None, state(main=main), None, optimizer=optimizer)

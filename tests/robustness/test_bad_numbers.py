@@ -48,7 +48,6 @@ def problem(steps, scale=1.0, seed=0):
 
 
 def spoilt(grad, value, everywhere=False):
-    """Return gradients with a bad value in place 2 of each, or in all places."""
     out = {n: np.array(g) for n, g in grad.items()}
     for g in out.values():
         if everywhere:

@@ -398,7 +398,6 @@ def slices(hcg, case):
 
 
 def refusals():
-    """Return the messages of what is refused."""
     out = {}
 
     def refused(key, build, kinds=(ValueError,)):

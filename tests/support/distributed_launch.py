@@ -125,7 +125,6 @@ def _kill(processes):
 
 
 def _rank(folder):
-    """Be one rank."""
     import paddle
     from paddle.base import core
 

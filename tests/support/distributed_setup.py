@@ -91,8 +91,6 @@ def _all_gather_into(self, out, tensor):
 
 
 class _Done:
-    """A communication that is over."""
-
     def wait(self):
         pass
 

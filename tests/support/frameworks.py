@@ -36,7 +36,6 @@ def assert_shape(shape, build, ratio, decay, n, tower=None):
 
 
 def assert_ratios(optimizer, model, ratio):
-    """Check the ratio of each parameter."""
     for name, param in model.named_parameters():
         assert optimizer.layerwise_ratio(param) == pytest.approx(ratio(name), rel=1e-12), name
 

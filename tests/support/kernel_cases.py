@@ -163,7 +163,6 @@ class Optimizer:
         return {name: decode(held[field], self.param_type) for name, held in self.arrays.items()}
 
     def bits(self):
-        """Return all that there is, to be compared bit for bit."""
         return {(name, field): a.tobytes() for name, held in self.arrays.items() for field, a in held.items()}
 
 

@@ -115,7 +115,6 @@ def inject(network, due):
 
 
 def snapshot(network, step):
-    """Return all that an overflow must leave as it is."""
     optimizer = ldopt._compat.unwrap(step._optimizer)
     state = {
         key: value.numpy().copy() for key, value in optimizer.state_dict().items() if isinstance(value, paddle.Tensor)

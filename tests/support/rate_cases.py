@@ -46,8 +46,6 @@ class Tower(nn.Layer):
 
 
 class Whole(nn.Layer):
-    """The network as one Layer."""
-
     def __init__(self):
         super().__init__()
         self.embed = Embed(VOCABULARY, HIDDEN)

@@ -163,7 +163,6 @@ class Run:
         return {f"{ours[key]}.{rest[key].strip('_.')}": value for key, value in found.items()}
 
     def everything(self):
-        """Return all that a step depends on."""
         rate = self.rate.state_dict() if hasattr(self.rate, "state_dict") else {}
         return {**self.values(), **self.state(), "rate": np.array(json.dumps(rate, default=str))}
 

@@ -115,7 +115,6 @@ def arguments(output_dir, cls=Arguments, **kwargs):
 
 
 def trainer(output_dir, model=None, optimizers=(None, None), cls=LdoptTrainer, callbacks=None, **kwargs):
-    """Return a Trainer over the tiny model."""
     model = tiny_model() if model is None else model
     args = kwargs.pop("args", None) or arguments(output_dir, **kwargs)
     data = Data()

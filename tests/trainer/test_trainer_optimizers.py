@@ -16,7 +16,6 @@ from paddle_ldopt.trainer import (
 
 
 def passed(kind="adamw", decay=0.5):
-    """Return a model, an optimizer and its scheduler."""
     model = common.tiny_model()
     scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0 if step else 0.5)
     kwargs = {"parameters": model.parameters()}

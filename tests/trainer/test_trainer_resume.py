@@ -24,7 +24,6 @@ EVALUATE = {"evaluation_strategy": "epoch", "load_best_model_at_end": True, "met
 
 
 def state_of(trainer):
-    """Return all that training goes on from."""
     optimizer = {k: v.numpy() for k, v in trainer.optimizer.state_dict().items() if isinstance(v, paddle.Tensor)}
     return (
         {k: v.tobytes() for k, v in sorted({**common.weights(trainer.model), **optimizer}.items())},

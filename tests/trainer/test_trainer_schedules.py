@@ -23,8 +23,6 @@ KINDS = [kind.value for kind in SchedulerType if kind.value not in ON_METRIC]
 
 
 class Rates(common.TrainerCallback):
-    """Notes the rate of each step."""
-
     def __init__(self):
         self.rates = []
 
@@ -33,7 +31,6 @@ class Rates(common.TrainerCallback):
 
 
 def train(folder, resume=None, cls=common.LdoptTrainer, **kwargs):
-    """Return the Trainer after a training, and the rates of its steps."""
     rates = Rates()
     with paddle.utils.unique_name.guard():
         settings = {"max_steps": STEPS, **checkpoint_format("plain"), **kwargs}
