@@ -182,17 +182,6 @@ def test_a_rate_of_a_parameters_own_counts_beside_the_hooks(own, rate, clip, fus
     np.testing.assert_allclose(1.0 - param.numpy(), 0.25 * rate, rtol=1e-4)
 
 
-def test_a_group_that_is_added_has_no_known_layer():
-    arrays, _ = bert_like()
-    params, names = make_params(arrays)
-    *early, late = params.values()
-    more = {"layerwise_decay": 0.5, "name_dict": names, "n_layers": 3}
-    opt = AdamWDL(0.01, parameters=[{"params": early}], **more)
-    with pytest.raises(ValueError, match="build another optimizer for them"):
-        opt._add_param_group({"params": [late]})
-    assert late.optimize_attr["learning_rate"] == 1.0 and len(opt._param_groups) == 1
-
-
 @pytest.mark.parametrize("fused", [None, False])
 def test_a_group_that_is_added_is_updated_as_by_paddle(fused):
     seen = []

@@ -88,26 +88,6 @@ def test_lr_ratio_is_another_name_of_the_hook(name):
         run(name, arrays, grads, lr_ratio=0.5)
 
 
-@every_variant
-def test_groups_equal_optimizers_of_their_own(name):
-    arrays, grads = bert_like()
-    encoder = {n: a for n, a in arrays.items() if "encoder" in n}
-    rest = {n: a for n, a in arrays.items() if "encoder" not in n}
-    decay = "weight_decay_rate" if "weight_decay_rate" in VARIANTS[name] else "weight_decay"
-    with paddle.utils.unique_name.guard():
-        params, _ = make_params(arrays)
-        groups = [
-            {"params": [params[n] for n in encoder], "weight_decay": 0.0, "learning_rate": 0.5},
-            {"params": [params[n] for n in rest]},
-        ]
-        got = take_steps(make(name, groups), params, grads)
-    part = [{n: g[n] for n in encoder} for g in grads]
-    want = run(name, encoder, part, **{decay: 0.0}, set_param_lr_fun=lambda p: 0.5)
-    want.update(run(name, rest, [{n: g[n] for n in rest} for g in grads]))
-    for n in want:
-        np.testing.assert_allclose(got[n], want[n], rtol=1e-6, atol=1e-7, err_msg=n)
-
-
 @pytest.mark.parametrize("name", ["came", "lamb", "adafactor"])
 @pytest.mark.parametrize("base", [0.5, 0.0, "schedule"])
 def test_a_group_may_have_a_rate_of_its_own_which_is_scaled_by_the_layer(name, base):
@@ -176,35 +156,6 @@ def test_an_optimizer_knows_which_parameters_it_decays(name, value):
     key = "weight_decay_rate" if name == "adamweightdecay" else "weight_decay"
     opt = make(name, [decayed, other], **{key: value}, apply_decay_param_fun=lambda known: known == decayed.name)
     assert [opt.has_nonzero_weight_decay(decayed), opt.has_nonzero_weight_decay(other)] == [value != 0.0, False]
-
-
-@every_variant
-def test_a_parameter_without_a_gradient_stays_and_counts_its_own_steps(name):
-    arrays, grads = bert_like(steps=3)
-    skipped = "bert.pooler.dense.weight"
-    grads[1] = {**grads[1], skipped: None}
-    before = run(name, arrays, grads[:1])
-    np.testing.assert_array_equal(run(name, arrays, grads[:2])[skipped], before[skipped])
-    after = run(name, arrays, grads)[skipped]
-    assert np.abs(after - before[skipped]).max() > 0
-    if not name.startswith("adamweightdecay"):  # whose parameters share the count of steps
-        alone = run(name, {skipped: arrays[skipped]}, [{skipped: grads[step][skipped]} for step in (0, 2)])
-        np.testing.assert_allclose(after, alone[skipped], rtol=1e-6, atol=1e-7, err_msg="counts its own steps")
-
-
-SHAPES = [[], [1], [7], [1, 5], [5, 1], [1, 1], [4, 3], [2, 3, 4], [1, 3, 1], [3, 2, 2, 2], [0], [0, 3], [3, 0]]
-
-
-@every_variant
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shapes(name, shape):
-    rng = np.random.default_rng(0)
-    arrays = {"w": rng.normal(size=shape), "other": rng.normal(size=(2, 2))}
-    grads = [{n: rng.normal(size=a.shape) for n, a in arrays.items()} for _ in range(3)]
-    got = run(name, arrays, grads)["w"]
-    assert list(got.shape) == shape and np.isfinite(got).all()
-    if got.size:
-        assert (got != arrays["w"].astype("float32")).all()
 
 
 def rounded(array, dtype):

@@ -206,28 +206,6 @@ def test_counters_that_are_none_are_refused(name, spoil, match, stepped):
 
 
 @every_variant
-def test_a_name_goes_before_the_names_of_the_state(name):
-    def train(steps, state=None):
-        with paddle.utils.unique_name.guard():
-            param = paddle.create_parameter([3, 4], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
-            opt = make(name, [param], name="mine")
-            if state is not None:
-                param.set_value(state.pop("param"))
-                opt.set_state_dict(state)
-            for step in steps:
-                param.grad = paddle.full([3, 4], 0.1 * step)
-                opt.step()
-            return {**opt.state_dict(), "param": param.clone()}
-
-    whole, halves = train([1, 2, 3]), train([3], train([1, 2]))
-    states = [key for key in whole if "moment" in key or "exp_avg" in key]
-    assert states and all("_mine_" in key for key in states)
-    assert whole.keys() == halves.keys()
-    for key, value in whole.items():
-        assert not isinstance(value, paddle.Tensor) or (value == halves[key]).all(), key
-
-
-@every_variant
 @pytest.mark.parametrize("reverse", [False, True], ids=["same order", "other order"])
 def test_a_resume_is_exact(name, reverse, tmp_path):
     arrays, grads = bert_like(steps=6)

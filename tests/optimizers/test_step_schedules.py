@@ -124,20 +124,6 @@ def test_a_schedule_goes_on_after_a_resume(tmp_path, kind, reordered, name):
     same(run(half_way, grads[2:], load=file, each_rate=RATES[2:]), whole)
 
 
-def test_a_resume_into_an_optimizer_that_has_taken_steps():
-    arrays, grads = random_run(4)
-    params, _ = make_params(arrays, "float64")
-    opt = Lamb(RATES, parameters=list(params.values()))
-    take_steps(opt, params, grads[:1])
-    early = {k: v.clone() for k, v in opt.state_dict().items()}
-    take_steps(opt, params, grads[1:3])
-    assert opt.get_lr() == RATES[3]
-    opt.load_state_dict(early)
-    assert opt.get_lr() == RATES[1]
-    take_steps(opt, params, grads[1:3])
-    assert opt.get_lr() == RATES[3]
-
-
 def test_the_count_is_not_that_of_the_optimizer_the_state_came_from():
     arrays, grads = random_run(3)
     with paddle.utils.unique_name.guard():

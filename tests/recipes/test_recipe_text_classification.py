@@ -18,7 +18,6 @@ import pytest
 import text_classification as recipe
 from common import report_page, text_data
 from common.predictors import Predictor
-from common.run_folder import with_arguments_of_run
 from paddlenlp.trainer import PdArgumentParser
 from processes import search_path
 
@@ -169,21 +168,6 @@ def test_a_file_trains_and_the_command_at_the_end_labels_a_text(run, tmp_path, c
         assert found["probability"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_cannot_be_labelled_is_said_in_one_line(run):
-    folder = str(run(**QUICK).folder)
-    for argv, says in (
-        (["nowhere", "a text"], "no model of a finished run"),
-        ([folder, "--pair", "a", "b"], "trained on single inputs: leave `--pair` out"),
-        ([folder], "either inputs or `--input FILE`"),
-        ([folder, "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
-        ([folder, "a", "--max_length", "3"], "`max_length` must be 4 or more"),
-        ([folder, "a", "--max_length", "513"], "`max_length` must be 512 or less for this model"),
-        ([folder, "--input", "nowhere.csv"], "input file does not exist"),
-    ):
-        with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
-            predict.main(argv)
-
-
 @pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
@@ -238,11 +222,6 @@ ERRORS = {
         "'--layerwise_decay' is not a known argument; the nearest is '--layerwise_lr_decay'",
     ),
     "no such run": ({"resume_from_checkpoint": "runs/nowhere"}, "no complete checkpoint"),
-    "run without checkpoint": ({"resume_from_checkpoint": "folder"}, "no complete checkpoint"),
-    "no such checkpoint": ({"resume_from_checkpoint": "folder/checkpoint-7"}, "no complete checkpoint"),
-    "examples": ({"examples_per_class": 0}, "examples_per_class=0"),
-    "more examples than rows": ({"examples_per_class": 1000}, "examples_per_class=1000"),
-    "length": ({"max_length": 3}, "`max_length` must be 4 or more"),
     "positions": ({"max_length": 513}, "`max_length` must be 512 or less for this model. Received: max_length=513"),
     "epochs": ({"num_train_epochs": -1}, "`num_train_epochs` must be 0 or more"),
     "batch": ({"per_device_train_batch_size": 0, "logging_steps": 0}, "2 arguments are wrong"),
@@ -378,18 +357,6 @@ def test_a_run_is_resumed_by_folder_or_checkpoint_with_its_own_arguments(run, tm
     assert "seconds since it was resumed" in (tmp_path / "whole/results.json").read_text()
     again = run(resume_from_checkpoint=str(tmp_path / "whole"))  # nothing is left to train
     assert again.trainer.state.global_step == 8 and model_state(tmp_path / "whole") == expected
-
-
-def test_arguments_of_a_resume_come_on_top_of_those_of_the_run(tmp_path):
-    (tmp_path / "checkpoint-3").mkdir()
-    (tmp_path / "checkpoint-3/trainer_state.json").write_text("{}")
-    (tmp_path / "arguments.json").write_text('["--seed", "7", "--output_dir", "elsewhere"]')
-    resumed = with_arguments_of_run(["--resume_from_checkpoint", str(tmp_path), "--seed", "8"])
-    parser = PdArgumentParser((recipe.Options, recipe.Arguments))
-    _, args = parser.parse_args_into_dataclasses(resumed, look_for_args_file=False)
-    assert args.seed == 8 and args.output_dir == str(tmp_path)
-    assert args.resume_from_checkpoint == str(tmp_path / "checkpoint-3")
-    assert with_arguments_of_run(["--seed", "8"]) == ["--seed", "8"]
 
 
 def test_arguments_of_a_resume_are_those_of_the_next_one(run, tmp_path):
