@@ -126,15 +126,8 @@ def tensorflow_adam_weight_decay(rng):
     return {"peer": "tensorflow", "cls": cls, "options": options, "ours": ours, "layerwise": False}
 
 
-KINDS = [
-    torch_adamw,
-    timm_lamb,
-    optax_lamb,
-    transformers_adafactor,
-    optax_adafactor,
-    authors_came,
-    tensorflow_adam_weight_decay,
-]
+KINDS = [torch_adamw, timm_lamb, optax_lamb, transformers_adafactor, optax_adafactor, authors_came]
+KINDS.append(tensorflow_adam_weight_decay)
 
 
 def problem(seed, number):

@@ -65,14 +65,9 @@ def test_omp_num_threads_changes_no_bit():
     )
     seen = set()
     for threads in ("1", "3"):
-        run = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "OMP_NUM_THREADS": threads},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        how = {"capture_output": True, "text": True, "timeout": 120, "check": True}
+        run = subprocess.run([sys.executable, "-c", code], env=environment, **how)
         used, digest = run.stdout.split()
         assert used == threads
         seen.add(digest)

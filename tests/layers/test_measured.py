@@ -62,8 +62,7 @@ def test_a_unet_with_lora_layers_beside_it():
         run,
         lora_layers=nn.LayerList([nn.Linear(D, D) for _ in range(2)]),
         up_blocks=nn.LayerList([DownBlock(3) for _ in range(2)]),
-        conv_out=nn.Linear(D, 3),
-        mid_block=Parts4(),
+        **{"conv_out": nn.Linear(D, 3), "mid_block": Parts4()},
         down_blocks=nn.LayerList([DownBlock(2) for _ in range(2)]),
         conv_in=nn.Linear(3, D),
     )
@@ -217,13 +216,8 @@ def test_adapters_take_the_layer_of_what_they_adapt():
             x = block(x) + adapter(x)
         return self.a(x)
 
-    model = Net(
-        run,
-        adapters=nn.LayerList([nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D)) for _ in range(3)]),
-        a=nn.Linear(D, 2),
-        body=blocks(3),
-        b=nn.Linear(D, D),
-    )
+    adapters = nn.LayerList([nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D)) for _ in range(3)])
+    model = Net(run, adapters=adapters, a=nn.Linear(D, 2), body=blocks(3), b=nn.Linear(D, D))
     check(model, VECTORS, {"adapters": (3, 1), "a": 0, "body": (3, 1), "b": 4})
 
 
@@ -247,13 +241,8 @@ def test_parts_between_blocks_and_stages():
         return self.seg(sum(outs))
 
     norms = {f"norm{i}": nn.LayerNorm(D) for i in range(3)}
-    model = Net(
-        run,
-        **norms,
-        seg=nn.Linear(D, 2),
-        layers=nn.LayerList([Stage(2), Stage(3), Stage(1, True)]),
-        head_conv=nn.Linear(D, D),
-    )
+    stages = nn.LayerList([Stage(2), Stage(3), Stage(1, True)])
+    model = Net(run, **norms, seg=nn.Linear(D, 2), layers=stages, head_conv=nn.Linear(D, D))
     layers, _ = places(model, VECTORS)
     ids = {name: layers.layer_of(name).index for name in layers.names if name.endswith("weight")}
     assert layers.towers == {"layers": 6} and ids["head_conv.weight"] == 0 and ids["seg.weight"] == 7

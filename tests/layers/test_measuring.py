@@ -27,20 +27,7 @@ def test_blocks_under_recompute(reentrant):
     check(Net(run, a=nn.Linear(D, 2), body=blocks(3), z=nn.Linear(D, D)), VECTORS, {"a": 0, "body": (3, 1), "z": 4})
 
 
-WORDS = [
-    "head",
-    "embed",
-    "norm",
-    "layers",
-    "pooler",
-    "stem",
-    "encoder",
-    "classifier",
-    "tokens",
-    "decoder",
-    "fc",
-    "proj",
-]
+WORDS = ["head", "embed", "norm", "layers", "pooler", "stem", "encoder", "classifier", "tokens", "decoder", "fc"]
 
 
 @st.composite
@@ -62,15 +49,8 @@ def random_models(draw):
     own = draw(st.sampled_from(["cls_x", "scale_y"]))
     for kind, name, at in steps:
         if kind in ("part", "skip"):
-            parts[name] = draw(
-                st.sampled_from(
-                    [
-                        lambda: nn.Linear(D, D),
-                        lambda: nn.LayerNorm(D),
-                        lambda: nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)),
-                    ]
-                )
-            )()
+            both = lambda: nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D))  # noqa: E731
+            parts[name] = draw(st.sampled_from([lambda: nn.Linear(D, D), lambda: nn.LayerNorm(D), both]))()
             above[name] = depth - at + (1 if at == 0 else 1) if at < depth else 0
         else:
             first, count, adapter = at
@@ -195,14 +175,8 @@ def test_rules_override_what_was_measured():
     check(simple(), VECTORS, {"fc": 0, "body": (3, 1), "proj": 0}, rules={"^proj": "head"})
     rules = {r"^low\.(\d+)": r"\1", r"^high\.(\d+)": r"\1 + 2"}
     run = lambda self, ids: self.fc(through(self.high, self.mean(through(self.low, self.word(ids)))))  # noqa: E731
-    model = Net(
-        run,
-        fc=nn.Linear(D, 2),
-        high=nn.LayerList([Parts4() for _ in range(3)]),
-        low=blocks(2),
-        mean=nn.Linear(D, D),
-        word=nn.Embedding(9, D),
-    )
+    high, low = nn.LayerList([Parts4() for _ in range(3)]), blocks(2)
+    model = Net(run, fc=nn.Linear(D, 2), high=high, low=low, mean=nn.Linear(D, D), word=nn.Embedding(9, D))
     assert len(places(model, IDS, silent=False)[0].towers) in (1, 2)
     check(model, IDS, {"fc": 0, "high": (3, 1), "low": (5, 1), "word": 6, "mean": 4}, rules=rules)
 

@@ -172,12 +172,7 @@ def test_the_step_count_survives_a_resume_in_which_the_furthest_parameter_has_no
         np.testing.assert_array_equal(value, want[n], err_msg=n)
 
 
-NAMES = [
-    "encoder.layers.0.q_proj.weight",
-    "encoder.layers.0.q_proj.bias",
-    "encoder.layers.0.norm1.weight",
-    "ln_1.weight",
-]
+NAMES = [*(f"encoder.layers.0.{part}" for part in ("q_proj.weight", "q_proj.bias", "norm1.weight")), "ln_1.weight"]
 DECAYED = {
     "nothing said": ({}, NAMES),
     "exclude": ({"exclude_from_weight_decay": ["norm", "bias"]}, [NAMES[0], NAMES[3]]),
@@ -211,13 +206,8 @@ def test_patterns(patterns, decayed, by_layers):
 
 def test_apply_decay_param_fun_and_patterns_must_both_agree():
     params, name_dict = make_params({n: np.ones(2) for n in NAMES})
-    opt = AdamWeightDecay(
-        weight_decay_rate=0.1,
-        exclude_from_weight_decay=["bias"],
-        apply_decay_param_fun=lambda t: "norm" not in name_dict[t],
-        parameters=list(params.values()),
-        name_dict=name_dict,
-    )
+    how = {"exclude_from_weight_decay": ["bias"], "apply_decay_param_fun": lambda t: "norm" not in name_dict[t]}
+    opt = AdamWeightDecay(0.1, parameters=list(params.values()), name_dict=name_dict, **how)
     assert [n for n, p in params.items() if opt.has_weight_decay(p)] == [NAMES[0], NAMES[3]]
 
 
@@ -247,13 +237,9 @@ def test_a_static_program_decays_clips_and_warns():
     options = {"weight_decay_rate": 0.1, "decay": 0.2, "clipvalue": 0.2, "clipnorm": 0.3, "amsgrad": True}
     exclude = ["bias", "head"]
     with pytest.warns(UserWarning, match=r"exclude_from_weight_decay=\['head'\]"):
-        opt = AdamWeightDecay(
-            0.01,
-            parameters=model.parameters(),
-            exclude_from_weight_decay=exclude,
-            name_dict={p.name: n for n, p in model.named_parameters()},
-            **options,
-        )
+        names = {p.name: n for n, p in model.named_parameters()}
+        how = {"exclude_from_weight_decay": exclude, "name_dict": names, **options}
+        opt = AdamWeightDecay(0.01, parameters=model.parameters(), **how)
     for _ in range(4):
         model(paddle.to_tensor(x)).square().mean().backward()
         opt.step()

@@ -19,25 +19,14 @@ N = 3  # blocks of bert_like()
 def test_matches_the_float64_reference(dtype, rtol, layerwise_decay):
     arrays, grads = bert_like(steps=20)
     params, name_dict = make_params(arrays, dtype)
-    opt = AdamWDL(
-        0.01,
-        parameters=list(params.values()),
-        weight_decay=0.1,
-        apply_decay_param_fun=lambda t: "bias" not in name_dict[t],
-        layerwise_decay=layerwise_decay,
-        n_layers=N,
-        name_dict=name_dict,
-    )
+    how = {"layerwise_decay": layerwise_decay, "n_layers": N, "name_dict": name_dict, "weight_decay": 0.1}
+    how["apply_decay_param_fun"] = lambda t: "bias" not in name_dict[t]
+    opt = AdamWDL(0.01, parameters=list(params.values()), **how)
     got = take_steps(opt, params, grads)
     start = {n: a.astype(dtype) for n, a in arrays.items()}
-    want = adamw(
-        start,
-        [{n: g.astype(dtype) for n, g in grad.items()} for grad in grads],
-        {n: llrd_ratio(n, layerwise_decay, N) for n in arrays},
-        lr=0.01,
-        weight_decay=0.1,
-        decayed=lambda n: "bias" not in n,
-    )
+    grads = [{n: g.astype(dtype) for n, g in grad.items()} for grad in grads]
+    ratios = {n: llrd_ratio(n, layerwise_decay, N) for n in arrays}
+    want = adamw(start, grads, ratios, lr=0.01, weight_decay=0.1, decayed=lambda n: "bias" not in n)
     if layerwise_decay == 1.0 and dtype == "float64":
         rtol = 1e-7  # plain AdamW, number for number: Paddle's kernel rounds the weight decay to float32
     close(got, want, start, rtol)

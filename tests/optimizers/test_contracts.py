@@ -380,16 +380,9 @@ def test_the_norm_of_bfloat16_gradients_includes_layers_of_ratio_0(fused):
     model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2))
     model.to(dtype="bfloat16")  # `bfloat16()` does nothing on a CPU without AVX-512
     still = {param.name for param in model[0].parameters()}
-    opt = ldopt.AdamWDL(
-        0.1,
-        parameters=model.parameters(),
-        grad_clip=paddle.nn.ClipGradByGlobalNorm(1e-3),
-        set_param_lr_fun=lambda param: float(param.name not in still),
-        fused=fused,
-        epsilon=1.0,
-        weight_decay=0.0,
-        multi_precision=True,
-    )
+    how = {"fused": fused, "epsilon": 1.0, "weight_decay": 0.0, "multi_precision": True}
+    how.update(grad_clip=paddle.nn.ClipGradByGlobalNorm(1e-3), set_param_lr_fun=lambda p: float(p.name not in still))
+    opt = ldopt.AdamWDL(0.1, parameters=model.parameters(), **how)
     before = [param.numpy() for param in model.parameters()]
     for param in model.parameters():
         param.grad = paddle.ones_like(param)

@@ -156,14 +156,8 @@ def test_groups_with_every_option():
         ]
 
     def rate(name, step):
-        own = {
-            "scalar": 0.05,
-            "one": rates[step],
-            "vector": 0.1 / (step + 1),
-            "row": 0.02 * 0.5**step,
-            "column": 0.5 * RATES[step],
-            "conv": 2.0,
-        }
+        own = {"scalar": 0.05, "one": rates[step], "vector": 0.1 / (step + 1), "row": 0.02 * 0.5**step, "conv": 2.0}
+        own["column"] = 0.5 * RATES[step]
         return own.get(name, RATES[step])
 
     def decay(name, step):

@@ -21,16 +21,9 @@ EVERY = {  # the variants of the contracts, and what has arithmetic of its own
     "lamb, decayed": {**OPTIMIZERS["lamb"], "weight_decay": 0.5},
     "adamweightdecay, plain Adam": {"learning_rate": 0.01},
 }
-SHAPES = {  # of 8 elements and more Paddle takes another way than of fewer, and of the last ones
-    "matrix": [3, 13],
-    "vector": [19],
-    "matrices": [2, 3, 4],
-    "scalar": [],
-    "one": [1],
-    "one by one": [1, 1],
-    "empty": [0],
-    "empty matrix": [0, 3],
-}
+# of 8 elements and more Paddle takes another way than of fewer, and of the last ones
+SHAPES = {"matrix": [3, 13], "vector": [19], "matrices": [2, 3, 4], "scalar": [], "one": [1], "one by one": [1, 1]}
+SHAPES.update({"empty": [0], "empty matrix": [0, 3]})
 FILLED = [n for n, shape in SHAPES.items() if 0 not in shape]
 FUSED = [None, False] if kernels.library() else [False]
 every_variant = pytest.mark.parametrize("name", EVERY)
@@ -274,12 +267,8 @@ def after(name, fused, count, arrays, grads, **more):
         before = states(opt)
         idle = [params[n].name for n in arrays if n not in FILLED]  # which have a counter that stays
         got, names = take_steps(opt, params, grads[1:]), {n: p.name for n, p in params.items()}
-        return (
-            got,
-            names,
-            before,
-            {k: v for k, v in states(opt).items() if not k.startswith(tuple(f"{i}_" for i in idle))},
-        )
+        after = {k: v for k, v in states(opt).items() if not k.startswith(tuple(f"{i}_" for i in idle))}
+        return got, names, before, after
 
 
 @pytest.mark.representatives

@@ -89,14 +89,9 @@ def optimizer_of(case, params, names):
     if cls is AdamWeightDecay:
         options = {**options, "exclude_from_weight_decay": ["bias", "norm"]}
     decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
-    return cls(
-        parameters=params,
-        name_dict=names,
-        set_param_lr_fun=lambda param: ratio_of(names[param.name]),
-        apply_decay_param_fun=decayed.__contains__,
-        grad_clip=nn.ClipGradByGlobalNorm(CLIP),
-        **options,
-    )
+    how = {"apply_decay_param_fun": decayed.__contains__, "grad_clip": nn.ClipGradByGlobalNorm(CLIP), **options}
+    hook = lambda param: ratio_of(names[param.name])  # noqa: E731
+    return cls(parameters=params, name_dict=names, set_param_lr_fun=hook, **how)
 
 
 def alone(case):

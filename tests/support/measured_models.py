@@ -17,12 +17,8 @@ class Block(nn.Layer):
 
     def __init__(self, cross=False):
         super().__init__()
-        self.norm, self.mix, self.grow, self.shrink = (
-            nn.LayerNorm(D),
-            nn.Linear(D, D),
-            nn.Linear(D, 16),
-            nn.Linear(16, D),
-        )
+        self.norm, self.mix = nn.LayerNorm(D), nn.Linear(D, D)
+        self.grow, self.shrink = nn.Linear(D, 16), nn.Linear(16, D)
         if cross:
             self.cross = nn.Linear(D, D)
 

@@ -18,13 +18,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import LayerRates
 from paddle_ldopt.optimizers.options import REGISTRY
 from paddle_ldopt.rates import applied_rates
-from paddle_ldopt.trainer import (
-    LdoptArgumentsMixin,
-    LdoptTrainerMixin,
-    OptimizerName,
-    ResumeMixin,
-    resume,
-)
+from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin, OptimizerName, ResumeMixin, resume
 
 EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 
@@ -69,14 +63,8 @@ def train_by_hand(batches, ratios, optimizer=paddle.optimizer.AdamW, steps=4, **
         return step / 2 if step < 2 else (steps - step) / (steps - 2)
 
     scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, linear)
-    opt = optimizer(
-        scheduler,
-        parameters=model.parameters(),
-        weight_decay=0.1,
-        apply_decay_param_fun=decayed.__contains__,
-        grad_clip=nn.ClipGradByGlobalNorm(1.0),
-        **kwargs,
-    )
+    how = {"apply_decay_param_fun": decayed.__contains__, "grad_clip": nn.ClipGradByGlobalNorm(1.0), **kwargs}
+    opt = optimizer(scheduler, parameters=model.parameters(), weight_decay=0.1, **how)
     for batch in batches[:steps]:
         out = model(**batch)
         (out["loss"] if isinstance(out, dict) else out[0]).backward()

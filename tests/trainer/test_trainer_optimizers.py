@@ -8,11 +8,7 @@ import trainer_common as common
 from test_trainer import train
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer import (
-    LayerLRCallback,
-    LdoptTrainerMixin,
-    ScheduleCallback,
-)
+from paddle_ldopt.trainer import LayerLRCallback, LdoptTrainerMixin, ScheduleCallback
 
 
 def passed(kind="adamw", decay=0.5):
