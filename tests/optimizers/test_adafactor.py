@@ -136,20 +136,6 @@ def test_relative_step(warmup_init, rate):
     np.testing.assert_allclose(opt.get_lr(), 1 / 200, rtol=1e-14)
 
 
-def test_external_rates():
-    arrays, grads = problem(steps=6)
-    schedule = paddle.optimizer.lr.StepDecay(0.01, step_size=2, gamma=0.3)
-    got, opt, _ = train(arrays, grads, each_step=schedule.step, **{**EXTERNAL, "lr": schedule})
-    want = adafactor(arrays, grads, **{**EXTERNAL, "lr": lambda t: 0.01 * 0.3 ** ((t - 1) // 2)})
-    close(got, want, arrays, 1e-12)
-    assert opt.get_lr() == pytest.approx(0.01 * 0.3**3)
-    params, _ = make_params(arrays, "float64")
-    opt = Adafactor(list(params.values()), **{**EXTERNAL, "lr": 1})
-    opt.set_lr(0.01)
-    close(take_steps(opt, params, grads), adafactor(arrays, grads, **EXTERNAL), arrays, 1e-12)
-    assert opt.get_lr() == 0.01
-
-
 def test_schedule_reports_the_rates_used():
     arrays, grads = problem(steps=5)
     grads = [{n: None if n == "0-D" and i < 3 else g for n, g in grad.items()} for i, grad in enumerate(grads)]

@@ -128,21 +128,6 @@ def built(monkeypatch):
     return sizes
 
 
-def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypatch):
-    params, draw, sizes = parameters([[64, 64]] * 4), np.random.default_rng(0), built(monkeypatch)
-    opt = make("lamb", params, fused=False)
-    give_gradients(params, draw)
-    opt.step()
-    kept = {p.name: opt._accumulators["moment1"][p.name].numpy() for p in params}
-    params[0].stop_gradient = True
-    give_gradients(params, draw)
-    opt.step()
-    assert sizes == [4, 3]
-    moment = opt._accumulators["moment1"][params[0].name]
-    np.testing.assert_array_equal(moment.numpy(), kept[params[0].name])
-    assert moment._holder_size() == 64 * 64 * 4, "it would hold on to the memory of the others"
-
-
 @pytest.mark.parametrize("masters", [True, False])
 def test_the_state_of_a_frozen_parameter_may_be_removed(masters):
     params, draw = parameters([[3, 4]] * 3, "bfloat16"), np.random.default_rng(0)

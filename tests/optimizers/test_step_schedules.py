@@ -14,14 +14,11 @@ from paddle_ldopt import Lamb
 
 SCHEDULES = {
     "list": lambda: list(RATES),
-    "tuple": lambda: tuple(RATES),
     "generator": lambda: (rate for rate in RATES),
     "NumPy array": lambda: np.array(RATES),
     "1-D Tensor": lambda: paddle.to_tensor(RATES, dtype="float64"),
-    "list of Tensors": lambda: [paddle.to_tensor(rate, dtype="float64") for rate in RATES],
     "callable": lambda: lambda step: RATES[step],
     "callable that gives a Tensor": lambda: lambda step: paddle.to_tensor([RATES[step]], dtype="float64"),
-    "callable that gives a NumPy number": lambda: lambda step: np.float64(RATES[step]),
 }
 
 

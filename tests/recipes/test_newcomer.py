@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 import pytest
 import text_classification as recipe
-from common import arguments, classification, comparison, report_page
+from common import classification, comparison, report_page
 from common.fine_tuning import Score
 from paddlenlp.trainer import TrainerCallback
 
@@ -197,17 +197,6 @@ def test_help_fits_on_two_screens():
     (kinds,) = re.findall(r"--lr_scheduler_type(.*?)\n  --", text, re.S)
     assert set(re.findall(r"\w+", kinds)) >= {kind.value for kind in SchedulerType}
     assert re.search(r"--layerwise_lr_decay .*\(0\.8\)", text) and "--dataloader_num_workers" not in text
-
-
-@pytest.mark.parametrize("name", ["seq2seq", "language_model_sft", "sweep"])
-def test_every_option_of_ours_has_a_help_text(name):
-    module = __import__(name)
-    classes = [getattr(module, cls) for cls in ("Options", "Arguments") if hasattr(module, cls)]
-    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
-        arguments.parse_line(["--help"], *classes)
-    lines = out.getvalue().splitlines()
-    assert not [line for line in lines if re.fullmatch(r"  --\w+ *(\(.*\))?", line)]
-    assert ("--help-all" in lines[0]) == (name != "sweep") and len(lines) <= 90
 
 
 @pytest.mark.parametrize(
