@@ -119,9 +119,7 @@ def net(seed=0):
 def batches(count=4, seed=0):
     rng = np.random.default_rng(seed)
     sizes = [3, 5, 2, 6] * (count // 4 + 1)
-    return [
-        (rng.normal(size=(n, 4)).astype("float32"), rng.normal(size=(n, 2)).astype("float32")) for n in sizes[:count]
-    ]
+    return [(np.float32(rng.normal(size=(n, 4))), np.float32(rng.normal(size=(n, 2)))) for n in sizes[:count]]
 
 
 def backward(model, batch):

@@ -78,9 +78,7 @@ def arguments(config, folder, **more):
 
 @pytest.mark.parametrize("cls", [LdoptConfig, LdoptArgumentsMixin])
 def test_every_option_of_a_decay_is_a_setting(cls):
-    fields = {
-        field.name: (field.default, field.metadata["help"]) for field in dataclasses.fields(cls) if field.metadata
-    }
+    fields = {f.name: (f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if f.metadata}
     for option, name in SETTINGS.items():
         declared = OPTIONS_OF_A_DECAY[option]
         assert fields[name][0] == declared.default and fields[name][1].lower().startswith(declared.doc.lower())

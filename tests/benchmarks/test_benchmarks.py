@@ -79,10 +79,7 @@ def test_a_pair_in_processes_becomes_a_page(tmp_path):
     assert runner.bandwidths["1"] and len(said) == 1
     about = {**bench.describe(), "load_before": 0, "load_after": 0, "minutes": 0, "rounds": 2, "threads": 1}
     about.update(absent={}, triad={"1": 1e9})
-    results = {
-        "about": about,
-        "models": [{"model": "tiny", "threads": 1, "optimizer": "adamwdl", **row} for row in rows],
-    }
+    results = {"about": about, "models": [{"model": "tiny", "threads": 1, "optimizer": "adamwdl", **r} for r in rows]}
     (tmp_path / "README.md").write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     page.write(results, tmp_path)
     written = (tmp_path / "README.md").read_text()

@@ -80,9 +80,7 @@ def test_leaving_out_unused_word_vectors_changes_nothing_for_adamw(task, monkeyp
 
 def test_a_loss_that_is_not_finite_is_a_result(task, monkeypatch):
     losses = iter([1.0, math.nan, 1.0])
-    monkeypatch.setattr(
-        paddle.nn.functional, "cross_entropy", lambda logits, labels: logits.sum() * 0 + next(losses, 1.0)
-    )
+    monkeypatch.setattr(paddle.nn.functional, "cross_entropy", lambda x, labels: x.sum() * 0 + next(losses, 1.0))
     result = evidence.train(run_of(task, learning_rate=1e-3, seed=0), task)
     assert result["finite"] is False and result["loss"] is None
 
@@ -142,9 +140,7 @@ def test_the_numbers_in_the_sentences_are_those_of_the_results():
         ]
 
     strong = results.arm_curves("docstrings"), results.arm_curves("trec")
-    best = [
-        100 * report.mean(report.scores(curves[arm][3e-3])) for curves in strong for arm in ("decay 0.65", "uniform")
-    ]
+    best = [100 * report.mean(report.scores(of[arm][3e-3])) for of in strong for arm in ("decay 0.65", "uniform")]
     assert (
         "reached {:.1f} % on docstrings (uniform training: {:.1f} %) and {:.1f} % on trec ({:.1f} %)".format(*best)
         in text

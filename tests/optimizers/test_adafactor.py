@@ -22,9 +22,7 @@ SHAPES.update({"3-D": (2, 3, 4), "conv": (4, 3, 2, 2)})
 def problem(steps=20, seed=0):
     """Return parameters of every rank and random gradients of several sizes, as float32 numbers."""
     rng = np.random.default_rng(seed)
-    draw = {
-        n: lambda s=s: np.asarray(rng.normal(size=s)).astype("float32").astype("float64") for n, s in SHAPES.items()
-    }
+    draw = {n: lambda s=s: np.array(rng.normal(size=s)).astype("float32").astype("float64") for n, s in SHAPES.items()}
     sizes = 10.0 ** rng.integers(-3, 3, size=steps)
     arrays = {n: d() for n, d in draw.items()}
     return arrays, [{n: (d() * np.float32(size)).astype("float32") for n, d in draw.items()} for size in sizes]

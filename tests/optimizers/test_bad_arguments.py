@@ -5,7 +5,7 @@ import re
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import Net, every_optimizer, make, same
+from optimizer_cases import OPTIMIZERS, Net, every_optimizer, make, same
 from reference import bert_like, make_params
 
 import paddle_ldopt as ldopt
@@ -219,6 +219,15 @@ def test_bad_arguments_of_one_optimizer(cls, arguments, match):
     given = {"learning_rate": 0.1, **{key: value for key, value in arguments.items() if key != "group"}}
     with pytest.raises((TypeError, ValueError), match=match):
         cls(parameters=[group], **given)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamwdl"])  # which is Paddle's AdamW there
+def test_parameters_that_are_added_are_refused(name):
+    early, late = (paddle.create_parameter([2], "float32") for _ in range(2))
+    opt = make(name, [{"params": [early]}])
+    with pytest.raises(ValueError, match="another optimizer for them.*Received: 1 more parameters, such as"):
+        opt._add_param_group({"params": [late]})
+    assert len(opt._param_groups) == 1
 
 
 @pytest.mark.parametrize(

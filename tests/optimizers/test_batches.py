@@ -122,9 +122,7 @@ def test_operations_follow_the_peers(case, dtype, batch_bytes):
 def built(monkeypatch):
     """Note how many parameters each new batch has."""
     sizes, build = [], Batch.__init__
-    monkeypatch.setattr(
-        Batch, "__init__", lambda self, opt, params: sizes.append(len(params)) or build(self, opt, params)
-    )
+    monkeypatch.setattr(Batch, "__init__", lambda self, opt, of: sizes.append(len(of)) or build(self, opt, of))
     return sizes
 
 

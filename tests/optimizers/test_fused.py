@@ -201,9 +201,7 @@ def test_fused_true_says_why_not(name):
 @pytest.mark.parametrize("option", ["beta1", "beta2", "epsilon"])
 def test_an_option_that_is_a_tensor(option):
     arrays, grads = bert_like(steps=3)
-    got, want = (
-        run("adamwdl", arrays, grads, fused=how, **{option: paddle.to_tensor(0.5)})[0] for how in (True, False)
-    )
+    got, want = (run("adamwdl", arrays, grads, fused=f, **{option: paddle.to_tensor(0.5)})[0] for f in (True, False))
     close(got, want, arrays)
     assert any((want[n] != array).any() for n, array in run("adamwdl", arrays, grads, fused=False)[0].items())
 

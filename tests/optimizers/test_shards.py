@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers import base, batches, sharded, step
+from paddle_ldopt.optimizers import base, batches, step
 from paddle_ldopt.optimizers.batches import prepared_shards
 from paddle_ldopt.optimizers.sharded import PartialShard, Shard, run_locally
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
@@ -172,45 +172,6 @@ def test_fused_true_is_refused_in_shards(shard, monkeypatch):
     with pytest.raises(ValueError, match="does not support parameters in shards.* Received: fused=True"):
         opt.step()
     np.testing.assert_array_equal(param.numpy(), before)
-
-
-@pytest.mark.parametrize("cut", ["tensor parallel", "in a slice", "alone in a slice"])
-@pytest.mark.parametrize("rule", RULES)
-def test_a_shard_with_all_elements_is_updated_as_a_whole_parameter(rule, cut, monkeypatch):
-    monkeypatch.setattr(sharded.dist, "all_reduce", lambda tensor, group: None)  # of one process
-    shape, size, group = SHAPES["conv"], math.prod(SHAPES["conv"]), (SimpleNamespace(id=0),)
-    shard = {
-        "tensor parallel": PartialShard(shape, (0, 0, 1), groups=group),
-        "in a slice": PartialShard(shape, span=(0, size), groups=group, slice_size=size),
-        "alone in a slice": PartialShard(shape, slice_size=size),
-    }[cut]
-    start, seen = np.random.default_rng(0).standard_normal(shape), []
-    for in_shard in (False, True):
-        opt, param = optimizer(rule, shape)
-        param.set_value(start)
-        part = param
-        if in_shard and "slice" in cut:
-            part = paddle.create_parameter([size + 3], "float64")  # padded
-            part.set_value(np.append(start, np.zeros(3)))
-            part.name = param.name
-            if isinstance(opt._param_groups[0], dict):
-                opt._param_groups[0]["params"] = [part]
-            else:
-                opt._parameter_list = opt._param_groups = [part]
-        if in_shard:
-            monkeypatch.setattr(opt.finder, "find", lambda every, name=param.name: {name: shard})
-            monkeypatch.setattr(base, "topology", object)
-            monkeypatch.setattr(opt.finder, "is_whole", lambda every: False)
-        for scale in (1.0, -0.5):
-            part.grad = paddle.to_tensor(scale * part.numpy() ** 2)
-            opt.step()
-        state = {name: values[param.name].numpy().flatten() for name, values in opt._accumulators.items()}
-        assert not part.numpy().flatten()[size:].any()
-        seen.append({"parameter": part.numpy().flatten()[:size], **state})
-    whole, got = seen
-    assert not np.allclose(whole["parameter"], start.flatten()) and got.keys() == whole.keys()
-    for name, value in whole.items():
-        np.testing.assert_allclose(got[name][: value.size], value, rtol=1e-12, err_msg=name)
 
 
 class SplitParam:

@@ -44,10 +44,7 @@ def one_case(rng, numbers):
         more["moment_type"] = "float16"
     optimizer = Optimizer(kernels, rule, arrays, offset=rng.randrange(9), **{**options, **more})
     for _ in range(rng.choice([1, 3])):
-        grads = {
-            i: (numbers.normal(size=a.shape) * 10.0 ** rng.uniform(-45, 20)).astype("float32")
-            for i, a in arrays.items()
-        }
+        grads = {i: np.float32(numbers.normal(size=a.shape) * 10.0 ** rng.uniform(-45, 20)) for i, a in arrays.items()}
         for grad in grads.values():
             if grad.size and rng.random() < 0.1:
                 grad.flat[rng.randrange(grad.size)] = rng.choice([np.nan, np.inf, -np.inf])

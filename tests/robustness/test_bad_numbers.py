@@ -365,33 +365,3 @@ def test_parameters_that_come_go_and_come_back(name, how, fused):
         own, part = {n: arrays[n] for n in late}, [*grads[2:4], grads[5]]
         want, _ = run(name, fused, own, [{n: g[n] for n in late} for g in part])
         same({n: last[n] for n in late}, want)
-
-
-@either_path
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("in_groups", [False, True], ids=["list", "groups"])
-def test_parameters_that_are_added_go_to_an_optimizer_of_their_own(name, in_groups, fused):
-    arrays, grads = problem(steps=4)
-    added = ("vector", "one")
-    early = [n for n in arrays if n not in added]
-    with paddle.utils.unique_name.guard():
-        params, _ = make_params(arrays)
-
-        def groups(names):
-            return [{"params": [params[n] for n in names]}] if in_groups else [params[n] for n in names]
-
-        opt = build(name, groups(early), fused)
-        take_steps(opt, params, [{n: g[n] for n in early} for g in grads[:2]])
-        before = states(opt)
-        if in_groups and name != "adamwdl":  # which is Paddle's AdamW there
-            with pytest.raises(ValueError, match="another optimizer for them.*Received: 2 more parameters, such as"):
-                opt._add_param_group({"params": [params[n] for n in added]})
-            assert len(opt._param_groups) == 1
-        same(states(opt), before)
-        other = build(name, groups(added), fused)
-        take_steps(opt, params, [{n: g[n] for n in early} for g in grads[2:]])
-        got = {n: a.copy() for n, a in take_steps(other, params, [{n: g[n] for n in added} for g in grads[2:]]).items()}
-    want, _ = run(name, fused, {n: arrays[n] for n in early}, [{n: g[n] for n in early} for g in grads])
-    same({n: got[n] for n in early}, want)
-    want, _ = run(name, fused, {n: arrays[n] for n in added}, [{n: g[n] for n in added} for g in grads[2:]])
-    same({n: got[n] for n in added}, want)

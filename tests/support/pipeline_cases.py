@@ -116,9 +116,7 @@ def inject(network, due):
 
 def snapshot(network, step):
     optimizer = ldopt._compat.unwrap(step._optimizer)
-    state = {
-        key: value.numpy().copy() for key, value in optimizer.state_dict().items() if isinstance(value, paddle.Tensor)
-    }
+    state = {k: v.numpy().copy() for k, v in optimizer.state_dict().items() if isinstance(v, paddle.Tensor)}
     return {**values(network), **state, "epoch": np.array(optimizer._learning_rate.last_epoch)}
 
 
