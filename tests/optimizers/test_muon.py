@@ -1,7 +1,5 @@
 """Muon: the reference, its routes, its batches and refusals. test_parity.py has torch's and optax's trajectories."""
 
-import copy
-
 import numpy as np
 import paddle
 import pytest
@@ -100,23 +98,6 @@ def test_groups_route_before_the_layers_and_stay_alive():
     assert opt.options_of(model.blocks[0].linear1.weight)["weight_decay"] == 0.5
 
 
-def test_a_deep_copy_goes_on_as_the_original():
-    model = Net()
-    opt = ldopt.create("muon", model, learning_rate=0.1, example=TOKENS)
-
-    def step(model, opt):
-        model(TOKENS).square().mean().backward()
-        opt.step()
-        opt.clear_grad()
-
-    step(model, opt)
-    again, other = copy.deepcopy([model, opt])
-    for pair in ((model, opt), (again, other)):
-        step(*pair)
-    for one, two in zip(model.parameters(), again.parameters()):
-        np.testing.assert_array_equal(one.numpy(), two.numpy())
-
-
 def test_an_update_has_the_size_of_an_adamw_update():
     arrays, grads = problem(steps=1)
     params, names = make_params({"weight": np.zeros((64, 32))})
@@ -140,25 +121,6 @@ def test_bfloat16_parameters_with_masters():
     want = muon(start, rounded, MATRICES, lr=0.01, weight_decay=0.2)
     for name, param in params.items():
         np.testing.assert_allclose(opt.owner_of(param).numpy(), want[name], rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "must know the matrices of blocks: give `layers`.*Received: layers=None"),
-        ({"use_muon": lambda p: False}, "No parameter is a matrix of a block.*Received"),
-        ({"use_muon": lambda p: True}, "updates matrices.*Received: use_muon=True for"),
-        ({"use_muon": True}, "must be a function of a parameter.*Received: use_muon=True"),
-        ({"ns_steps": 0}, "`ns_steps` must be at least 1"),
-        ({"ns_coefficients": (1, 2)}, "must be three numbers"),
-        ({"adjust_lr": "none"}, "`adjust_lr` must be one of 'match_rms_adamw', 'original'"),
-        ({"ns_dtype": "float16"}, "`ns_dtype` must be one of"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_refusals(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        ldopt.Muon(0.1, parameters=Net().parameters(), **options)
 
 
 def test_a_static_graph_is_refused():
