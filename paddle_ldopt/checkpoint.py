@@ -210,8 +210,6 @@ def load_optimizer(
 
 # ---- the record of class, layers and decay
 
-_FORMER_NAMES = {"RuleSchedule": "CurveSchedule"}  # in files of version 0.2
-
 
 def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
     """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the checkpoint."""
@@ -243,11 +241,9 @@ def record_differences(saved: Record, present: Record) -> list[str]:
     """Return sentences for the `differences` between two records of `describe`, of which `saved` comes from a file."""
     settings = []
     for record in (saved, present):
-        decay, parameters = _chosen(record["layerwise"]), record["parameters"]
-        if "n_layers" not in present["layerwise"]:  # which version 0.2 also wrote where it has no effect
-            decay.pop("n_layers", None)
-        common = saved["parameters"].keys() & present["parameters"].keys()
-        compared = {"optimizer": record["optimizer"], "schedule": schedule_class(record), "decay": decay}
+        parameters, common = record["parameters"], saved["parameters"].keys() & present["parameters"].keys()
+        compared = {"optimizer": record["optimizer"], "schedule": schedule_class(record)}
+        compared["decay"] = _chosen(record["layerwise"])
         compared["layers"] = {name: parameters[name].get("layer") for name in sorted(common)}
         settings.append({**compared, "parameters": parameter_types(record)})
     return differences(*settings)
@@ -255,8 +251,7 @@ def record_differences(saved: Record, present: Record) -> list[str]:
 
 def schedule_class(record: Record) -> Optional[str]:
     """Return the name of the schedule's class in a record, or None."""
-    name = (record["schedule"] or {"class": None})["class"]
-    return _FORMER_NAMES.get(name, name)
+    return record["schedule"] and record["schedule"]["class"]
 
 
 def parameter_types(record: Record) -> dict[str, str]:
@@ -268,7 +263,6 @@ def _chosen(decay: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a decay that are not defaults."""
     known = {name: option.default for name, option in OPTIONS.items()}
     chosen = {name: value for name, value in decay.items() if value not in (None, known.get(name))}
-    chosen.pop("constant", None)  # of version 0.2
     if "towers" in chosen:
         chosen["towers"] = {tower: _chosen(options) for tower, options in chosen["towers"].items()}
     return chosen

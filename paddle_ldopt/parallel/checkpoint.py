@@ -18,7 +18,7 @@ from paddle.optimizer import Optimizer
 from .. import _compat
 from .._checks import checked_bool, quoted, refusal, shown
 from .._compat import unwrap, wrappers
-from .._files import checked_path, damages, digest, file_errors, strict_json, write_file
+from .._files import checked_path, damages, digest, file_errors, read_json, write_file
 from .._processes import together
 from .._safetensors import check_part, set_parts
 from ..checkpoint import describe, one_of_ours, parameter_types, record_differences, schedule_class, schedule_of
@@ -243,8 +243,8 @@ def _read_record(folder: str) -> Any:
     if not os.path.isfile(path):
         message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
         raise refusal(ValueError, message, folder=folder, files=os.listdir(folder) if os.path.isdir(folder) else None)
-    with open(path, encoding="utf-8") as file, file_errors(path, "The record of the checkpoint"):
-        record = strict_json(file.read())
+    record = read_json(path, "The record of the checkpoint")
+    with file_errors(path, "The record of the checkpoint"):
         version = record["format"]
         files = sorted(record["files"].items()) if version == FORMAT else []
         damaged = damages(folder, files[dist.get_rank() :: dist.get_world_size()])
