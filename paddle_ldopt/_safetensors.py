@@ -27,8 +27,8 @@ FORMAT, VERSION = "paddle_ldopt.optimizer", "1"
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors
 _UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
 _SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # inside a JSON string, the quotes would be escaped
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DTYPES.update({"I64": "int64", "I32": "int32", "BOOL": "bool"})
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES = {**_FLOATS, "I64": "int64", "I32": "int32", "BOOL": "bool"}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _JSON_ARRAYS = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
 
@@ -63,23 +63,26 @@ def read_record(path: str) -> tuple[dict[str, Any], Arrays]:
         try:
             with safetensors.safe_open(path, "np") as header:  # checks types, shapes and the size of the file
                 metadata = header.metadata() or {}
-            if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
-                problem = f"The file is not of `save_optimizer` in format {VERSION}: use the paddle_ldopt that wrote it."
-                raise refusal(ValueError, problem, path=path, **{key: metadata.get(key) for key in ("format", "version")})
+            found = {key: metadata.get(key) for key in ("format", "version")}
+            if found != {"format": FORMAT, "version": VERSION}:
+                advice = "use the paddle_ldopt that wrote it"
+                wrong = f"The file is not of `save_optimizer` in format {VERSION}: {advice}."
+                raise refusal(ValueError, wrong, path=path, **found)
             with open(path, "rb") as file:
                 data = file.read()
             begin = 8 + struct.unpack("<Q", data[:8])[0]
             checksum = _checksum(data[:8], _SUM.sub(_UNSUMMED, data[8:begin]), memoryview(data)[begin:])
             if _SUM.findall(data[8:begin]) != [checksum.encode()]:
-                problem = f"The file is damaged: its checksum is {checksum}."
-                raise refusal(ValueError, problem, path=path, sha256=metadata.get("sha256"))
+                wrong = f"The file is damaged: its checksum is {checksum}."
+                raise refusal(ValueError, wrong, path=path, sha256=metadata.get("sha256"))
             for name, tensor in safetensors.deserialize(data):  # type: ignore[no-untyped-call]
                 dtype = _DTYPES[tensor["dtype"]]
                 values = np.frombuffer(tensor["data"], "uint16" if dtype == "bfloat16" else dtype)
                 arrays[name] = dtype, values.reshape(tensor["shape"])
             return json.loads(metadata["record"], object_pairs_hook=unique_keys), arrays
         except safetensors.SafetensorError as error:
-            raise refusal(ValueError, f"This is no safetensors file, or a damaged one: {error}.", path=path) from None
+            wrong = f"This is no safetensors file, or a damaged one: {error}."
+            raise refusal(ValueError, wrong, path=path) from None
 
 
 def _dumps(value: dict[str, Any]) -> str:
@@ -118,7 +121,7 @@ def to_json(value: Any, where: str) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that `to_json` was given, tuples as lists; raise KeyError or ValueError for anything else."""
+    """Return the value that `to_json` was given, tuples as lists."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -130,10 +133,10 @@ def from_json(value: Any) -> Any:
     return {key: from_json(item) for key, item in value.items()}
 
 
-def check_part(part: Any, state: Any, where: str) -> None:
+def check_part(part: Any, state: Any) -> None:
     """Raise ValueError unless a state has the keys of the state of the schedule or loss scaler `part`."""
     if _keys(state) != (needed := _keys(part.state_dict())):
-        raise ValueError(f"{where} must have the keys {needed}. Received: {shown(_keys(state))}")
+        raise refusal(ValueError, f"The state of {type(part).__name__} must have the keys {needed}.", keys=_keys(state))
 
 
 def _keys(state: Any) -> Any:
@@ -141,7 +144,7 @@ def _keys(state: Any) -> Any:
 
 
 def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Load the states in [(schedule or loss scaler, state)], all or none; return the previous states likewise."""
+    """Load [(schedule or loss scaler, state)], all or none; return the previous states likewise."""
     before = [(part, part.state_dict()) for part, _ in parts]
     try:
         for part, state in parts:

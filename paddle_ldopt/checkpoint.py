@@ -38,15 +38,14 @@ def save_optimizer(
     """Save an optimizer's state in a safetensors file, which can be read without running code.
 
     The file contains the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and a record of
-    class, layers and decay, which `load_optimizer` compares. The file is written completely, or not at all. Parameters
-    are named as in `model`, or as in the `layers` or `name_dict` of the optimizer. Without these, the file has Paddle's
-    names (``linear_0.w_0``), which depend on the objects built before in the process.
+    class, layers and decay, which `load_optimizer` compares. It is written completely, or not at all. Parameters are
+    named as in `model`, or as in the optimizer's `layers` or `name_dict`; without these they have Paddle's names
+    (``linear_0.w_0``), which depend on the objects built before in the process.
 
     Args:
         path (str|os.PathLike): the file, usually ".safetensors". Not a link.
         optimizer (Optimizer): an optimizer of this package, or of `paddle.optimizer` after `apply_layerwise_decay`;
-            wrapped or not. Its whole state must be in this process. With data parallelism, one process saves. With
-            pipeline stages, each process saves its own file.
+            wrapped or not. With data parallelism, one process saves. With pipeline stages, each saves its own file.
         model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
         scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
         step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.
@@ -80,10 +79,7 @@ def save_optimizer(
         "naming": naming,
         "step": _steps_of(inner, states) if step is None else step,
         "with_state": [names[tensor] for tensor in states],
-        **{
-            f"{part}_state": None if it is None else to_json(it.state_dict(), f"The {part}'s state")
-            for part, it in parts.items()
-        },
+        **{f"{kind}_state": part and to_json(part.state_dict(), f"The {kind}'s state") for kind, part in parts.items()},
         "packages": {
             "paddle_ldopt": __version__,
             **{module.__name__: module.__version__ for module in (paddle, np, safetensors)},
@@ -183,9 +179,8 @@ def load_optimizer(
         found = record_differences(record, present)
         others = unfit_masters(inner, {param: by_name.get(name, {}).get(MASTER) for param, name in names.items()})
         if others:
-            found.append(
-                f"the masters of {quoted(map(names.get, others))} do not fit the weights: load the model before"
-            )
+            unfit = quoted(map(names.get, others))
+            found.append(f"the masters of {unfit} do not fit the weights: load the model before")
         if found and strict:
             problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
             raise refusal(ValueError, problem, path=path)
@@ -294,7 +289,7 @@ def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any
         parts = {"scaler": parts["scaler"]}
     to_load = [(part, states[name]) for name, part in parts.items() if part is not None]
     for part, state in to_load:
-        check_part(part, state, f"The state of {type(part).__name__}")
+        check_part(part, state)
     return to_load
 
 
@@ -302,10 +297,7 @@ def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any
 
 
 def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
-    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state.
-
-    With `or_paddles`, it may also be an optimizer of Paddle after `apply_layerwise_decay`.
-    """
+    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state."""
     inner = _compat.unwrap(optimizer)
     if not isinstance(inner, LayerwiseOptimizer) and not (or_paddles and _paddles_class(inner)):
         also = ", or one of paddle.optimizer after `apply_layerwise_decay`" if or_paddles else ""
@@ -403,10 +395,7 @@ def _steps_of(optimizer: Optimizer, states: States) -> Optional[int]:
 def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
     """Raise ValueError unless each state fits; add or drop the count that only a Lamb or Came with schedules has."""
     known = _layouts(optimizer)
-    count = max(
-        (float(values.max()) for own in states.values() for _, values in [own.get(STEP, ("", np.zeros(1)))]),
-        default=0.0,
-    )
+    count = max((float(state[STEP][1].max()) for state in states.values() if STEP in state), default=0.0)
     for param in parameters_of(optimizer):
         layout, state = known[param.name], states.get(param.name)
         _tensors(optimizer, param, layout)  # raises if the present state cannot be replaced

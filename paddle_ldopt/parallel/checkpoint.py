@@ -1,8 +1,7 @@
 """Checkpoints for any layout: saved by any number of processes, loaded by any other.
 
-`paddle.distributed.save_state_dict` writes the tensors. This module gives it the place of each tensor, and adds the
-schedule, checksums and a record of the optimizer. Paddle's own files, `.metadata` and `.distcp`, are pickles. A
-checkpoint that does not fit in one process is refused in all, before anything changes.
+`paddle.distributed.save_state_dict` writes the tensors, in pickles. This module gives it the place of each tensor, and
+adds the schedule, checksums and a record of the optimizer.
 """
 
 import importlib
@@ -143,12 +142,10 @@ def load_checkpoint(
         if schedule is not None and os.path.exists(os.path.join(path, SCHEDULE)):
             schedule_state = _read_pickle(path, SCHEDULE)
         if schedule is not None and same_schedule:
-            check_part(schedule, schedule_state, "The schedule's state")
+            check_part(schedule, schedule_state)
             set_parts(set_parts([(schedule, schedule_state)]))  # try it, then restore: another process may refuse
-        return (state, schedule, schedule_state, same_schedule, saved, found), (
-            set(state),
-            digest(os.path.join(path, RECORD)),
-        )
+        own = state, schedule, schedule_state, same_schedule, saved, found
+        return own, (set(state), digest(os.path.join(path, RECORD)))
 
     (state, schedule, schedule_state, same_schedule, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
@@ -177,7 +174,7 @@ def load_checkpoint(
 
 
 def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tuple[str, Any, dict[str, str]]:
-    """Return the folder, the network's weights, and structured name -> name in the checkpoint."""
+    """Return the folder, the weights, and structured name -> name in the checkpoint."""
     folder = checked_path(folder, "folder")
     _compat.checked_model(network, "network")
     if not hasattr(network, "sharded_state_dict"):

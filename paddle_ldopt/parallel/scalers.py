@@ -1,7 +1,6 @@
-"""Loss scalers, which keep float16 gradients from vanishing and overflowing.
+"""Loss scalers, which keep float16 gradients from vanishing and overflowing, on every device.
 
-They run on every device. `paddle.amp.GradScaler` disables itself on a CPU (grad_scaler.py of 3.3.1, line 134) and, if
-dynamic, unless the autocast type is float16 (line 226).
+`paddle.amp.GradScaler` disables itself on a CPU and, if dynamic, unless the autocast type is float16.
 """
 
 from typing import Any, Optional

@@ -335,7 +335,7 @@ def test_the_newest_checkpoint_stays_though_its_files_are_the_oldest(copied):
 def test_a_run_that_goes_on_from_an_earlier_checkpoint_is_the_one_that_is_resumed(copied, monkeypatch):
     said = []
     logger = types.SimpleNamespace(info=len, warning=said.append)
-    monkeypatch.setattr("paddle_ldopt.trainer.shared.logger_of", lambda trainer: logger)
+    monkeypatch.setattr("paddle_ldopt.trainer.resume.logger_of", lambda trainer: logger)
     old = {step: contents(copied / f"checkpoint-{step}") for step in (2, 4, 6)}
     again = {"resume": str(copied / "checkpoint-2"), "learning_rate": 1e-5, "save_total_limit": 3}
     run(copied, **again, max_steps=3)

@@ -27,7 +27,7 @@ from paddle_ldopt.trainer import (
     ScheduleCallback,
     resume,
 )
-from paddle_ldopt.trainer.shared import logger_of
+from paddle_ldopt.trainer.resume import logger_of
 
 EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 
