@@ -1,7 +1,6 @@
 """Files: checks of paths, complete writes, checksums, strict JSON, YAML. No Paddle."""
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -28,10 +27,6 @@ def checked_path(path: Any, argument: str = "path") -> str:
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
         raise refusal(TypeError, f"`{argument}` must be a path: a str or an os.PathLike of one.", **{argument: path})
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError as error:
-        raise refusal(ValueError, f"`{argument}` must be a path ({error.reason}).", **{argument: path}) from error
     return name
 
 
@@ -46,8 +41,6 @@ def write_file(path: str, parts: Iterable[Any]) -> None:
     """Write bytes and arrays to a regular file, completely and to the disk, or not at all."""
     check_regular(path)
     folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "The folder does not exist", folder)
     unfinished = os.path.join(folder, f".ldopt-{secrets.token_hex(8)}.part")
     try:
         with open(unfinished, "xb") as file:
@@ -109,10 +102,7 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 @contextlib.contextmanager
 def file_errors(path: Path, content: str, checks: bool = False) -> Iterator[None]:
-    """Turn every error in reading the `content` of a file, such as "The record", into a ValueError with its path.
-
-    With `checks`, a ValueError is the result of a check and stays as it is.
-    """
+    """Turn every error in reading a file into a ValueError with its path; with `checks`, a ValueError passes."""
     try:
         yield
     except RecursionError:

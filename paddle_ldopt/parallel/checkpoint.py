@@ -154,9 +154,8 @@ def load_checkpoint(
         raise ValueError(f"{message} Received: {RECORD} with [bytes, CRC-32] {shown(list(digests))} in the processes")
     unused = sorted(set(saved).difference(*loaded))
     if unused and strict:
-        message = "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that"
-        todo = "are frozen here. Build the same network and optimizer, or give strict=False."
-        raise ValueError(f"{message} {todo} Received: nothing for {quoted(unused)}")
+        message = "The checkpoint has more tensors: build the same network and optimizer, freeze the same layers,"
+        raise ValueError(f"{message} or give strict=False. Received: nothing for {quoted(unused)}")
     # Paddle keeps a list of the files of each folder, which may have changed
     importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
@@ -175,15 +174,14 @@ def load_checkpoint(
 
 def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tuple[str, Any, dict[str, str]]:
     """Return the folder, the weights, and structured name -> name in the checkpoint."""
-    folder = checked_path(folder, "folder")
-    _compat.checked_model(network, "network")
+    folder, network = checked_path(folder, "folder"), _compat.unwrap_model(_compat.checked_model(network, "network"))
     if not hasattr(network, "sharded_state_dict"):
         raise refusal(RuntimeError, "Checkpoints for any layout need Paddle 3.2 or later.", paddle=paddle.__version__)
-    for param in _compat.unwrap_model(network).parameters():
+    for param in network.parameters():
         if param.is_dist() and list(param._local_shape) != list(param.shape):
             message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
             raise refusal(ValueError, message, name=param.name, shape=list(param.shape), here=list(param._local_shape))
-    weights = _compat.unwrap_model(network).sharded_state_dict()
+    weights = network.sharded_state_dict()
     names = {name: name if rename is None else rename(name) if callable(rename) else None for name in weights}
     if not all(isinstance(name, str) for name in names.values()) or len(set(names.values())) < len(names):
         raise refusal(TypeError, "`rename` must be a function that gives each parameter its own name.", names=names)

@@ -18,10 +18,7 @@ from .scalers import LossScaler, as_scaler
 
 
 class MicroBatches:
-    r"""Set the gradients of a step: sums over micro-batches of the gradients of scaled losses.
-
-    With `per_token` a loss is a pair: the sum over tokens, and their number.
-    """
+    """Set the gradients of a step: sums over micro-batches of the gradients of scaled losses."""
 
     def __init__(self, groups: ProcessGroups, count: int, per_token: bool) -> None:
         network = groups.network
@@ -63,7 +60,6 @@ class MicroBatches:
         self._next_shapes = shapes
 
     def forward_backward(self, inputs: tuple[Any, ...], scaler: LossScaler) -> None:
-        """Run forward and backward over the micro-batches of checked inputs."""
         self._tokens, self._shapes = [], self._next_shapes
         if self._pipeline_layer is not None:
             self._loss_function = self._pipeline_layer._loss_fn[0]
@@ -82,10 +78,7 @@ class MicroBatches:
         self._loss = loss.detach().astype("float32").reshape([1])
 
     def mean(self) -> tuple[paddle.Tensor, float]:
-        """Return the mean loss, shape [], and the factor that turns the gradients into a mean, still scaled.
-
-        Both are means over micro-batches and processes, or over tokens.
-        """
+        """Return the mean loss, shape [], and the factor that turns the gradients into a mean, still scaled."""
         groups = self._groups
         if not self._per_token:
             loss = sum_of_processes(groups.data_groups, self._loss) / groups.data_ranks
@@ -126,11 +119,9 @@ class MicroBatches:
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         loss, tokens = result if is_pair and self._per_token else (result, None)
         if is_pair < self._per_token or not isinstance(loss, paddle.Tensor) or loss.size != 1:
-            message = (
-                "A loss must be a Tensor of one element, with `calculate_per_token_loss` a pair: the sum over tokens,"
-            )
+            message = "A loss must be a Tensor of one element, with `calculate_per_token_loss` a pair: the sum and the"
             kind = {"type": type(loss).__name__, "shape": getattr(loss, "shape", None)}
-            raise refusal(TypeError, f"{message} and their number.", **kind)
+            raise refusal(TypeError, f"{message} number of tokens.", **kind)
         if self._per_token:
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
             self._tokens.append(tokens.astype("float32").reshape([1]))
@@ -153,10 +144,10 @@ class StepOutput(NamedTuple):
     """The results of a step, the same in all processes.
 
     Args:
-        loss: mean over micro-batches and data-parallel processes, or over tokens; float32 of shape [].
-        overflow: whether a gradient was not finite; bool of shape [].
-        loss_scale: the scale of this step; float32 of shape [].
-        learning_rate: the optimizer's rate in this step; float32 of shape [].
+        loss: mean over micro-batches and data-parallel processes, or over tokens.
+        overflow: whether a gradient was not finite; bool of shape [], the others float32 of shape [].
+        loss_scale: the scale of this step.
+        learning_rate: the optimizer's rate in this step.
         global_norm: the norm before clipping, inf after an overflow; None without clipping.
     """
 
@@ -200,14 +191,14 @@ class PipelineWithLossScale:
     .. math::
         l = \frac{\sum n_i}{\sum d_i} \qquad g = \frac{1}{s} \frac{\sum \nabla (s\, n_i)}{\sum d_i}
 
-    Pipeline stages follow the 1F1B schedule of Paddle's engine. Without a pipeline, the formula is the same: in one
-    process, and with data parallelism, tensor parallelism and sharding stage 1. Call it with this process's inputs,
-    whose first dimension is split into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss
-    function, ``step(*inputs)`` for any other network, which returns its loss.
+    Stages follow the 1F1B schedule of Paddle's engine. The formula is the same in one process, and with data or tensor
+    parallelism and sharding stage 1. Call it with this process's inputs, whose first dimension is split into
+    micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss function, ``step(*inputs)`` for any
+    other network, which returns its loss.
 
-    An overflow in any process changes the scale only. A bad argument of a call, and without pipeline stages any error,
-    is raised in all processes before anything changes. Another error of a pipeline stage is raised there only, and the
-    other stages end when communication times out: restart from the last checkpoint.
+    An overflow in any process changes the scale only. A bad argument, and without pipeline stages any error, is raised
+    in all processes before anything changes. Another error of a stage is raised there only, and the other stages end
+    when communication times out: restart from the last checkpoint.
 
     Each update also **advances the schedule** of the learning rate: do not call its `step`. The caller steps a schedule
     that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau).
@@ -335,11 +326,11 @@ class PipelineWithLossScale:
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state, for a resume together with the states of network and optimizer."""
+        """Return the scaler's state."""
         return {"scaler": self.scaler.state_dict()}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state with a scaler of the same class, after the states of network and optimizer."""
+        """Load a state, after the states of network and optimizer."""
         self.scaler.set_state_dict(checked_state(state_dict).get("scaler", state_dict))
         self._epoch = None
 

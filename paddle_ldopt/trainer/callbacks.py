@@ -83,8 +83,8 @@ def all_layers_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
 class ScheduleCallback(Callback):
     """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
-    A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. A resume
-    shows the whole schedule again. Only the main process prints and writes.
+    A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. Only the
+    main process prints and writes.
 
     Args:
         path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th
@@ -209,10 +209,9 @@ class GradualUnfreezeCallback(Callback):
 class StopOnSigterm(Callback):
     """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before killing a job.
 
-    In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
-    the shell's code for the signal. A second signal ends the process immediately. The callback listens within
-    ``with stop:``, in the main thread. `asked` is True after the signal. Several processes agree after each step, so
-    that all of them save the same step, whichever got the signal first.
+    In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``. A
+    second signal ends it immediately. The callback listens within ``with stop:``, in the main thread. `asked` is True
+    after the signal. Several processes agree after each step and save the same one.
 
     Examples:
         >>> from paddle_ldopt.trainer import StopOnSigterm

@@ -71,8 +71,8 @@ class LdoptTrainerMixin(ResumeMixin):
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
-        ValueError: from `train`, before anything is loaded or changed: `optimizers` that contradict the arguments or
-            each other, an incompatible checkpoint. During training: an evaluation without the metric of the schedule.
+        ValueError: from `train`, before anything changes: `optimizers` that contradict the arguments or each other, an
+            incompatible checkpoint. During training: an evaluation without the metric of the schedule.
 
     Examples:
         >>> from paddlenlp.trainer import Trainer

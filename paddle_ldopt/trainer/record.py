@@ -60,11 +60,8 @@ def check_complete(folder: str) -> None:
         state = f"is damaged: {problem}"
     else:
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of damaged checkpoints
-        valid = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
-    advice = f"Resume from the last valid checkpoint, {valid}." if valid else "There is no valid checkpoint beside it."
-    raise refusal(ValueError, f"The checkpoint {state}. {advice}", resume_from_checkpoint=folder)
+    advice = "train(resume_from_checkpoint=True) takes the last valid one."
+    raise refusal(ValueError, f"The checkpoint {state}: {advice}", resume_from_checkpoint=folder)
 
 
 def _damage(folder: str) -> Optional[str]:

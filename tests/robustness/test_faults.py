@@ -145,7 +145,7 @@ def test_if_all_are_damaged_there_is_none(copied):
         truncate(copied / f"checkpoint-{step}/optimizer.pdopt")
     with pytest.warns(UserWarning, match="damaged"), pytest.raises(ValueError, match="No valid checkpoint found"):
         run(copied, resume=True)
-    with pytest.raises(ValueError, match="There is no valid checkpoint beside it. Received"):
+    with pytest.raises(ValueError, match="takes the last valid one. Received"):
         run(copied, resume=str(copied / "checkpoint-6"))
 
 
