@@ -5,6 +5,7 @@ docs/checkpoints.md specifies the format.
 """
 
 import collections
+import functools
 import hashlib
 import json
 import math
@@ -30,6 +31,7 @@ _SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # inside a JSON string, the qu
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _DTYPES = {**_FLOATS, "I64": "int64", "I32": "int32", "BOOL": "bool"}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_dumps = functools.partial(json.dumps, separators=(",", ":"), allow_nan=False)
 _JSON_ARRAYS = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
 
 
@@ -85,10 +87,6 @@ def read_record(path: str) -> tuple[dict[str, Any], Arrays]:
             raise refusal(ValueError, wrong, path=path) from None
 
 
-def _dumps(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
 def _checksum(*parts: Any) -> str:
     checksum = hashlib.sha256()
     for part in parts:
@@ -133,12 +131,6 @@ def from_json(value: Any) -> Any:
     return {key: from_json(item) for key, item in value.items()}
 
 
-def check_part(part: Any, state: Any) -> None:
-    """Raise ValueError unless a state has the keys of the state of the schedule or loss scaler `part`."""
-    if _keys(state) != (needed := _keys(part.state_dict())):
-        raise refusal(ValueError, f"The state of {type(part).__name__} must have the keys {needed}.", keys=_keys(state))
-
-
 def _keys(state: Any) -> Any:
     return {key: _keys(value) for key, value in state.items()} if isinstance(state, dict) else None
 
@@ -146,6 +138,10 @@ def _keys(state: Any) -> Any:
 def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Load [(schedule or loss scaler, state)], all or none; return the previous states likewise."""
     before = [(part, part.state_dict()) for part, _ in parts]
+    for (part, state), (_, present) in zip(parts, before):
+        if _keys(state) != _keys(present):
+            wrong = f"The state of {type(part).__name__} must have the keys {_keys(present)}."
+            raise refusal(ValueError, wrong, keys=_keys(state))
     try:
         for part, state in parts:
             _set_part(part, state)

@@ -20,7 +20,7 @@ from . import _compat
 from ._checks import checked_bool, checked_int, differences, quoted, refusal, wrong_type
 from ._compat import MASTER, dtype_name, parameters_of
 from ._files import Path, checked_path, file_errors
-from ._safetensors import Arrays, check_part, from_json, read_record, set_parts, to_json, write_record
+from ._safetensors import Arrays, from_json, read_record, set_parts, to_json, write_record
 from .layers.decay import OPTIONS
 from .optimizers import LayerwiseOptimizer
 from .optimizers.apply import plain_class
@@ -279,7 +279,7 @@ def _parts(optimizer: Optimizer, scaler: Any) -> dict[str, Any]:
 
 
 def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Return [(schedule or loss scaler, its state in the file)], checked."""
+    """Return [(schedule or loss scaler, its state in the file)]."""
     states = {name: from_json(record[f"{name}_state"]) for name in parts}
     if (parts["scaler"] is None) != (states["scaler"] is None):
         problem = "`scaler` must be given if and only if one was saved."
@@ -287,10 +287,7 @@ def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any
     schedule = parts["schedule"]
     if schedule is not None and schedule_class(record) != type(schedule).__name__:
         parts = {"scaler": parts["scaler"]}
-    to_load = [(part, states[name]) for name, part in parts.items() if part is not None]
-    for part, state in to_load:
-        check_part(part, state)
-    return to_load
+    return [(part, states[name]) for name, part in parts.items() if part is not None]
 
 
 # ---- the optimizer's state

@@ -19,7 +19,7 @@ from .._checks import checked_bool, quoted, refusal, shown
 from .._compat import unwrap, wrappers
 from .._files import checked_path, damages, digest, file_errors, read_json, write_file
 from .._processes import together
-from .._safetensors import check_part, set_parts
+from .._safetensors import set_parts
 from ..checkpoint import describe, one_of_ours, parameter_types, record_differences, schedule_class, schedule_of
 from ..schedules.warmup import resume_at, step_of_state
 from .gradients import check_same_options
@@ -142,7 +142,6 @@ def load_checkpoint(
         if schedule is not None and os.path.exists(os.path.join(path, SCHEDULE)):
             schedule_state = _read_pickle(path, SCHEDULE)
         if schedule is not None and same_schedule:
-            check_part(schedule, schedule_state)
             set_parts(set_parts([(schedule, schedule_state)]))  # try it, then restore: another process may refuse
         own = state, schedule, schedule_state, same_schedule, saved, found
         return own, (set(state), digest(os.path.join(path, RECORD)))

@@ -37,7 +37,6 @@ class LossScaler:
 
     def update(self, overflow: bool) -> None:
         """Adapt the scale after a step; `overflow` says whether a gradient in any process was not finite."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resume."""
@@ -60,7 +59,7 @@ class LossScaler:
 
 
 class FixedLossScaler(LossScaler):
-    """A constant loss scale: for bfloat16 and float32, where 1 is enough.
+    """A constant loss scale: for bfloat16 and float32, where 1 is enough. Steps that overflow are skipped.
 
     Args:
         loss_scale_value (float): the scale, finite and above 0.
@@ -74,9 +73,6 @@ class FixedLossScaler(LossScaler):
 
     Source: ``mindspore.nn.FixedLossScaleUpdateCell``.
     """
-
-    def update(self, overflow: bool) -> None:
-        """Keep the scale. The training step still skips an update that overflowed."""
 
 
 class DynamicLossScaler(LossScaler):
