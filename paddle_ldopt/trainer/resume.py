@@ -19,6 +19,8 @@ from .._processes import together
 from ..config import name_of
 from . import record
 
+__all__ = ["Args", "Control", "ResumeMixin", "State", "Trainer"]
+
 if TYPE_CHECKING:  # PaddleNLP's stand for PaddleFormers' too
     from paddlenlp.trainer import Trainer
     from paddlenlp.trainer import TrainerControl as Control
