@@ -270,7 +270,6 @@ class GradientAccumulator:
 
 
 def _gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[Any]], list[Any]]:
-    """Return names, parameters and gradients of a model, or None, None and the list."""
     if isinstance(source, (list, tuple)):
         return None, None, list(source)
     if not isinstance(source, paddle.nn.Layer):
@@ -341,7 +340,6 @@ def _experts(parameters: Optional[list[Any]], count: int) -> set[int]:
 
 
 def _check_parts(parts: list[_Part]) -> None:
-    """Raise if no process has a gradient, or if processes differ in parameters, types or reductions."""
     if not any(part.count and part.slots for part in parts):
         raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
     called = {rank: part for rank, part in enumerate(parts) if part.slots}

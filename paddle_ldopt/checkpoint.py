@@ -233,7 +233,7 @@ def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Itera
 
 
 def record_differences(saved: Record, present: Record) -> list[str]:
-    """Return sentences for the `differences` between two records of `describe`, of which `saved` comes from a file."""
+    """Return sentences for the differences between a saved record of `describe` and the present one."""
     settings = []
     for record in (saved, present):
         parameters, common = record["parameters"], saved["parameters"].keys() & present["parameters"].keys()
@@ -245,12 +245,10 @@ def record_differences(saved: Record, present: Record) -> list[str]:
 
 
 def schedule_class(record: Record) -> Optional[str]:
-    """Return the name of the schedule's class in a record, or None."""
     return record["schedule"] and record["schedule"]["class"]
 
 
 def parameter_types(record: Record) -> dict[str, str]:
-    """Return name -> type and shape of the parameters in a record."""
     return {name: f"{entry['dtype']} {entry['shape']}" for name, entry in record["parameters"].items()}
 
 
@@ -267,7 +265,6 @@ def _chosen(decay: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
-    """Return the schedule of an optimizer, or None."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, LRScheduler) else None
 
@@ -279,7 +276,6 @@ def _parts(optimizer: Optimizer, scaler: Any) -> dict[str, Any]:
 
 
 def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Return [(schedule or loss scaler, its state in the file)]."""
     states = {name: from_json(record[f"{name}_state"]) for name in parts}
     if (parts["scaler"] is None) != (states["scaler"] is None):
         problem = "`scaler` must be given if and only if one was saved."
@@ -330,7 +326,7 @@ def _whole_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple[dict[str, str], str]:
-    """Return ``param.name`` -> name in a file, and "structured" if these are the model's names, else "paddle"."""
+    """Return ``param.name`` -> name in a file, and "structured" or "paddle", whose names these are."""
     known = optimizer.structured_names
     if model is not None:
         known = _compat.name_dict_of(_compat.unwrap_model(_compat.checked_model(model)))
@@ -353,7 +349,6 @@ def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _compat.StateForm]]:
 
 
 def _states_of(optimizer: Optimizer) -> States:
-    """Return the state of all parameters that have one."""
     refresh_masters(optimizer, parameters_of(optimizer))  # of weights written after the last step
     states, known = {}, _layouts(optimizer)
     for param in parameters_of(optimizer):
@@ -366,7 +361,7 @@ def _states_of(optimizer: Optimizer) -> States:
 def _tensors(
     optimizer: Optimizer, param: paddle.Tensor, layout: Mapping[str, Any]
 ) -> Optional[dict[str, paddle.Tensor]]:
-    """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or None."""
+    """Return a parameter's state; before its first update, the state that Paddle loaded, or None."""
     owner = optimizer._master_weights.get(param.name, param) if MASTER in layout else param
     tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
     live, waiting = param.name in optimizer._already_create_accumulator, optimizer._accumulators_holder

@@ -261,7 +261,6 @@ def _saved_tensors(folder: str) -> dict[str, str]:
 
 
 def _read_pickle(folder: str, name: str) -> Any:
-    """Return the object in a file of `paddle.save`; raise ValueError if it cannot be read."""
     try:
         return paddle.load(os.path.join(folder, name))
     except Exception as error:  # damaged pickles fail in every way

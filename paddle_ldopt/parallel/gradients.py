@@ -165,7 +165,6 @@ class Gradients:
         self._trained = trained
 
     def parameters(self) -> list[paddle.Tensor]:
-        """Return the parameters trained at present, in the optimizer's order."""
         return [param for param in self._listed() if not param.stop_gradient]
 
     def unscale(self, factor: float) -> bool:
@@ -210,7 +209,6 @@ class Gradients:
             fused_allreduce_gradients_with_group(params, groups.data_group, scale=1.0 / groups.data_group.nranks)
 
     def _counted(self) -> list[paddle.Tensor]:
-        """Return the parameters in the norm."""
         params = self.parameters()
         if self._groups.sharding_optimizer is not None:
             params = self._groups.sharding_optimizer.filter_parameters(params, self._groups.topology)

@@ -42,7 +42,6 @@ class MicroBatches:
         self._tokens: list[Any] = []  # tokens of each micro-batch of the last step, in the stage of the loss
 
     def check(self, inputs: tuple[Any, ...]) -> None:
-        """Raise unless a step can run on these inputs."""
         if self._pipeline_layer is not None and len(inputs) < 2:
             raise refusal(TypeError, "A PipelineLayer's step takes inputs and labels.", inputs=len(inputs))
         tensors = [value for value in paddle.utils.flatten(inputs) if value is not None]

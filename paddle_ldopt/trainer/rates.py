@@ -154,7 +154,6 @@ class LdoptTrainerMixin(ResumeMixin):
         return self.optimizer
 
     def _freeze(self, layers: LayerMap, decay: LayerDecay) -> None:
-        """Set `stop_gradient` of the parameters whose ratio is 0."""
         params, ratios = self.model.parameters(), layers.ratios(decay)
         frozen = [p for p in params if not p.stop_gradient and ratios[layers.name_of(p.name)] == 0]
         for param in frozen:
@@ -299,7 +298,7 @@ class LdoptTrainerMixin(ResumeMixin):
 
 
 def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler], args: Args) -> None:
-    """Raise if an optimizer contradicts the Trainer's schedule, or the `optim` or the decay of its arguments."""
+    """Raise if an optimizer contradicts the Trainer's schedule or arguments."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
     name, source = type(optimizer).__name__, optimizer._learning_rate
@@ -321,7 +320,7 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
 
 
 def builds_schedule(args: Any) -> bool:
-    """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
+    """Return whether the Trainer lacks the kind of schedule, or `lr_scheduler_kwargs` are given."""
     kind = name_of(args.lr_scheduler_type)
     return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
 
@@ -356,7 +355,7 @@ def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
 
 
 class OwnRate(LRScheduler):
-    """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
+    """The schedule of an optimizer that sets its own rate: it only reports the rate."""
 
     def __init__(self, optimizer: Optimizer):
         self.optimizer = unwrap(optimizer)

@@ -92,7 +92,7 @@ def check_writable(output_dir: str) -> None:
 
 
 def last_checkpoint(output_dir: Path) -> Optional[str]:
-    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, or None if there is none.
+    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, or None.
 
     Incomplete checkpoints are skipped, damaged checkpoints with a warning.
     """
@@ -127,7 +127,6 @@ def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str
 
 
 def _complete(output_dir: str) -> list[tuple[int, str]]:
-    """Return (step, folder) of the complete checkpoints, by step."""
     checkpoints = []
     for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
         match, folder = _NUMBERED.match(name), os.path.join(output_dir, name)
