@@ -15,7 +15,7 @@ from paddle.optimizer import Optimizer
 
 from .. import _compat
 from .._checks import refusal, wrong_type
-from .._processes import Outcome, gathered, together
+from .._processes import gathered
 
 # settings of an engine that let it reduce gradients during backward
 _OVERLAPS = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
@@ -86,18 +86,24 @@ class ProcessGroups:
             raise RuntimeError(f"{message} {advice} Received: {received}") from error
         return reduced.item()
 
+    def agree(self, error: Optional[Exception]) -> None:
+        """Raise the error of this process, or RuntimeError if another process has one."""
+        failed = self.greatest(0 if error is None else dist.get_rank() + 1, error)  # faster than exchanging objects
+        if error is not None:
+            raise error
+        if failed:
+            message = "The step failed in another process and was undone in all: see the error of that process."
+            raise RuntimeError(f"{message} Received: an error in process {failed - 1}")
+
     def together(self, act: Callable[[], Any]) -> Any:
         """Return the result of `act()`; an error in one process is raised in all."""
-
-        def tell(mine: Outcome) -> list[Outcome]:
-            error, result = mine  # exchanged as a number, which is faster than objects
-            failed = self.greatest(0 if error is None else dist.get_rank() + 1, error)
-            if error is None and failed:
-                message = "The step failed in another process and was undone in all: see the error of that process."
-                error = RuntimeError(f"{message} Received: an error in process {failed - 1}")
-            return [(error, result)]
-
-        return together(lambda: (act(), None), tell)[0]
+        result, error = None, None
+        try:
+            result = act()
+        except Exception as raised:
+            error = raised
+        self.agree(error)
+        return result
 
 
 def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
@@ -249,13 +255,9 @@ class Gradients:
         inner, agreed = _compat.unwrap(self._groups.optimizer), list[bool]()
 
         def agree(error: Optional[Exception] = None) -> None:
-            def raise_own() -> None:
-                if error is not None:
-                    raise error
-
             if not agreed:
                 agreed.append(True)
-                self._groups.together(raise_own)
+                self._groups.agree(error)
 
         inner.agree = agree  # our optimizers call it between their checks and the update
         try:
