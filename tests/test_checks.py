@@ -80,19 +80,17 @@ def test_an_argument_with_two_names_is_given_once():
 def test_an_option_that_declares_nothing_is_a_number_from_0():
     option = Option(1, "a doc")
     assert option.span == "[0, inf)" and option.checked(np.ones([1]), "x") == 1.0
-    assert not (option.optional or option.group or option.tensor) and option.argument
+    assert not (option.optional or option.group) and option.argument and option.in_rule
     assert not (option.called or option.setting or option.values or option.read or option.check)
     refuses("`x` must be in [0, inf). Received: x=-1", option.checked, -1, "x")
     refuses("`x` must be a number. Received: x=None", option.checked, None, "x", error=TypeError)
 
 
 def test_an_option_is_checked_by_its_declaration():
-    number = Option(1.0, "a doc", high=1.0, ends="[)", optional=True, called="y", tensor=True)
+    number = Option(1.0, "a doc", high=1.0, ends="[)", optional=True, called="y")
     assert number.span == "[0, 1) or None" and number.checked(None, "x") is None
     assert type(number.checked(0, "x")) is float
-    tensor = paddle.to_tensor([0.5])
-    assert number.checked(tensor, "x") is tensor
-    assert Option(1.0, "a doc").checked(tensor, "x") == 0.5
+    assert number.checked(paddle.to_tensor([0.5]), "x") == 0.5
     for value in (1.0, paddle.ones([1])):
         refuses("`y` must be in [0, 1). Received: y=", number.checked, value, "x")
     read = Option(1.0, "a doc", read=lambda value, name: (value or 0) - 1)
@@ -102,14 +100,3 @@ def test_an_option_is_checked_by_its_declaration():
     assert flag.span == "a bool" and flag.checked(False, "x") is False
     refuses("`x` must be a bool. Received: x=1", flag.checked, 1, "x", error=TypeError)
     assert Option(True, "a doc", check=checked_bool, values="an apple").span == "an apple"
-
-
-def test_a_number_of_a_static_graph_is_known_at_run_time_only():
-    paddle.enable_static()
-    try:
-        with paddle.static.program_guard(paddle.static.Program()):
-            number = paddle.static.data("number", [1])
-            assert Option(1.0, "a doc", tensor=True).checked(number, "x") is number
-            refuses("`x` must be a number. Received: x=", Option(1.0, "a doc").checked, number, "x", error=TypeError)
-    finally:
-        paddle.disable_static()

@@ -141,7 +141,7 @@ def test_bfloat16_parameters_with_masters():
         ({"use_muon": lambda p: True}, "updates matrices.*Received: use_muon=True for"),
         ({"use_muon": True}, "must be a function of a parameter.*Received: use_muon=True"),
         ({"ns_steps": 0}, "`ns_steps` must be at least 1"),
-        ({"ns_coefficients": (1, 2)}, "must be three numbers"),
+        ({"ns_coefficients": (1, 2)}, "must be a tuple of 3 numbers"),
         ({"adjust_lr": "none"}, "`adjust_lr` must be one of 'match_rms_adamw', 'original'"),
         ({"ns_dtype": "float16"}, "`ns_dtype` must be one of"),
     ],

@@ -134,7 +134,7 @@ def test_a_resume_into_an_optimizer_that_has_taken_steps():
     early = {k: v.clone() for k, v in opt.state_dict().items()}
     take_steps(opt, params, grads[1:3])
     assert opt.get_lr() == RATES[3]
-    opt.load_state_dict(early)
+    opt.set_state_dict(early)
     assert opt.get_lr() == RATES[1]
     take_steps(opt, params, grads[1:3])
     assert opt.get_lr() == RATES[3]

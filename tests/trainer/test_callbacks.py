@@ -329,7 +329,6 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
     rates.applied_rates(optimizer), rates.applied_rates(optimizer, 0.1)
     (
         rates.next_rate(optimizer),
-        layerwise_interface(optimizer).last_used_lr(),
         layerwise_interface(optimizer).lr_divisor(3),
     )
     peak_of(schedule)
