@@ -7,8 +7,18 @@ import paddle
 
 from .._checks import Option, as_float, checked_number, checked_state, checked_steps, refusal
 from .._compat import is_called_by
-from .curves import OptimizerOrRate, Schedule, attach, checked_peak
-from .factory import Bool, NonNegative, Steps, checks_arguments, choice, schedule
+from .factory import (
+    Bool,
+    NonNegative,
+    OptimizerOrRate,
+    Schedule,
+    Steps,
+    attach,
+    checked_peak,
+    checks_arguments,
+    choice,
+    schedule,
+)
 
 Factor = Annotated[float, Option(high=1.0, ends="()")]  # of a reduction
 Mode = Annotated[str, choice("min", "max")]

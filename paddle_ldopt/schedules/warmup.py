@@ -7,8 +7,7 @@ from typing import Any, Callable, Optional, Union
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_number, checked_state, checked_steps, refusal
-from .curves import CurveSchedule, Schedule
-from .factory import Bool, LastStep, NonNegative, Positive, Steps, checks_arguments
+from .factory import Bool, CurveSchedule, LastStep, NonNegative, Positive, Schedule, Steps, checks_arguments
 from .metric import MetricSchedule
 
 

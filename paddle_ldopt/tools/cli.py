@@ -19,7 +19,7 @@ from ..layers.decay import OPTIONS, LayerDecay
 from ..layers.layer import Layer
 from ..layers.map import LayerMap
 from ..plots import Series, check_picture, plot_schedule, text_plot
-from ..schedules import CurveSchedule, get_scheduler
+from ..schedules import ON_METRIC, CurveSchedule, get_scheduler
 from ..schedules.factory import SCHEDULES
 from . import memory
 from .memory import MODEL, load_model
@@ -130,7 +130,7 @@ def _layers(options: argparse.Namespace, model: Any) -> LayerMap:
 
 
 def _add_schedule(add: Callable[..., argparse.Action]) -> None:
-    kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
+    kinds = ", ".join(kind for kind in SCHEDULES if kind not in ON_METRIC)
     add("--lr_scheduler_type", required=True, metavar="KIND", help=f"schedule: {kinds}")
     add("--max_steps", type=_steps, required=True, help="number of optimizer steps")
     add("--warmup_steps", type=_steps, default=0, help="number of warm-up steps")
@@ -166,7 +166,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot, "--plot")
     kind, rate = checked_choice(options.lr_scheduler_type, "--lr_scheduler_type", SCHEDULES), options.learning_rate
-    if SCHEDULES[kind].on_metric:
+    if kind in ON_METRIC:
         problem = "`--lr_scheduler_type` must be a schedule that follows no metric."
         raise refusal(ValueError, problem, **{"--lr_scheduler_type": kind})
     checked_int(options.max_steps, "--max_steps", 1)
