@@ -31,6 +31,7 @@ from .curves import (
     get_linear_schedule_with_warmup,
     get_polynomial_decay_schedule_with_warmup,
     get_wsd_schedule,
+    rates_of,
 )
 from .factory import (
     ON_METRIC,
@@ -43,7 +44,6 @@ from .factory import (
     SchedulerType,
     Steps,
     get_scheduler,
-    rates_of,
     schedule,
     scheduled,
 )

@@ -9,6 +9,8 @@ import math
 import warnings
 from typing import Annotated, Callable, Optional
 
+from paddle.optimizer.lr import LambdaDecay, LRScheduler
+
 from .._checks import checked_number, problem, refusal
 from .factory import (
     Curve,
@@ -27,11 +29,18 @@ from .factory import (
 )
 
 
+def rates_of(schedule: LRScheduler, num_steps: int) -> Optional[list[float]]:
+    """Return the rates of steps 0 to `num_steps` - 1; None for schedules without a formula."""
+    factor = schedule.curve if isinstance(schedule, CurveSchedule) else None
+    if type(schedule) is LambdaDecay:  # all schedules of PaddleNLP's Trainer
+        factor = schedule.lr_lambda
+    return factor and [schedule.base_lr * factor(step) for step in range(num_steps)]
+
+
 def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: int) -> int:
     """Return the training steps left after `phases`; `other` is the option that may replace `num_training_steps`."""
     if num_training_steps is None:
-        needed = f"Either num_training_steps or {other} must be specified."
-        raise refusal(ValueError, needed, num_training_steps=None, **{other: None})
+        raise refusal(ValueError, f"Either num_training_steps or {other} must be specified.", **{other: None})
     steps = num_training_steps - sum(phases.values())
     if steps < 0:
         longer = "The schedule is longer than the training: shorten its phases, or train longer."
@@ -39,16 +48,9 @@ def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: 
     return steps
 
 
-def checked_fraction(name: str, value: float, peak: float) -> float:
-    return checked_number(value, name, 0.0, peak) / peak
-
-
 def wave(progress: float, cycles: float) -> float:
     """Return the factor of a wave from 1 to 0 and back, after a fraction of `cycles` waves."""
     return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
-
-
-# ---- constant, linear, polynomial, inverse square root
 
 
 @schedule("constant")
@@ -94,9 +96,8 @@ class Polynomial(Curve):
     end: float = 0.0
 
     def _after(self, k: int) -> float:
-        if k > self.decay:
-            return self.end
-        return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
+        fall = (1 - k / (self.decay or 1)) ** self.power if k <= self.decay else 0.0
+        return (1.0 - self.end) * fall + self.end
 
 
 @schedule("linear")
@@ -170,9 +171,6 @@ def get_inverse_sqrt_schedule(
     """
     scale = (num_warmup_steps or 10_000) if timescale is None else timescale
     return scheduled(optimizer, InverseSqrt(num_warmup_steps, scale), last_epoch)
-
-
-# ---- along a cosine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,21 +313,18 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     """
     decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
     floor = _floor(optimizer, min_lr, min_lr_rate)
-    curve = CosineOneAhead(num_warmup_steps, decay, num_cycles, floor, warmup_lr_rate)
-    return scheduled(optimizer, curve, last_epoch)
+    return scheduled(optimizer, CosineOneAhead(num_warmup_steps, decay, num_cycles, floor, warmup_lr_rate), last_epoch)
 
 
 def _floor(optimizer: OptimizerOrRate, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
+    if min_lr is None and min_lr_rate is not None:
+        return min_lr_rate
     if min_lr is not None and min_lr_rate is None:
-        return checked_fraction("min_lr", min_lr, checked_peak(optimizer))
-    if min_lr_rate is None or min_lr is not None:
-        how = "One of min_lr or min_lr_rate should be set through the `lr_scheduler_kwargs`."
-        how = how if min_lr is None else "Only one of min_lr or min_lr_rate should be set."
-        raise refusal(ValueError, how, min_lr=min_lr, min_lr_rate=min_lr_rate)
-    return min_lr_rate
+        peak = checked_peak(optimizer)
+        return checked_number(min_lr, "min_lr", 0.0, peak) / peak
+    how = "Only one of min_lr or min_lr_rate should be set, and one must be (through `lr_scheduler_kwargs`)."
+    raise refusal(ValueError, how, min_lr=min_lr, min_lr_rate=min_lr_rate)
 
-
-# ---- warm-up, constant rate, decay; also with low constant rates at the end
 
 # name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
 FALLS: dict[str, Callable[[float, float], float]] = {
@@ -354,13 +349,13 @@ class StableDecay(Curve):
 
     stable: int = 0
     decay: int = 1
-    rise: str = "linear"
-    fall: str = "cosine"
     cycles: float = 0.5
     start: float = 0.0
     floor: float = 0.0
     final: int = 0
     end: float = 0.0
+    rise: str = "linear"
+    fall: str = "cosine"
 
     def _before(self, step: int) -> float:
         return RISES[self.rise](step / self.warmup) * (1.0 - self.start) + self.start
@@ -393,7 +388,6 @@ def get_wsd_schedule(
         \eta_t = \eta (f + (1 - f)\, u(t / w)) \;(t < w), \qquad \eta \;(t < w + s), \qquad
         \eta (f + (1 - f)\, v(\tfrac{t - w - s}{d})) \;(t < w + s + d), \qquad \eta f
 
-    .. math::
         v(x) = 1 - x, \quad \tfrac12 (1 + \cos 2 \pi c x), \quad 1 - \sqrt{x}; \qquad
         u(x) = x, \quad \tfrac12 (1 - \cos \pi x), \quad 1 - \sqrt{1 - x}
 
@@ -409,7 +403,7 @@ def get_wsd_schedule(
         others = {"num_warmup_steps": num_warmup_steps, "num_decay_steps": num_decay_steps}
         num_stable_steps = steps_left(num_training_steps, "num_stable_steps", **others)
     phases, f = (num_warmup_steps, num_stable_steps, num_decay_steps), min_lr_ratio
-    curve = StableDecay(*phases, warmup_type, decay_type, num_cycles, start=f, floor=f, end=f)
+    curve = StableDecay(*phases, num_cycles, start=f, floor=f, end=f, rise=warmup_type, fall=decay_type)
     return scheduled(optimizer, curve, last_epoch)
 
 
@@ -435,15 +429,13 @@ def get_constant_schedule_with_cool_down(
         \;(t < w + k + d), \quad \eta_1 \;(t < w + k + d + l), \quad \eta_2
 
     w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` (by default the rest of `num_training_steps`) and
-    `final_steps`; c is `num_cycles`; the rates are `warmup_lr_init`, `lr_end1` and `lr_end2` (by default `lr_end1`),
-    each at most the peak. In MindFormers, `decay_steps` is the whole training by default, which ends before the decay
-    does, and an `lr_end2` of 0 is ignored.
+    `final_steps`; c is `num_cycles`; the rates are `warmup_lr_init`, `lr_end1` and `lr_end2` (by default `lr_end1`), at
+    most the peak. MindFormers' `decay_steps` is the whole training by default, and it ignores an `lr_end2` of 0.
 
     Examples:
-        >>> arguments = {"keep_steps": 10, "decay_steps": 10, "lr_end1": 0.002, "final_steps": 10, "lr_end2": 0.001}
-        >>> rates = rates_of(get_constant_schedule_with_cool_down(0.005, 10, **arguments), 50)
-        >>> [round(rates[t], 6) for t in (1, 15, 25, 35, 45)]
-        [0.0005, 0.005, 0.0035, 0.002, 0.001]
+        >>> phases, ends = {"keep_steps": 1, "decay_steps": 2, "final_steps": 1}, {"lr_end1": 0.02, "lr_end2": 0.01}
+        >>> [round(r, 6) for r in rates_of(get_constant_schedule_with_cool_down(0.1, 1, **phases, **ends), 6)]
+        [0.0, 0.1, 0.1, 0.06, 0.02, 0.01]
 
     Source: ``mindformers.core.ConstantWithCoolDownLR``; DeepSeek-V3 (arXiv 2412.19437), section 4.2.
     """
@@ -451,10 +443,8 @@ def get_constant_schedule_with_cool_down(
     if decay_steps is None:
         phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
         decay_steps = max(0, steps_left(num_training_steps, "decay_steps", **phases))
-    start = checked_fraction("warmup_lr_init", warmup_lr_init, peak)
-    floor = checked_fraction("lr_end1", lr_end1, peak)
-    end = floor if lr_end2 is None else checked_fraction("lr_end2", lr_end2, peak)
-    curve = StableDecay(
-        num_warmup_steps, keep_steps, decay_steps, "linear", "cosine", num_cycles, start, floor, final_steps, end
-    )
+    floor = checked_number(lr_end1, "lr_end1", 0.0, peak) / peak
+    end = floor if lr_end2 is None else checked_number(lr_end2, "lr_end2", 0.0, peak) / peak
+    start = checked_number(warmup_lr_init, "warmup_lr_init", 0.0, peak) / peak
+    curve = StableDecay(num_warmup_steps, keep_steps, decay_steps, num_cycles, start, floor, final_steps, end)
     return scheduled(optimizer, curve, last_epoch)

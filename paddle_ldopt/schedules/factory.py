@@ -13,10 +13,21 @@ import typing
 from typing import Annotated, Any, Callable, Optional, TypeVar, Union
 
 from paddle.optimizer import Optimizer
-from paddle.optimizer.lr import LambdaDecay, LRScheduler
+from paddle.optimizer.lr import LRScheduler
 
-from .._checks import REQUIRED, Option, checked_bool, checked_choice, checked_number, checked_state, checked_steps
-from .._checks import nearest, plain_number, refusal, shown
+from .._checks import (
+    REQUIRED,
+    Option,
+    checked_bool,
+    checked_choice,
+    checked_number,
+    checked_state,
+    checked_steps,
+    nearest,
+    plain_number,
+    refusal,
+    shown,
+)
 from .._compat import unwrap
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -167,8 +178,10 @@ class CurveSchedule(Schedule):
         verbose: print every change.
 
     Examples:
-        >>> rates_of(CurveSchedule(0.1, Curve(warmup=2)), 4)
-        [0.0, 0.05, 0.1, 0.1]
+        >>> schedule = CurveSchedule(0.1, Curve(warmup=2))
+        >>> schedule.step(1)
+        >>> schedule()
+        0.05
     """
 
     @checks_arguments
@@ -195,17 +208,6 @@ class CurveSchedule(Schedule):
 def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
     """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
     return attach(CurveSchedule(checked_peak(optimizer), curve, last_epoch), optimizer)
-
-
-def rates_of(schedule: LRScheduler, num_steps: int) -> Optional[list[float]]:
-    """Return the rates of steps 0 to `num_steps` - 1; None for schedules without a formula."""
-    if isinstance(schedule, CurveSchedule):
-        factor = schedule.curve
-    elif type(schedule) is LambdaDecay:  # all schedules of PaddleNLP's Trainer
-        factor = schedule.lr_lambda
-    else:
-        return None
-    return [schedule.base_lr * factor(step) for step in range(num_steps)]
 
 
 # ---- the table of kinds

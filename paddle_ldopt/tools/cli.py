@@ -21,8 +21,7 @@ from ..layers.map import LayerMap
 from ..plots import Series, check_picture, plot_schedule, text_plot
 from ..schedules import ON_METRIC, CurveSchedule, get_scheduler
 from ..schedules.factory import SCHEDULES
-from . import memory
-from .memory import MODEL, load_model
+from . import MODEL, load_model, memory
 
 __all__ = ["load_model", "main"]
 
