@@ -102,17 +102,15 @@ class LayerDecay:
             "ernie_vl", or "linear", a straight line without d: :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit.
         min_ratio: lower bound of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often above 1 for a newly initialised head.
-        freeze_below: freeze layers with a ratio below this, in [0, 1]: neither their weights nor their optimizer state
-            change.
+        freeze_below: layers with a ratio below this, in [0, 1], are frozen: neither weights nor state change.
         bound: b of the convention "linear", in (0, 1].
         scale: s, above 0; multiplies all ratios outside `towers`, including the head's.
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform
             training fits any decay. The mean leaves out `scale`, multipliers and frozen blocks.
-        towers (dict): name of a part of the model with its own blocks ("vision_model", or a dotted name such as
-            "vision_model.encoder") -> its decay: a number, a `LayerDecay`, or a dict of options.
+        towers (dict): name of a part of the model with its own blocks, such as "vision_model.encoder" -> its decay: a
+            number, a `LayerDecay`, or a dict of options.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
-            0 freezes. If several patterns match a name, the last one in the dict counts. Multipliers need no blocks:
-            ``LayerDecay(1.0, multipliers={"^backbone\.": 0.1})`` fits any model.
+            0 freezes. The last pattern that matches counts. Alone, multipliers need no blocks.
 
     Raises:
         TypeError, ValueError: an option of the wrong type or out of range; `bound` without the convention "linear", or
@@ -162,9 +160,6 @@ class LayerDecay:
             problem = "The convention 'linear' takes `bound` below 1 instead of `layerwise_decay`; no other takes it."
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
             raise refusal(ValueError, problem, **given)
-
-    def __hash__(self) -> int:  # without the dicts, which cannot be hashed
-        return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""

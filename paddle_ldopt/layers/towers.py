@@ -66,28 +66,20 @@ class Tower:
 
     @property
     def depth(self) -> int:
-        """The number of blocks."""
         return len(self.blocks)
 
     @property
     def paths(self) -> list[str]:
-        """The paths of all blocks."""
         return [path for block in self.blocks for path in block]
 
 
 class Measured:
-    """The parts of a model in the order of a forward pass.
-
-    Attributes:
-        calls: path of a part -> its calls; of a part that is never called, such as a list, from its first to its last.
-        towers: the stacks of blocks.
-        apart: pairs of towers of which the second is computed from the first.
-    """
+    """The parts of a model in the order of a forward pass."""
 
     def __init__(self, tree: Tree, layers: Mapping[str, nn.Layer], measured: Pass) -> None:
         self.tree, self.measured = tree, measured
         self.kinds = {path: type(layers.get(path)) for path in tree.inside}
-        self.calls: dict[str, list[Call]] = {}
+        self.calls: dict[str, list[Call]] = {}  # of a part that is never called, such as a list, those within
         for path in sorted(tree.inside, key=lambda path: -path.count(".") if path else 1):
             if calls := measured.calls.get(path) or self._calls_within(path):
                 self.calls[path] = calls
@@ -97,7 +89,7 @@ class Measured:
             for node in {node for call in calls for node in call.outputs}:
                 self._seeds[node] = self._seeds.get(node, 0) | self._bit[path]
         self.towers: list[Tower] = []
-        self.apart: list[tuple[str, str]] = []
+        self.apart: list[tuple[str, str]] = []  # pairs of towers of which the second is computed from the first
         self._find_towers()
 
     @cached_property
@@ -130,9 +122,6 @@ class Measured:
         return any(
             (self._made[node] | self._seeds.get(node, 0)) & bit for call in self.calls[other] for node in call.main
         )
-
-    def _follow(self, blocks: list[Block]) -> bool:
-        return all(self._feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
 
     def _alike(self, one: str, other: str) -> bool:
         return self.kinds[one] is self.kinds[other] and self.tree.alike(one, other)
@@ -218,7 +207,7 @@ class Measured:
         outer = [run for run in inner if blocks.isdisjoint(ancestors(place[id(run)]))]
         numbered = [self._numbered_through(run, runs) for run in outer]
         # a convolutional part and its classifier share no name
-        plain = [stack.name for stack in numbered if not stack.is_list and stack.name == _first(stack)]
+        plain = [run.name for run in outer if not run.is_list and run.name == run.blocks[0][0]]
         if plain and not within:
             return self._outermost([run for run in runs if run.is_list or run.name not in plain], within)
         return self._joined(sorted(numbered, key=lambda run: self._when(run.blocks[0][0])))
@@ -265,7 +254,8 @@ class Measured:
                 within = self._when(stack.blocks[0][0]) < self._when(known.blocks[-1][0])
                 weights = sorted(map(self._weight, (known, stack)))
                 plain = not (known.is_list or stack.is_list or known.stages or stack.stages)
-                if plain and within and 4 * weights[0] > weights[1] and self._follow(mixed):
+                follow = (self._feeds_main(a[-1], b[0]) for a, b in zip(mixed, mixed[1:]))
+                if plain and within and 4 * weights[0] > weights[1] and all(follow):
                     known.name, known.blocks = _name_of(known.parent, [block[0] for block in mixed]), mixed
                     break
             else:
@@ -291,10 +281,6 @@ class Measured:
         outer = [path for path in outer if not any(self._feeds(a, path) and self._feeds(path, b) for a, b in ends)]
         lists = [path.rpartition(".")[0] or path for path in outer]
         return [Tower(name, name.rpartition(".")[0], [(path,)]) for name, path in zip(lists, outer)]
-
-
-def _first(tower: Tower) -> str:
-    return tower.stages[0][0] if tower.stages else tower.blocks[0][0]
 
 
 def _name_of(parent: str, items: list[str]) -> str:

@@ -97,12 +97,8 @@ def _show_layers(options: argparse.Namespace) -> None:
     layers = _layers(options, load_model(options.model))
     table = layers.table(decay, options.learning_rate)
     if options.json:
-        print(
-            json.dumps(
-                {"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()},
-                indent=1,
-            )
-        )
+        found = {"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()}
+        print(json.dumps(found, indent=1))
     elif sys.stdout.isatty():
         from rich.console import Console
 
@@ -189,10 +185,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
 
 
 def example_of(model: paddle.nn.Layer, path: Optional[str]) -> dict[str, paddle.Tensor]:
-    """Return a small batch for a forward pass: the arrays of an .npz file, or ids and images by the model's signature.
-
-    The model gets memory for its weights. A model of more than a billion parameters needs a file.
-    """
+    """Return a small batch: the arrays of an .npz file, or ids and images by the signature; allocate the model."""
     size = sum(param.size for param in model.parameters())
     batch: dict[str, paddle.Tensor] = {}
     if path is not None:
