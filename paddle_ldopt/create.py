@@ -79,10 +79,8 @@ def build_optimizer(
         if option.setting in arguments:
             value = arguments.pop(option.setting)
             if name in arguments:
-                twice = {option.setting: value, name: arguments[name]}
-                raise refusal(
-                    ValueError, f"`{name}` is another name for `{option.setting}`: give one of them.", **twice
-                )
+                twice = f"`{name}` is another name for `{option.setting}`: give one of them."
+                raise refusal(ValueError, twice, **{option.setting: value, name: arguments[name]})
             option.checked(value, option.setting)  # an error has the name that was given
             arguments[name] = value
     decay = as_decay(layerwise_decay)

@@ -16,14 +16,8 @@ from ._files import Path, checked_path
 
 Series = Mapping[str, Sequence[float]]  # layer -> its rates by step
 # matplotlib finds the file of all Noto Sans CJK under the name of the Japanese one
-CHINESE_FONTS = [
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans SC",
-    "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei",
-]
-CHINESE_FONTS += ["Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB", "Arial Unicode MS"]
+CHINESE_FONTS = ["Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Hiragino Sans GB", "SimHei"]
+CHINESE_FONTS += ["WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS"]
 _HEIGHT = {True: "learning rate at the peak", False: "ratio to the head's learning rate"}
 MOST_POINTS = 10_000  # of a schedule in a file; longer ones show every k-th step
 

@@ -9,8 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import paddle
 
 from .._checks import first_few, quoted, refusal
-from .decay import checked_patterns, matches
-from .layer import HEAD, Layer, NoBlocksError
+from .decay import HEAD, Layer, NoBlocksError, checked_patterns, matches
 from .measure import Example
 from .names import NamedModel
 from .place import MeasuredModel
@@ -28,9 +27,8 @@ class Found(NamedTuple):
 
 
 def layers_of_names(names: list[str], rules: Optional[Rules]) -> Found:
-    """Return the layers of structured `names` in the model's order."""
     places, numbered = _apply_rules(names, rules)
-    model = NamedModel(names, placed=places)
+    model = NamedModel(names, places, (), {})
     layers = _overridden(model.layers, places, numbered)
     return Found(layers, "by names", [*model.doubts, *_doubts(layers, {})])
 
@@ -80,7 +78,7 @@ def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules
                     embeddings.add(f"{path}{key}")
     ids.update({name: id(param) for name, param in params.items() if name not in ids})  # ReFT
     places, numbered = _apply_rules(list(ids), rules)
-    named = NamedModel(list(ids), embeddings, places, ids)
+    named = NamedModel(list(ids), places, embeddings, ids)
     layers = _overridden(named.layers, places, numbered)
     lowest: dict[int, Layer] = {}
     sure = {key for name, key in ids.items() if name not in named.doubtful}

@@ -13,9 +13,8 @@ from .._compat import checked_model, name_before_copy, pipeline_of, unwrap_model
 from .._files import Path
 from ..plots import plot_boxes, plot_table
 from ..rates import RateOrSchedule, planned_rates, rates_of_optimizer
-from .decay import Decay, LayerDecay, as_decay
+from .decay import Decay, Layer, LayerDecay, NoBlocksError, as_decay
 from .find import Found, Rules, layers_of_model, layers_of_names
-from .layer import Layer, NoBlocksError
 from .measure import Example
 from .table import LayerTable
 

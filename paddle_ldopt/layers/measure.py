@@ -13,7 +13,7 @@ import paddle
 from paddle.nn import Layer as Sublayer
 
 from .._checks import refusal, wrong_type
-from .layer import STATISTICS
+from .decay import STATISTICS
 
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
 _SAME_VALUE = ("Cast", "Reshape", "Transpose", "Scale", "Assign")  # nodes that only prepare a parameter for its use
@@ -26,6 +26,12 @@ class Call(NamedTuple):
     main: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+
+def from_to(first: list[Call], last: list[Call]) -> list[Call]:
+    """Return the calls of a part that begins with the calls of one sublayer and ends with those of another."""
+    pairs = zip(first, last) if len(first) == len(last) else [(first[0], last[-1])]
+    return [Call(a.main, a.inputs, b.outputs) for a, b in pairs]
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from paddle import Tensor
 
 from ..rates import Rate, Tensors
-from .layer import STATISTICS, Layer
+from .decay import STATISTICS, Layer
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

@@ -9,8 +9,8 @@ from statistics import median
 
 from paddle import nn
 
-from .layer import STATISTICS
-from .measure import Call, Pass
+from .decay import STATISTICS
+from .measure import Call, Pass, from_to
 
 Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
 _NORM = re.compile(r"norm|ln|bn", re.I)
@@ -29,21 +29,17 @@ class Tree:
                 if path not in self.inside and path:
                     self.children.setdefault(path.rpartition(".")[0], []).append(path)
                 self.inside.setdefault(path, []).append(name)
-        self._kinds: dict[str, frozenset[str]] = {}
+        patterns = ((path, [re.sub(r"\d+", "#", n[len(path) :]) for n in names]) for path, names in self.inside.items())
+        self.patterns = {path: frozenset(names) for path, names in patterns}  # path -> names within, without numbers
 
     def weight(self, *paths: str) -> int:
         """Return the number of weights in parts, without biases and statistics."""
         return sum(not name.endswith(("bias", *STATISTICS)) for path in paths for name in self.inside[path])
 
-    def kind(self, path: str) -> frozenset[str]:
-        """Return the names within a part, without numbers."""
-        if path not in self._kinds:
-            self._kinds[path] = frozenset(re.sub(r"\d+", "#", name[len(path) :]) for name in self.inside[path])
-        return self._kinds[path]
-
     def alike(self, one: str, other: str) -> bool:
         """Return whether at least half of the names of two parts are the same."""
-        return 2 * len(self.kind(one) & self.kind(other)) >= len(self.kind(one) | self.kind(other))
+        a, b = self.patterns[one], self.patterns[other]
+        return 2 * len(a & b) >= len(a | b)
 
 
 def ancestors(path: str) -> Iterator[str]:
@@ -88,9 +84,22 @@ class Measured:
         for path, calls in self.calls.items():
             for node in {node for call in calls for node in call.outputs}:
                 self._seeds[node] = self._seeds.get(node, 0) | self._bit[path]
-        self.towers: list[Tower] = []
+        self.towers: list[Tower] = []  # stacks in sequence of one parent or with a class in common are one
         self.apart: list[tuple[str, str]] = []  # pairs of towers of which the second is computed from the first
-        self._find_towers()
+        stacks = self._stacks()
+        if stacks and self._weight(stacks[0]) > 1:
+            stacks += [single for single in self._single_blocks(stacks) if single not in stacks]
+        for stack in sorted(stacks, key=lambda stack: self._when(stack.blocks[0][0])):
+            kinds = {self.kinds[path] for path in stack.paths} - {*_LISTS}
+            before = [t for t in self.towers if self._feeds_main(t.blocks[-1][-1], stack.blocks[0][0])]
+            last = before[-1] if before else stack
+            if before and (last.parent == stack.parent or kinds & {self.kinds[path] for path in last.paths}):
+                last.stages += [(path, low + last.depth, high + last.depth) for path, low, high in stack.stages]
+                last.name = last.name if last.depth >= stack.depth else stack.name
+                last.blocks += stack.blocks
+                continue
+            self.towers.append(stack)
+            self.apart += [(last.name, stack.name)] if before else []
 
     @cached_property
     def _made(self) -> list[int]:
@@ -105,9 +114,7 @@ class Measured:
                 fed = tuple(inputs - {self.measured.leaves[name]})
                 parts.append([Call(fed, fed, nodes)])
         parts.sort(key=lambda calls: max(calls[0].outputs))
-        if parts and len(parts[0]) == len(parts[-1]):
-            return [Call(a.main, a.inputs, b.outputs) for a, b in zip(parts[0], parts[-1])]
-        return [Call(parts[0][0].main, parts[0][0].inputs, parts[-1][-1].outputs)] if parts else []
+        return from_to(parts[0], parts[-1]) if parts else []
 
     def _when(self, path: str) -> int:
         return max(self.calls[path][0].outputs)
@@ -118,35 +125,14 @@ class Measured:
 
     def _feeds_main(self, one: str, other: str) -> bool:
         """Return whether the first argument of the second part is computed from the first part."""
-        bit = self._bit[one]
-        return any(
-            (self._made[node] | self._seeds.get(node, 0)) & bit for call in self.calls[other] for node in call.main
-        )
+        mains = [node for call in self.calls[other] for node in call.main]
+        return any((self._made[node] | self._seeds.get(node, 0)) & self._bit[one] for node in mains)
 
     def _alike(self, one: str, other: str) -> bool:
         return self.kinds[one] is self.kinds[other] and self.tree.alike(one, other)
 
     def _weight(self, tower: Tower) -> float:
         return median(self.tree.weight(*block) for block in tower.blocks)
-
-    def _find_towers(self) -> None:
-        """Join stacks in sequence that have one parent or a class in common; other stacks are towers."""
-        stacks = self._stacks()
-        if stacks and self._weight(stacks[0]) > 1:
-            stacks += [single for single in self._single_blocks(stacks) if single not in stacks]
-        for stack in sorted(stacks, key=lambda stack: self._when(stack.blocks[0][0])):
-            kinds = {self.kinds[path] for path in stack.paths} - {*_LISTS}
-            before = [t for t in self.towers if self._feeds_main(t.blocks[-1][-1], stack.blocks[0][0])]
-            if not before:
-                self.towers.append(stack)
-            elif before[-1].parent == stack.parent or kinds & {self.kinds[path] for path in before[-1].paths}:
-                last = before[-1]
-                last.stages += [(path, low + last.depth, high + last.depth) for path, low, high in stack.stages]
-                last.name = last.name if last.depth >= stack.depth else stack.name
-                last.blocks += stack.blocks
-            else:
-                self.towers.append(stack)
-                self.apart.append((before[-1].name, stack.name))
 
     def _stacks(self) -> list[Tower]:
         """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
@@ -244,11 +230,11 @@ class Measured:
         out: list[Tower] = []
         for stack in map(dataclasses.replace, stacks):
             for known in (known for known in out if known.parent == stack.parent):
-                pairs = [one + other for one, other in zip(known.blocks, stack.blocks)]
-                turns = [path for one, other in zip(known.blocks, stack.blocks) for path in (one[-1], other[0])]
+                pairs = [*zip(known.blocks, stack.blocks)]
+                turns = [path for one, other in pairs for path in (one[-1], other[0])]
                 in_turns = all(self._feeds(a, b) for a, b in zip(turns, turns[1:]))
                 if known.depth == stack.depth and not known.stages and in_turns:
-                    known.blocks = pairs
+                    known.blocks = [one + other for one, other in pairs]
                     break
                 mixed = sorted(known.blocks + stack.blocks, key=lambda block: self._when(block[0]))
                 within = self._when(stack.blocks[0][0]) < self._when(known.blocks[-1][0])

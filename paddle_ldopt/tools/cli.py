@@ -15,8 +15,7 @@ import paddle
 from .._checks import checked_choice, checked_int, checked_number, checked_steps, nearest, refusal
 from .._files import checked_path, file_errors, json_number
 from ..config import SETTINGS, decay_help, json_object, option_of
-from ..layers.decay import OPTIONS, LayerDecay
-from ..layers.layer import Layer
+from ..layers.decay import OPTIONS, Layer, LayerDecay
 from ..layers.map import LayerMap
 from ..plots import Series, check_picture, plot_schedule, text_plot
 from ..schedules import ON_METRIC, CurveSchedule, get_scheduler
