@@ -13,7 +13,7 @@ from trainer_run import checkpoint_format
 import paddle_ldopt as ldopt
 from paddle_ldopt import rates
 from paddle_ldopt.rates import layerwise_interface
-from paddle_ldopt.schedules.curves import peak_of
+from paddle_ldopt.schedules.factory import peak_of
 from paddle_ldopt.trainer import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
 from paddle_ldopt.trainer.rates import check_given_optimizer
 
