@@ -315,11 +315,12 @@ def main(argv=None):
     report = commands.add_parser("report", help="write the tables and the chart of docs/evidence.md")
     report.add_argument("--docs", type=Path, default=ROOT / "docs" / "evidence.md", help="the page to write into")
     report.add_argument("--means", type=Path, default=MEANS, help="JSON lines file of the second study's results")
+    report.add_argument("--muon", type=Path, default=MUON, help="JSON lines file of Muon's results")
     for command in (run, report):
         command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)
     if args.command == "report":
-        return write_report(args.results, args.means, args.docs)
+        return write_report(args.results, args.means, args.muon, args.docs)
     tasks = [Task(source, Protocol(), max(args.seeds, args.optimizer_seeds)) for source in args.data]
     for task in tasks:
         print(f"{task.name}: {task.description}", flush=True)
