@@ -145,9 +145,7 @@ class LayerDecay:
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
             0 freezes. The last pattern that matches counts. Alone, multipliers need no blocks.
 
-    Raises:
-        TypeError, ValueError: an option of the wrong type or out of range; `bound` without the convention "linear", or
-            this convention with a `layerwise_decay`.
+    Raises TypeError or ValueError for a value out of range, and for a `layerwise_decay` with the convention "linear".
 
     Examples:
         >>> from paddle_ldopt import LayerDecay

@@ -128,12 +128,13 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, in
         places = {name: place for name in names if (place := rules(name)) is not None}
     elif rules is not None:
         for pattern, matched in matches(checked_patterns(rules, "rules", "layers"), names, "rules").items():
-            place: Any = rules[pattern]
+            template: Any = rules[pattern]
             for name in [name for name in matched if name not in places]:
+                match: Any = re.search(pattern, name)
                 try:
-                    places[name] = re.search(pattern, name).expand(place) if isinstance(place, str) else place
+                    places[name] = match.expand(template) if isinstance(template, str) else template
                 except (re.error, IndexError) as error:
-                    raise refusal(ValueError, f"`rules` has a bad template ({error}).", template=place) from error
+                    raise refusal(ValueError, f"`rules` has a bad template ({error}).", template=template) from error
     if rules is not None and not places:
         raise refusal(ValueError, "`rules` place no parameter.", rules=rules, names=names[:8])
     numbered = set()
