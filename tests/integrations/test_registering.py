@@ -210,9 +210,7 @@ def saved(opt, path):
 MOVED = {"rules": {r"layers\.0\.linear1": "head"}, "layerwise_decay": 0.5}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if name != "Muon"]
-)  # its states follow the layers
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "Muon"])  # its states follow the layers
 def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
     build = getattr(ocr, name)
     state = saved(build(0.1, layerwise_decay=0.5)(encoder), tmp_path / "state.pdopt")

@@ -17,22 +17,7 @@ BERT = "BertForSequenceClassification"
 
 def test_table_plot_and_json(tmp_path, capsys):
     picture = tmp_path / "rates.png"
-    assert (
-        main(
-            [
-                "layers",
-                "--model",
-                BERT,
-                "--layerwise_lr_decay",
-                "0.5",
-                "--learning_rate",
-                "1e-3",
-                "--plot",
-                str(picture),
-            ]
-        )
-        == 0
-    )
+    assert main(["layers", "--model", BERT, DECAY, "0.5", "--learning_rate", "1e-3", "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "block 11" in shown and "0.0005" in shown and "…" not in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -58,12 +43,8 @@ def test_the_layers_are_measured(tmp_path, capsys):
 
 
 def test_towers_and_multipliers(capsys):
-    options = [
-        "--layerwise_towers",
-        '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}',
-        "--layerwise_multipliers",
-        '{"classifier": 10}',
-    ]
+    options = ["--layerwise_towers", '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}']
+    options += ["--layerwise_multipliers", '{"classifier": 10}']
     assert main(["layers", "--model", BERT, *options, "--json"]) == 0
     layers = json.loads(capsys.readouterr().out)["layers"]
     assert [row["ratio"][1] for row in layers[11:]] == pytest.approx([0.025, 0.05, 10.0])
@@ -154,19 +135,8 @@ def test_a_model_without_paddlenlp(monkeypatch):
         load_model("BertModel")
 
 
-# ---- schedule
-
-COSINE = [
-    "schedule",
-    "--lr_scheduler_type",
-    "cosine",
-    "--max_steps",
-    "1000",
-    "--warmup_steps",
-    "100",
-    "--learning_rate",
-    "5e-5",
-]
+COSINE = ["schedule", "--lr_scheduler_type", "cosine", "--max_steps", "1000", "--warmup_steps", "100"]
+COSINE += ["--learning_rate", "5e-5"]
 
 
 def marks(text):
@@ -224,15 +194,11 @@ def test_it_draws_a_file(tmp_path, capsys):
     [
         ({"--lr_scheduler_type": "cosin"}, "Received: --lr_scheduler_type='cosin'"),
         ({"--lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: --lr_scheduler_type='reduce_lr_on_plateau'"),
-        ({"--max_steps": "0"}, "Received: --max_steps=0"),
         ({"--warmup_steps": "-1"}, "Received: --warmup_steps=-1"),
-        ({"--learning_rate": "-1"}, "Received: --learning_rate=-1.0"),
         ({"--lr_scheduler_kwargs": "{min_lr}"}, "Received: --lr_scheduler_kwargs='{min_lr}'"),
         ({"--lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
         ({DECAY: "0.8"}, "Received: --layerwise_lr_decay=0.8, --layers=None"),
         ({"--layers": "12"}, "Received: --layers=12"),
-        ({"--layers": "0", "--layerwise_lr_decay": "0.8"}, "Received: --layers=0"),
-        ({"--layers": "3", "--layerwise_lr_decay": "2"}, "Received: --layerwise_lr_decay=2.0"),
         ({"--plot": "out.txt"}, "Received: --plot='out.txt'"),
     ],
 )

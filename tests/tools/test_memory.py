@@ -50,13 +50,9 @@ def test_state_and_masters_equal_the_bytes_of_real_optimizers(name, build, dtype
     answer = estimate(shapes, name.split(",")[0], dtype, **options)
     masters = optimizer.state_dict().get("master_weights", {}).values()
     size = sum(map(math.prod, shapes.values()))
-    assert answer == {
-        "parameters": size * (4 if dtype == "float32" else 2),
-        "gradients": size * (4 if dtype == "float32" else 2),
-        "masters": sum(master.size * 4 for master in masters),
-        "state": bytes_of(optimizer),
-        "total": sum(answer.values()) - answer["total"],
-    }
+    want = dict.fromkeys(["parameters", "gradients"], size * (4 if dtype == "float32" else 2))
+    want.update(masters=sum(master.size * 4 for master in masters), state=bytes_of(optimizer))
+    assert answer == {**want, "total": sum(want.values())}
 
 
 def test_a_decoder_is_a_llama():
@@ -85,9 +81,7 @@ def run(capsys, *options):
 
 def test_the_command_shows_optimizers_side_by_side(capsys):
     out = run(capsys, "--params", "7e9", "--optimizer", "came", "lamb")
-    assert (
-        "6.74 B parameters" in out and "nearest to --params 7e+09: --hidden 4096 --layers 32" in out and "…" not in out
-    )
+    assert "6.74 B parameters" in out and "nearest to --params 7e+09: --hidden 4096 --layers 32" in out
     assert [line.split()[-2:] for line in out.splitlines() if line.startswith(" state")] == [["25.1", "50.2"]]
 
 
