@@ -192,6 +192,9 @@ class LayerDecay:
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
             raise refusal(ValueError, problem, **given)
 
+    def __hash__(self) -> int:  # without the dicts, which cannot be hashed
+        return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))
+
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
         checked_int(layer_id, "layer_id"), checked_int(n_layers, "n_layers", 1)
