@@ -126,7 +126,7 @@ def with_record(cls: Any) -> Any:
                 advice = f"Use the same, or set `{_ALLOW}: true` to resume with another decay or other layers."
                 raise refusal(ValueError, f"{message} {advice}", **{_ALLOW: allowed})
         elif now["decay"] and not allowed:
-            found = [f"it names no layer-wise decay, so the file's applies (`{_ALLOW}: true` silences this warning)"]
+            found = [f"it does not say its layer-wise decay, so the file's applies (`{_ALLOW}: true` silences this)"]
         if found:
             message = f"Resuming from a checkpoint of another run: {'; '.join(found)}."
             warnings.warn(problem(message, **{_ALLOW: allowed}), stacklevel=1)  # `framework` shows these
