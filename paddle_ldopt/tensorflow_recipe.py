@@ -90,7 +90,7 @@ def create_optimizer(
         include_in_weight_decay=("include_in_weight_decay", include_in_weight_decay),
     )
     if parameters is not None:  # read twice, here for their names
-        parameters = checked_parameters(parameters, {*AdamWeightDecay.OPTIONS, "weight_decay_rate"})
+        parameters = checked_parameters(parameters, AdamWeightDecay.OPTIONS)
     elif model is None and paddle.in_dynamic_mode():
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
