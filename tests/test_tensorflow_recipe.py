@@ -266,7 +266,7 @@ def test_arguments_reach_the_optimizer():
         ("adam_global_clipnorm", -1.0, ValueError),
         ("weight_decay_rate", -0.1, ValueError),
         ("power", 0.0, ValueError),
-        ("include_in_weight_decay", "norm", TypeError),
+        ("include_in_weight_decay", "norm", ValueError),
         ("include_in_weight_decay", ["("], ValueError),
         ("layerwise_decay", 1.5, ValueError),
     ],
