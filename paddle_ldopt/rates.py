@@ -14,7 +14,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from . import _compat
 from ._checks import checked_number, refusal, wrong_type
-from .schedules.curves import peak_of
+from .schedules.factory import peak_of
 
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Any, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known

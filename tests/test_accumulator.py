@@ -22,9 +22,6 @@ def tensor(*values, dtype="float32"):
     return paddle.to_tensor(values, dtype=dtype)
 
 
-# ---- TensorFlow's own numbers
-
-
 @pytest.mark.filterwarnings(LEFT_OUT)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @each(TABLES)
@@ -62,9 +59,6 @@ def test_errors_are_transformers(entry):
             accumulator([tensor(1.0), tensor(1.0)])
         else:
             accumulator.gradients  # noqa: B018 - it raises
-
-
-# ---- lists
 
 
 def test_none_stays_and_a_later_gradient_is_ignored_with_a_warning():
@@ -117,9 +111,6 @@ def test_low_precision_gradients_are_summed_in_float32(dtype):
     assert got.tolist() == [2 * start + 8 * small]
 
 
-# ---- models
-
-
 def net(seed=0):
     paddle.seed(seed)
     return paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 2))
@@ -128,9 +119,7 @@ def net(seed=0):
 def batches(count=4, seed=0):
     rng = np.random.default_rng(seed)
     sizes = [3, 5, 2, 6] * (count // 4 + 1)
-    return [
-        (rng.normal(size=(n, 4)).astype("float32"), rng.normal(size=(n, 2)).astype("float32")) for n in sizes[:count]
-    ]
+    return [(np.float32(rng.normal(size=(n, 4))), np.float32(rng.normal(size=(n, 2)))) for n in sizes[:count]]
 
 
 def backward(model, batch):
@@ -229,9 +218,6 @@ def test_lists_step_the_optimizers_parameters():
     assert changed == ["0.weight", "2.weight", "2.bias"]
 
 
-# ---- errors
-
-
 def test_bad_calls_are_refused_and_change_nothing():
     model, optimizer = make()
     accumulator = GradientAccumulator()
@@ -286,9 +272,6 @@ def test_another_model_is_refused():
     before = model.weight.numpy()
     accumulator.apply(AdamWDL(0.1, parameters=[model.weight]))  # a part of the model is all right
     assert not np.array_equal(model.weight.numpy(), before)
-
-
-# ---- processes
 
 
 def test_one_process_has_nothing_to_add_but_the_order_is_checked():
@@ -398,9 +381,6 @@ def test_two_processes_that_differ(two_processes):
             assert re.search("with the same reduction, shapes and types. .*processes 0 and 1", seen[what])
 
 
-# ---- under fleet
-
-
 EMPTY = [(0, 1), (2, 0)]  # (step, process): cycles without a micro-batch
 UNDER = [{"dp": 2}, {"sharding": 2}, {"sharding": 2, "sharding_configs": {"split_param": True}}]
 
@@ -415,9 +395,7 @@ def under_fleet():
     model[2].weight.stop_gradient = paddle.distributed.get_rank() == 1
     backward(model, batches()[0])
     accumulator(model)
-    with pytest.raises(
-        ValueError, match="freeze a parameter in all .*'2.weight' in one only of processes 0 and 1"
-    ) as error:
+    with pytest.raises(ValueError, match="a parameter in all .*'2.weight' in one only of processes 0 and 1") as error:
         accumulator.synchronize()
     assert len(str(error.value)) < 300 and accumulator.step == 1
     return out

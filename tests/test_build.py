@@ -156,9 +156,6 @@ def test_create_with_a_rate_or_without_and_with_layers_or_params_of_its_own():
     assert opt.layerwise_ratio(model.head.weight) == 1.0 and len(opt._parameter_list) == 2
 
 
-# --- a new optimizer ---
-
-
 @pytest.fixture
 def momentum():
     @register("an example; 4 bytes")

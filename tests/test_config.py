@@ -56,11 +56,7 @@ def configs(draw):
         layerwise["layerwise_towers"] = {"vision.model": 0.65, "text": {"layerwise_decay": 0.7, "scale": 0.1}}
         layerwise["layerwise_scale"] = 0.5
     layerwise["layerwise_multipliers"] = draw(st.sampled_from([None, {r"\.gate\.": 0.01, "crf": 10.0}]))
-    warmup = (
-        {}
-        if kind in ("constant", "reduce_lr_on_plateau")
-        else draw(st.sampled_from([{}, {"warmup_steps": 1}, {"warmup_ratio": 0.2}]))
-    )
+    warmups = [{}] if kind in ("constant", "reduce_lr_on_plateau") else [{}, {"warmup_steps": 1}, {"warmup_ratio": 0.2}]
     return LdoptConfig(
         optim=optim,
         optim_kwargs=options,
@@ -70,12 +66,11 @@ def configs(draw):
         lr_scheduler_type=kind,
         lr_scheduler_kwargs=SCHEDULES[kind] if kind != "cosine" or draw(st.booleans()) else {},
         **layerwise,
-        **warmup,
+        **draw(st.sampled_from(warmups)),
     )
 
 
 def arguments(config, folder, **more):
-    """Return a Trainer's arguments that a config makes."""
     if config.lr_scheduler_type in ldopt.schedules.ON_METRIC:
         more = {"evaluation_strategy": "steps", **more}
     return common.arguments(folder, **{**config.to_arguments(), **more})
@@ -83,9 +78,7 @@ def arguments(config, folder, **more):
 
 @pytest.mark.parametrize("cls", [LdoptConfig, LdoptArgumentsMixin])
 def test_every_option_of_a_decay_is_a_setting(cls):
-    fields = {
-        field.name: (field.default, field.metadata["help"]) for field in dataclasses.fields(cls) if field.metadata
-    }
+    fields = {f.name: (f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if f.metadata}
     for option, name in SETTINGS.items():
         declared = OPTIONS_OF_A_DECAY[option]
         assert fields[name][0] == declared.default and fields[name][1].lower().startswith(declared.doc.lower())
@@ -120,11 +113,8 @@ def test_arguments_of_the_trainer_alone(tmp_path):
 
 def test_a_schedule_on_accuracy_waits_for_its_maximum(tmp_path):
     args = common.arguments(tmp_path, cls=common.TrainingArguments, evaluation_strategy="steps")
-    args.lr_scheduler_type, args.metric_for_best_model, args.greater_is_better = (
-        "reduce_lr_on_plateau",
-        "accuracy",
-        None,
-    )
+    args.lr_scheduler_type, args.metric_for_best_model = "reduce_lr_on_plateau", "accuracy"
+    args.greater_is_better = None
     assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"mode": "max"}, "as the Trainer's schedule"
 
 
@@ -151,18 +141,9 @@ def trained(model, opt, schedule):
 @pytest.mark.parametrize("optim, kind", list(zip(sorted(OPTIONS), ["linear", "cosine"] * 3)))
 def test_a_loop_and_the_trainer_build_the_same(tmp_path, optim, kind):
     options = OPTIONS[optim]
-    config = LdoptConfig(
-        optim,
-        options,
-        learning_rate=1e-2,
-        weight_decay=0.1,
-        max_grad_norm=0.5,
-        layerwise_lr_decay=0.5,
-        layerwise_rules={"pooler": 0},
-        lr_scheduler_type=kind,
-        lr_scheduler_kwargs=SCHEDULES[kind],
-        warmup_ratio=0.25,
-    )
+    layerwise = {"layerwise_lr_decay": 0.5, "layerwise_rules": {"pooler": 0}}
+    schedule = {"lr_scheduler_type": kind, "lr_scheduler_kwargs": SCHEDULES[kind], "warmup_ratio": 0.25}
+    config = LdoptConfig(optim, options, 1e-2, 0.1, max_grad_norm=0.5, **layerwise, **schedule)
     model = common.tiny_model()
     whole = trained(model, *config.build(model, 8))
     model = common.tiny_model()
@@ -194,8 +175,6 @@ def test_a_schedule_that_needs_the_number_of_steps_says_so():
     LdoptConfig(lr_scheduler_type="constant").build(model)
 
 
-# --- what is wrong ---
-
 WRONG = {
     "optim": ({"optim": "lam"}, "'lam' is not a known optimizer; the nearest is 'lamb'"),
     "option": ({"optim_kwargs": {"beta_1": 0.9}}, "`optim_kwargs`: 'beta_1' is not a known option; the nearest is"),
@@ -203,16 +182,12 @@ WRONG = {
     "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is not a known option"),
     "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a JSON object"),
     "rate": ({"learning_rate": 0}, "`learning_rate` must be in (0, inf). Received: learning_rate=0"),
-    "rate in words": ({"learning_rate": "fast"}, "`learning_rate` must be a number or None"),
     "no rate": ({"learning_rate": None}, "`learning_rate` must be None with `relative_step`"),
     "two rates": (
         {"optim": "adafactor", "optim_kwargs": {"relative_step": True}},
         "given without it. Received: optim=",
     ),
-    "weight decay": ({"weight_decay": float("nan")}, "`weight_decay` must be in [0, inf)"),
-    "clipping": ({"max_grad_norm": True}, "`max_grad_norm` must be a number. Received: max_grad_norm=True"),
     "decay": ({"layerwise_lr_decay": 2}, "`layerwise_lr_decay` must be in (0, 1]"),
-    "pattern": ({"layerwise_multipliers": {"(": 1}}, "The keys of `layerwise_multipliers` must be regular"),
     "key twice": ({"layerwise_towers": '{"a": 0.5, "a": 0.6}'}, "duplicate key 'a'"),
     "rules": ({"layerwise_rules": ["a"]}, "`layerwise_rules` must be a JSON object such as"),
     "schedule": ({"lr_scheduler_type": "cosin"}, "nearest is 'cosine'"),
@@ -259,9 +234,6 @@ def test_rules_of_the_arguments_override_those_of_the_trainer(tmp_path):
     trainer.layer_rules = {"pooler": 0}
     pooler = next(name for name, _ in trainer.model.named_parameters() if "pooler" in name)
     assert trainer.layer_map.layer_of(pooler).label == "head"
-
-
-# --- files ---
 
 
 @pytest.mark.parametrize(
@@ -333,9 +305,6 @@ def test_dicts_are_copies():
     config = LdoptConfig(optim_kwargs=options)
     options["beta1"] = 2.0
     assert config.optim_kwargs == {"beta1": 0.8}
-
-
-# --- checkpoints ---
 
 
 def test_each_checkpoint_has_the_config(tmp_path):

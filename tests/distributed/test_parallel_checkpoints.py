@@ -129,9 +129,6 @@ def test_between_layouts(runs, source, target, name):
     assert distance(values, whole[name], name) < 1e-5
 
 
-# ---- Paddle's own functions, other names
-
-
 def test_paddles_own_functions_do_it_too(tmp_path):
     run, again = cases.Run("came").train(0, cases.HALF), cases.Run("came")
     for work, one in ((paddle.distributed.save_state_dict, run), (paddle.distributed.load_state_dict, again)):
@@ -160,9 +157,6 @@ def test_names_of_another_class(tmp_path):
     assert all(np.array_equal(p.numpy(), q.numpy()) for p, q in zip(run.plain.parameters(), other.parameters()))
     with pytest.raises(TypeError, match="gives each parameter its own name"):
         save_checkpoint(tmp_path / "again", other, optimizer, rename=lambda name: "one")
-
-
-# ---- what is refused
 
 
 def test_what_cannot_be_resumed_is_refused_before_anything_is_written(tmp_path):
@@ -208,9 +202,6 @@ def test_saving_and_loading_know_the_same_checkpoints(tmp_path, leave):
         assert sorted(os.listdir(tmp_path / "x")) == sorted(leave)
     else:
         run.save(tmp_path / "x")
-
-
-# ---- other options, other networks, damage
 
 
 @pytest.fixture(scope="module")

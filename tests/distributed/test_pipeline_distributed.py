@@ -76,9 +76,6 @@ def test_several_processes_are_one(kinds, degrees, steps=20):
         cases.check(runs, case, steps, OVERFLOWS, ragged, parts, scaler(), faults=faults)
 
 
-# ---- many overflows
-
-
 def random_overflows(steps, kind, **degrees):
     """A worker: infs at random steps in random processes, drawn by each on its own."""
     hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
@@ -123,9 +120,6 @@ def test_random_overflows(steps, kind, degrees):
     for name, value in results[0]["weights"].items():
         others = [result["weights"][name] for result in results if name in result["weights"]]
         assert all(np.array_equal(value, other) for other in others)
-
-
-# ---- a process that dies
 
 
 def interrupted(folder, steps, dies=None, also_whole=False):
@@ -191,9 +185,6 @@ def test_a_failing_stage_raises_and_ends_the_other(place, fault):
         launch(failing, ranks=2, timeout=90, grace=30, place=place, fault=fault)
     assert cases.FAULTS[fault] in error.value.outputs[place]
     assert 0 not in error.value.returncodes and error.value.killed == []
-
-
-# ---- the rest of what it says, two stages
 
 
 def refused(function, *needles):
@@ -267,9 +258,6 @@ def test_two_stages():
     assert {name for found in results for name, _, _ in found["local"]} == set(norms)
 
 
-# ---- refused before anything changes
-
-
 def frozen_in_one(network, step, name, inputs):
     """Freeze a parameter in process 1, then in both; return the errors and whether a step with it changed it."""
     param = dict(network.named_parameters())[name]
@@ -324,9 +312,6 @@ def test_other_refusals():
         assert len(found) == 7
         for what, results in found.items():
             assert set(results.values()) == {True}, (what, results)
-
-
-# ---- data parallel
 
 
 class Sometimes(paddle.nn.Layer):

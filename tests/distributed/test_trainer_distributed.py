@@ -96,9 +96,7 @@ def check_equal(several, one, tolerance):
     names = [name for name in several["weights"] if NOISE not in name]
     went = [one["weights"][name] - one["start"][name] for name in names]
     off = [several["weights"][name] - one["weights"][name] for name in names]
-    length, error = (
-        np.sqrt(sum(float((part.astype("float64") ** 2).sum()) for part in parts)) for parts in (went, off)
-    )
+    length, error = (np.sqrt(sum(float((p.astype("float64") ** 2).sum()) for p in parts)) for parts in (went, off))
     assert length > 0 and error < tolerance * length, error / length
 
 
@@ -134,9 +132,7 @@ def test_one_process_speaks(ranks, alone):
     layout, gave = ranks
     main, other = (rank["adamwdl"] for rank in gave)
     one = alone(f"adamwdl-{MODEL[layout]}-callbacks", model=MODEL[layout], optim="adamwdl", callbacks=True)
-    tables = [
-        [text.partition("\n\n layers: ")[0] for text in run["said"] if "\n\n layers: " in text] for run in (main, one)
-    ]
+    tables = [[t.partition("\n\n layers: ")[0] for t in run["said"] if "\n\n layers: " in t] for run in (main, one)]
     assert len(tables[0]) == 1 and tables[0] == tables[1], "the table of all layers"
     assert "learning rates by step" in main["printed"] and main["report"] is not None
     assert (other["said"], other["printed"], other["report"]) == ([], "", None)

@@ -23,7 +23,6 @@ def text_of(page):
 
 
 def prose_of(page):
-    """The text without its code."""
     return re.sub(r"^```.*?^```|`[^`\n]+`", "", text_of(page), flags=re.S | re.M)
 
 

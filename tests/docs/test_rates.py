@@ -41,8 +41,6 @@ def vit(count, **more):
     return Parts(**stem, **more, blocks=blocks(count), norm=nn.LayerNorm(8))
 
 
-# ---- the models, and name -> ratio as the projects compute it
-
 BOUND, LAYERS = 0.1, 3
 
 

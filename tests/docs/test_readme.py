@@ -101,9 +101,6 @@ def test_the_evidence_is_that_of_its_page():
         assert ours in pays and theirs in findings, ours
 
 
-# ---- the table of other implementations: what can be seen with the packages of the tests
-
-
 def paddlenlps(network, **options):
     names = {param.name: name for name, param in network.named_parameters()}
     return PaddleNLPs(0.1, parameters=network.parameters(), weight_decay=0.1, name_dict=names, **options)
@@ -136,9 +133,6 @@ def test_lr_ratio_on_which_erniekit_relies_needs_a_gpu():
     network = paddle.nn.Linear(2, 2)
     with pytest.raises(NotImplementedError):
         paddle.optimizer.AdamW(0.1, parameters=network.parameters(), lr_ratio=lambda param: 0.5)
-
-
-# ---- the Chinese pages
 
 
 LOCAL = re.search(r"^## 国内镜像与中文数据\n.*?(?=^## )", CHINESE, re.S | re.M)[0]  # the Chinese page alone has it

@@ -18,13 +18,11 @@ ARRAYS = FOLDER / "trajectories.npz"
 
 @functools.lru_cache
 def load_index():
-    """Return the index."""
     return json.loads(INDEX.read_text(encoding="utf-8"))
 
 
 @functools.lru_cache
 def load_arrays():
-    """Return name -> array."""
     with np.load(ARRAYS, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
 

@@ -77,30 +77,15 @@ def trainer(tmp_path):
     paddledetection.register()
 
     def build(more=None, epoch=1, **builder):
+        fields = {"dataset_dir": str(tmp_path), "data_fields": ["image", "gt_bbox", "gt_class"]}
+        reader = {"batch_size": 2, "shuffle": False, "drop_last": True, "collate_batch": False}
         settings = {
             "architecture": "SmallDetector",
             **dict.fromkeys(["use_gpu", "use_npu", "use_mlu", "use_ema", "amp"], False),
-            "epoch": epoch,
-            "log_iter": 100,
-            "snapshot_epoch": 1,
-            "save_dir": str(tmp_path),
-            "metric": "COCO",
-            "num_classes": 1,
-            "worker_num": 0,
-            "TrainDataset": {
-                "name": "COCODataSet",
-                "image_dir": "",
-                "anno_path": "boxes.json",
-                "dataset_dir": str(tmp_path),
-                "data_fields": ["image", "gt_bbox", "gt_class"],
-            },
-            "TrainReader": {
-                "sample_transforms": [{"Decode": {}}, NORMALIZE, {"Permute": {}}],
-                "batch_size": 2,
-                "shuffle": False,
-                "drop_last": True,
-                "collate_batch": False,
-            },
+            **{"epoch": epoch, "log_iter": 100, "snapshot_epoch": 1, "save_dir": str(tmp_path)},
+            **{"metric": "COCO", "num_classes": 1, "worker_num": 0},
+            "TrainDataset": {"name": "COCODataSet", "image_dir": "", "anno_path": "boxes.json", **fields},
+            "TrainReader": {"sample_transforms": [{"Decode": {}}, NORMALIZE, {"Permute": {}}], **reader},
             "TestReader": {"sample_transforms": [NORMALIZE]},
             "LearningRate": {"base_lr": 0.01, "schedulers": [PIECEWISE]},
             "OptimizerBuilder": {"regularizer": False, "optimizer": OWN, "clip_grad_by_norm": None, **builder},

@@ -16,15 +16,8 @@ pytest.importorskip("paddleseg", reason="PaddleSeg is not installed")
 DECAY = 0.5
 BEFORE = {1: 0, 2: 1, 3: 3, 4: 4}  # stage -> blocks before it: 1, 2, 1 and 1 blocks
 BACKBONE = {
-    "type": "MixVisionTransformer",
-    "img_size": 32,
-    "patch_size": 4,
-    "embed_dims": [4, 8, 8, 8],
-    "num_heads": [1, 2, 2, 2],
-    "depths": [1, 2, 1, 1],
-    "mlp_ratios": [2, 2, 2, 2],
-    "sr_ratios": [2, 2, 1, 1],
-    "qkv_bias": True,
+    **{"type": "MixVisionTransformer", "img_size": 32, "patch_size": 4, "embed_dims": [4, 8, 8, 8], "qkv_bias": True},
+    **{"num_heads": [1, 2, 2, 2], "depths": [1, 2, 1, 1], "mlp_ratios": [2, 2, 2, 2], "sr_ratios": [2, 2, 1, 1]},
 }
 
 

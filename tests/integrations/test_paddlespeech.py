@@ -27,47 +27,26 @@ if not paddle.__version__.startswith("3.1"):
     pytest.skip("the models of PaddleSpeech 1.5 fail on Paddle 3.2 and later", allow_module_level=True)
 config_node = importlib.import_module("yacs.config").CfgNode
 DECAY, ENCODER, DECODER = 0.8, 3, 2
-NO_DROPOUT = {"dropout_rate": 0.0, "positional_dropout_rate": 0.0}
-SETTINGS = {
-    "encoder": "conformer",
-    "encoder_conf": {
-        "output_size": 16,
-        "attention_heads": 2,
-        "linear_units": 32,
-        "num_blocks": ENCODER,
-        "input_layer": "conv2d",
-        "normalize_before": True,
-        "cnn_module_kernel": 3,
-        "use_cnn_module": True,
-        "activation_type": "swish",
-        "pos_enc_layer_type": "rel_pos",
-        "selfattention_layer_type": "rel_selfattn",
-        "attention_dropout_rate": 0.0,
-        **NO_DROPOUT,
-    },
-    "decoder": "transformer",
-    "decoder_conf": {
-        "attention_heads": 2,
-        "linear_units": 32,
-        "num_blocks": DECODER,
-        "self_attention_dropout_rate": 0.0,
-        "src_attention_dropout_rate": 0.0,
-        **NO_DROPOUT,
-    },
-    "model_conf": {"ctc_weight": 0.3, "lsm_weight": 0.1, "length_normalized_loss": False},
-    "cmvn_file": None,
-    "optim": "AdamWDL",
-    "optim_conf": {"lr": 0.01, "weight_decay": 0.05, "layerwise_decay": DECAY},
-    "scheduler": "warmuplr",
-    "scheduler_conf": {"warmup_steps": 4, "lr_decay": 1.0},
-    "use_amp": False,
-    "accum_grad": 1,
-    "global_grad_clip": 5.0,
-    "batch_size": 2,
-    "log_interval": 100,
-    "n_epoch": 1,
-    "checkpoint": {"kbest_n": 1, "latest_n": 5},
-}
+SETTINGS = yaml.safe_load(f"""
+encoder: conformer
+encoder_conf:
+  {{output_size: 16, attention_heads: 2, linear_units: 32, num_blocks: {ENCODER}, input_layer: conv2d,
+  normalize_before: true, cnn_module_kernel: 3, use_cnn_module: true, activation_type: swish,
+  pos_enc_layer_type: rel_pos, selfattention_layer_type: rel_selfattn, attention_dropout_rate: 0.0,
+  dropout_rate: 0.0, positional_dropout_rate: 0.0}}
+decoder: transformer
+decoder_conf:
+  {{attention_heads: 2, linear_units: 32, num_blocks: {DECODER}, self_attention_dropout_rate: 0.0,
+  src_attention_dropout_rate: 0.0, dropout_rate: 0.0, positional_dropout_rate: 0.0}}
+model_conf: {{ctc_weight: 0.3, lsm_weight: 0.1, length_normalized_loss: false}}
+cmvn_file: null
+optim: AdamWDL
+optim_conf: {{lr: 0.01, weight_decay: 0.05, layerwise_decay: {DECAY}}}
+scheduler: warmuplr
+scheduler_conf: {{warmup_steps: 4, lr_decay: 1.0}}
+checkpoint: {{kbest_n: 1, latest_n: 5}}
+""")
+SETTINGS.update(use_amp=False, accum_grad=1, global_grad_clip=5.0, batch_size=2, log_interval=100, n_epoch=1)
 
 
 def ratio(name):
@@ -160,43 +139,25 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
 
 WAV2VEC2 = {
     **dict.fromkeys(["hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout"], 0.0),
-    **dict.fromkeys(
-        ["final_dropout", "layerdrop", "mask_time_prob", "mask_feature_prob", "feat_quantizer_dropout"], 0.0
-    ),
+    **dict.fromkeys(["final_dropout", "layerdrop", "mask_time_prob", "mask_feature_prob"], 0.0),
     **dict.fromkeys(["mask_time_length", "mask_feature_length", "num_codevector_groups", "codevector_dim"], 2),
     **dict.fromkeys(["mask_time_min_masks", "mask_feature_min_masks", "num_adapter_layers", "output_hidden_size"], 0),
     **dict.fromkeys(["num_codevectors_per_group", "num_negatives", "proj_codevector_dim", "adapter_kernel_size"], 2),
     **dict.fromkeys(["adapter_stride", "contrastive_logits_temperature", "diversity_loss_weight"], 1),
     **dict.fromkeys(["conv_bias", "do_stable_layer_norm", "use_weighted_layer_sum", "apply_spec_augment"], False),
     **dict.fromkeys(["add_adapter", "normalize_wav", "output_norm", "freeze_wav2vec2"], False),
-    "hidden_size": 16,
-    "num_hidden_layers": ENCODER,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "conv_dim": [8, 8],
-    "conv_stride": [4, 4],
-    "conv_kernel": [8, 4],
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-    "feat_extract_norm": "group",
-    "feat_extract_activation": "gelu",
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-    "initializer_range": 0.02,
+    **{"hidden_size": 16, "num_hidden_layers": ENCODER, "num_attention_heads": 2, "intermediate_size": 32},
+    **{"conv_dim": [8, 8], "conv_stride": [4, 4], "conv_kernel": [8, 4], "num_conv_pos_embeddings": 4},
+    **{"num_conv_pos_embedding_groups": 2, "feat_extract_norm": "group", "feat_extract_activation": "gelu"},
+    **{"hidden_act": "gelu", "layer_norm_eps": 1e-5, "initializer_range": 0.02, "feat_quantizer_dropout": 0.0},
     "enc": {"input_shape": 16, "dnn_blocks": 2, "dnn_neurons": 8, "activation": True, "dropout_rate": 0.0},
     "ctc": {"enc_n_units": 8, "blank_id": 0, "dropout_rate": 0.0},
-    "model_optim": "AdamWDL",
+    **dict.fromkeys(["model_optim", "wav2vec2_optim"], "AdamWDL"),
     "model_optim_conf": {"lr": 0.02, "weight_decay": 0.0, "layerwise_decay": DECAY},
-    "model_scheduler": "constantlr",
-    "model_scheduler_conf": {"warmup_steps": 1},
-    "wav2vec2_optim": "AdamWDL",
     "wav2vec2_optim_conf": {"lr": 0.01, "weight_decay": 0.1, "layerwise_decay": DECAY},
-    "wav2vec2_scheduler": "constantlr",
-    "wav2vec2_scheduler_conf": {"warmup_steps": 1},
-    "global_grad_clip": 0,
-    "batch_size": 2,
-    "accum_grad": 1,
-    "n_epoch": 1,
+    **dict.fromkeys(["model_scheduler", "wav2vec2_scheduler"], "constantlr"),
+    **dict.fromkeys(["model_scheduler_conf", "wav2vec2_scheduler_conf"], {"warmup_steps": 1}),
+    **{"global_grad_clip": 0, "batch_size": 2, "accum_grad": 1, "n_epoch": 1},
     "checkpoint": {"kbest_n": 1, "latest_n": 5},
 }
 

@@ -13,12 +13,8 @@ import kernel_cases
 import numpy as np
 import paddle
 import pytest
-from kernel_cases import SHAPES, TYPES, VARIANTS, Optimizer, decode, encode, problem
-from reference import adamw, needs_library
-from reference_adafactor import adafactor
-from reference_adam_weight_decay import adam_weight_decay
-from reference_came import came
-from reference_lamb import lamb
+from kernel_cases import TYPES, VARIANTS, Optimizer, decode, encode, problem
+from reference import needs_library
 
 from paddle_ldopt import AdamWDL, kernels
 
@@ -28,20 +24,8 @@ PATHS = [str(PACKAGE), str(pathlib.Path(kernel_cases.__file__).parent)]
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
-def reference(name, arrays, grads):
-    """Return what the float64 reference of a variant makes of the arrays."""
-    which, options = VARIANTS[name][2]
-    if which == "adamw":
-        return adamw(arrays, grads, dict.fromkeys(arrays, 1.0), **options)
-    if which == "came":
-        return came(arrays, grads, **{"lr": 0.01, **options})[-1][0]
-    return {"adafactor": adafactor, "adam_weight_decay": adam_weight_decay, "lamb": lamb}[which](
-        arrays, grads, **options
-    )
-
-
 def make(name, arrays, **more):
-    rule, options, _ = VARIANTS[name]
+    rule, options = VARIANTS[name]
     return Optimizer(kernels, rule, arrays, **{**options, **more})
 
 
@@ -50,22 +34,6 @@ def train(name, arrays, grads, threads=None, **more):
     for grad in grads:
         optimizer.step(grad, threads)
     return optimizer
-
-
-@every_variant
-def test_it_is_the_papers_rule(name):
-    shapes = {n: s for n, s in SHAPES.items() if 0 not in s}
-    arrays, grads = problem(steps=6, shapes=shapes)
-    grads[2] = {**grads[2], "small": None}
-    if VARIANTS[name][2][0] == "adam_weight_decay":
-        grads[2]["small"] = np.zeros((5, 7), "float32")  # the driver counts for all
-    got, want = train(name, arrays, grads).weights(), reference(name, arrays, grads)
-    for n in shapes:
-        moved = np.abs(want[n] - arrays[n]).max()
-        np.testing.assert_allclose(got[n], want[n], rtol=3e-7, atol=2e-5 * moved + 3e-7, err_msg=n)
-
-
-# ---- bits
 
 
 @every_variant
@@ -90,7 +58,7 @@ def test_omp_num_threads_changes_no_bit():
         f"import sys, hashlib; sys.path[:0] = {PATHS!r}\n"
         "import kernels; from kernel_cases import Optimizer, VARIANTS, problem\n"
         "arrays, grads = problem(steps=2); digest = hashlib.sha256()\n"
-        "for rule, options, _ in VARIANTS.values():\n"
+        "for rule, options in VARIANTS.values():\n"
         "    optimizer = Optimizer(kernels, rule, arrays, **options)\n"
         "    for grad in grads: optimizer.step(grad)\n"
         "    digest.update(b''.join(optimizer.bits().values()))\n"
@@ -98,14 +66,9 @@ def test_omp_num_threads_changes_no_bit():
     )
     seen = set()
     for threads in ("1", "3"):
-        run = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "OMP_NUM_THREADS": threads},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        how = {"capture_output": True, "text": True, "timeout": 120, "check": True}
+        run = subprocess.run([sys.executable, "-c", code], env=environment, **how)
         used, digest = run.stdout.split()
         assert used == threads
         seen.add(digest)
@@ -117,7 +80,7 @@ def test_a_small_omp_stacksize_is_enough():
         f"import sys; sys.path[:0] = {PATHS!r}\n"
         "import kernels; from kernel_cases import Optimizer, VARIANTS, problem\n"
         "arrays, grads = problem(steps=1)\n"
-        "for rule, options, _ in VARIANTS.values():\n"
+        "for rule, options in VARIANTS.values():\n"
         "    for kind in ('float32', 'bfloat16'):\n"
         "        Optimizer(kernels, rule, arrays, param_type=kind, grad_type=kind, **options).step(grads[0], 2)"
     )
@@ -131,9 +94,6 @@ def test_the_norm_of_all_gradients():
     want = np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads[0].values()))
     assert len(norms) == 1
     np.testing.assert_allclose(norms.pop(), want, rtol=1e-7)
-
-
-# ---- types
 
 
 @pytest.mark.representatives
@@ -214,36 +174,12 @@ def test_compressed_momentum_saturates():
         assert held[2].flat[0] == 65504 and np.isfinite(held[2]).all()
 
 
-# ---- numbers that are none, and denormal ones
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@every_variant
-def test_nan_and_infinity_stay_in_their_tensor(name, value):
-    if np.isinf(value) and name == "clipped":
-        pytest.skip("clipped to a finite value")
-    arrays, grads = problem(steps=1)
-    want = train(name, arrays, grads).weights()
-    spoilt = [{n: g.copy() for n, g in grads[0].items()}]
-    for n in ("odd", "matrices", "patches"):
-        spoilt[0][n].flat[17] = value
-    got = train(name, arrays, spoilt).weights()
-    for n in arrays:
-        if n in ("odd", "matrices", "patches"):
-            assert np.isnan(got[n].flat[17]), n
-        else:
-            np.testing.assert_array_equal(got[n], want[n], err_msg=n)
-
-
 def test_the_mode_for_denormal_numbers_is_restored():
     tiny = np.float32(1e-40)
     assert tiny * np.float32(1.0) > 0
     arrays, grads = problem(steps=1)
     train("lamb", arrays, grads)
     assert tiny * np.float32(1.0) > 0 and np.array([tiny] * 100) @ np.ones(100, "float32") > 0
-
-
-# ---- threads, processes, memory
 
 
 def test_several_python_threads_at_once():
@@ -270,9 +206,6 @@ def test_a_forked_child_works_alone():
     process.join(60)
     assert process.exitcode == 0
     assert train("came", arrays, grads, threads=2).bits() == want
-
-
-# ---- the library itself
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch):

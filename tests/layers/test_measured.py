@@ -1,103 +1,8 @@
 """Layers measured in a forward pass: models with misleading names, random models, and a pass that leaves no trace."""
 
-import gc
-import random
-import re
-import warnings
-import weakref
-
-import numpy as np
 import paddle
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from layer_models import Parts
+from measured_models import IDS, VECTORS, Block, D, Net, OtherBlock, Parts4, blocks, check, places, through, tokens
 from paddle import nn
-from paddle.distributed.fleet.utils import recompute
-
-from paddle_ldopt import LayerMap
-
-D = 8
-
-
-class Block(nn.Layer):
-    """A block with weights of its own class, and a second argument that it may attend to."""
-
-    def __init__(self, cross=False):
-        super().__init__()
-        self.norm, self.mix, self.grow, self.shrink = (
-            nn.LayerNorm(D),
-            nn.Linear(D, D),
-            nn.Linear(D, 16),
-            nn.Linear(16, D),
-        )
-        if cross:
-            self.cross = nn.Linear(D, D)
-
-    def forward(self, x, memory=None):
-        x = x + self.mix(self.norm(x))
-        if memory is not None:
-            x = x + (self.cross(memory) if hasattr(self, "cross") else memory).mean(1, keepdim=True)
-        return x + self.shrink(nn.functional.gelu(self.grow(x)))
-
-
-class OtherBlock(Block):
-    pass
-
-
-def blocks(n, cls=Block, **how):
-    return nn.LayerList([cls(**how) for _ in range(n)])
-
-
-class Net(Parts):
-    """Parts in any order, and a function that runs them."""
-
-    def __init__(self, run, **parts):
-        super().__init__(**parts)
-        self.run = run
-
-    def forward(self, *args, **kwargs):
-        return self.run(self, *args, **kwargs)
-
-
-def through(items, x, *more):
-    for item in items:
-        x = item(x, *more)
-    return x
-
-
-def tokens(n=5):
-    return paddle.arange(2 * n).reshape([2, n]) % 9
-
-
-IDS, VECTORS = tokens(), paddle.ones([2, 5, D])
-
-
-def places(model, example, silent=True, **how):
-    """Return {part: (layer id, depth)} by the shortest path that has one place, and the warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        layers = LayerMap.from_model(model, example, **how)
-    said = "".join(str(one.message) for one in caught if "guesses" in str(one.message))
-    assert layers.source == "measured" and (not silent or not said), said
-    return layers, said
-
-
-def check(model, example, want, silent=True, **how):
-    """Compare the layer ids, as distances from the head, with `want`: {start of names: distance or "first..last"}."""
-    layers, said = places(model, example, silent, **how)
-    left = set(layers.names)
-    for start, distance in want.items():
-        for name in [name for name in layers.names if name == start or name.startswith(f"{start}.")]:
-            layer = layers.layer_of(name)
-            got = layer.depth + 1 - layer.index
-            above = distance
-            if isinstance(distance, tuple):  # a list: from the first item's distance on down
-                above = distance[0] - int(re.match(rf"{re.escape(start)}\.(\d+)", name)[1]) // distance[1]
-            assert got == above, f"{name}: {got} below the head, not {above} ({layer})"
-            left.discard(name)
-    assert not left, left
-    return layers, said
 
 
 def test_a_detector_with_heads_called_embeddings():
@@ -130,15 +35,6 @@ def test_a_detector_with_heads_called_embeddings():
     assert "'transformer.encoder.layers' is computed from 'backbone.body.layers'" in said and "`towers=`" in said
 
 
-class Parts4(nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.bn1, self.conv2, self.bn2 = nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
-
-    def forward(self, x):
-        return x + self.bn2(self.conv2(self.bn1(self.conv1(x))))
-
-
 class DownBlock(nn.Layer):
     def __init__(self, n):
         super().__init__()
@@ -166,8 +62,7 @@ def test_a_unet_with_lora_layers_beside_it():
         run,
         lora_layers=nn.LayerList([nn.Linear(D, D) for _ in range(2)]),
         up_blocks=nn.LayerList([DownBlock(3) for _ in range(2)]),
-        conv_out=nn.Linear(D, 3),
-        mid_block=Parts4(),
+        **{"conv_out": nn.Linear(D, 3), "mid_block": Parts4()},
         down_blocks=nn.LayerList([DownBlock(2) for _ in range(2)]),
         conv_in=nn.Linear(3, D),
     )
@@ -321,13 +216,8 @@ def test_adapters_take_the_layer_of_what_they_adapt():
             x = block(x) + adapter(x)
         return self.a(x)
 
-    model = Net(
-        run,
-        adapters=nn.LayerList([nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D)) for _ in range(3)]),
-        a=nn.Linear(D, 2),
-        body=blocks(3),
-        b=nn.Linear(D, D),
-    )
+    adapters = nn.LayerList([nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D)) for _ in range(3)])
+    model = Net(run, adapters=adapters, a=nn.Linear(D, 2), body=blocks(3), b=nn.Linear(D, D))
     check(model, VECTORS, {"adapters": (3, 1), "a": 0, "body": (3, 1), "b": 4})
 
 
@@ -351,13 +241,8 @@ def test_parts_between_blocks_and_stages():
         return self.seg(sum(outs))
 
     norms = {f"norm{i}": nn.LayerNorm(D) for i in range(3)}
-    model = Net(
-        run,
-        **norms,
-        seg=nn.Linear(D, 2),
-        layers=nn.LayerList([Stage(2), Stage(3), Stage(1, True)]),
-        head_conv=nn.Linear(D, D),
-    )
+    stages = nn.LayerList([Stage(2), Stage(3), Stage(1, True)])
+    model = Net(run, **norms, seg=nn.Linear(D, 2), layers=stages, head_conv=nn.Linear(D, D))
     layers, _ = places(model, VECTORS)
     ids = {name: layers.layer_of(name).index for name in layers.names if name.endswith("weight")}
     assert layers.towers == {"layers": 6} and ids["head_conv.weight"] == 0 and ids["seg.weight"] == 7
@@ -424,228 +309,3 @@ def test_halves_of_blocks_in_turns():
         VECTORS,
         {"fc": 0, "layers": (3, 2), "proj": 4},
     )
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_blocks_under_recompute(reentrant):
-    def run(self, x):
-        x = self.z(x)
-        for block in self.body:
-            x = recompute(block, x, use_reentrant=reentrant)
-        return self.a(x)
-
-    check(Net(run, a=nn.Linear(D, 2), body=blocks(3), z=nn.Linear(D, D)), VECTORS, {"a": 0, "body": (3, 1), "z": 4})
-
-
-WORDS = [
-    "head",
-    "embed",
-    "norm",
-    "layers",
-    "pooler",
-    "stem",
-    "encoder",
-    "classifier",
-    "tokens",
-    "decoder",
-    "fc",
-    "proj",
-]
-
-
-@st.composite
-def random_models(draw):
-    """Return (model, {name of a part: distance from the head}): stacks in sequence, and parts around them."""
-    words = iter(draw(st.permutations([f"{a}_{b}" for a in WORDS for b in "xy"])))
-    steps, parts, above, depth = [], {}, {}, 0
-    for _ in range(draw(st.integers(0, 2))):
-        steps.append(("part", next(words), depth))
-    for i in range(draw(st.integers(1, 3))):
-        count = draw(st.integers(2 if not i else 1, 4))
-        kind = draw(st.sampled_from(["blocks", "adapted"] if count > 1 else ["blocks"]))
-        steps.append((kind, next(words), (depth, count, next(words))))
-        depth += count
-        for _ in range(draw(st.integers(0, 2))):
-            steps.append((draw(st.sampled_from(["part", "skip"])), next(words), depth))
-    steps.append(("part", next(words), depth))
-    side = draw(st.integers(0, depth))
-    own = draw(st.sampled_from(["cls_x", "scale_y"]))
-    for kind, name, at in steps:
-        if kind in ("part", "skip"):
-            parts[name] = draw(
-                st.sampled_from(
-                    [
-                        lambda: nn.Linear(D, D),
-                        lambda: nn.LayerNorm(D),
-                        lambda: nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)),
-                    ]
-                )
-            )()
-            above[name] = depth - at + (1 if at == 0 else 1) if at < depth else 0
-        else:
-            first, count, adapter = at
-            parts[name] = blocks(count)
-            above.update({f"{name}.{i}": depth - first - i for i in range(count)})
-            if kind == "adapted":
-                parts[adapter] = nn.LayerList([nn.Linear(D, D) for _ in range(count)])
-                above.update({f"{adapter}.{i}": depth - first - i for i in range(count)})
-    parts[own] = [D]
-    above[own] = depth + 1
-    parts["side_z"] = nn.Linear(D, 2)  # a second head on what comes somewhere in between
-    above["side_z"] = 0
-
-    def run(self, x):
-        x, start, second, done = x * getattr(self, own), x, None, 0
-        for kind, name, at in steps:
-            module = getattr(self, name)
-            if kind == "part":
-                x = module(x)
-            elif kind == "skip":
-                x = module(x) + start
-            else:
-                for i in range(at[1]):
-                    y = module[i](x)
-                    x = y + getattr(self, at[2])[i](x) if kind == "adapted" else y
-                    done += 1
-                    second = x if done == side else second
-        second = x if second is None else second
-        return {"main": x, "side": [self.side_z(second)]}
-
-    order = draw(st.permutations(list(parts)))
-    return Net(run, **{name: parts[name] for name in order}), above
-
-
-@given(random_models())
-@settings(max_examples=60, deadline=None)
-def test_random_models_are_mapped_as_they_were_built(built):
-    model, above = built
-    layers, _ = places(model, VECTORS, silent=False)
-    assert len(layers.towers) == 1
-    for name in layers.names:
-        part = next(part for part in sorted(above, key=len, reverse=True) if f"{name}.".startswith(f"{part}."))
-        layer = layers.layer_of(name)
-        assert layer.depth + 1 - layer.index == above[part], f"{name}: {layer}"
-
-
-def simple(**more):
-    run = lambda self, x, fail=False: self.fc(through(self.body, self.proj(x)))  # noqa: E731
-    return Net(run, fc=nn.Linear(D, 2), body=blocks(3), proj=nn.Linear(D, D), **more)
-
-
-@pytest.mark.parametrize("example", [VECTORS, (VECTORS,), [VECTORS], {"x": VECTORS}, lambda model: model(VECTORS)])
-def test_examples(example):
-    check(simple(), example, {"fc": 0, "body": (3, 1), "proj": 4})
-
-
-def test_a_failed_pass_says_why():
-    model = simple()
-    with pytest.raises(
-        ValueError, match=r"forward pass .* failed \(\w*Error: (?s:.*)Give an `example`.*Received: example="
-    ) as refused:
-        LayerMap.from_model(model, {"y": VECTORS})
-    assert isinstance(refused.value.__cause__, TypeError)
-    with pytest.raises(TypeError, match="`example` must be a Tensor.*Received: example of type int"):
-        LayerMap.from_model(model, 3)
-    with pytest.raises(ValueError, match="depends on no parameter"):
-        LayerMap.from_model(model, lambda model: None)
-    assert not model._forward_pre_hooks and not model._forward_post_hooks
-
-
-@pytest.mark.filterwarnings("ignore:When training")
-def test_the_pass_leaves_no_trace():
-    def run(self, x):
-        self.count += 1
-        random.random(), np.random.rand(), paddle.rand([2])
-        return self.fc(
-            nn.functional.dropout(
-                self.bn(through(self.body, self.proj(x)).transpose([0, 2, 1])).transpose([0, 2, 1]), training=True
-            )
-        )
-
-    model = Net(run, fc=nn.Linear(D, 2), bn=nn.BatchNorm1D(D), body=blocks(3), proj=nn.Linear(D, D))
-    model.register_buffer("count", paddle.zeros([1]))
-    model.body[0].eval()
-    model.proj.weight.stop_gradient = True
-    model(VECTORS).sum().backward()
-    before = {name: value.numpy() for name, value in model.state_dict().items()}
-    grads = {name: param.grad.numpy() for name, param in model.named_parameters() if param.grad is not None}
-    states = random.getstate(), np.random.get_state()[1].tolist(), paddle.get_rng_state()[0].current_seed()
-    drawn = paddle.get_rng_state()
-    layers = LayerMap.from_model(model, VECTORS)
-    assert layers.layer_of("proj.weight").index == 0 and layers.layer_of("bn._mean").index == 4
-    assert model.training and not model.body[0].training and model.body[1].training
-    assert model.proj.weight.stop_gradient and not model.fc.weight.stop_gradient and model.bn._mean.stop_gradient
-    assert all((value.numpy() == before[name]).all() for name, value in model.state_dict().items())
-    assert all((dict(model.named_parameters())[name].grad.numpy() == grad).all() for name, grad in grads.items())
-    assert states == (random.getstate(), np.random.get_state()[1].tolist(), paddle.get_rng_state()[0].current_seed())
-    want = paddle.rand([3]).numpy()
-    paddle.set_rng_state(drawn)
-    assert (paddle.rand([3]).numpy() == want).all()
-
-
-def test_what_the_pass_did_not_use_is_said():
-    model = simple(pooler=nn.Linear(D, D), mask_token=[D])
-    layers, said = check(
-        model, VECTORS, {"fc": 0, "body": (3, 1), "proj": 4, "pooler": 0, "mask_token": 4}, silent=False
-    )
-    assert "did not use" in said and "'pooler.weight'" in said and "'mask_token'" in said
-
-
-def test_maps_that_are_hardly_meant_are_said():
-    assert "numbered list" not in places(nn.Sequential(*[Block() for _ in range(3)]), VECTORS, silent=False)[1]
-    chain = [nn.Linear(D, 2 * D), nn.Linear(2 * D, 2 * D), nn.Linear(2 * D, 3)]
-    _, said = places(nn.Sequential(*chain), VECTORS, silent=False)
-    assert "the whole model is one numbered list" in said
-    run = lambda self, x: through(self.body, self.proj(x))  # noqa: E731
-    _, said = places(Net(run, body=blocks(3), proj=nn.Linear(D, D)), VECTORS, silent=False)
-    assert "no parameter is in the head" in said
-    run = lambda self, x: self.fc(sum(through(tower, x) for tower in self.towers))  # noqa: E731
-    _, said = places(Net(run, towers=nn.LayerList([blocks(2), blocks(3)]), fc=nn.Linear(D, 2)), VECTORS, silent=False)
-    assert "'towers.0', 'towers.1' count as towers beside each other" in said
-    model = simple()
-    for name, param in model.named_parameters():
-        param.stop_gradient = not name.startswith("proj")
-    assert "all trainable parameters are in one layer (embeddings)" in places(model, VECTORS, silent=False)[1]
-
-
-def test_rules_override_what_was_measured():
-    check(simple(), VECTORS, {"fc": 0, "body": (3, 1), "proj": 0}, rules={"^proj": "head"})
-    rules = {r"^low\.(\d+)": r"\1", r"^high\.(\d+)": r"\1 + 2"}
-    run = lambda self, ids: self.fc(through(self.high, self.mean(through(self.low, self.word(ids)))))  # noqa: E731
-    model = Net(
-        run,
-        fc=nn.Linear(D, 2),
-        high=nn.LayerList([Parts4() for _ in range(3)]),
-        low=blocks(2),
-        mean=nn.Linear(D, D),
-        word=nn.Embedding(9, D),
-    )
-    assert len(places(model, IDS, silent=False)[0].towers) in (1, 2)
-    check(model, IDS, {"fc": 0, "high": (3, 1), "low": (5, 1), "word": 6, "mean": 4}, rules=rules)
-
-
-def test_the_graph_is_freed():
-    alive = []
-
-    class Token:
-        pass
-
-    class Same(paddle.autograd.PyLayer):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.token = Token()
-            alive.append(weakref.ref(ctx.token))
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    run = lambda self, x: self.fc(Same.apply(through(self.body, self.proj(x))))  # noqa: E731
-    check(
-        Net(run, fc=nn.Linear(D, 2), body=blocks(3), proj=nn.Linear(D, D)),
-        VECTORS,
-        {"fc": 0, "body": (3, 1), "proj": 4},
-    )
-    gc.collect()
-    assert len(alive) == 1 and alive[0]() is None

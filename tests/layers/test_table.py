@@ -133,9 +133,7 @@ def test_renderings():
 
 
 def test_towers_are_told_apart():
-    names = [
-        f"m.{t}.layers.{i}.{part}" for t, n in (("encoder", 2), ("decoder", 3)) for i in range(n) for part in PARTS
-    ]
+    names = [f"m.{t}.layers.{i}.{p}" for t, n in (("encoder", 2), ("decoder", 3)) for i in range(n) for p in PARTS]
     layers = LayerMap.from_names(["m.shared.w", *names, "head.w"])
     assert layers.towers == {"m.encoder.layers": 2, "m.decoder.layers": 3}
     assert layers.n_layers == 3

@@ -37,22 +37,9 @@ def with_rates_set_by_hand(cls, ratios, **how):
     return train(model, cls(learning_rate=0.05, parameters=groups, **how))
 
 
-OPTIMIZERS = {
-    "SGD": {},
-    "Momentum": {},
-    "Momentum, multi-tensor": {"use_multi_tensor": True},
-    "Adagrad": {},
-    "Adam": {},
-    "Adam, multi-tensor": {"use_multi_tensor": True},
-    "AdamW": {},
-    "Adamax": {},
-    "Adadelta": {},
-    "RMSProp": {},
-    "NAdam": {},
-    "RAdam": {},
-    "ASGD": {"batch_num": 2},
-    "Lamb": {},
-}
+NAMES = "SGD Momentum Adagrad Adam AdamW Adamax Adadelta RMSProp NAdam RAdam Lamb"
+OPTIMIZERS = {**dict.fromkeys(NAMES.split(), {}), "ASGD": {"batch_num": 2}}
+OPTIMIZERS.update(dict.fromkeys(["Momentum, multi-tensor", "Adam, multi-tensor"], {"use_multi_tensor": True}))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -137,8 +124,6 @@ class Flat(paddle.optimizer.Adam):
 
 
 class OwnUpdate(paddle.optimizer.SGD):
-    """Asks for the rates in an update of its own."""
-
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad
         paddle.assign(param - self._create_param_lr(param_and_grad) * grad, param)
@@ -180,9 +165,7 @@ def test_an_optimizer_that_does_not_ask_for_all_rates_fails_in_its_first_step(of
     model, layers = net()
     opt = apply_layerwise_decay(Flat(0.05, parameters=model.parameters()), layers, 0.5)
     opt.of_biases = of_biases
-    with pytest.raises(
-        RuntimeError, match=r"did not ask .* for all rates.*Received: optimizer=Flat, no rate asked for \d+ parameters"
-    ):
+    with pytest.raises(RuntimeError, match=r"all rates.*Received: optimizer=Flat, no rate asked for \d+ parameters"):
         train(model, opt, 1)
 
 

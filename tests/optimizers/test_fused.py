@@ -64,9 +64,6 @@ def same_state(one, other):
             assert list(value.shape) == list(other[key].shape) and value.dtype == other[key].dtype, key
 
 
-# ---- the same numbers
-
-
 @pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.slow)])
 @every_variant
 def test_steps_equal_those_of_paddles_operations(name, steps):
@@ -120,9 +117,6 @@ def test_a_resume_and_an_unfreezing_change_no_bit(name, clipped):
         assert (array != arrays[n]).any(), n
 
 
-# ---- whatever may change from step to step
-
-
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
 def test_rates_ratios_and_gradients_may_change(name):
     arrays, all_grads = bert_like(steps=9)
@@ -149,18 +143,6 @@ def test_rates_ratios_and_gradients_may_change(name):
                 take_steps(opt, params, [grad])
             results.append({n: p.numpy() for n, p in params.items()})
     close(results[1], results[0], arrays)
-
-
-@pytest.mark.representatives(count=5)
-@every_variant
-def test_a_global_norm_is_clipped_as_paddle_clips_it(name):
-    if "globally" in name:
-        pytest.skip("has its own")
-    arrays, grads = problem(steps=5, shapes={n: s for n, s in SHAPES.items() if 0 not in s})
-    grads[3] = {n: 1e-6 * g for n, g in grads[3].items()}  # below the norm
-    want, _ = run(name, arrays, grads, fused=False, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1))
-    got, _ = run(name, arrays, grads, fused=True, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1))
-    close(got, want, arrays, tolerance(name))
 
 
 def test_what_is_clipped_is_what_paddle_clips():
@@ -194,9 +176,6 @@ def test_gradients_that_are_not_contiguous():
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
-# ---- what goes where
-
-
 def refused(match, opt, *params):
     for param in params:
         if param.grad is None:
@@ -222,17 +201,9 @@ def test_fused_true_says_why_not(name):
 @pytest.mark.parametrize("option", ["beta1", "beta2", "epsilon"])
 def test_an_option_that_is_a_tensor(option):
     arrays, grads = bert_like(steps=3)
-    got, want = (
-        run("adamwdl", arrays, grads, fused=how, **{option: paddle.to_tensor(0.5)})[0] for how in (True, False)
-    )
+    got, want = (run("adamwdl", arrays, grads, fused=f, **{option: paddle.to_tensor(0.5)})[0] for f in (True, False))
     close(got, want, arrays)
     assert any((want[n] != array).any() for n, array in run("adamwdl", arrays, grads, fused=False)[0].items())
-
-
-@pytest.mark.parametrize("fused", [1, "yes", 0.0])
-def test_fused_is_none_or_a_bool(fused):
-    with pytest.raises(TypeError, match="Received: fused="):
-        make("lamb", {"w": paddle.create_parameter([3], "float32")}, fused=fused)
 
 
 def test_a_static_graph_has_no_fused_step():
@@ -274,9 +245,6 @@ def test_on_a_gpu_paddles_kernel_is_given_the_ratio(on_gpu, monkeypatch):
     opt.step()
     opt.apply_gradients([(param, param.grad)])
     assert [(float(given[2]), given[13]) for given in calls] == [pytest.approx((0.0025, 1.0))] * 2
-
-
-# ---- memory
 
 
 @pytest.mark.representatives(count=1)

@@ -1,7 +1,5 @@
 """Muon: the reference, its routes, its batches and refusals. test_parity.py has torch's and optax's trajectories."""
 
-import copy
-
 import numpy as np
 import paddle
 import pytest
@@ -23,8 +21,9 @@ def problem(steps=5, seed=0):
     return arrays[0], arrays[1:]
 
 
-def built(params, names, **options):
-    return ldopt.Muon(parameters=list(params.values()), use_muon=lambda p: names[p.name] in MATRICES, **options)
+def built(params, names, ns_dtype="float32", **options):
+    routes = {"use_muon": lambda p: names[p.name] in MATRICES, "ns_dtype": ns_dtype}
+    return ldopt.Muon(parameters=list(params.values()), **routes, **options)
 
 
 def matrices_of(model, opt):
@@ -54,6 +53,14 @@ def test_a_stack_of_matrices_is_made_orthogonal_one_by_one():
     values = np.linalg.svd(got, compute_uv=False)
     assert values.min() > 0.6 and values.max() < 1.3
     assert not module.orthogonalized(paddle.zeros([2, 3]), (3.4445, -4.775, 2.0315), 5).numpy().any()
+
+
+def test_products_are_bfloat16_on_an_accelerator_alone():
+    matrix = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    got = paddle.to_tensor(matrix)
+    on_cpu = got.place.is_cpu_place()
+    error = np.abs(module.orthogonalized(got, (3.4445, -4.775, 2.0315), 5).numpy() - orthogonalized(matrix)).max()
+    assert error < 1e-5 if on_cpu else 1e-4 < error < 0.05
 
 
 def test_the_layers_route_matrices_of_blocks_to_muon():
@@ -91,23 +98,6 @@ def test_groups_route_before_the_layers_and_stay_alive():
     assert opt.options_of(model.blocks[0].linear1.weight)["weight_decay"] == 0.5
 
 
-def test_a_deep_copy_goes_on_as_the_original():
-    model = Net()
-    opt = ldopt.create("muon", model, learning_rate=0.1, example=TOKENS)
-
-    def step(model, opt):
-        model(TOKENS).square().mean().backward()
-        opt.step()
-        opt.clear_grad()
-
-    step(model, opt)
-    again, other = copy.deepcopy([model, opt])
-    for pair in ((model, opt), (again, other)):
-        step(*pair)
-    for one, two in zip(model.parameters(), again.parameters()):
-        np.testing.assert_array_equal(one.numpy(), two.numpy())
-
-
 def test_an_update_has_the_size_of_an_adamw_update():
     arrays, grads = problem(steps=1)
     params, names = make_params({"weight": np.zeros((64, 32))})
@@ -131,25 +121,6 @@ def test_bfloat16_parameters_with_masters():
     want = muon(start, rounded, MATRICES, lr=0.01, weight_decay=0.2)
     for name, param in params.items():
         np.testing.assert_allclose(opt.owner_of(param).numpy(), want[name], rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "must know the matrices of blocks: give `layers`.*Received: layers=None"),
-        ({"use_muon": lambda p: False}, "No parameter is a matrix of a block.*Received"),
-        ({"use_muon": lambda p: True}, "updates matrices.*Received: use_muon=True for"),
-        ({"use_muon": True}, "must be a function of a parameter.*Received: use_muon=True"),
-        ({"ns_steps": 0}, "`ns_steps` must be at least 1"),
-        ({"ns_coefficients": (1, 2)}, "must be a tuple of 3 numbers"),
-        ({"adjust_lr": "none"}, "`adjust_lr` must be one of 'match_rms_adamw', 'original'"),
-        ({"ns_dtype": "float16"}, "`ns_dtype` must be one of"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_refusals(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        ldopt.Muon(0.1, parameters=Net().parameters(), **options)
 
 
 def test_a_static_graph_is_refused():

@@ -33,61 +33,30 @@ SIGNATURES = {
 }
 # option -> its values; "group:" marks options that groups may override, "groups:" options that only groups have
 RANGES = {
-    "adamwdl": {
-        "weight_decay": "group: [0, inf)",
-        "beta1": "group: [0, 1)",
-        "beta2": "group: [0, 1)",
-        "epsilon": "group: [0, inf)",
-        "lazy_mode": "group: a bool",
-    },
-    "came": {
-        "lr": "groups: [0, inf) or a schedule or None",
-        "eps": "group: three numbers in (0, inf)",
-        "clip_threshold": "group: (0, inf)",
-        "decay_rate": "group: [0, 1]",
-        "beta1": "group: [0, 1) or None",
-        "beta2": "group: [0, 1) or None",
-        "beta3": "group: [0, 1)",
-        "weight_decay": "group: [0, 1]",
-        "scale_parameter": "group: a bool",
-        "relative_step": "a bool",
-        "warmup_init": "a bool",
-        "compression": "a bool",
-        "loss_scale": "an int from 1",
-    },
-    "lamb": {
-        "beta1": "group: (0, 1)",
-        "beta2": "group: (0, 1)",
-        "eps": "group: (0, inf)",
-        "weight_decay": "group: [0, inf) or a function of the step",
-        "lr": "groups: [0, inf) or a schedule or None",
-        "grad_centralization": "groups: a bool",
-    },
-    "adafactor": {
-        "lr": "groups: [0, inf) or None",
-        "eps": "group: two numbers, in (0, inf) and [0, inf)",
-        "clip_threshold": "group: (0, inf)",
-        "decay_rate": "group: (-inf, 0]",
-        "beta1": "group: [0, 1) or None",
-        "weight_decay": "group: [0, inf)",
-        "scale_parameter": "group: a bool",
-        "relative_step": "a bool",
-        "warmup_init": "group: a bool",
-    },
-    "adamweightdecay": {
-        "beta_1": "group: [0, 1)",
-        "beta_2": "group: [0, 1)",
-        "epsilon": "group: [0, inf)",
-        "weight_decay_rate": "group: [0, inf)",
-        "clipnorm": "group: (0, inf) or None",
-        "clipvalue": "group: (0, inf) or None",
-        "amsgrad": "a bool",
-        "decay": "[0, inf)",
-        "global_clipnorm": "(0, inf) or None",
-        "include_in_weight_decay": "regular expressions or None",
-        "exclude_from_weight_decay": "regular expressions or None",
-    },
+    "adamwdl": "weight_decay epsilon: group: [0, inf); beta1 beta2: group: [0, 1); lazy_mode: group: a bool",
+    "came": "lr: groups: [0, inf) or a schedule or None; eps: group: three numbers in (0, inf); "
+    "clip_threshold: group: (0, inf); decay_rate weight_decay: group: [0, 1]; "
+    "beta1 beta2: group: [0, 1) or None; beta3: group: [0, 1); scale_parameter: group: a bool; "
+    "relative_step warmup_init compression: a bool; loss_scale: an int from 1",
+    "lamb": "beta1 beta2: group: (0, 1); eps: group: (0, inf); "
+    "weight_decay: group: [0, inf) or a function of the step; lr: groups: [0, inf) or a schedule or None; "
+    "grad_centralization: groups: a bool",
+    "adafactor": "lr: groups: [0, inf) or None; eps: group: two numbers, in (0, inf) and [0, inf); "
+    "clip_threshold: group: (0, inf); decay_rate: group: (-inf, 0]; beta1: group: [0, 1) or None; "
+    "weight_decay: group: [0, inf); scale_parameter warmup_init: group: a bool; relative_step: a bool",
+    "adamweightdecay": "beta_1 beta_2: group: [0, 1); epsilon weight_decay_rate: group: [0, inf); "
+    "clipnorm clipvalue: group: (0, inf) or None; amsgrad: a bool; decay: [0, inf); "
+    "global_clipnorm: (0, inf) or None; "
+    "include_in_weight_decay exclude_from_weight_decay: regular expressions or None",
 }
+
+
+def parsed(text):
+    rows = [row.partition(": ") for row in text.split("; ")]
+    return {option: span for options, _, span in rows for option in options.split()}
+
+
+RANGES = {name: parsed(text) for name, text in RANGES.items()}
 # option -> its name in `create` and `LdoptConfig`, if it is another
 SETTINGS = {
     "came": {"eps": "epsilon"},
@@ -187,20 +156,11 @@ def test_a_bad_value_is_refused_with_its_name(name, option, grouped):
     for value, error, message in bad_values(span):
         if option.startswith("weight_decay") and value is None:
             continue  # no weight decay
-        with pytest.raises(
-            error, match=f"`{option}` {re.escape(message)}.*Received: {option}={re.escape(repr(value))}"
-        ):
+        with pytest.raises(error, match=f"{re.escape(message)}.*Received: {option}={re.escape(repr(value))}"):
             if grouped or span.startswith("groups"):
                 make(name, [{"params": one_parameter(), option: value}])
             else:
                 make(name, one_parameter(), **{option: value})
-
-
-@every_optimizer
-@pytest.mark.parametrize("argument", ["multi_precision", "fused"])
-def test_the_common_options_are_bools(name, argument):
-    with pytest.raises(TypeError, match=f"`{argument}` must be (a bool|None, True or False). Received: {argument}=1"):
-        make(name, one_parameter(), **{argument: 1})
 
 
 @pytest.mark.parametrize("name", ["came", "adafactor"])
@@ -208,73 +168,15 @@ def test_the_common_options_are_bools(name, argument):
     ("spoil", "error", "match"),
     [
         (lambda eps: eps[0], ValueError, r"`eps` must be a tuple of \d numbers. Received: eps=1e-30"),
-        (lambda eps: eps[:1], ValueError, r"`eps` must be a tuple of \d numbers. Received: eps=\(1e-30,\)"),
         (lambda eps: (*eps, 1.0), ValueError, r"`eps` must be a tuple of \d numbers"),
         (lambda eps: (0.0, *eps[1:]), ValueError, r"`eps\[0\]` must be in \(0, inf\). Received: eps\[0\]=0.0"),
         (lambda eps: [eps[0], -1.0, *eps[2:]], ValueError, r"`eps\[1\]` must be in .0, inf\). Received: eps\[1\]=-1.0"),
         (lambda eps: (eps[0], "1", *eps[2:]), TypeError, r"`eps\[1\]` must be a number. Received: eps\[1\]='1'"),
-        (lambda eps: (*eps[:-1], None), TypeError, r"`eps\[\d\]` must be a number. Received: eps\[\d\]=None"),
     ],
 )
 def test_bad_eps_are_refused(name, spoil, error, match):
     with pytest.raises(error, match=match):
         make(name, one_parameter(), eps=spoil(REGISTRY[name].options["eps"].default))
-
-
-@every_optimizer
-@pytest.mark.parametrize(
-    ("rate", "error", "match"),
-    [
-        (-0.1, ValueError, r"` must be in \[0, inf\). Received: (lr|learning_rate)=-0.1"),
-        (NAN, ValueError, r"` must be in \[0, inf\). Received: (lr|learning_rate)=nan"),
-        (INF, ValueError, r"` must be in \[0, inf\). Received: (lr|learning_rate)=inf"),
-        ("0.1", TypeError, "` must be a number.* Received: (lr|learning_rate)='0.1'"),
-        (True, TypeError, "` must be a number.* Received: (lr|learning_rate)=True"),
-    ],
-)
-def test_a_bad_rate_is_refused(name, rate, error, match):
-    with pytest.raises(error, match=match):
-        make(name, one_parameter(), learning_rate=rate)
-
-
-@pytest.mark.parametrize(("name", "rate"), [("came", "learning_rate"), ("adafactor", "lr")])
-def test_relative_step_sets_the_rate_alone(name, rate):
-    cls, relative = ldopt.optimizer_class(name), {"relative_step": True}
-    clash = "Cannot combine manual `{0}` .*leave out `{0}`, or give relative_step=False.* Received: {0}=0.1, relative_"
-    for arguments, match in (
-        ({rate: 0.1, **relative}, clash.format(rate)),
-        ({"relative_step": False}, f"`{rate}` must be given with `relative_step=False`. Received: {rate}=None"),
-        (
-            {rate: 0.1, "relative_step": False, "warmup_init": True},
-            "requires `relative_step=True`. Received: relative_",
-        ),
-    ):
-        with pytest.raises(ValueError, match=match):
-            cls(parameters=one_parameter(), **arguments)
-    with pytest.raises(ValueError, match=clash.format("lr")):
-        cls(parameters=[{"params": one_parameter(), "lr": 0.1}], **relative)
-    opt = cls(parameters=one_parameter(), **relative)
-    with pytest.raises(RuntimeError, match="The optimizer sets its rate itself, .* Received: value=0.1"):
-        opt.set_lr(0.1)
-    with pytest.raises(RuntimeError, match="`relative_step` sets the rate from the step. Received: scheduler="):
-        opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
-    assert not isinstance(opt._learning_rate, paddle.optimizer.lr.LRScheduler)
-
-
-@pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
-def test_a_group_has_a_rate_of_its_own_or_a_multiplier(name):
-    group = {"params": one_parameter(), "lr": 0.1}
-    with pytest.raises(ValueError, match="not both. Received: lr=0.1, learning_rate=0.5"):
-        make(name, [{**group, "learning_rate": 0.5}])
-    if name not in ("came", "lamb"):  # which take schedules
-        with pytest.raises(TypeError, match="`lr` must be a number"):
-            make(name, [{**group, "lr": paddle.optimizer.lr.StepDecay(0.5, step_size=1)}])
-
-
-@pytest.mark.parametrize("name", ["adamwdl", "adamweightdecay"])
-def test_parameters_in_the_place_of_the_rate_are_told_where_they_belong(name):
-    with pytest.raises(TypeError, match=r"parameters go (in)?to `parameters.*Received: learning_rate=\["):
-        ldopt.optimizer_class(name)(one_parameter(), parameters=one_parameter())
 
 
 @every_optimizer
@@ -286,28 +188,6 @@ def test_an_unknown_argument_is_refused_with_the_nearest(name):
         ldopt.create(name, model, learning_rate=0.1, rule={"a": 1})
     with pytest.raises(TypeError, match="momentum"):
         make(name, one_parameter(), momentum=0.9)
-
-
-@pytest.mark.parametrize(
-    ("name", "argument", "alias", "value"),
-    [
-        ("came", "parameters", "params", one_parameter),
-        ("lamb", "parameters", "params", one_parameter),
-        ("adafactor", "parameters", "params", one_parameter),
-        ("adafactor", "lr", "learning_rate", lambda: 0.1),
-        ("adamweightdecay", "learning_rate", "lr", lambda: 0.1),
-        ("adamweightdecay", "weight_decay_rate", "weight_decay", lambda: 0.1),
-    ],
-)
-def test_an_argument_with_two_names_is_given_once(name, argument, alias, value):
-    given = {"learning_rate": 0.01} if name in ("came", "lamb") else {}
-    given.update({"parameters": one_parameter()} if argument != "parameters" else {})
-    given.update({"relative_step": False} if argument == "lr" else {})
-    cls = ldopt.optimizer_class(name)
-    cls(**given, **{argument: value()})
-    cls(**given, **{alias: value()})
-    with pytest.raises(ValueError, match=f"`{alias}` is another name for `{argument}`: give one of them. Received: "):
-        cls(**given, **{argument: value(), alias: value()})
 
 
 def test_the_default_of_an_option_is_the_constructors():

@@ -8,10 +8,10 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers import base, batches, sharded, step
+from paddle_ldopt import Adafactor, AdamWeightDecay, Came, Lamb
+from paddle_ldopt.optimizers import base, batches, step
 from paddle_ldopt.optimizers.batches import prepared_shards
-from paddle_ldopt.optimizers.sharded import PartialShard, Shard, ShardFinder, run_locally, run_together
+from paddle_ldopt.optimizers.sharded import PartialShard, Shard, run_locally
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
@@ -119,48 +119,6 @@ def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
                 np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11, atol=1e-11, err_msg=name)
 
 
-def test_one_packed_sum_a_round_and_group(monkeypatch):
-    """Rules of different length and shards of different groups: who asks no more is left out."""
-    sums = []
-
-    def all_reduce(tensor, group):
-        sums.append((group.id, tensor.dtype, tensor.shape[0]))
-        tensor.scale_(float(group.nranks))
-
-    monkeypatch.setattr(sharded.dist, "all_reduce", all_reduce)
-    near, far = SimpleNamespace(id=1, nranks=2), SimpleNamespace(id=2, nranks=3)
-
-    def rule(rounds, dtype):
-        total = []
-        for i in range(rounds):
-            answer = yield [paddle.full([i + 1], 1.0, dtype), paddle.ones([], dtype)]
-            assert [part.shape for part in answer] == [[i + 1], []] and answer[0].dtype == getattr(paddle, dtype)
-            total += [float(part.sum()) for part in answer]
-        return total
-
-    shards = [PartialShard([4], groups=groups) for groups in ((near,), (near, far), (near,))]
-    rules = zip(shards, [rule(1, "float32"), rule(2, "float32"), rule(3, "float64")])
-    assert run_together(list(rules)) == [[2.0, 2.0], [6.0, 6.0, 12.0, 6.0], [2.0, 2.0, 4.0, 2.0, 6.0, 2.0]]
-    single, double = paddle.float32, paddle.float64
-    assert sums == [
-        *[(1, double, 4), (1, single, 2), (2, single, 2)],
-        *[(1, single, 3), (2, single, 3), (1, double, 3)],
-        (1, double, 4),
-    ]
-
-
-def test_what_the_optimizer_was_not_built_with_is_refused():
-    linear = paddle.nn.Linear(3, 4)
-    finder = ShardFinder([linear.weight])
-    finder.check(linear.weight)
-    with pytest.raises(ValueError, match=r"tensor_fusion=False.*Received: 'linear_\d+.b_0' of shape \[4\]"):
-        finder.check(linear.bias)
-    same_name = paddle.nn.Linear(3, 4).weight
-    same_name.name = linear.weight.name
-    with pytest.raises(ValueError, match=r"no slice.*Received: shape=\[3, 4\], built with \[3, 4\]"):
-        finder.check(same_name)
-
-
 @pytest.mark.parametrize("optim", [Lamb, Came, AdamWeightDecay])
 def test_an_optimizer_refuses_a_fused_buffer_and_changes_nothing(optim):
     linear, other = paddle.nn.Linear(3, 4), paddle.nn.Linear(3, 4)
@@ -174,16 +132,6 @@ def test_an_optimizer_refuses_a_fused_buffer_and_changes_nothing(optim):
     np.testing.assert_array_equal(linear.weight.numpy(), before)
 
 
-@pytest.mark.parametrize("optim", [AdamWDL, Lamb])
-def test_a_hook_is_asked_about_the_parameter_not_its_slice(optim):
-    linear = paddle.nn.Linear(3, 4)
-    opt = optim(0.1, parameters=linear.parameters(), set_param_lr_fun=lambda param: 0.5 ** len(param.shape))
-    flat = SimpleNamespace(name=linear.weight.name, shape=[7], stop_gradient=False)
-    assert opt.layerwise_ratio(flat) == 0.25 and opt.layerwise_ratio(linear.bias) == 0.5
-    with pytest.raises(ValueError, match=r"tensor_fusion=False.*Received: 'other' of shape \[7\]"):
-        opt.layerwise_ratio(SimpleNamespace(name="other", shape=[7]))
-
-
 def test_a_deep_copy_keeps_groups_layers_and_shards():
     linear = paddle.nn.Linear(3, 4)
     groups = [{"params": [linear.weight], "beta1": 0.5}, {"params": [linear.bias], "weight_decay": 0.25}]
@@ -193,17 +141,6 @@ def test_a_deep_copy_keeps_groups_layers_and_shards():
     assert weight.name != linear.weight.name
     assert copied.options_of(weight)["beta1"] == 0.5 and copied.options_of(bias)["weight_decay"] == 0.25
     assert copied.layerwise_ratio(weight) == 0.25 and copied.state_layout(bias)["moment1"][1] == [4]
-
-
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "adam"])  # which needs no sums
-def test_a_process_without_an_element_adds_zeros_to_the_sums(rule, monkeypatch):
-    """Of three processes or more: a parameter ends in the slices of the others, which wait for its sums."""
-    opt, param = optimizer(rule, [4, 2, 3, 3])
-    shard, rounds = PartialShard([4, 2, 3, 3], span=(0, 0), groups=(None,), slice_size=0), []
-    monkeypatch.setattr(batches, "run_together", lambda rules: [rounds.append(next(of)) for _, of in rules])
-    prepared_shards(opt, opt._rows([]), {param.name: shard})(1.0)
-    (sums,) = rounds
-    assert all((total.numpy() == 0.0).all() for total in sums)
 
 
 def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeypatch):
@@ -235,45 +172,6 @@ def test_fused_true_is_refused_in_shards(shard, monkeypatch):
     with pytest.raises(ValueError, match="does not support parameters in shards.* Received: fused=True"):
         opt.step()
     np.testing.assert_array_equal(param.numpy(), before)
-
-
-@pytest.mark.parametrize("cut", ["tensor parallel", "in a slice", "alone in a slice"])
-@pytest.mark.parametrize("rule", RULES)
-def test_a_shard_with_all_elements_is_updated_as_a_whole_parameter(rule, cut, monkeypatch):
-    monkeypatch.setattr(sharded.dist, "all_reduce", lambda tensor, group: None)  # of one process
-    shape, size, group = SHAPES["conv"], math.prod(SHAPES["conv"]), (SimpleNamespace(id=0),)
-    shard = {
-        "tensor parallel": PartialShard(shape, (0, 0, 1), groups=group),
-        "in a slice": PartialShard(shape, span=(0, size), groups=group, slice_size=size),
-        "alone in a slice": PartialShard(shape, slice_size=size),
-    }[cut]
-    start, seen = np.random.default_rng(0).standard_normal(shape), []
-    for in_shard in (False, True):
-        opt, param = optimizer(rule, shape)
-        param.set_value(start)
-        part = param
-        if in_shard and "slice" in cut:
-            part = paddle.create_parameter([size + 3], "float64")  # padded
-            part.set_value(np.append(start, np.zeros(3)))
-            part.name = param.name
-            if isinstance(opt._param_groups[0], dict):
-                opt._param_groups[0]["params"] = [part]
-            else:
-                opt._parameter_list = opt._param_groups = [part]
-        if in_shard:
-            monkeypatch.setattr(opt.finder, "find", lambda every, name=param.name: {name: shard})
-            monkeypatch.setattr(base, "topology", object)
-            monkeypatch.setattr(opt.finder, "is_whole", lambda every: False)
-        for scale in (1.0, -0.5):
-            part.grad = paddle.to_tensor(scale * part.numpy() ** 2)
-            opt.step()
-        state = {name: values[param.name].numpy().flatten() for name, values in opt._accumulators.items()}
-        assert not part.numpy().flatten()[size:].any()
-        seen.append({"parameter": part.numpy().flatten()[:size], **state})
-    whole, got = seen
-    assert not np.allclose(whole["parameter"], start.flatten()) and got.keys() == whole.keys()
-    for name, value in whole.items():
-        np.testing.assert_allclose(got[name][: value.size], value, rtol=1e-12, err_msg=name)
 
 
 class SplitParam:

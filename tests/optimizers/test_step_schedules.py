@@ -1,7 +1,5 @@
 """Rates and weight decays of Lamb that are functions of its own steps."""
 
-import itertools
-
 import numpy as np
 import paddle
 import pytest
@@ -14,14 +12,11 @@ from paddle_ldopt import Lamb
 
 SCHEDULES = {
     "list": lambda: list(RATES),
-    "tuple": lambda: tuple(RATES),
     "generator": lambda: (rate for rate in RATES),
     "NumPy array": lambda: np.array(RATES),
     "1-D Tensor": lambda: paddle.to_tensor(RATES, dtype="float64"),
-    "list of Tensors": lambda: [paddle.to_tensor(rate, dtype="float64") for rate in RATES],
     "callable": lambda: lambda step: RATES[step],
     "callable that gives a Tensor": lambda: lambda step: paddle.to_tensor([RATES[step]], dtype="float64"),
-    "callable that gives a NumPy number": lambda: lambda step: np.float64(RATES[step]),
 }
 
 
@@ -53,9 +48,7 @@ def test_a_schedule_that_runs_out_raises_before_anything_changes(grouped):
     before = {n: p.numpy().copy() for n, p in params.items()}
     state = {k: v.numpy().copy() for k, v in opt.state_dict().items()}
     for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"has run out: it has 2 values, and this is step 3\. .*Received: (lr|lea)"
-        ):
+        with pytest.raises(ValueError, match=r"run out: it has 2 values, and this is step 3\. .*Received: (lr|lea)"):
             take_steps(opt, params, grads[2:])
     same({n: p.numpy() for n, p in params.items()}, before)
     same({k: v.numpy() for k, v in opt.state_dict().items()}, state)
@@ -96,48 +89,6 @@ def test_the_optimizers_steps_are_counted_even_if_no_parameter_has_them_all():
     arrays, grads = random_run(4, {"a": [3], "b": [2]})
     grads = [{n: g if (n == "a") == (i < 2) else None for n, g in grad.items()} for i, grad in enumerate(grads)]
     close(train(arrays, grads, RATES), lamb(arrays, grads, lr=lambda name, step: RATES[step]))
-
-
-@pytest.mark.parametrize(
-    "kind, reordered, name", [("list", False, None), ("callable", True, None), ("list", True, "it")]
-)
-def test_a_schedule_goes_on_after_a_resume(tmp_path, kind, reordered, name):
-    arrays, grads = random_run(4)
-    grads[1] = {n: None if n == "row" else g for n, g in grads[1].items()}
-    file = str(tmp_path / "opt.pdopt")
-
-    def run(values, grads, load=None, save=None, each_rate=()):
-        with paddle.utils.unique_name.guard():
-            params, _ = make_params(values, "float64")
-            listed = list(params.values())[:: -1 if load and reordered else 1]
-            opt = Lamb(SCHEDULES[kind](), parameters=listed, weight_decay=lambda step: 0.1 * step, name=name)
-            if load:
-                opt.set_state_dict(paddle.load(load))
-            for grad, rate in itertools.zip_longest(grads, each_rate):
-                assert rate is None or opt.get_lr() == rate
-                result = take_steps(opt, params, [grad])
-            if save:
-                paddle.save(opt.state_dict(), save)
-            return {n: a.copy() for n, a in result.items()}
-
-    whole = run(arrays, grads)
-    close(whole, lamb(arrays, grads, lr=lambda n, i: RATES[i], weight_decay=lambda n, i: 0.1 * i))
-    half_way = run(arrays, grads[:2], save=file)
-    same(run(half_way, grads[2:], load=file, each_rate=RATES[2:]), whole)
-
-
-def test_a_resume_into_an_optimizer_that_has_taken_steps():
-    arrays, grads = random_run(4)
-    params, _ = make_params(arrays, "float64")
-    opt = Lamb(RATES, parameters=list(params.values()))
-    take_steps(opt, params, grads[:1])
-    early = {k: v.clone() for k, v in opt.state_dict().items()}
-    take_steps(opt, params, grads[1:3])
-    assert opt.get_lr() == RATES[3]
-    opt.set_state_dict(early)
-    assert opt.get_lr() == RATES[1]
-    take_steps(opt, params, grads[1:3])
-    assert opt.get_lr() == RATES[3]
 
 
 def test_the_count_is_not_that_of_the_optimizer_the_state_came_from():

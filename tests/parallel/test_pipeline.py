@@ -186,9 +186,6 @@ def test_a_norm_that_overflows_is_an_overflow():
     assert cases.same(before, cases.snapshot(network, step)) and optimizer.get_lr() == 1.0
 
 
-# ---- the schedule
-
-
 def test_a_schedule_that_is_advanced_elsewhere_is_an_error():
     _, optimizer, step = made()
     inputs = cases.tensors(cases.batch(0))
@@ -210,9 +207,6 @@ def test_a_schedule_that_takes_a_metric_is_left_to_the_caller():
         output = step(*cases.tensors(cases.batch(i)))
         schedule.step(output.loss)
     assert schedule.last_epoch == 3
-
-
-# ---- state
 
 
 def test_a_resume_is_exact(tmp_path):
@@ -245,9 +239,6 @@ def test_a_state_of_another_scaler_is_an_error():
         step.set_state_dict(other.state_dict())
     with pytest.raises(ValueError, match="Received: keys=\\['other'\\]"):
         step.set_state_dict({"other": 1})
-
-
-# ---- wrong arguments
 
 
 @pytest.mark.parametrize(

@@ -223,3 +223,20 @@ def test_a_closed_pipe_is_no_error(labels):
         with pytest.raises(SystemExit) as ended:
             predict.main([str(labels), *TEXTS])
     assert ended.value.code == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["nowhere", "a text"], "no model of a finished run"),
+        (["run", "--pair", "a", "b"], "trained on single inputs: leave `--pair` out"),
+        (["run"], "either inputs or `--input FILE`"),
+        (["run", "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
+        (["run", "a", "--max_length", "3"], "`max_length` must be 4 or more"),
+        (["run", "a", "--max_length", "513"], "`max_length` must be 512 or less for this model"),
+        (["run", "--input", "nowhere.csv"], "input file does not exist"),
+    ],
+)
+def test_what_cannot_be_labelled_is_said_in_one_line(labels, argv, says):
+    with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
+        predict.main([str(labels) if word == "run" else word for word in argv])

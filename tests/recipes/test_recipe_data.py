@@ -43,9 +43,7 @@ def everything(splits):
 def part_of_library(tmp_path_factory):
     """Have Python's own library be every third file of it: parsing all takes seconds."""
     folder, root = tmp_path_factory.mktemp("library"), Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        path for path in sorted(root.rglob("*.py")) if library_data.NOT_LIBRARY.isdisjoint(path.relative_to(root).parts)
-    ]
+    files = [p for p in sorted(root.rglob("*.py")) if library_data.NOT_LIBRARY.isdisjoint(p.relative_to(root).parts)]
     for number, path in enumerate(files[::3]):
         (folder / f"{number}.py").symlink_to(path)
     with pytest.MonkeyPatch.context() as patch:
@@ -384,9 +382,7 @@ def test_a_hub_out_of_reach_is_a_value_error_with_its_cause(monkeypatch, hub, mo
 
     pytest.importorskip(module)
     monkeypatch.setattr(sys.modules[module], "load_dataset", offline)
-    with pytest.raises(
-        ValueError, match=f"{hub} cannot load.*no route.*Received: source='{hub}:clue', config='t'"
-    ) as info:
+    with pytest.raises(ValueError, match=f"cannot load.*no route.*Received: source='{hub}:clue', config='t'") as info:
         load_splits(f"{hub}:clue:t")
     assert isinstance(info.value.__cause__, ConnectionError)
 

@@ -98,9 +98,7 @@ def test_few_examples_are_the_first_of_each_class():
     assert [int(image[0, 0]) for image, _ in few.train] == [0, 3, 1, 2] and few.test is made
     assert few.description == "12 rows. Trained on 4, 2 of each class."
     for most in (0, 5):
-        with pytest.raises(
-            ValueError, match=f"be 1 to 4, the number of training images of 'a'. Received: examples_per_class={most}"
-        ):
+        with pytest.raises(ValueError, match=f"number of training images of 'a'. Received: examples_per_class={most}"):
             image_data.few(whole, most)
 
 

@@ -31,9 +31,6 @@ def arguments(recipe, folder, *more):
     return options, args
 
 
-# --- rows ---
-
-
 def talk(prompt, text):
     return ("user", prompt), ("assistant", text)
 
@@ -89,9 +86,6 @@ def test_a_chat_template_says_what_stands_around_an_answer():
 
 def test_unigram():
     assert unigram([0, 0, 1], [0, 2], 3) == pytest.approx(-(math.log(3 / 6) + math.log(1 / 6)) / 2)
-
-
-# --- causal ---
 
 
 def dealt():
@@ -158,9 +152,6 @@ def test_answer_tokens_that_are_cut_count_as_wrong():
     sums = np.array([[1.0, 2, 3], [0.5, 1, 2]])
     whole, cut = (trainers.token_scores(types.SimpleNamespace(predictions=sums), lost) for lost in (0, 5))
     assert (whole["accuracy"], cut["accuracy"]) == (3 / 5, 3 / 10) and whole["perplexity"] == cut["perplexity"]
-
-
-# --- masked ---
 
 
 @pytest.fixture
@@ -230,6 +221,4 @@ def test_a_long_text_becomes_several_rows(guesser):
     trainer, _ = guesser
     data = masked_lm_pretraining.Rows(["alpha beta gamma delta a b c", "alpha", ""], trainer.tokenizer, 5)
     assert [len(row["input_ids"]) for row in data] == [5, 5, 3, 3]
-    assert data.account(3).startswith(
-        "0 of 3 rows cut, 0 of 3 texts lost, 1 rows left without anything to learn, 1 texts"
-    )
+    assert data.account(3).startswith("0 of 3 rows cut, 0 of 3 texts lost, 1 rows left without anything to learn")

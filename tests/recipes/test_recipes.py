@@ -134,7 +134,6 @@ def test_a_recipe_is_short_and_says_how_it_is_used(name):
 
 
 def arguments_of(name):
-    """Return the names of all arguments of a recipe."""
     recipe = importlib.import_module(name)
     classes = [getattr(recipe, cls) for cls in ("Options", "Arguments") if hasattr(recipe, cls)]
     with contextlib.redirect_stdout(None):
@@ -183,24 +182,15 @@ def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monke
     assert [p.name for p in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "cut/results.json").exists()
     start(name, "--resume_from_checkpoint", str(tmp_path / "cut"), tiny_model=False)
-    whole, cut = (
-        {key: value.numpy() for key, value in paddle.load(str(tmp_path / run / "model_state.pdparams")).items()}
-        for run in ("whole", "cut")
-    )
-    losses = [
-        [
-            (line["step"], line["loss"])
-            for line in map(json.loads, (tmp_path / run / "history.jsonl").read_text().splitlines())
-            if "loss" in line
-        ]
-        for run in ("whole", "cut")
-    ]
+    whole, cut, losses = {}, {}, []
+    for run, found in (("whole", whole), ("cut", cut)):
+        state = paddle.load(str(tmp_path / run / "model_state.pdparams"))
+        found.update((key, value.numpy()) for key, value in state.items())
+        lines = map(json.loads, (tmp_path / run / "history.jsonl").read_text().splitlines())
+        losses.append([(line["step"], line["loss"]) for line in lines if "loss" in line])
     assert losses[0] == losses[1]
     assert whole.keys() == cut.keys() and len(whole) > 8
     assert not {key: abs(whole[key] - cut[key]).max() for key in whole if whole[key].tobytes() != cut[key].tobytes()}
-
-
-# --- configs ---
 
 
 def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
@@ -213,22 +203,11 @@ def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
 
 
 def test_all_that_is_wrong_with_a_config_is_told_at_once(start, tmp_path):
-    (tmp_path / "c.yaml").write_text("learningrate: 1e-3\nmax_lenght: 7\n")
-    with pytest.raises(SystemExit, match="nearest is 'learning_rate'.*nearest is 'max_length'"):
+    (tmp_path / "c.yaml").write_text("name: 1\nmax_lenght: 7\n")
+    with pytest.raises(SystemExit, match="'name' is not a known .*nearest is 'max_length'"):
         start("seq2seq", "--config", str(tmp_path / "c.yaml"))
-    (tmp_path / "c.yaml").write_text("name: 1\nproblem: 2\n")
-    with pytest.raises(SystemExit, match="'name' is not a known .*Received: name=1.*Received: problem=2"):
-        start("seq2seq", "--config", str(tmp_path / "c.yaml"))
-    (tmp_path / "c.yaml").write_text("- 1\n")
-    with pytest.raises(SystemExit, match="`name: value` lines"):
-        start("seq2seq", "--config", str(tmp_path / "c.yaml"))
-    with pytest.raises(SystemExit, match="No such file"):
-        start("seq2seq", "--config", str(tmp_path / "nowhere.yaml"))
     with pytest.raises(SystemExit, match="2 arguments are wrong.*`max_length` must be.*`max_target_length` must be"):
         start("seq2seq", "--max_length", "1", "--max_target_length", "1")
-
-
-# --- data and scores ---
 
 
 def test_tags_stand_at_the_first_tokens_of_words(tiny):

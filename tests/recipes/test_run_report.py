@@ -55,7 +55,6 @@ def optimizer_of(model, decay=0.5, learning_rate=0.1):
 
 
 def begun(folder, model=None, main=True, **kwargs):
-    """A report of a training that has begun."""
     optimizer, layers = optimizer_of(model or common.tiny_model(), **kwargs)
     made = RunReport(str(folder), "title", layers)
     made.on_train_begin(None, state(main=main), None, optimizer=optimizer)
@@ -74,9 +73,6 @@ def figures(monkeypatch):
 
     monkeypatch.setattr(run_report.page, "plots", plots)
     return drawn
-
-
-# --- what a training leaves behind ---
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +134,6 @@ def test_the_page_is_self_contained(trained):
     assert not {"script", "link", "iframe"} & {tag for tag, _ in trained.page.tags}
 
 
-# --- text ---
-
-
 def test_hostile_text_stays_text(tmp_path):
     made, _ = begun(tmp_path)
     made.title = HOSTILE
@@ -151,9 +144,6 @@ def test_hostile_text_stays_text(tmp_path):
     assert attributes == {"lang", "charset", "name", "content", "class", "alt", "src", "href"}
     shown = HOSTILE.replace("\udcff", "\\udcff")  # of a file name that is no UTF-8
     assert page.tables[0] == [[shown, shown]] and page.text.count(shown) >= 4
-
-
-# --- curves ---
 
 
 def log(made, *values, key="loss", first=1):

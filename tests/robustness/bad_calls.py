@@ -1,176 +1,20 @@
 """Valid calls of everything public, and values to spoil them with: the tables of test_bad_calls.py."""
 
 import dataclasses
-import decimal
-import fractions
 import functools
 import inspect
 import pathlib
 import tempfile
-from typing import Any, Callable, NamedTuple
+from typing import Any
 
-import numpy as np
 import paddle
+from bad_values import MODEL, START, Lazy, Row, method, row, state_of, sums_of, trained
 from project import public_names
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.optimizers.options import LAYERWISE
 from paddle_ldopt.schedules.factory import SCHEDULES
-
-NAN, INF = float("nan"), float("inf")
-
-# name -> value; what is no number, or no finite one, comes first: where a number belongs it is refused
-NO_NUMBER = {
-    "nan": NAN,
-    "nan in a Tensor": paddle.to_tensor(NAN),
-    "complex": 1j,
-    "word": "abc",
-    "digits": "1.0",
-    "object": object(),
-    "list": [0.5],
-    "dict": {"a": 1},
-    "array": np.array([0.5, 0.25]),
-    "Tensor": paddle.to_tensor([0.5, 0.25]),
-}
-VALUES = {
-    **NO_NUMBER,
-    "none": None,
-    "true": True,
-    "false": False,
-    "inf": INF,
-    "-inf": -INF,
-    "zero": 0,
-    "-0.0": -0.0,
-    "minus one": -1,
-    "minus half": -0.5,
-    "half": 0.5,
-    "large": 1e308,
-    "int beyond float": 10**400,
-    "small": 5e-324,
-    "numpy float": np.float32(0.5),
-    "numpy int": np.int64(3),
-    "numpy bool": np.bool_(True),
-    "decimal": decimal.Decimal("0.5"),
-    "fraction": fractions.Fraction(1, 3),
-    "empty word": "",
-    "empty list": [],
-    "empty dict": {},
-    "numbers": (1.0, 2.0, 3.0),
-    "unknown group": [{"params": [], "unknown": 1}],
-    "array of one": np.array(0.5),
-    "Tensor of one": paddle.to_tensor(0.5),
-    "empty Tensor": paddle.zeros([0]),
-    "function of none": lambda: 1.0,
-    "function": lambda x: 0.5,
-    "function that gives words": lambda x: "abc",
-    "layer": paddle.nn.Linear(2, 2),
-    "schedule": paddle.optimizer.lr.ExponentialDecay(0.1, 0.9),
-    "keys": {1: 2, None: []},
-}
-
-
-class Row(NamedTuple):
-    """A valid call."""
-
-    make: Callable  # () -> function, its valid arguments
-    also: tuple = ()  # documented errors beside TypeError and ValueError
-    state: Callable = lambda function, arguments: None  # what a call that fails must leave as it is
-    words: dict = {}  # argument -> what a message may call it instead
-    free: tuple = ()  # arguments that may be anything, or that Paddle alone reads
-    loose: tuple = ()  # arguments whose valid value is a number and that may be something else
-
-
-class Block(paddle.nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.linear1, self.norm1 = paddle.nn.Linear(3, 3), paddle.nn.LayerNorm(3)
-
-    def forward(self, x):
-        return self.norm1(self.linear1(x))
-
-
-class Model(paddle.nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.embeddings = paddle.nn.Linear(3, 3)
-        self.layers = paddle.nn.LayerList([Block(), Block()])
-        self.head = paddle.nn.Linear(3, 1)
-
-    def forward(self, x):
-        x = self.embeddings(x)
-        for block in self.layers:
-            x = block(x)
-        return self.head(x).mean()
-
-
-MODEL = Model()
-X = paddle.ones([2, 3])
-START = {n: p.numpy().copy() for n, p in MODEL.named_parameters()}
-
-
-def reset():
-    """Put the model back to where it was."""
-    for name, param in MODEL.named_parameters():
-        if not np.array_equal(param.numpy(), START[name]):
-            param.set_value(START[name])
-        param.stop_gradient, param.regularizer = False, None
-        param.optimize_attr.clear()
-        param.optimize_attr["learning_rate"] = 1.0
-        param.clear_gradient(False)
-
-
-def seen_of_model():
-    return {
-        n: (p.numpy().tobytes(), p.stop_gradient, str(p.optimize_attr), str(getattr(p, "regularizer", None)), p.name)
-        for n, p in MODEL.named_parameters()
-    }
-
-
-def plain(value):
-    """Return something of a state that can be compared."""
-    if isinstance(value, (paddle.Tensor, np.ndarray)):
-        return np.asarray(value).tobytes(), str(value.dtype), list(value.shape)
-    if isinstance(value, dict):
-        return {key: plain(v) for key, v in value.items()}
-    return repr(value)
-
-
-def state_of(function, arguments):
-    return plain(function.__self__.state_dict())
-
-
-def sums_of(function, arguments):
-    return function.__self__.step, [total.tolist() for total in function.__self__.gradients]
-
-
-class Lazy:
-    """An argument that is made anew for each call."""
-
-    def __init__(self, make):
-        self.make = make
-
-
-def call(function, /, **arguments):
-    """Return what `Row.make` is for a function and its valid arguments."""
-    return lambda: (function, {k: a.make() if isinstance(a, Lazy) else a for k, a in arguments.items()})
-
-
-def method(build, called, /, **arguments):
-    """Return what `Row.make` is for a method of an object that is built anew for each call."""
-    return lambda: call(getattr(build(), called), **arguments)()
-
-
-def trained(cls=ldopt.Adafactor, **more):
-    """Return an optimizer that has taken a step."""
-    reset()
-    opt = cls(parameters=MODEL.parameters(), **more)
-    MODEL(X).backward()
-    opt.step()
-    opt.clear_grad()
-    for name, param in MODEL.named_parameters():
-        param.set_value(START[name])
-    return opt
 
 
 @functools.cache
@@ -199,32 +43,15 @@ def pipeline():
     return parallel.PipelineWithLossScale(MODEL, sgd())
 
 
-@dataclasses.dataclass
-class Arguments:
-    """The fields of a Trainer's arguments that the mixin reads."""
-
-    optim: Any = "adamw"
-    lr_scheduler_type: Any = "linear"
-    learning_rate: float = 0.01
-    max_steps: int = 10
-    warmup_steps: int = 0
-    warmup_ratio: float = 0.0
-    max_grad_norm: float = 1.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    fp16_opt_level: str = "O1"
-    weight_decay: float = 0.0
-    num_cycles: float = 0.5
-    lr_end: float = 1e-7
-    power: float = 1.0
-    greater_is_better: Any = None
-    metric_for_best_model: Any = None
-    evaluation_strategy: str = "steps"
-    do_eval: bool = True
-
-    def __post_init__(self):
-        pass
+READ = {  # the fields of a Trainer's arguments that the mixin reads
+    **{"optim": "adamw", "lr_scheduler_type": "linear", "learning_rate": 0.01, "max_steps": 10, "warmup_steps": 0},
+    **{"warmup_ratio": 0.0, "max_grad_norm": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8},
+    **{"fp16_opt_level": "O1", "weight_decay": 0.0, "num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0},
+    **{"greater_is_better": None, "metric_for_best_model": None, "evaluation_strategy": "steps", "do_eval": True},
+}
+Arguments = dataclasses.make_dataclass(
+    "Arguments", [(name, Any, value) for name, value in READ.items()], namespace={"__post_init__": lambda self: None}
+)
 
 
 @dataclasses.dataclass
@@ -237,13 +64,9 @@ def path(ending):
 
 
 def settings_file(ending):
-    """Return a file with settings; JSON is YAML, too."""
     file = pathlib.Path(path(ending).make())
     file.write_text('{"optim": "lamb"}')
     return str(file)
-
-
-FIRST = next(iter(START))
 
 
 def saved_file():
@@ -283,14 +106,13 @@ def schedule_rows():
     rows = {}
     for kind in SCHEDULES.values():
         options = {key: valid[key] for key in valid.keys() & kind.options.keys()}
-        rows[kind.function.__name__] = Row(
-            call(kind.function, optimizer=0.1, **options), words=WORDS, free=("verbose",)
-        )
+        rows[kind.function.__name__] = row(kind.function, {"optimizer": 0.1, **options}, words=WORDS, free=("verbose",))
     return rows
 
 
 TIMED = {"num_warmup_steps": 2, "num_training_steps": 10}
 STACK = "(`model`|stack of blocks)"
+ANY = {"path": "", "optimizer": "", "scaler": ""}
 BUILT = {  # optimizer -> what it is built with
     "AdamWDL": {"learning_rate": 0.01, "fused": None},
     "Lamb": {"learning_rate": 0.01},
@@ -308,54 +130,51 @@ LOADED = {  # what has a state, built
     "WarmUp": lambda: ldopt.WarmUp(0.1, paddle.optimizer.lr.ExponentialDecay(0.1, 0.9), 3),
 }
 CALLS = {
-    # ---- optimizers
     **{
-        name: Row(
-            call(getattr(ldopt, name), parameters=Lazy(MODEL.parameters), **more),
+        name: row(
+            getattr(ldopt, name),
+            {"parameters": Lazy(MODEL.parameters), **more},
             words=WORDS,
             free=("name",),
             loose=SCHEDULED.get(name, ()),
         )
         for name, more in BUILT.items()
     },
-    "AdafactorSchedule": Row(call(ldopt.AdafactorSchedule, optimizer=Lazy(trained)), words=WORDS),
-    "create": Row(
-        call(ldopt.create, name="came", model=MODEL, layerwise_decay=0.5, learning_rate=0.01),
+    "AdafactorSchedule": row(ldopt.AdafactorSchedule, {"optimizer": Lazy(trained)}, words=WORDS),
+    "create": row(
+        ldopt.create,
+        {"name": "came", "model": MODEL, "layerwise_decay": 0.5, "learning_rate": 0.01},
         words={**WORDS, "rules": "([Rr]ule)", "model": STACK, "groups": "group|`parameters`"},
         loose=SCHEDULED["Came"],
     ),
-    "optimizer_class": Row(call(ldopt.optimizer_class, name="lamb")),
-    "list_optimizers": Row(call(ldopt.list_optimizers)),
-    "create_optimizer": Row(
-        call(
-            ldopt.create_optimizer, init_lr=0.01, num_train_steps=9, num_warmup_steps=2, model=MODEL, adam_clipnorm=1.0
-        ),
+    "optimizer_class": row(ldopt.optimizer_class, {"name": "lamb"}),
+    "list_optimizers": row(ldopt.list_optimizers, {}),
+    "create_optimizer": row(
+        ldopt.create_optimizer,
+        {"init_lr": 0.01, "num_train_steps": 9, "num_warmup_steps": 2, "model": MODEL, "adam_clipnorm": 1.0},
         words={**WORDS, "model": STACK},
     ),
-    "decayed_parameter_names": Row(call(ldopt.decayed_parameter_names, model=MODEL)),
-    "WarmUp": Row(
-        call(ldopt.WarmUp, initial_learning_rate=0.1, decay_schedule_fn=lambda step: 0.1, warmup_steps=3),
+    "decayed_parameter_names": row(ldopt.decayed_parameter_names, {"model": MODEL}),
+    "WarmUp": row(
+        ldopt.WarmUp,
+        {"initial_learning_rate": 0.1, "decay_schedule_fn": lambda step: 0.1, "warmup_steps": 3},
         free=("verbose",),
     ),
-    # ---- layers
-    "layerwise_lr_decay": Row(
-        call(
-            ldopt.layerwise_lr_decay,
-            decay_rate=0.5,
-            name_dict={MODEL.head.weight.name: "head"},
-            n_layers=2,
-            param=MODEL.head.weight,
-        ),
+    "layerwise_lr_decay": row(
+        ldopt.layerwise_lr_decay,
+        {"decay_rate": 0.5, "name_dict": {MODEL.head.weight.name: "head"}, "n_layers": 2, "param": MODEL.head.weight},
         words={"param": "(param|name)"},
     ),
-    "Layer": Row(call(ldopt.Layer, tower="a", index=1, depth=2), free=("tower", "index", "depth")),
-    "LayerDecay": Row(call(ldopt.LayerDecay, layerwise_decay=0.5)),
-    "LayerMap.from_names": Row(
-        call(ldopt.LayerMap.from_names, names=list(START), rules={"embeddings": 0}),
+    "Layer": row(ldopt.Layer, {"tower": "a", "index": 1, "depth": 2}, free=("tower", "index", "depth")),
+    "LayerDecay": row(ldopt.LayerDecay, {"layerwise_decay": 0.5}),
+    "LayerMap.from_names": row(
+        ldopt.LayerMap.from_names,
+        {"names": list(START), "rules": {"embeddings": 0}},
         words={"names": "(names|Found no stack|LayerMap|match no)", "rules": "([Rr]ule)"},
     ),
-    "LayerMap.from_model": Row(
-        call(ldopt.LayerMap.from_model, model=MODEL, rules={"embeddings": 0}),
+    "LayerMap.from_model": row(
+        ldopt.LayerMap.from_model,
+        {"model": MODEL, "rules": {"embeddings": 0}},
         words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},
     ),
     "LayerMap.layer_of": Row(method(layer_map, "layer_of", name="head.weight")),
@@ -364,13 +183,13 @@ CALLS = {
     "LayerMap.plot": Row(
         method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5), words=WORDS, also=(OSError,)
     ),
-    "apply_layerwise_decay": Row(
-        call(ldopt.apply_layerwise_decay, optimizer=Lazy(sgd), layers=Lazy(layer_map), layerwise_decay=0.5),
+    "apply_layerwise_decay": row(
+        ldopt.apply_layerwise_decay,
+        {"optimizer": Lazy(sgd), "layers": Lazy(layer_map), "layerwise_decay": 0.5},
         state=lambda function, arguments: type(arguments["optimizer"]),
     ),
-    "reset_layerwise_decay": Row(call(ldopt.reset_layerwise_decay, optimizer=Lazy(sgd))),
-    # ---- accumulation
-    "GradientAccumulator": Row(call(ldopt.GradientAccumulator, reduction="mean")),
+    "reset_layerwise_decay": row(ldopt.reset_layerwise_decay, {"optimizer": Lazy(sgd)}),
+    "GradientAccumulator": row(ldopt.GradientAccumulator, {"reduction": "mean"}),
     "GradientAccumulator.__call__": Row(
         method(
             lambda: accumulator(reduction="token"), "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0
@@ -387,98 +206,103 @@ CALLS = {
         words={"optimizer": "(optimizer|target)"},
     ),
     "GradientAccumulator.synchronize": Row(method(accumulator, "synchronize", group=None), state=sums_of),
-    # ---- files of optimizers
-    "save_optimizer": Row(
-        call(ldopt.save_optimizer, path=path(".safetensors"), optimizer=Lazy(trained), model=MODEL, step=1),
+    "save_optimizer": row(
+        ldopt.save_optimizer,
+        {"path": path(".safetensors"), "optimizer": Lazy(trained), "model": MODEL, "step": 1},
         also=(OSError,),
-        words={"path": "", "optimizer": "", "scaler": ""},
+        words=ANY,
     ),
-    "load_optimizer": Row(
-        call(ldopt.load_optimizer, path=Lazy(saved_file), optimizer=Lazy(trained), model=MODEL),
+    "load_optimizer": row(
+        ldopt.load_optimizer,
+        {"path": Lazy(saved_file), "optimizer": Lazy(trained), "model": MODEL},
         also=(OSError,),
-        words={"path": "", "optimizer": "", "scaler": ""},
+        words=ANY,
     ),
-    # ---- scalers and the step
-    "FixedLossScaler": Row(call(ldopt.FixedLossScaler, loss_scale_value=8.0)),
-    "DynamicLossScaler": Row(call(ldopt.DynamicLossScaler, loss_scale_value=8.0)),
-    "AdaptiveLossScaler": Row(call(ldopt.AdaptiveLossScaler, scale_window=20)),
-    "LossScaler": Row(call(parallel.LossScaler, loss_scale_value=8.0)),
-    "PipelineWithLossScale": Row(
-        call(
-            parallel.PipelineWithLossScale,
-            network=MODEL,
-            optimizer=Lazy(sgd),
-            max_grad_norm=1.0,
-            use_clip_grad=True,
-            use_skip_data_by_global_norm=True,
-            global_norm_spike_threshold=2.0,
-        ),
+    "FixedLossScaler": row(ldopt.FixedLossScaler, {"loss_scale_value": 8.0}),
+    "DynamicLossScaler": row(ldopt.DynamicLossScaler, {"loss_scale_value": 8.0}),
+    "AdaptiveLossScaler": row(ldopt.AdaptiveLossScaler, {"scale_window": 20}),
+    "LossScaler": row(parallel.LossScaler, {"loss_scale_value": 8.0}),
+    "PipelineWithLossScale": row(
+        parallel.PipelineWithLossScale,
+        {
+            "network": MODEL,
+            "optimizer": Lazy(sgd),
+            "max_grad_norm": 1.0,
+            "use_clip_grad": True,
+            "use_skip_data_by_global_norm": True,
+            "global_norm_spike_threshold": 2.0,
+        },
         words={"scale_sense": "(scale_sense|loss_scale)"},
     ),
-    "parallel.save_checkpoint": Row(
-        call(parallel.save_checkpoint, folder=Lazy(tempfile.mkdtemp), network=MODEL, optimizer=Lazy(trained)),
+    "parallel.save_checkpoint": row(
+        parallel.save_checkpoint,
+        {"folder": Lazy(tempfile.mkdtemp), "network": MODEL, "optimizer": Lazy(trained)},
         also=(OSError,),
     ),
-    "parallel.load_checkpoint": Row(
-        call(parallel.load_checkpoint, folder=Lazy(saved_folder), network=MODEL, optimizer=Lazy(trained)),
+    "parallel.load_checkpoint": row(
+        parallel.load_checkpoint,
+        {"folder": Lazy(saved_folder), "network": MODEL, "optimizer": Lazy(trained)},
         also=(OSError,),
     ),
-    # ---- schedules
-    "CurveSchedule": Row(call(ldopt.CurveSchedule, learning_rate=0.1, curve=lambda step: 0.5), free=("verbose",)),
-    "ReduceLROnPlateau": Row(call(ldopt.ReduceLROnPlateau, learning_rate=0.1), free=("verbose",)),
+    "CurveSchedule": row(ldopt.CurveSchedule, {"learning_rate": 0.1, "curve": lambda step: 0.5}, free=("verbose",)),
+    "ReduceLROnPlateau": row(ldopt.ReduceLROnPlateau, {"learning_rate": 0.1}, free=("verbose",)),
     "ReduceLROnPlateau.step": Row(
         method(LOADED["ReduceLROnPlateau"], "step", metrics=0.5), state=state_of, free=("epoch",), loose=("metrics",)
     ),
     "WarmUp.__call__": Row(method(lambda: ldopt.WarmUp(0.1, lambda k: 0.1, 3), "__call__", step=3)),
-    "SchedulerType": Row(
-        call(ldopt.SchedulerType, value="cosine"),
-        words={"value": "(name|ambiguous)"},  # the latter is Enum's own word on an array
+    "SchedulerType": row(
+        ldopt.SchedulerType,
+        {"value": "cosine"},
+        words={"value": "(name|ambiguous)"},
         free=("names", "module", "qualname", "type", "start", "boundary"),
     ),
-    "get_scheduler": Row(
-        call(ldopt.get_scheduler, name="cosine", optimizer=0.1, **TIMED, scheduler_specific_kwargs={}),
+    "get_scheduler": row(
+        ldopt.get_scheduler,
+        {"name": "cosine", "optimizer": 0.1, **TIMED, "scheduler_specific_kwargs": {}},
         words={**WORDS, "scheduler_specific_kwargs": "(scheduler_specific_kwargs|keyword)"},
     ),
     **schedule_rows(),
-    # ---- settings
-    "LdoptConfig": Row(
-        call(ldopt.LdoptConfig, layerwise_lr_decay=0.5),
+    "LdoptConfig": row(
+        ldopt.LdoptConfig,
+        {"layerwise_lr_decay": 0.5},
         words={
             "learning_rate": "(learning_rate|rate|relative_step)",
             "lr_scheduler_type": "([Ss]chedule|lr_scheduler_type)",
             "optim_kwargs": "(optim_kwargs|option)",
         },
     ),
-    "LdoptConfig.from_dict": Row(
-        call(ldopt.LdoptConfig.from_dict, values={"optim": "lamb"}), words={"values": "(values|setting|mapping)"}
+    "LdoptConfig.from_dict": row(
+        ldopt.LdoptConfig.from_dict, {"values": {"optim": "lamb"}}, words={"values": "(values|setting|mapping)"}
     ),
     "LdoptConfig.build": Row(
         method(ldopt.LdoptConfig, "build", model=MODEL, num_training_steps=10),
         words={"model": "(`model`|parameters|stack)"},
     ),
     **{
-        f"LdoptConfig.from_{kind}": Row(
-            call(getattr(ldopt.LdoptConfig, f"from_{kind}"), path=Lazy(lambda kind=kind: settings_file(f".{kind}"))),
+        f"LdoptConfig.from_{kind}": row(
+            getattr(ldopt.LdoptConfig, f"from_{kind}"),
+            {"path": Lazy(lambda kind=kind: settings_file(f".{kind}"))},
             also=(OSError,),
             words={"path": "(path|codec|values)"},
         )
         for kind in ("yaml", "json")
     },
-    "LdoptArgumentsMixin": Row(
-        call(OurArguments, optim="lamb", layerwise_lr_decay=0.5),
+    "LdoptArgumentsMixin": row(
+        OurArguments,
+        {"optim": "lamb", "layerwise_lr_decay": 0.5},
         words={"lr_scheduler_type": "([Ss]chedule|lr_scheduler)", "optim_kwargs": "(optim_kwargs|option)"},
         free=tuple(field.name for field in dataclasses.fields(Arguments)),
     ),
-    # ---- trainer
-    "trainer.GradualUnfreezeCallback": Row(call(trainer.GradualUnfreezeCallback, every_k_steps=5), free=("layers",)),
-    "trainer.LayerLRCallback": Row(call(trainer.LayerLRCallback)),
-    "trainer.ScheduleCallback": Row(call(trainer.ScheduleCallback, path="a.svg"), free=("layers",)),
-    "trainer.map_layers": Row(
-        call(trainer.map_layers, model=MODEL, rules={"embeddings": 0}),
+    "trainer.GradualUnfreezeCallback": row(trainer.GradualUnfreezeCallback, {"every_k_steps": 5}, free=("layers",)),
+    "trainer.LayerLRCallback": row(trainer.LayerLRCallback, {}),
+    "trainer.ScheduleCallback": row(trainer.ScheduleCallback, {"path": "a.svg"}, free=("layers",)),
+    "trainer.map_layers": row(
+        trainer.map_layers,
+        {"model": MODEL, "rules": {"embeddings": 0}},
         words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},
     ),
-    "trainer.write_whole": Row(call(trainer.write_whole, path=path(".html"), text="a")),
-    "trainer.last_checkpoint": Row(call(trainer.last_checkpoint, output_dir=tempfile.gettempdir()), also=(OSError,)),
+    "trainer.write_whole": row(trainer.write_whole, {"path": path(".html"), "text": "a"}),
+    "trainer.last_checkpoint": row(trainer.last_checkpoint, {"output_dir": tempfile.gettempdir()}, also=(OSError,)),
 }
 for _name, _more in BUILT.items():
     LOADED[_name] = _build = functools.partial(trained, getattr(ldopt, _name), **_more)
@@ -519,17 +343,11 @@ NO_CALLS = {
     "trainer.StopOnSigterm": "takes no arguments",
 }
 PUBLIC = [*ldopt.__all__]
-for _path, _prefix in (
-    (".optimizers", ""),
-    (".schedules", ""),
-    (".parallel", ""),
-    (".trainer", "trainer."),
-):
+for _path, _prefix in ((".optimizers", ""), (".schedules", ""), (".parallel", ""), (".trainer", "trainer.")):
     PUBLIC += [_name if _name in PUBLIC else f"{_prefix}{_name}" for _name in public_names(f"paddle_ldopt{_path}")]
 
 
 def arguments_of(function, valid):
-    """Return the names of all arguments of a function."""
     taken = inspect.signature(function).parameters
     named = [name for name, p in taken.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     passed_on = LAYERWISE if {"layerwise", "common"} & taken.keys() else {}

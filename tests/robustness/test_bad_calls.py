@@ -4,9 +4,10 @@ import os
 import re
 import warnings
 
-import bad_calls
+import bad_values
 import pytest
-from bad_calls import CALLS, NO_CALLS, NO_NUMBER, PUBLIC, VALUES, arguments_of, takes_a_number
+from bad_calls import CALLS, NO_CALLS, PUBLIC, arguments_of, takes_a_number
+from bad_values import NO_NUMBER, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,9 +26,9 @@ def outcome(row, name, spoils):
 
     `spoils` is argument -> name of the value that it is given.
     """
-    bad_calls.reset()
+    bad_values.reset()
     function, valid = row.make()
-    before, model = row.state(function, valid), bad_calls.seen_of_model()
+    before, model = row.state(function, valid), bad_values.seen_of_model()
     given = {**valid, **{argument: VALUES[value] for argument, value in spoils.items()}}
     try:
         with warnings.catch_warnings():
@@ -41,7 +42,7 @@ def outcome(row, name, spoils):
             return f"{name}({spoils}): the message names no argument: {text[:200]}"
         if row.state(function, valid) != before:
             return f"{name}({spoils}): the object has changed, although it raised {text[:100]}"
-        if bad_calls.seen_of_model() != model:
+        if bad_values.seen_of_model() != model:
             return f"{name}({spoils}): the model has changed, although it raised {text[:100]}"
         return None
     except BaseException as error:  # a KeyboardInterrupt is none of them, and shows as well
@@ -61,7 +62,7 @@ def spoilable(row):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_base_calls_are_valid(name):
-    bad_calls.reset()
+    bad_values.reset()
     function, valid = CALLS[name].make()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

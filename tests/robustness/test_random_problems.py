@@ -37,6 +37,4 @@ def test_a_difference_is_found(tmp_path, capsys, off):
     assert problems.compare(tmp_path / "problems.npz") == (1 if off else 0)
     said = capsys.readouterr().out
     assert ("problem 3: " in said) == bool(off)
-    assert {one["cls"] for one in some} == {
-        line.split()[0] for line in said.splitlines() if "problems, largest" in line
-    }
+    assert {one["cls"] for one in some} == {row.split()[0] for row in said.splitlines() if "problems, largest" in row}

@@ -22,12 +22,7 @@ OTHERS = {
     "width": (CAME, {"case": "came", "width": 5}, 2, r"parameters was {'scale'.*|'float32 \[4, 4\]'.*\[5, 5\]"),
     "blocks": (CAME, {"case": "came", "blocks": 3}, 9, "layers was .*parameters was {} and is {'blocks.2"),
     "type": (CAME, {"case": "came bf16"}, 0, "'float32.* and is .*'bfloat16"),
-    "weights": (
-        {"case": "came bf16"},
-        {"case": "came bf16"},
-        9,
-        "masters of .* do not fit the weights: load the model",
-    ),
+    "weights": ({"case": "came bf16"}, {"case": "came bf16"}, 9, "masters of .* do not fit the weights: load"),
     "decay": (CAME, {"case": "came", "decay": 0.6}, 9, r"decay was {'layerwise_decay': 0.5} and is .*: 0.6} now"),
     "no decay": (CAME, {"case": "came", "layerwise": False}, 9, "decay was {'layerwise_decay': 0.5} and is {} now"),
     "towers": ({"case": "SGD", "decay": TOWER}, {"case": "SGD"}, 9, "decay was {'towers': {'blocks': .*0.6}}} and is"),
@@ -58,11 +53,7 @@ def test_another_optimizer_is_refused_unless_it_is_meant(what, path):
 LRS = paddle.optimizer.lr
 LINEAR = functools.partial(ldopt.get_scheduler, "linear", 0.1, 0, 20)
 SCHEDULED = {  # the schedule that was saved after 3 steps, the new one, its rate at step 3
-    "rate": (
-        lambda: ldopt.get_scheduler("linear", 1e-3, 0, 10),
-        LINEAR,
-        0.085,
-    ),
+    "rate": (lambda: ldopt.get_scheduler("linear", 1e-3, 0, 10), LINEAR, 0.085),
     "Paddle's": (lambda: LRS.CosineAnnealingDecay(1e-3, 10), lambda: LRS.CosineAnnealingDecay(0.1, 4), 0.0146446609),
     "class": (lambda: LRS.StepDecay(1e-3, 2), LINEAR, 0.085),
     "plateau": (lambda: ldopt.ReduceLROnPlateau(0.1), lambda: ldopt.ReduceLROnPlateau(0.2), 0.2),
@@ -130,12 +121,8 @@ def test_hooks_are_compared_by_their_arguments(path):
     def build(decay, n_layers):
         run = Run("lamb", layerwise=False)
         hooks = {"layerwise_decay": decay, "n_layers": n_layers, "name_dict": _compat.name_dict_of(run.model)}
-        run.optimizer = ldopt.AdamWDL(
-            1e-3,
-            parameters=run.model.parameters(),
-            set_param_lr_fun=lambda decay, names, n, param: decay / (n + param.ndim),
-            **hooks,
-        )
+        hooks["set_param_lr_fun"] = lambda decay, names, n, param: decay / (n + param.ndim)
+        run.optimizer = ldopt.AdamWDL(1e-3, parameters=run.model.parameters(), **hooks)
         return run
 
     run, same_again, *others = build(0.5, 2), build(0.5, 2), build(0.6, 2), build(0.5, 3)

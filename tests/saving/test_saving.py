@@ -144,7 +144,6 @@ SCHEDULES["growing cycles"] = lambda: lr.CosineAnnealingWarmRestarts(0.1, 1, 3)
 
 
 def rates(schedule, steps):
-    """Take steps and return their rates."""
     follows_metric = hasattr(schedule, "patience")
     taken = range(schedule.last_epoch, schedule.last_epoch + steps)
     return [(schedule.step(*[LOSSES[step % 7]] * follows_metric), schedule())[1] for step in taken]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from schedule_cases import KINDS, make, rates
 
 from paddle_ldopt.schedules import ON_METRIC, ReduceLROnPlateau, WarmUp, get_scheduler, rates_of
-from paddle_ldopt.schedules.curves import CosineRestarts, Polynomial, StableDecay, peak_of
-from paddle_ldopt.schedules.factory import SCHEDULES
+from paddle_ldopt.schedules.factory import SCHEDULES, peak_of
 
 EDGE = {  # kind -> arguments with warm-up 0 and n = 4, its rates; the same with warm-up 4, its rates: by hand
     "linear": ([1, 0.75, 0.5, 0.25, 0, 0], [0, 0.25, 0.5, 0.75, 0, 0]),
@@ -69,12 +68,6 @@ def test_rates_are_known_of_formulas():
 
     for unknown in (lr.StepDecay(0.1, 2), Odd(0.1, schedule.curve), ReduceLROnPlateau(0.1)):
         assert rates_of(unknown, 5) is None
-
-
-def test_defaults_of_curves():
-    assert [StableDecay(2)(step) for step in range(4)] == [0.0, 0.5, 1.0, 0.0]
-    assert [CosineRestarts(1)(step) for step in range(3)] == [0.0, 1.0, 0.0]
-    assert [Polynomial(2, 2)(step) for step in range(6)] == [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
 
 
 steps = st.integers(0, 40)

@@ -8,16 +8,7 @@ import golden_cases
 import numpy as np
 import paddle
 import pytest
-from schedule_cases import (
-    KINDS,
-    advance,
-    closed_kind,
-    every_kind,
-    make,
-    optimizer_of,
-    rates,
-    take_a_million_steps,
-)
+from schedule_cases import KINDS, advance, closed_kind, every_kind, make, optimizer_of, rates, take_a_million_steps
 
 from paddle_ldopt import schedules
 from paddle_ldopt.schedules import CurveSchedule, SchedulerType, get_scheduler

@@ -55,8 +55,6 @@ def batch(step, part=0, parts=1):
     return [paddle.to_tensor(array[rows]) for array in (tokens, labels)]
 
 
-# ---- the optimizers
-
 RATIOS = {"embed": 0.25, "inner.0": 0.5, "inner.1": 0.7, "inner.2": 1.0}
 
 
@@ -91,17 +89,9 @@ def optimizer_of(case, params, names):
     if cls is AdamWeightDecay:
         options = {**options, "exclude_from_weight_decay": ["bias", "norm"]}
     decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
-    return cls(
-        parameters=params,
-        name_dict=names,
-        set_param_lr_fun=lambda param: ratio_of(names[param.name]),
-        apply_decay_param_fun=decayed.__contains__,
-        grad_clip=nn.ClipGradByGlobalNorm(CLIP),
-        **options,
-    )
-
-
-# ---- in one process
+    how = {"apply_decay_param_fun": decayed.__contains__, "grad_clip": nn.ClipGradByGlobalNorm(CLIP), **options}
+    hook = lambda param: ratio_of(names[param.name])  # noqa: E731
+    return cls(parameters=params, name_dict=names, set_param_lr_fun=hook, **how)
 
 
 def alone(case):
@@ -116,9 +106,6 @@ def alone(case):
         optimizer.step()
         optimizer.clear_grad()
     return start, values(network)
-
-
-# ---- in several
 
 
 def trained(hcg, case, steps=STEPS, keep=None):
@@ -167,8 +154,6 @@ def sums_that_stay():
     finally:
         sharded.dist = real
 
-
-# ---- tensor parallel, whose layers have no CPU kernel: gradients are given
 
 # name -> (shape, axis that is split or None)
 PARTS = {
@@ -408,7 +393,6 @@ def slices(hcg, case):
 
 
 def refusals():
-    """Return the messages of what is refused."""
     out = {}
 
     def refused(key, build, kinds=(ValueError,)):

@@ -100,10 +100,7 @@ def _wait(processes, folder, timeout, grace):
     """Wait until all processes have ended; return None, or what went wrong."""
     end, why = time.monotonic() + timeout, None
     while any(process.exitcode is None for process in processes):
-        if all(
-            (folder / f"result{rank}").exists() or process.exitcode is not None
-            for rank, process in enumerate(processes)
-        ):
+        if all((folder / f"result{rank}").exists() or one.exitcode is not None for rank, one in enumerate(processes)):
             (folder / "over").touch()
         failed = [rank for rank, process in enumerate(processes) if process.exitcode]
         if failed and why is None:
@@ -125,7 +122,6 @@ def _kill(processes):
 
 
 def _rank(folder):
-    """Be one rank."""
     import paddle
     from paddle.base import core
 

@@ -72,9 +72,6 @@ def complete_cpu():
     tensor_parallel.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # all have the same
 
 
-# ---- gloo
-
-
 def _complete_gloo():
     collective._new_process_group_impl = _group_with_its_own_store
     # one stream on a CPU: what runs "on the calculation stream" is the plain blocking call
@@ -94,8 +91,6 @@ def _all_gather_into(self, out, tensor):
 
 
 class _Done:
-    """A communication that is over."""
-
     def wait(self):
         pass
 
@@ -146,9 +141,6 @@ def _send_in_pairs():
 
     for name, function in _messages.items():
         setattr(dist, name, paired(function))
-
-
-# ---- sharding
 
 
 def _complete_sharding():

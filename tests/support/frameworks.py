@@ -36,7 +36,6 @@ def assert_shape(shape, build, ratio, decay, n, tower=None):
 
 
 def assert_ratios(optimizer, model, ratio):
-    """Check the ratio of each parameter."""
     for name, param in model.named_parameters():
         assert optimizer.layerwise_ratio(param) == pytest.approx(ratio(name), rel=1e-12), name
 
@@ -61,27 +60,16 @@ class Watched:
 
     def step(self):
         self.rates.append(self.optimizer.get_lr())
-        self.grads.append(
-            {
-                name: None if param.grad is None else param.grad.numpy().astype("float64")
-                for name, param in self.parameters.items()
-            }
-        )
+        grads = {name: param.grad for name, param in self.parameters.items()}
+        self.grads.append({n: None if grad is None else grad.numpy().astype("float64") for n, grad in grads.items()})
         self._step()
 
-    def assert_follows(self, ratio, *, weight_decay, decayed=None, start=None, grads=None, **adamw):
+    def assert_follows(self, ratio, *, weight_decay, decayed=None, **adamw):
         """Check the way of each parameter against AdamW with the rate times `ratio(name)`, within 1e-5 of the rate."""
         ratios = {name: ratio(name) for name in self.start}
         assert len(set(ratios.values())) > 2
-        want = reference.adamw(
-            start or self.start,
-            grads or self.grads,
-            ratios,
-            lr=lambda step: self.rates[step - 1],
-            weight_decay=weight_decay,
-            decayed=decayed,
-            **adamw,
-        )
+        how = {"lr": lambda step: self.rates[step - 1], "weight_decay": weight_decay, "decayed": decayed, **adamw}
+        want = reference.adamw(self.start, self.grads, ratios, **how)
         got, path = self.weights(), sum(self.rates)
         for name, value in want.items():
             # 1.2e-7: a float32 weight is rounded twice a step, after its decay and after its move

@@ -17,7 +17,6 @@ needs_golden = pytest.mark.skipif(not (FOLDER / "index.json").exists(), reason=f
 
 @functools.lru_cache
 def loader():
-    """Return the module that reads the folder."""
     spec = importlib.util.spec_from_file_location("golden_load", FOLDER / "load.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -39,7 +38,6 @@ def each(entries):
 
 
 def load(entry):
-    """Return the case of an index entry."""
     return loader().load_case(str(FOLDER), entry["id"])
 
 

@@ -6,16 +6,8 @@ from reference import make_params, take_steps
 from paddle_ldopt import Lamb
 
 RATES = [0.01, 0.03, 0.005, 0.02]
-SHAPES = {
-    "scalar": [],
-    "one": [1],
-    "vector": [7],
-    "row": [1, 5],
-    "column": [5, 1],
-    "matrix": [4, 3],
-    "cube": [2, 3, 4],
-    "conv": [3, 2, 2, 2],
-}
+SHAPES = {"scalar": [], "one": [1], "vector": [7], "row": [1, 5], "column": [5, 1], "matrix": [4, 3]}
+SHAPES.update({"cube": [2, 3, 4], "conv": [3, 2, 2, 2]})
 
 
 def random_run(steps=20, shapes=SHAPES, seed=0):

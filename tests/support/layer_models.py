@@ -64,6 +64,5 @@ class Tied(paddle.nn.Layer):
 
 
 def tied():
-    """Return a `Tied` and its map."""
     model = Tied()
     return model, LayerMap.from_model(model)

@@ -49,13 +49,7 @@ def tensors(arrays, part=0, parts=1):
     return tuple(paddle.to_tensor(array[part * rows : (part + 1) * rows]) for array in arrays)
 
 
-ARGUMENTS = {
-    "adamwdl": {},
-    "came": {},
-    "lamb": {},
-    "adafactor": {"clip_threshold": 1.0},
-    "adamweightdecay": {},
-}
+ARGUMENTS = {"adamwdl": {}, "came": {}, "lamb": {}, "adafactor": {"clip_threshold": 1.0}, "adamweightdecay": {}}
 
 
 def optimizer_of(name, network, rate=1e-2, **arguments):
@@ -101,9 +95,6 @@ def apart(got, direct):
     return toy_layers.apart(got, values(initialise(Whole())), direct)
 
 
-# ---- in a process of several
-
-
 def build(hcg, kind, name, ragged=False, **arguments):
     """Return (network, step) of a part of the processes; `kind` is "staged" or "whole"."""
     loss = token_loss if ragged else mean_loss
@@ -124,11 +115,8 @@ def inject(network, due):
 
 
 def snapshot(network, step):
-    """Return all that an overflow must leave as it is."""
     optimizer = ldopt._compat.unwrap(step._optimizer)
-    state = {
-        key: value.numpy().copy() for key, value in optimizer.state_dict().items() if isinstance(value, paddle.Tensor)
-    }
+    state = {k: v.numpy().copy() for k, v in optimizer.state_dict().items() if isinstance(v, paddle.Tensor)}
     return {**values(network), **state, "epoch": np.array(optimizer._learning_rate.last_epoch)}
 
 

@@ -104,7 +104,6 @@ def run(command, timeout=300, env=None, cwd=None):
 
 
 def _interpret(command):
-    """Do what ``python *command`` does."""
     if command[0] == "-m":
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)

@@ -8,7 +8,8 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import pytest
-from combinations import HIDDEN, VOCABULARY, Head, Split, axis_of, gathered, loss_of, model_group
+from combination_networks import HIDDEN, VOCABULARY, Head, Split, axis_of, loss_of, model_group
+from combinations import gathered
 from distributed_cases import LAYOUTS, batch
 from distributed_setup import mend_paddle, start_fleet
 from optimizer_cases import OPTIMIZERS
@@ -45,8 +46,6 @@ class Tower(nn.Layer):
 
 
 class Whole(nn.Layer):
-    """The network as one Layer."""
-
     def __init__(self):
         super().__init__()
         self.embed = Embed(VOCABULARY, HIDDEN)

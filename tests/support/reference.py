@@ -45,7 +45,6 @@ def make_params(arrays, dtype="float32"):
 
 
 def take_steps(optimizer, params, grads, each_step=None):
-    """Feed the gradients of every step to the optimizer."""
     for grad in grads:
         for name, g in grad.items():
             if g is not None:

@@ -65,5 +65,4 @@ def adafactor(
 
 
 def rms(array):
-    """Return the root of the mean square."""
     return np.sqrt(np.mean(array**2))

@@ -49,5 +49,4 @@ def adam_weight_decay(
 
 
 def norm(arrays):
-    """Return the norm of all arrays together."""
     return np.sqrt(sum(np.sum(np.square(a)) for a in arrays))

@@ -14,38 +14,28 @@ from paddle import nn
 import paddle_ldopt as ldopt
 
 OPTIONS = {
-    "adamwdl": {},
-    "adamwdl bf16": {},
-    "lamb": {"weight_decay": 0.01},
-    "lamb bf16": {},
-    "came": {"weight_decay": 0.01},
-    "came bf16": {},
+    **dict.fromkeys(["adamwdl", "adamwdl bf16", "adamwdl float64", "lamb bf16", "came bf16", "came float64"], {}),
+    **dict.fromkeys(["lamb", "came"], {"weight_decay": 0.01}),
     "came compressed": {"compression": True},
     "came relative": {"relative_step": True},
     "adafactor": {"scale_parameter": False, "relative_step": False},
     "adafactor momentum": {"beta1": 0.9, "relative_step": True},
     "adamweightdecay": {"weight_decay_rate": 0.01},
     "adamweightdecay amsgrad": {"amsgrad": True, "decay": 0.1},
-    "adamwdl float64": {},
-    "came float64": {},
 }
 CASES = tuple(OPTIONS)
 # Paddle's own, after `apply_layerwise_decay`
 PADDLES = {
-    "SGD": {},
+    **dict.fromkeys(["SGD", "Adamax", "Adadelta", "RAdam"], {}),
     "SGD bf16": {"weight_decay": 0.1},
     "Momentum": {"weight_decay": 0.1, "use_nesterov": True},
-    "Momentum multi-tensor": {"use_multi_tensor": True},
+    **dict.fromkeys(["Momentum multi-tensor", "Adam multi-tensor"], {"use_multi_tensor": True}),
     "Adam": {"amsgrad": True, "name": "of_a_user"},
-    "Adam multi-tensor": {"use_multi_tensor": True},
     "AdamW": {"apply_decay_param_fun": lambda name: "w_0" in name},
     "NAdam": {"weight_decay": paddle.regularizer.L1Decay(0.1)},
     "Lamb": {"exclude_from_weight_decay_fn": lambda param: param.ndim < 2},
-    "Adamax": {},
     "Adagrad": {"initial_accumulator_value": 0.1},
-    "Adadelta": {},
     "RMSProp": {"centered": True, "momentum": 0.5},
-    "RAdam": {},
     "ASGD": {"batch_num": 2},
 }
 # Paddle's kernels for 16-bit parameters run on GPUs only, except that of SGD
@@ -163,7 +153,6 @@ class Run:
         return {f"{ours[key]}.{rest[key].strip('_.')}": value for key, value in found.items()}
 
     def everything(self):
-        """Return all that a step depends on."""
         rate = self.rate.state_dict() if hasattr(self.rate, "state_dict") else {}
         return {**self.values(), **self.state(), "rate": np.array(json.dumps(rate, default=str))}
 

@@ -51,7 +51,6 @@ def optimizer_of(learning_rate=0.1):
 
 
 def rates(schedule, steps):
-    """Return the rates of the next steps, the present one first."""
     return [(schedule(), advance(schedule))[0] for _ in range(steps)]
 
 

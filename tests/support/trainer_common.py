@@ -67,19 +67,10 @@ def tiny_model(layers=2, dropout=0.0, seed=0):
     with paddle.utils.unique_name.guard():
         if FORMERS:
             return TinyEncoder(layers, dropout)
-        return BertForSequenceClassification(
-            BertConfig(
-                vocab_size=64,
-                hidden_size=16,
-                num_hidden_layers=layers,
-                num_attention_heads=2,
-                intermediate_size=32,
-                max_position_embeddings=32,
-                num_labels=2,
-                hidden_dropout_prob=dropout,
-                attention_probs_dropout_prob=dropout,
-            )
-        )
+        sizes = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+        sizes.update(num_hidden_layers=layers, max_position_embeddings=32, num_labels=2)
+        config = BertConfig(**sizes, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+        return BertForSequenceClassification(config)
 
 
 class Data(paddle.io.Dataset):
@@ -98,24 +89,14 @@ class Data(paddle.io.Dataset):
 
 def arguments(output_dir, cls=Arguments, **kwargs):
     """Return arguments for a few steps on the CPU, with `kwargs` on top."""
-    defaults = {
-        "max_steps": 4,
-        "per_device_train_batch_size": BATCH,
-        "learning_rate": 1e-2,
-        "weight_decay": 0.1,
-        "logging_steps": 100,
-        "save_steps": 1000,
-        "disable_tqdm": True,
-        "report_to": [],
-        "device": "cpu",
-        "seed": 42,
-        **({"amp_master_grad": False} if FORMERS else {}),
-    }
+    defaults = {"max_steps": 4, "per_device_train_batch_size": BATCH, "learning_rate": 1e-2, "weight_decay": 0.1}
+    defaults.update(logging_steps=100, save_steps=1000, disable_tqdm=True, report_to=[], device="cpu", seed=42)
+    if FORMERS:
+        defaults["amp_master_grad"] = False
     return cls(output_dir=str(output_dir), **{**defaults, **kwargs})
 
 
 def trainer(output_dir, model=None, optimizers=(None, None), cls=LdoptTrainer, callbacks=None, **kwargs):
-    """Return a Trainer over the tiny model."""
     model = tiny_model() if model is None else model
     args = kwargs.pop("args", None) or arguments(output_dir, **kwargs)
     data = Data()
@@ -136,5 +117,5 @@ def messages(monkeypatch):
     """Return a list that gets all that our Trainer logs."""
     said = []
     logger = type("Logger", (), {"info": staticmethod(said.append), "warning": staticmethod(said.append)})
-    monkeypatch.setattr("paddle_ldopt.trainer.shared.logger_of", lambda trainer: logger)
+    monkeypatch.setattr("paddle_ldopt.trainer.resume.logger_of", lambda trainer: logger)
     return said

@@ -54,16 +54,9 @@ def llama(pipe, tied):
     import paddle
     from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM, LlamaForCausalLMPipe
 
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        use_flash_attention=False,
-        tie_word_embeddings=tied,
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 16}
+    sizes.update(num_hidden_layers=3, num_attention_heads=2)
+    config = LlamaConfig(**sizes, use_flash_attention=False, tie_word_embeddings=tied)
     paddle.seed(0)
     with paddle.utils.unique_name.guard():
         whole = LlamaForCausalLM(config)
@@ -82,7 +75,7 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     import trainer_common as common
     from common.run_report import RunReport
 
-    from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback, shared
+    from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback, resume
 
     paddle.set_default_dtype(dtype)
 
@@ -119,7 +112,7 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     )
     if layout == "split":  # PaddleNLP asks for bfloat16 there, which Paddle cannot multiply on a CPU
         arguments.bf16, arguments.fp16_opt_level, arguments.amp_master_grad = False, "O1", False
-    logged = mock.patch.object(shared, "logger_of", lambda trainer: logger)
+    logged = mock.patch.object(resume, "logger_of", lambda trainer: logger)
     with paddle.utils.unique_name.guard(), logged, contextlib.redirect_stdout(io.StringIO()) as out:
         built = common.tiny_model(dropout=dropout) if model == "bert" else llama(layout == "pipeline", model == "tied")
         start = {name: np.array(param.numpy()) for name, param in built.state_dict().items()}
@@ -140,12 +133,6 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     }
     return {
         "weights": {name: np.array(param.numpy()) for name, param in built.state_dict().items()},
-        "start": start,
-        "ratios": ratios,
-        "said": said,
-        "printed": out.getvalue(),
-        "logs": listener.logs,
-        "report": written,
-        "files": sorted(os.listdir(folder)),
-        "step": trainer.state.global_step,
+        **{"start": start, "ratios": ratios, "said": said, "printed": out.getvalue(), "logs": listener.logs},
+        **{"report": written, "files": sorted(os.listdir(folder)), "step": trainer.state.global_step},
     }

@@ -5,7 +5,6 @@ import paddle
 
 
 def ids(length=8, rows=2, highest=30):
-    """Return token ids without the special ones."""
     return paddle.to_tensor([[(7 * i + 3 * row) % (highest - 3) + 3 for i in range(length)] for row in range(rows)])
 
 
@@ -57,10 +56,18 @@ def _steps(model):
 
 # Key of the zoo, or the start of it: what differs from {"input_ids": ...}.
 EXAMPLES = {
-    "ChineseBert": TEXT | {"pinyin_ids": ones(2, 8, 8)},
     "convbert.modeling.ConvBertForTotalPretraining": TEXT | TOTAL,
-    "electra.modeling.ElectraForTotalPretraining": TEXT | TOTAL,
-    "ErnieHealthForTotalPretraining": TEXT | TOTAL,
+    **dict.fromkeys(["electra.modeling.ElectraForTotalPretraining", "ErnieHealthForTotalPretraining"], TEXT | TOTAL),
+    **dict.fromkeys(["ErnieLayout", "UIEX", "LayoutLMv2", "LayoutXLMForTokenClassification"], LAYOUT),
+    **dict.fromkeys(["Luke", "LukeForEntityClassification"], TEXT | LUKE),
+    **dict.fromkeys(["FNetForPreTraining", "FunnelForTokenClassification", "RemBert"], TEXT | {"return_dict": True}),
+    **dict.fromkeys(["CTRLForSequenceClassification", "Deepseek"], {"input_ids": ids(rows=1)}),
+    **dict.fromkeys(["Qwen2Moe", "Yuan"], TEXT | {"attention_mask": ones(2, 8)}),
+    **dict.fromkeys(["ErnieCode", "MT5", "T5For"], SEQ2SEQ),
+    **dict.fromkeys(["Bit", "DPTForDepthEstimation[hybrid]"], {"pixel_values": image(32)}),
+    **dict.fromkeys(["Blip", "BlipModel", "ChineseCLIP", "CLIPModel", "ErnieViL"], CLIP),
+    **dict.fromkeys(["CLIPVision", "DPT"], {"pixel_values": image()}),
+    "ChineseBert": TEXT | {"pinyin_ids": ones(2, 8, 8)},
     "UTC": {
         "input_ids": ids(),
         "token_type_ids": ones(2, 8) * 0,
@@ -70,30 +77,18 @@ EXAMPLES = {
         "cls_positions": ones(2),
     },
     "ErnieDoc": _steps,
-    "ErnieLayout": LAYOUT,
-    "UIEX": LAYOUT,
-    "LayoutLMv2": LAYOUT,
-    "LayoutXLMForTokenClassification": LAYOUT,
     "LayoutXLMForRelationExtraction": LAYOUT | dict(zip(("entities", "relations"), RELATIONS)),
-    "Luke": TEXT | LUKE,
-    "LukeForEntityClassification": TEXT | LUKE,
-    "FNetForPreTraining": TEXT | {"return_dict": True},
-    "FunnelForTokenClassification": TEXT | {"return_dict": True},
-    "RemBert": TEXT | {"return_dict": True},
     "ChatGLMForCausalLM": {
         "input_ids": ids(),
         "position_ids": GLM["position_ids"],
         "attention_mask": ones(2, 1, 8, 8, dtype="bool"),
     },
-    "CTRLForSequenceClassification": {"input_ids": ids(rows=1)},
-    "Deepseek": {"input_ids": ids(rows=1)},
     "GLMFor": TEXT | GLM,
     "GLMForMultipleChoice": TEXT
     | GLM
     | {"choice_ids": [paddle.to_tensor([3])] * 2, "choice_indices": [paddle.to_tensor([4])] * 2},
     "GPTJ": TEXT | {"attention_mask": ones(2, 8, dtype="float32")},
     "Mixtral": {"input_ids": ids(16, 8, 37)},
-    "Qwen2Moe": TEXT | {"attention_mask": ones(2, 8)},
     "UnifiedTransformer": TEXT
     | {
         "token_type_ids": ones(2, 8),
@@ -106,12 +101,8 @@ EXAMPLES = {
         "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
         "attention_mask": ones(2, 1, 8, 8, dtype="float32"),
     },
-    "Yuan": TEXT | {"attention_mask": ones(2, 8)},
     "BartForSequenceClassification": lambda model: model(paddle.concat([ids()[:, 1:], ones(2, 1) * 2], 1)),
     "DalleBart": SEQ2SEQ | {"decoder_input_ids": ids(6, highest=28)},
-    "ErnieCode": SEQ2SEQ,
-    "MT5": SEQ2SEQ,
-    "T5For": SEQ2SEQ,
     "ProphetNet": SEQ2SEQ | {"attention_mask": ones(2, 8)},
     "SpeechT5ForSpeechToText": SPEECH,
     "SpeechT5ForTextToSpeech": {
@@ -119,25 +110,16 @@ EXAMPLES = {
         "decoder_input_values": paddle.rand([2, 4, 8]),
         "speaker_embeddings": paddle.rand([2, 8]),
     },
-    "Bit": {"pixel_values": image(32)},
-    "Blip": CLIP,
-    "BlipModel": CLIP,
     "BlipForQuestionAnswering": CLIP | {"decoder_input_ids": ids(6)},
     "Blip2": {"pixel_values": image(), "input_ids": ids(), "attention_mask": ones(2, 8)},
-    "ChineseCLIP": CLIP,
     "ClapModel": {
         "input_ids": ids(),
         "input_features": paddle.rand([2, 1, 16, 16]),
         "is_longer": paddle.to_tensor([[True]] * 2),
         "attention_mask": ones(2, 8),
     },
-    "CLIPModel": CLIP,
     "CLIPModel[ResNet]": CLIP | {"pixel_values": image(64)},
-    "CLIPVision": {"pixel_values": image()},
     "CLIPSeg": CLIP | {"conditional_pixel_values": None},
-    "DPT": {"pixel_values": image()},
-    "DPTForDepthEstimation[hybrid]": {"pixel_values": image(32)},
-    "ErnieViL": CLIP,
     "MiniGPT4": {"pixel_values": image(), "first_input_ids": ids(3), "second_input_ids": ids(4)},
     "VisualGLM": CLIP | {"attention_mask": ones(2, 1, 8, 8)},
     "ErnieForGeneration": lambda model: model(
@@ -157,22 +139,22 @@ def example_for(key):
 
 # Models that PaddleNLP 3.0.0b4 cannot run on this Paddle, in the size of the zoo, or without gradients of their blocks.
 NOT_RUN = {
-    "convbert.modeling.ConvBertForTotalPretraining": "adds int64 and int32",
-    "ErnieHealthForTotalPretraining": "its heads expect another width",
-    "ErnieDocForSequenceClassification": "needs the memory of the segments before",
-    "ErnieGramForSequenceClassification": "its pooler ignores the config's width",
-    "ErnieLayoutForSequenceClassification": "needs 49 positions for the image",
-    "UIEX": "needs 49 positions for the image",
+    **dict.fromkeys(["ErnieLayoutForSequenceClassification", "UIEX"], "needs 49 positions for the image"),
     "LayoutLMv2ForTokenClassification": "needs 49 positions for the image",
     "LayoutXLMForTokenClassification": "needs 49 positions for the image",
     "LayoutXLMForRelationExtraction": "needs 49 positions for the image",
     "ReformerForSequenceClassification": "its reversible blocks run without gradients",
     "ReformerModelWithLMHead": "its reversible blocks run without gradients",
-    "RemBertForSequenceClassification": "passes a tuple to a Linear",
-    "RemBertForMaskedLM": "passes a tuple to a Linear",
-    "CTRLForSequenceClassification": "stacks no tensors",
+    **dict.fromkeys(["RemBertForSequenceClassification", "RemBertForMaskedLM"], "passes a tuple to a Linear"),
     "DeepseekV2ForCausalLM": "its rotary embedding adds a dimension",
     "DeepseekV3ForCausalLM[next-token predict]": "its rotary embedding adds a dimension",
+    "PrefixModelForCausalLM": "needs the postprocessing of its model",
+    "PrefixModelForCausalLM[projected]": "needs the postprocessing of its model",
+    "convbert.modeling.ConvBertForTotalPretraining": "adds int64 and int32",
+    "ErnieHealthForTotalPretraining": "its heads expect another width",
+    "ErnieDocForSequenceClassification": "needs the memory of the segments before",
+    "ErnieGramForSequenceClassification": "its pooler ignores the config's width",
+    "CTRLForSequenceClassification": "stacks no tensors",
     "MixtralForCausalLM": "multiplies [n, 16] by [n]",
     "OPTForCausalLM[350m]": "its lm_head expects another width",
     "Qwen2MoeForCausalLM": "multiplies int64 by int32",
@@ -181,7 +163,5 @@ NOT_RUN = {
     "CLIPSegForImageSegmentation": "runs CLIP without gradients",
     "DPTForDepthEstimation[hybrid]": "adds unequal shapes",
     "VisualGLMForConditionalGeneration": "has no forward",
-    "PrefixModelForCausalLM": "needs the postprocessing of its model",
-    "PrefixModelForCausalLM[projected]": "needs the postprocessing of its model",
     "ReFTModel": "needs the positions to intervene at",
 }

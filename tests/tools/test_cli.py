@@ -17,22 +17,7 @@ BERT = "BertForSequenceClassification"
 
 def test_table_plot_and_json(tmp_path, capsys):
     picture = tmp_path / "rates.png"
-    assert (
-        main(
-            [
-                "layers",
-                "--model",
-                BERT,
-                "--layerwise_lr_decay",
-                "0.5",
-                "--learning_rate",
-                "1e-3",
-                "--plot",
-                str(picture),
-            ]
-        )
-        == 0
-    )
+    assert main(["layers", "--model", BERT, DECAY, "0.5", "--learning_rate", "1e-3", "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "block 11" in shown and "0.0005" in shown and "…" not in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -58,12 +43,8 @@ def test_the_layers_are_measured(tmp_path, capsys):
 
 
 def test_towers_and_multipliers(capsys):
-    options = [
-        "--layerwise_towers",
-        '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}',
-        "--layerwise_multipliers",
-        '{"classifier": 10}',
-    ]
+    options = ["--layerwise_towers", '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}']
+    options += ["--layerwise_multipliers", '{"classifier": 10}']
     assert main(["layers", "--model", BERT, *options, "--json"]) == 0
     layers = json.loads(capsys.readouterr().out)["layers"]
     assert [row["ratio"][1] for row in layers[11:]] == pytest.approx([0.025, 0.05, 10.0])
@@ -93,7 +74,7 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
     assert main(["layers", "--model", str(tmp_path), DECAY, "0.9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["towers"] == {"bert.encoder.layers": 3}
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
-    with pytest.raises(ValueError, match="neither an architecture nor a model type.*Received: --model="):
+    with pytest.raises(ValueError, match="`--model` must be a PaddleNLP class such as.*Received: --model="):
         load_model(str(tmp_path))
 
 
@@ -101,7 +82,7 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
     "arguments, says",
     [
         (["--model", "NoSuchModel"], "Received: --model='NoSuchModel'"),
-        (["--model", "BertTokenizer"], "must be a model class. Received: --model='BertTokenizer'"),
+        (["--model", "BertTokenizer"], "Received: --model='BertTokenizer'"),
         (["--model", "{folder}"], "Received: --model='{folder}'"),
         (
             ["--model", BERT, DECAY, "1.5"],
@@ -150,25 +131,12 @@ def test_a_model_that_needs_memory_to_be_built(monkeypatch):
 
 def test_a_model_without_paddlenlp(monkeypatch):
     monkeypatch.setitem(sys.modules, "paddlenlp.transformers", None)
-    with pytest.raises(
-        ValueError, match="`--model` needs PaddleNLP: pip install paddlenlp.*Received: --model='BertModel'"
-    ):
+    with pytest.raises(ValueError, match="with PaddleNLP installed.*Received: --model='BertModel'"):
         load_model("BertModel")
 
 
-# ---- schedule
-
-COSINE = [
-    "schedule",
-    "--lr_scheduler_type",
-    "cosine",
-    "--max_steps",
-    "1000",
-    "--warmup_steps",
-    "100",
-    "--learning_rate",
-    "5e-5",
-]
+COSINE = ["schedule", "--lr_scheduler_type", "cosine", "--max_steps", "1000", "--warmup_steps", "100"]
+COSINE += ["--learning_rate", "5e-5"]
 
 
 def marks(text):
@@ -226,15 +194,11 @@ def test_it_draws_a_file(tmp_path, capsys):
     [
         ({"--lr_scheduler_type": "cosin"}, "Received: --lr_scheduler_type='cosin'"),
         ({"--lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: --lr_scheduler_type='reduce_lr_on_plateau'"),
-        ({"--max_steps": "0"}, "Received: --max_steps=0"),
         ({"--warmup_steps": "-1"}, "Received: --warmup_steps=-1"),
-        ({"--learning_rate": "-1"}, "Received: --learning_rate=-1.0"),
         ({"--lr_scheduler_kwargs": "{min_lr}"}, "Received: --lr_scheduler_kwargs='{min_lr}'"),
         ({"--lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
         ({DECAY: "0.8"}, "Received: --layerwise_lr_decay=0.8, --layers=None"),
         ({"--layers": "12"}, "Received: --layers=12"),
-        ({"--layers": "0", "--layerwise_lr_decay": "0.8"}, "Received: --layers=0"),
-        ({"--layers": "3", "--layerwise_lr_decay": "2"}, "Received: --layerwise_lr_decay=2.0"),
         ({"--plot": "out.txt"}, "Received: --plot='out.txt'"),
     ],
 )

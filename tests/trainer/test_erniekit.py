@@ -56,8 +56,6 @@ class Trainer(LdoptTrainerMixin, ErnieTrainer):
 
 
 class Block(nn.Layer):
-    """A router and a matrix."""
-
     def __init__(self):
         super().__init__()
         self.mlp = nn.Layer()

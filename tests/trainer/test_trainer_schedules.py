@@ -23,8 +23,6 @@ KINDS = [kind.value for kind in SchedulerType if kind.value not in ON_METRIC]
 
 
 class Rates(common.TrainerCallback):
-    """Notes the rate of each step."""
-
     def __init__(self):
         self.rates = []
 
@@ -33,7 +31,6 @@ class Rates(common.TrainerCallback):
 
 
 def train(folder, resume=None, cls=common.LdoptTrainer, **kwargs):
-    """Return the Trainer after a training, and the rates of its steps."""
     rates = Rates()
     with paddle.utils.unique_name.guard():
         settings = {"max_steps": STEPS, **checkpoint_format("plain"), **kwargs}
@@ -107,9 +104,6 @@ def test_arguments_of_a_built_in_kind_as_json(tmp_path):
 def test_bad_arguments(tmp_path, kwargs, message):
     with pytest.raises(ValueError, match=re.compile(message, re.S)):
         common.arguments(tmp_path, **kwargs)
-
-
-# --- schedules that follow a metric ---
 
 
 class Scripted(common.LdoptTrainer):

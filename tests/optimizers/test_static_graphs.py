@@ -1,0 +1,119 @@
+"""What every optimizer of ours keeps to under `to_static` and in static graphs."""
+
+import numpy as np
+import paddle
+import pytest
+from optimizer_cases import VARIANTS, every_optimizer, every_variant, make, run_static
+
+
+class TinyModel(paddle.nn.Layer):
+    """An embedding, two linear blocks, a norm: gradients of every parameter are well away from zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = paddle.nn.Embedding(6, 4)
+        self.blocks = paddle.nn.LayerList([paddle.nn.Linear(4, 4) for _ in range(2)])
+        self.norm = paddle.nn.LayerNorm(4)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + paddle.tanh(block(x))
+        return self.norm(x) * paddle.arange(1.0, 5.0)
+
+
+def tiny_model():
+    with paddle.utils.unique_name.guard():
+        paddle.seed(1)
+        return TinyModel(), np.array([[0, 1, 2], [3, 4, 5]])
+
+
+def dygraph_result(name, steps=3):
+    model, tokens = tiny_model()
+    start = {n: p.numpy().copy() for n, p in model.named_parameters()}
+    opt = make(name, model.parameters(), set_param_lr_fun=lambda p: 0.5 if p.ndim == 1 else 1.0)
+    for _ in range(steps):
+        model(paddle.to_tensor(tokens)).square().mean().backward()
+        opt.step()
+        opt.clear_grad()
+    return start, {n: p.numpy().copy() for n, p in model.named_parameters()}
+
+
+@pytest.mark.representatives(count=2)
+@every_variant
+def test_to_static(name):
+    _, want = dygraph_result(name)
+    model, tokens = tiny_model()
+    opt = make(name, model.parameters(), set_param_lr_fun=lambda p: 0.5 if p.ndim == 1 else 1.0)
+
+    @paddle.jit.to_static
+    def train(batch):
+        model(batch).square().mean().backward()
+        opt.step()
+        opt.clear_grad()
+
+    for _ in range(3):
+        train(paddle.to_tensor(tokens))
+    for n, p in model.named_parameters():
+        np.testing.assert_allclose(p.numpy(), want[n], rtol=1e-4, atol=1e-5, err_msg=n)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "muon"])  # which refuses
+def test_static_program(name):
+    start, want = dygraph_result(name)
+
+    def program():
+        model = TinyModel()
+        loss = model(paddle.static.data("batch", [2, 3], "int64")).square().mean()
+        make(name, None, set_param_lr_fun=lambda p: 0.5 if len(p.shape) == 1 else 1.0).minimize(loss)
+        return model, loss
+
+    got = run_static(program, {"batch": np.array([[0, 1, 2], [3, 4, 5]])}, start, 3)
+    for n, value in got.items():
+        np.testing.assert_allclose(value, want[n], rtol=1e-4, atol=1e-5, err_msg=n)
+
+
+@pytest.mark.representatives(count=2)
+@every_variant
+def test_found_inf_of_a_static_program_skips_everything(name):
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            batch = paddle.static.data("batch", [2, 3], "int64")
+            overflow = paddle.static.data("overflow", [1], "bool")
+            model = TinyModel()
+            opt = make(name, None)
+            opt._set_auxiliary_var("found_inf", overflow)  # as Paddle's static AMP does
+            opt.minimize(model(batch).square().mean())
+            weights = [param.name for param in model.parameters()]
+        executor, scope = paddle.static.Executor(), paddle.static.Scope()
+        with paddle.static.scope_guard(scope):
+            executor.run(startup)
+            states = [tensor.name for held in opt._accumulators.values() for tensor in held.values()]
+            batch = np.array([[0, 1, 2], [3, 4, 5]])
+            ends = []
+            for found in (True, False):
+                begun = {n: np.array(scope.find_var(n).get_tensor()) for n in weights + states}
+                executor.run(main, feed={"batch": batch, "overflow": np.array([found])})
+                ends.append([n for n, old in begun.items() if (np.array(scope.find_var(n).get_tensor()) != old).any()])
+    finally:
+        paddle.disable_static()
+    assert ends[0] == []
+    assert set(weights) <= set(ends[1]) and len(ends[1]) > len(weights)
+
+
+@every_optimizer
+def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            layer, batch = paddle.nn.Linear(3, 2), paddle.static.data("batch", [4, 3])
+            moved = []
+            for power in (1.0, 2.0):
+                _, pairs = make(name, None).minimize(layer(batch).pow(power).mean())
+                moved.append(len(pairs))
+        assert moved == [2, 2]
+    finally:
+        paddle.disable_static()

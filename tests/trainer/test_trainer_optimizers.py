@@ -1,0 +1,139 @@
+"""Optimizers and schedulers that are passed to the Trainer, or made by a subclass."""
+
+import re
+
+import paddle
+import pytest
+import trainer_common as common
+from test_trainer import train
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.trainer import LayerLRCallback, LdoptTrainerMixin, ScheduleCallback
+
+
+def passed(kind="adamw", decay=0.5):
+    model = common.tiny_model()
+    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0 if step else 0.5)
+    kwargs = {"parameters": model.parameters()}
+    if kind == "constant":
+        return model, paddle.optimizer.AdamW(1e-2, **kwargs), None
+    if kind == "momentum":
+        return model, paddle.optimizer.Momentum(scheduler, **kwargs), scheduler
+    if kind == "adamwdl":
+        kwargs.update(layers=ldopt.LayerMap.from_model(model), layerwise_decay=decay)
+        return model, ldopt.AdamWDL(scheduler, **kwargs), scheduler
+    opt = paddle.optimizer.AdamW(scheduler, **kwargs)
+    if kind == "applied":
+        ldopt.apply_layerwise_decay(opt, ldopt.LayerMap.from_model(model), ldopt.LayerDecay(decay))
+    return model, opt, scheduler
+
+
+@pytest.mark.parametrize(
+    "kind, decay", [("adamw", 1.0), ("momentum", 1.0), ("adamwdl", 1.0), ("adamwdl", 0.5), ("applied", 0.5)]
+)
+def test_a_passed_optimizer_trains_at_its_schedule(tmp_path, kind, decay):
+    model, opt, scheduler = passed(kind)
+    rates = []
+
+    class Listener(common.TrainerCallback):
+        def on_optimizer_begin(self, args, state, control, **kwargs):
+            rates.append(opt.get_lr())
+
+    trainer = common.trainer(
+        tmp_path, model=model, optimizers=(opt, scheduler), callbacks=[Listener()], layerwise_lr_decay=decay
+    )
+    trainer.train()
+    assert trainer.optimizer is opt
+    assert rates == [0.5e-2, 1e-2, 1e-2, 1e-2]
+    assert not common.same(common.weights(model), common.weights(common.tiny_model()))
+
+
+def own_rate(kind, decay=0.5):
+    model = common.tiny_model()
+    how = {"layers": ldopt.LayerMap.from_model(model), "layerwise_decay": decay, "parameters": model.parameters()}
+    if kind == "came":
+        return model, ldopt.Came(relative_step=True, **how)
+    if kind == "adafactor":
+        return model, ldopt.Adafactor(relative_step=True, scale_parameter=False, **how)
+    return model, ldopt.Lamb([1e-2, 2e-2, 3e-2, 4e-2] if kind == "lamb, sequence" else lambda s: 1e-2 * (s + 1), **how)
+
+
+@pytest.mark.parametrize("kind", ["came", "adafactor", "lamb, sequence", "lamb, callable"])
+def test_an_optimizer_that_sets_its_rate_itself_trains_without_a_scheduler(tmp_path, kind):
+    out = []
+
+    class Listener(common.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            out.append(dict(logs))
+
+    model, opt = own_rate(kind)
+    callbacks = [LayerLRCallback(), Listener()]
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), callbacks=callbacks, logging_steps=1)
+    trainer.train()
+    rates = [1e-2 * (step + 1) if "lamb" in kind else 1e-2 for step in range(4)]
+    assert [line["lr/head"] for line in out[:4]] == pytest.approx(rates)
+    assert [line["lr/embeddings"] for line in out[:4]] == pytest.approx([rate / 8 for rate in rates])
+    assert not common.same(common.weights(model), common.weights(common.tiny_model()))
+
+
+@pytest.mark.parametrize("kind", ["came", "lamb, callable"])
+def test_a_schedule_beside_an_optimizer_that_sets_its_rate_itself_is_refused(tmp_path, kind):
+    model, opt = own_rate(kind)
+    show = ScheduleCallback(str(tmp_path / "schedule.png"))
+    for scheduler, callbacks, message in (
+        (OTHER, None, "if it sets its own rate.*learning_rate='its own'"),
+        (None, [show], "leave it out, or log them by LayerLRCallback"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            common.trainer(tmp_path, model=model, optimizers=(opt, scheduler), callbacks=callbacks).train()
+
+
+OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
+
+
+@pytest.mark.parametrize(
+    "kind, scheduler, kwargs, message",
+    [
+        ("adamw", None, {}, "Received: optimizers=('AdamW', None), learning_rate='LambdaDecay'"),
+        ("constant", None, {}, "the scheduler it was built with), or optimizers=(opt, None) if"),
+        ("adamw", OTHER, {}, "Received: optimizers=('AdamW', 'LambdaDecay')"),
+        ("constant", OTHER, {}, "The Trainer would step a scheduler that the optimizer does not use: "),
+        ("momentum", "own", {"optim": "adamwdl"}, "Received: optim='adamwdl', layerwise_decay="),
+        ("momentum", "own", {"layerwise_lr_decay": 0.8}, "optimizer='Momentum', its_decay=None"),
+        ("adamwdl", "own", {"layerwise_lr_decay": 0.8}, "its_decay=LayerDecay(layerwise_decay=0.5, conv"),
+    ],
+)
+def test_passed_optimizers_that_contradict_the_arguments(tmp_path, kind, scheduler, kwargs, message):
+    model, opt, own = passed(kind)
+    before = common.weights(model)
+    optimizers = opt, own if scheduler == "own" else scheduler
+    trainer = common.trainer(tmp_path, model=model, optimizers=optimizers, **kwargs)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        trainer.train()
+    with pytest.raises(ValueError):
+        trainer.create_optimizer_and_scheduler(num_training_steps=4)
+    assert common.same(before, common.weights(model))
+
+
+def test_an_optimizer_of_a_layer_that_was_replaced_is_refused(tmp_path):
+    model = common.tiny_model()
+    opt = ldopt.create("adamwdl", model, learning_rate=paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0))
+    model.classifier = paddle.nn.Linear(16, 2)
+    trainer = common.trainer(tmp_path, model, optimizers=(opt, opt._learning_rate))
+    with pytest.raises(ValueError, match="must train the model's own parameters: build it after a layer was replaced"):
+        trainer.train()
+
+
+def test_an_optimizer_made_by_the_trainers_own_method_is_refused(tmp_path):
+    """As `create_optimizer_and_scheduler` of PaddleMIX's BLIP2Trainer and MiniGPT4Trainer."""
+
+    class Past(common.Trainer):
+        def create_optimizer_and_scheduler(self, num_training_steps):
+            self.lr_scheduler = self.create_scheduler(num_training_steps)
+            self.optimizer = paddle.optimizer.AdamW(self.lr_scheduler, parameters=self.model.parameters())
+
+    both = type("Both", (LdoptTrainerMixin, Past), {})
+    train(tmp_path, cls=both)
+    for asked in ({"layerwise_lr_decay": 0.5}, {"optim": "came"}):
+        with pytest.raises(ValueError, match="The Trainer already has an optimizer, so .* would be ignored"):
+            train(tmp_path, cls=both, **asked)
