@@ -213,10 +213,7 @@ ERRORS = {
     "model class": ({"model": "BertForEverything"}, "BertForEverything"),
     "decay": ({"layerwise_lr_decay": 1.5}, "`layerwise_lr_decay` must be"),
     "optimizer": ({"optim": "adamx"}, "adamx"),
-    "argument": (
-        {"layerwise_decay": 3},
-        "'--layerwise_decay' is not a known argument; the nearest is '--layerwise_lr_decay'",
-    ),
+    "argument": ({"layerwise_decay": 3}, "is not a known argument; the nearest is '--layerwise_lr_decay'"),
     "no such run": ({"resume_from_checkpoint": "runs/nowhere"}, "no complete checkpoint"),
     "positions": ({"max_length": 513}, "`max_length` must be 512 or less for this model. Received: max_length=513"),
     "epochs": ({"num_train_epochs": -1}, "`num_train_epochs` must be 0 or more"),
