@@ -23,11 +23,11 @@ import page
 from contestants import CONTESTANTS, FLOOR_BYTES, OPTIMIZERS, STATE_BYTES
 from machine import available_memory, describe, load
 from process import AbsentError, Process
-from shapes import MODELS, bert_base_shapes, count, matrices, stack
+from shapes import HIDDEN, MODELS, bert_base_shapes, count, matrices, stack
 
 WARM_UP = 2
 FEWEST, LONGEST = 3, 10.0  # rounds after which a pair ends once it has taken so many seconds
-SECTIONS = ("models", "launches", "layerwise", "denormal", "growth", "state")
+SECTIONS = ("models", "launches", "layerwise", "muon", "denormal", "growth", "state")
 GROWTH = {
     "elements": [matrices(100, n // 100_000, 1000) for n in (10**6, 10**7, 10**8, 3 * 10**8, 10**9)],
     "tensors": [matrices(n, 10**6 // n // 10, 10) for n in (10, 100, 1000, 10000)],
@@ -39,16 +39,16 @@ BESIDE_GROWTH = [("adamwdl", "paddle.optimizer.AdamW"), ("adamwdl", "torch.optim
 LIBRARIES = 3 << 29  # bytes that a process takes beside its tensors
 
 
-def in_turn(processes, rounds):
+def in_turn(processes, rounds, warm_up=WARM_UP):
     """Return what each process's steps gave, by its place; all step once in a round, forwards and backwards in turn."""
     taken, began = [[] for _ in processes], time.monotonic()
     places = list(range(len(processes)))
-    for i in range(WARM_UP + rounds):
+    for i in range(warm_up + rounds):
         for place in reversed(places) if i % 2 else places:
             value = processes[place].ask("step")
-            if i >= WARM_UP:
+            if i >= warm_up:
                 taken[place].append(value)
-        if i + 1 >= WARM_UP + FEWEST and time.monotonic() - began > LONGEST:
+        if i + 1 >= warm_up + FEWEST and time.monotonic() - began > LONGEST:
             break
     return taken
 
@@ -94,7 +94,7 @@ class Bench:
             triad.ready()
             yield processes, triad
 
-    def family(self, optimizer, shapes, threads, labels=None):
+    def family(self, optimizer, shapes, threads, labels=None, warm_up=WARM_UP):
         """Return rows of the first of `labels` and of the others, each measured in turn with it, over the shapes.
 
         Args:
@@ -102,14 +102,16 @@ class Bench:
             shapes (dict): name -> shape.
             threads (int): how many they may use.
             labels (list, optional): which of them; None: all.
+            warm_up (int): steps that do not count; 0 is for steps of minutes, of which one counts.
         """
+        rounds = self.rounds if warm_up else 1
         first, *others = labels or CONTESTANTS[optimizer]
         with self.started(optimizer, [first, *others], threads) as (processes, triad):
             rows, first_taken, bandwidths = [], [], []
             built = processes[first].ask("build", shapes=shapes)
             for label in [label for label in others if label in processes]:
                 facts = processes[label].ask("build", shapes=shapes)
-                taken = in_turn([processes[first], triad, processes[label]], self.rounds)
+                taken = in_turn([processes[first], triad, processes[label]], rounds, warm_up)
                 row = self._row(optimizer, label, processes[label], taken[2], taken[1], facts)
                 rows.append({**row, "ratio": median_ratio(taken[0], taken[2])})
                 first_taken += taken[0]
@@ -117,7 +119,7 @@ class Bench:
                 processes.pop(label).close()
                 self.say(f"{label}: {row['ms']:.1f} ms; {first} takes {rows[-1]['ratio']:.3f} of it")
             if not rows:
-                first_taken, bandwidths = in_turn([processes[first], triad], self.rounds)
+                first_taken, bandwidths = in_turn([processes[first], triad], rounds, warm_up)
             row = self._row(optimizer, first, processes[first], first_taken, bandwidths, built)
             self.bandwidths.setdefault(str(threads), []).extend(bandwidths)
             return [{**row, "ratio": 1.0}, *rows]
@@ -166,6 +168,15 @@ class Bench:
         """Return what a layer-wise decay costs beside AdamW without it, over BERT-base."""
         self.say("-- layer-wise decay")
         return self.family("layer-wise decay", bert_base_shapes(), threads)
+
+    def muon(self, threads):
+        """Return the rows of Muon over the matrices of a block of BERT-base.
+
+        Without bfloat16 products, a CPU takes minutes for the step of a peer, which has no others.
+        """
+        self.say("-- Muon")
+        shapes = {name: shape for name, shape in stack(1, HIDDEN).items() if len(shape) == 2}
+        return self.family("muon", shapes, threads, warm_up=0)
 
     def denormal(self, optimizers, threads):
         """Return by how much denormal gradients slow a step of ours, over 10 M elements."""
@@ -264,6 +275,7 @@ def measure(options, say):
         "models": lambda: bench.models(options.plan, options.optimizers),
         "launches": lambda: bench.launches(options.optimizers),
         "layerwise": lambda: bench.layerwise(threads),
+        "muon": lambda: bench.muon(threads),
         "denormal": lambda: bench.denormal(options.optimizers, threads),
         "growth": lambda: bench.growth(options.optimizers, threads, options.quick),
         "state": state_rows,

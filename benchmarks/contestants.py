@@ -139,6 +139,11 @@ CONTESTANTS = {
         ),
         "paddle.optimizer.AdamW": _ADAMW,
     },
+    "muon": {  # over matrices alone, which are all that the peers take
+        "Muon": Contestant("paddle_ldopt.Muon", {"learning_rate": RATE, "weight_decay": DECAY}, "map"),
+        "torch.optim.Muon": _torch("torch.optim.Muon", weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
+        "pytorch_optimizer.Muon": _torch("pytorch_optimizer.Muon", weight_decay=DECAY),
+    },
     "layer-wise decay": {  # what it costs, and each way to ask for it
         "paddle.optimizer.AdamW": _ADAMW,
         "AdamWDL(layerwise_decay=1.0)": Contestant("paddle_ldopt.AdamWDL", _OURS),
@@ -147,7 +152,7 @@ CONTESTANTS = {
         "apply_layerwise_decay(AdamW)": Contestant("paddle_ldopt.apply_layerwise_decay", _OURS, "wrapped"),
     },
 }
-OPTIMIZERS = [name for name in CONTESTANTS if name != "layer-wise decay"]
+OPTIMIZERS = [name for name in CONTESTANTS if name not in ("layer-wise decay", "muon")]
 for _name in OPTIMIZERS:
     (_label, _ours), *_ = CONTESTANTS[_name].items()
     CONTESTANTS[_name][f"{_label}(fused=False)"] = dataclasses.replace(_ours, options={**_ours.options, "fused": False})

@@ -168,6 +168,32 @@ def optimizers(results):
     return table(head, rows.values())
 
 
+def muon(of_means, path):
+    """Return the table of Muon and of AdamWDL with the same seeds and decay, each at its tuned rate."""
+    records = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    runs = [record for record in records if "about" not in record]
+    head, rows = ["optimizer, decay"], {}
+    for task in dict.fromkeys(run["task"] for run in runs):
+        of_task = _finished([run for run in runs if run["task"] == task])
+        head += [f"{task}, tuned rate", "accuracy", "against AdamWDL"]
+        for arm in dict.fromkeys(run["arm"] for run in of_task):
+            curve = {}
+            for run in of_task:
+                if run["arm"] == arm:
+                    curve.setdefault(run["learning_rate"], {})[run["seed"]] = run
+            seeds = next(iter(curve.values()))
+            adamw = of_means.curve(task, "adamwdl", arm)
+            adamw = {rate: {seed: one[seed] for seed in seeds} for rate, one in adamw.items()}
+            best, other = chosen(curve), chosen(adamw)
+            for name, rate, at, against in (
+                ("AdamWDL", other, adamw, ""),
+                ("Muon", best, curve, difference(curve, best, adamw, other)),
+            ):
+                row = rows.setdefault(f"{name}, {arm}", [f"{name}, {arm}"])
+                row += [number(rate), spread(scores(at[rate])), against]
+    return table(head, rows.values())
+
+
 def fill(text, parts):
     """Return a document with the text between ``<!-- part: NAME -->`` and ``<!-- end -->`` replaced.
 
@@ -227,10 +253,11 @@ def parts(results, of_means):
     return {"arms": arms(results), "means": kept_means(of_means), "optimizers": optimizers(results)}
 
 
-def write_report(results_path, means_path, page):
+def write_report(results_path, means_path, muon_path, page):
     """Write the tables into the page, and the picture into the folder `images` beside it."""
     results, of_means = Results(results_path), Results(means_path)
-    page.write_text(fill(page.read_text(encoding="utf-8"), parts(results, of_means)), encoding="utf-8")
+    filled = {**parts(results, of_means), "muon": muon(of_means, muon_path)}
+    page.write_text(fill(page.read_text(encoding="utf-8"), filled), encoding="utf-8")
     images = page.parent / "images"
     images.mkdir(exist_ok=True)
     plot(results, images / "evidence_decay.svg", {task: results.arm_curves(task) for task in results.tasks})

@@ -33,6 +33,7 @@ import paddle_ldopt as ldopt  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "llrd_evidence.jsonl"
 MEANS = RESULTS.with_name("llrd_evidence_mean.jsonl")  # of llrd_evidence_mean.py
+MUON = RESULTS.with_name("llrd_evidence_muon.jsonl")  # of llrd_evidence_muon.py
 ARMS = {
     "uniform": 1.0,
     **{f"decay {decay:g}": decay for decay in (0.95, 0.9, 0.8, 0.65)},
@@ -143,8 +144,8 @@ class Task:
     def model(self, whole):
         """Return the model, its first state, and a map of token ids; without the unused word vectors if not `whole`.
 
-        AdamW treats each number by itself, so that vectors of words which never occur have no part in anything, and
-        leaving them out halves its step. The other optimizers look at whole tensors: they get whole ones.
+        AdamW, which Muon uses for embeddings, treats each number by itself: leaving out the vectors of words that never
+        occur changes nothing and halves its step. The other optimizers look at whole tensors: they get whole ones.
         """
         if whole not in self.models:
             paddle.seed(0)
@@ -204,7 +205,7 @@ def train(run, task):
 def train_arm(run, task, decay, learning_rate):
     """Return what one run gives: the accuracies, the mean loss of the last epoch, whether all losses were finite."""
     began, protocol = time.process_time(), task.protocol
-    model, state, ids = task.model(whole=run.optimizer != "adamwdl")
+    model, state, ids = task.model(whole=run.optimizer not in ("adamwdl", "muon"))
     model.set_state_dict(state)
     draw = np.random.default_rng(run.seed)
     head, scale = model.classifier, model.config.initializer_range
@@ -314,11 +315,12 @@ def main(argv=None):
     report = commands.add_parser("report", help="write the tables and the chart of docs/evidence.md")
     report.add_argument("--docs", type=Path, default=ROOT / "docs" / "evidence.md", help="the page to write into")
     report.add_argument("--means", type=Path, default=MEANS, help="JSON lines file of the second study's results")
+    report.add_argument("--muon", type=Path, default=MUON, help="JSON lines file of Muon's results")
     for command in (run, report):
         command.add_argument("--results", type=Path, default=RESULTS, help="JSON lines file of the results")
     args = parser.parse_args(argv)
     if args.command == "report":
-        return write_report(args.results, args.means, args.docs)
+        return write_report(args.results, args.means, args.muon, args.docs)
     tasks = [Task(source, Protocol(), max(args.seeds, args.optimizer_seeds)) for source in args.data]
     for task in tasks:
         print(f"{task.name}: {task.description}", flush=True)

@@ -153,6 +153,16 @@ def _layerwise(results):
     )
 
 
+def _muon(results):
+    rows = results["muon"]
+    cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{row['ratio']:.3f}"] for row in rows]
+    return (
+        f"## Muon\n\nThe six matrices of a block of BERT-base, {results['about']['threads']} threads. Ours has "
+        "float32 products on a CPU; the peers have bfloat16 products only, for which few CPUs have instructions.\n\n"
+        + table(["optimizer", "step, ms", "ours / this"], cells)
+    )
+
+
 def _denormal(results):
     cells = [[f"`{row['label']}`", f"{row['ratio']:.3f}", row["path"]] for row in results["denormal"]]
     head = ["optimizer", "denormal / normal", "ran on"]
@@ -193,5 +203,5 @@ def _state(results):
     return f"## State\n\nBERT-base, counted after a step.\n\n{table(head, cells)}"
 
 
-_WRITERS = {"models": _models, "launches": _launches, "layerwise": _layerwise, "denormal": _denormal}
-_WRITERS.update(growth=_growth, state=_state)
+_WRITERS = {"models": _models, "launches": _launches, "layerwise": _layerwise, "muon": _muon}
+_WRITERS.update(denormal=_denormal, growth=_growth, state=_state)

@@ -1,13 +1,10 @@
 """Files: checks of paths, complete writes, checksums, strict JSON, YAML. No Paddle."""
 
 import contextlib
-import errno
-import functools
 import json
 import os
 import re
 import secrets
-import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,24 +27,20 @@ def checked_path(path: Any, argument: str = "path") -> str:
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
         raise refusal(TypeError, f"`{argument}` must be a path: a str or an os.PathLike of one.", **{argument: path})
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError as error:
-        raise refusal(ValueError, f"`{argument}` must be a path ({error.reason}).", **{argument: path}) from error
     return name
+
+
+def check_regular(path: str) -> None:
+    """Raise ValueError for a link, a folder, a device or a pipe; a missing file is no error."""
+    if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):
+        message = "`path` must be a regular file, not a link, a folder, a device or a pipe."
+        raise refusal(ValueError, message, path=path, target=os.path.realpath(path))
 
 
 def write_file(path: str, parts: Iterable[Any]) -> None:
     """Write bytes and arrays to a regular file, completely and to the disk, or not at all."""
-    if os.path.islink(path):
-        message = "The file would replace a link: give the path of its target."
-        raise refusal(ValueError, message, path=path, target=os.path.realpath(path))
-    if os.path.exists(path) and not os.path.isfile(path):
-        found = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
-        raise refusal(ValueError, "`path` must be a regular file.", path=path, found=found)
+    check_regular(path)
     folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "The folder does not exist", folder)
     unfinished = os.path.join(folder, f".ldopt-{secrets.token_hex(8)}.part")
     try:
         with open(unfinished, "xb") as file:
@@ -68,34 +61,11 @@ def write_file(path: str, parts: Iterable[Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file completely or not at all: a killed process leaves the old file.
-
-    A link stays a link. A device or a pipe is written to, never replaced.
-    """
+    """Write a text file completely or not at all: a killed process leaves the old file. A link stays a link."""
     path = os.path.realpath(checked_path(path))
     if not isinstance(text, str):
         raise wrong_type(text, "text", "a str")
-    content = text.encode("utf-8", "backslashreplace")  # file names may not be UTF-8
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        with open(path, "wb") as file:
-            file.write(content)
-    else:
-        write_file(path, [content])
-
-
-@contextlib.contextmanager
-def opened(path: str) -> Iterator[Any]:
-    """Open a regular file for reading; raise ValueError for a link, a folder, a device or a pipe."""
-    if os.path.islink(path):
-        raise refusal(ValueError, "`path` must be a file, not a link to one.", path=path, target=os.path.realpath(path))
-    # do not wait for a pipe
-    flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-    descriptor = os.open(path, os.O_RDONLY | sum(flags))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise refusal(ValueError, "`path` must be a file, not a folder or a device.", path=path)
-    with os.fdopen(descriptor, "rb") as file:
-        yield file
+    write_file(path, [text.encode("utf-8", "backslashreplace")])  # file names may not be UTF-8
 
 
 def digest(path: str) -> list[int]:
@@ -125,17 +95,14 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     """Return the pairs as a dict; raise ValueError for a duplicate key, whose first value would be lost."""
     out = dict(pairs)
     if len(out) < len(pairs):
-        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"duplicate key {shown(twice)}")
     return out
 
 
 @contextlib.contextmanager
 def file_errors(path: Path, content: str, checks: bool = False) -> Iterator[None]:
-    """Turn every error in reading the `content` of a file, such as "The record", into a ValueError with its path.
-
-    With `checks`, a ValueError is the result of a check and stays as it is.
-    """
+    """Turn every error in reading a file into a ValueError with its path; with `checks`, a ValueError passes."""
     try:
         yield
     except RecursionError:
@@ -175,12 +142,8 @@ def read_yaml(path: Path) -> Any:
         return loader.construct_yaml_float(node) if node.value[-1].isalpha() else json_number(node.value)
 
     def mapping(loader: Any, node: Any) -> dict[Any, Any]:
-        read, merged = functools.partial(loader.construct_object, deep=True), dict[Any, Any]()
-        own = [(key, value) for key, value in node.value if key.tag != f"{_YAML}merge"]
-        for value in [read(value) for key, value in node.value if key.tag == f"{_YAML}merge"]:
-            for part in reversed(value) if isinstance(value, list) else [value]:  # the first of a list wins
-                merged.update(part)
-        return {**merged, **unique_keys([(read(key), read(value)) for key, value in own])}
+        unique_keys([(key.value, None) for key, _ in node.value if key.tag != f"{_YAML}merge"])
+        return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
     for name, form in _YAML_NUMBERS.items():
         Loader.add_implicit_resolver(_YAML + name, re.compile(form), list("-+.0123456789"))
@@ -192,19 +155,3 @@ def read_yaml(path: Path) -> Any:
             return yaml.load(file, Loader)
         except yaml.YAMLError as error:
             raise ValueError(str(error)) from error
-
-
-def strict_json(text: str) -> Any:
-    """Parse JSON; raise ValueError also for duplicate keys, NaN and infinite numbers."""
-
-    def unknown(name: str) -> Any:
-        raise ValueError(f"{name} is not a JSON number")
-
-    def finite(digits: str) -> float:
-        number = float(digits)
-        return number if abs(number) < float("inf") else unknown(digits)
-
-    try:
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=unknown, parse_float=finite)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None

@@ -1,14 +1,11 @@
-"""Actions of several processes: an error in one is raised in all, because the others would wait for it."""
+"""Actions of several processes: an error in one is raised in all."""
 
 import pickle
 from typing import Any, Callable, Optional, TypeVar
 
 import paddle.distributed as dist
 
-__all__ = ["Outcome", "gathered", "together"]
-
 T = TypeVar("T")
-Outcome = tuple[Optional[Exception], Any]  # a process's error, and its message to the others
 
 
 def gathered(mine: T, group: Any = None) -> list[T]:
@@ -21,11 +18,10 @@ def gathered(mine: T, group: Any = None) -> list[T]:
     return values
 
 
-def together(act: Callable[[], Any], tell: Callable[[Outcome], list[Outcome]] = gathered) -> tuple[Any, list[Any]]:
+def together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
     """Return the first result of `act()`, and a list of the second results in all processes; `act` may return None.
 
-    If `act` raises, all processes raise the error of the first that failed. `tell` exchanges the outcomes: it
-    takes that of this process and returns all.
+    If `act` raises, all processes raise the error of the first that failed.
     """
     problem: Optional[Exception] = None
     result, message = None, None
@@ -37,7 +33,7 @@ def together(act: Callable[[], Any], tell: Callable[[Outcome], list[Outcome]] = 
             pickle.dumps(error)
         except Exception:
             problem = RuntimeError(f"{type(error).__name__}: {error}")
-    outcomes = tell((problem, message))
+    outcomes = gathered((problem, message))
     for failed, _ in outcomes:
         if failed is not None:
             raise failed

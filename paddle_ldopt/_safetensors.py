@@ -1,14 +1,14 @@
 """The file of `save_optimizer`: safetensors with our record as JSON in the metadata, and a checksum of the whole file.
 
-The safetensors library reads the tensors. We read and write the header: the library accepts duplicate keys, writes
-metadata in any order, and has no checksum. docs/checkpoints.md specifies the format.
+The safetensors library reads it. We write it: the library has no checksum, and writes metadata in any order.
+docs/checkpoints.md specifies the format.
 """
 
 import collections
+import functools
 import hashlib
 import json
 import math
-import os
 import re
 import struct
 from typing import Any
@@ -17,11 +17,10 @@ import numpy as np
 import paddle
 import safetensors
 from numpy.typing import NDArray
-from paddle.optimizer.lr import CosineAnnealingWarmRestarts, LRScheduler, ReduceOnPlateau
+from paddle.optimizer.lr import CosineAnnealingWarmRestarts, LRScheduler
 
 from ._checks import refusal, shown
-from ._files import opened, strict_json, write_file
-from .schedules.metric import ReduceLROnPlateau
+from ._files import check_regular, file_errors, unique_keys, write_file
 from .schedules.warmup import resume_at
 
 Arrays = dict[str, tuple[str, NDArray[Any]]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
@@ -32,6 +31,7 @@ _SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # inside a JSON string, the qu
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _DTYPES = {**_FLOATS, "I64": "int64", "I32": "int32", "BOOL": "bool"}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_dumps = functools.partial(json.dumps, separators=(",", ":"), allow_nan=False)
 _JSON_ARRAYS = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
 
 
@@ -59,54 +59,32 @@ def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
 
 def read_record(path: str) -> tuple[dict[str, Any], Arrays]:
     """Return record and tensors of a file of `write_record`; raise ValueError for any other or a changed file."""
-    metadata, data = _read(path)
-    if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
-        problem = f"The file is not of `save_optimizer` in format {VERSION}: use the paddle_ldopt that wrote it."
-        raise refusal(ValueError, problem, path=path, **{key: metadata.get(key) for key in ("format", "version")})
-    begin = 8 + struct.unpack("<Q", data[:8])[0]
-    checksum = _checksum(data[:8], _SUM.sub(_UNSUMMED, data[8:begin]), memoryview(data)[begin:])
-    if _SUM.findall(data[8:begin]) != [checksum.encode()]:
-        problem = f"The file is damaged: its checksum is {checksum}."
-        raise refusal(ValueError, problem, path=path, sha256=metadata.get("sha256"))
+    check_regular(path)
     arrays: Arrays = {}
-    try:
-        record = strict_json(metadata["record"])
-        for name, tensor in safetensors.deserialize(data):  # type: ignore[no-untyped-call]
-            dtype = _DTYPES[tensor["dtype"]]
-            values = np.frombuffer(tensor["data"], "uint16" if dtype == "bfloat16" else dtype)
-            arrays[name] = dtype, values.reshape(tensor["shape"])
-    except (KeyError, ValueError, safetensors.SafetensorError) as error:
-        raise refusal(ValueError, f"The file's content is invalid: {error!r}.", path=path) from None
-    return record, arrays
-
-
-def _read(path: str) -> tuple[dict[str, str], bytes]:
-    """Return the metadata and all bytes of a safetensors file; raise ValueError if size and header disagree."""
-    with opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= min(MAX_HEADER, size - 8):
-            problem = "The file is truncated or not a safetensors file."
-            raise refusal(ValueError, problem, path=path, bytes=size, header=length)
-        head = file.read(length)
+    with file_errors(path, "The file's content", checks=True):
         try:
-            header = strict_json(head.decode("utf-8"))
-            metadata = header.pop("__metadata__", {})
-            end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-            if not all(isinstance(value, str) for value in metadata.values()):
-                raise ValueError("metadata that is not text")
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
-            problem = f"The header of the file cannot be read: {type(error).__name__}: {str(error)[:200]}."
-            raise refusal(ValueError, problem, path=path) from None
-        if 8 + length + end != size:
-            problem = f"By its header, the file must have {8 + length + end} bytes."
-            raise refusal(ValueError, problem, path=path, bytes=size)
-        return metadata, prefix + head + file.read(end)
-
-
-def _dumps(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+            with safetensors.safe_open(path, "np") as header:  # checks types, shapes and the size of the file
+                metadata = header.metadata() or {}
+            found = {key: metadata.get(key) for key in ("format", "version")}
+            if found != {"format": FORMAT, "version": VERSION}:
+                advice = "use the paddle_ldopt that wrote it"
+                wrong = f"The file is not of `save_optimizer` in format {VERSION}: {advice}."
+                raise refusal(ValueError, wrong, path=path, **found)
+            with open(path, "rb") as file:
+                data = file.read()
+            begin = 8 + struct.unpack("<Q", data[:8])[0]
+            checksum = _checksum(data[:8], _SUM.sub(_UNSUMMED, data[8:begin]), memoryview(data)[begin:])
+            if _SUM.findall(data[8:begin]) != [checksum.encode()]:
+                wrong = f"The file is damaged: its checksum is {checksum}."
+                raise refusal(ValueError, wrong, path=path, sha256=metadata.get("sha256"))
+            for name, tensor in safetensors.deserialize(data):  # type: ignore[no-untyped-call]
+                dtype = _DTYPES[tensor["dtype"]]
+                values = np.frombuffer(tensor["data"], "uint16" if dtype == "bfloat16" else dtype)
+                arrays[name] = dtype, values.reshape(tensor["shape"])
+            return json.loads(metadata["record"], object_pairs_hook=unique_keys), arrays
+        except safetensors.SafetensorError as error:
+            wrong = f"This is no safetensors file, or a damaged one: {error}."
+            raise refusal(ValueError, wrong, path=path) from None
 
 
 def _checksum(*parts: Any) -> str:
@@ -141,7 +119,7 @@ def to_json(value: Any, where: str) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that `to_json` was given, tuples as lists; raise KeyError or ValueError for anything else."""
+    """Return the value that `to_json` was given, tuples as lists."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -153,42 +131,17 @@ def from_json(value: Any) -> Any:
     return {key: from_json(item) for key, item in value.items()}
 
 
-def check_part(part: Any, state: Any, where: str) -> None:
-    """Raise ValueError unless a state has the structure of the state of the schedule or loss scaler `part`."""
-    may_be_none = ("best",) if isinstance(part, ReduceOnPlateau) else ()  # None before the first metric
-    present = part.state_dict()
-    if isinstance(part, ReduceLROnPlateau) and isinstance(state, dict):  # version 0.2 saved less
-        state = {**{key: present[key] for key in ("base_lr", "warmup_step")}, **state}
-    _check_like(state, present, where, may_be_none)
-
-
-def _check_like(state: Any, present: Any, where: str, may_be_none: tuple[str, ...] = ()) -> None:
-    if isinstance(present, dict) and isinstance(state, dict) and set(state) == set(present):
-        for key, value in state.items():
-            if value is not None or key not in may_be_none:
-                _check_like(value, present[key], f"{where}[{shown(key)}]")
-        return
-    kinds = ("None", "a number") if present is None else (_kind(present),)
-    if _kind(state) not in kinds:
-        raise ValueError(f"{where} must be {' or '.join(kinds)}. Received: {_kind(state)}")
-
-
-def _kind(value: object) -> str:
-    """Return the kind of a value in a state, such as "a number" or "a list of a number"."""
-    if isinstance(value, (np.ndarray, paddle.Tensor)):
-        return "a number" if value.size == 1 else "an array"
-    if not isinstance(value, bool) and isinstance(value, (int, float, np.number)):
-        return "a number"
-    if isinstance(value, dict):
-        return f"a dict with {shown(sorted(value))}"
-    if isinstance(value, (list, tuple, collections.deque)):
-        return f"a list of {', '.join(sorted({_kind(item) for item in value})) or 'a number'}"
-    return "None" if value is None else type(value).__name__
+def _keys(state: Any) -> Any:
+    return {key: _keys(value) for key, value in state.items()} if isinstance(state, dict) else None
 
 
 def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Load the states in [(schedule or loss scaler, state)], all or none; return the previous states likewise."""
+    """Load [(schedule or loss scaler, state)], all or none; return the previous states likewise."""
     before = [(part, part.state_dict()) for part, _ in parts]
+    for (part, state), (_, present) in zip(parts, before):
+        if _keys(state) != _keys(present):
+            wrong = f"The state of {type(part).__name__} must have the keys {_keys(present)}."
+            raise refusal(ValueError, wrong, keys=_keys(state))
     try:
         for part, state in parts:
             _set_part(part, state)

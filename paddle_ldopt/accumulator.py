@@ -36,13 +36,13 @@ class GradientAccumulator:
 
     **In several processes**, each accumulates separately, with the plain model or `paddle.DataParallel` under
     ``no_sync()``, and calls `synchronize` before `apply`. A process may have no micro-batch in a cycle. Sharding stage
-    1 works, also with `split_param`, but not with `tensor_fusion` or `comm_overlap`.
+    1 works, but not with `tensor_fusion` or `comm_overlap`.
 
-    A bad argument or a call out of order raises TypeError or ValueError before anything changes. The sums are not part
-    of a checkpoint: save between two cycles.
+    A bad argument or a call out of order raises TypeError or ValueError and changes nothing. The sums are not part of a
+    checkpoint: save between two cycles.
 
-    Differs from transformers: it also accepts a model, weights, the reductions "mean" and "token", and data
-    parallelism; `step` is an int; sums are at least float32; ignored gradients give a warning.
+    Differs from transformers: models, "mean", "token" and data parallelism are new; `step` is an int; sums are at least
+    float32; ignored gradients give a warning.
 
     Examples:
         >>> import paddle
@@ -150,12 +150,10 @@ class GradientAccumulator:
             warnings.warn(problem(message, indexes=ignored), stacklevel=2)
 
     def _divisors(self) -> list[float]:
-        """Return the divisor of each sum; of an expert, whose sum is this process's, the divisor of this process."""
+        """Return the divisor of each sum; of an expert, the divisor of this process."""
         both = []
         for count, weight in [(self._count, self._weight), self._own or (0, 0.0)]:
-            divisor = (
-                1.0 if self.reduction == "sum" or not count else float(count if self.reduction == "mean" else weight)
-            )
+            divisor = {"sum": 1.0, "mean": float(count), "token": weight}[self.reduction] if count else 1.0
             if divisor == 0:
                 raise ValueError(f"At least one weight must be above 0. Received: weight=0 in all of {count} calls")
             both.append(divisor)
@@ -197,17 +195,16 @@ class GradientAccumulator:
     def synchronize(self, group: Any = None) -> None:
         """Sum over all processes, once a cycle: each process then has the `gradients` of the global batch.
 
-        Sums, calls and weights are summed separately and divided afterwards, so processes may differ in calls and
-        tokens. Gradients of experts (`no_sync`) stay those of their process, as in Paddle. Every process of the
-        group, by default all, must call it. If processes differ in parameters, shapes, types or `reduction`, all raise.
+        Processes may differ in calls and tokens. Gradients of experts (`no_sync`) stay those of their process, as in
+        Paddle. Every process of the group, by default all, must call it. If processes differ in parameters, shapes,
+        types or `reduction`, all raise.
         """
         if group is not None and not (hasattr(group, "is_member") and group.is_member()):
             raise refusal(TypeError, "`group` must be a paddle.distributed Group that holds this process.", group=group)
         several = dist.get_world_size(group) > 1
         if several and any(total is not None and total.is_dist() for total in self._sums):
-            message = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
-            received = f"{len(self._sums)} gradients, DistTensors among them"
-            raise ValueError(f"{message}: call `apply` without `synchronize`. Received: {received}")
+            message = "Gradients of DistTensors are already summed over all processes: call only `apply`."
+            raise refusal(ValueError, message, gradients=len(self._sums))
         if self._synchronized:
             message = "`synchronize` must be called only once between two resets: it would add all sums again."
             raise refusal(ValueError, message, step=self._step)
@@ -218,7 +215,8 @@ class GradientAccumulator:
         parts = gathered(part, group)
         _check_parts(parts)
         called = [part for part in parts if part.slots]
-        sums, local = self._sums or [None] * len(called[0].slots), set[int]().union(*(part.experts for part in called))
+        sums = self._sums or [None] * len(called[0].slots)
+        local = {place for part in called for place in part.experts}
         for place, column in enumerate(zip(*(part.slots for part in called))):
             slot = next(filter(None, column), None)  # None: no process has a gradient
             if slot is not None and sums[place] is None:
@@ -236,12 +234,10 @@ class GradientAccumulator:
         self._synchronized = True
 
     def _write(self, target: Any, trained: Optional[list[Any]]) -> None:
-        """Write the gradients to `target`, the last model, or an optimizer's `trained` parameters; check them first."""
+        """Write the gradients to `target`, the last model, or an optimizer's `trained` parameters."""
         if not self._step and not self._synchronized:
-            wrong = (
-                "There are no gradients to write: call the accumulator first, and `apply` with all optimizers at once."
-            )
-            raise refusal(ValueError, wrong, step=self._step)
+            message = "There are no gradients: call the accumulator first, and `apply` with all optimizers at once."
+            raise refusal(ValueError, message, step=self._step)
         if target is None:
             target = self._parameters
         if target is None and trained is not None:  # of a list, or of a model that only other processes have seen
@@ -274,7 +270,6 @@ class GradientAccumulator:
 
 
 def _gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[Any]], list[Any]]:
-    """Return the names, parameters and gradients of a model, or None, None and the gradients of a list."""
     if isinstance(source, (list, tuple)):
         return None, None, list(source)
     if not isinstance(source, paddle.nn.Layer):
@@ -288,14 +283,12 @@ def _gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[Any]]
 
 
 def _trainable(model: paddle.nn.Layer) -> tuple[list[str], list[Any]]:
-    """Return the structured names of a model's trainable parameters, and the parameters."""
     inner = unwrap_model(model) if isinstance(model, paddle.DataParallel) else model
     named = {name: param for name, param in inner.named_parameters() if not param.stop_gradient}
     return list(named), list(named.values())
 
 
 def _check_addable(gradient: Any, total: Any, place: Any) -> None:
-    """Raise if a gradient cannot be added to its sum."""
     if gradient is None:
         return
     if not isinstance(gradient, paddle.Tensor):
@@ -342,12 +335,11 @@ class _Part:
 
 
 def _experts(parameters: Optional[list[Any]], count: int) -> set[int]:
-    """Return the places of parameters marked `no_sync`, whose gradients Paddle leaves alone."""
+    """Return the places of parameters that Paddle does not reduce."""
     return {place for place, param in enumerate((parameters or [])[:count]) if getattr(param, "no_sync", False)}
 
 
 def _check_parts(parts: list[_Part]) -> None:
-    """Raise if no process has a gradient, or if processes differ in parameters, types or reductions."""
     if not any(part.count and part.slots for part in parts):
         raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
     called = {rank: part for rank, part in enumerate(parts) if part.slots}

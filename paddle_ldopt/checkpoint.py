@@ -20,7 +20,7 @@ from . import _compat
 from ._checks import checked_bool, checked_int, differences, quoted, refusal, wrong_type
 from ._compat import MASTER, dtype_name, parameters_of
 from ._files import Path, checked_path, file_errors
-from ._safetensors import Arrays, check_part, from_json, read_record, set_parts, to_json, write_record
+from ._safetensors import Arrays, from_json, read_record, set_parts, to_json, write_record
 from .layers.decay import OPTIONS
 from .optimizers import LayerwiseOptimizer
 from .optimizers.apply import plain_class
@@ -38,15 +38,14 @@ def save_optimizer(
     """Save an optimizer's state in a safetensors file, which can be read without running code.
 
     The file contains the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and a record of
-    class, layers and decay, which `load_optimizer` compares. The file is written completely, or not at all. Parameters
-    are named as in `model`, or as in the `layers` or `name_dict` of the optimizer. Without these, the file has Paddle's
-    names (``linear_0.w_0``), which depend on the objects built before in the process.
+    class, layers and decay, which `load_optimizer` compares. It is written completely, or not at all. Parameters are
+    named as in `model`, or as in the optimizer's `layers` or `name_dict`; without these they have Paddle's names
+    (``linear_0.w_0``), which depend on the objects built before in the process.
 
     Args:
         path (str|os.PathLike): the file, usually ".safetensors". Not a link.
         optimizer (Optimizer): an optimizer of this package, or of `paddle.optimizer` after `apply_layerwise_decay`;
-            wrapped or not. Its whole state must be in this process. With data parallelism, one process saves. With
-            pipeline stages, each process saves its own file.
+            wrapped or not. With data parallelism, one process saves. With pipeline stages, each saves its own file.
         model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
         scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
         step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.
@@ -80,10 +79,7 @@ def save_optimizer(
         "naming": naming,
         "step": _steps_of(inner, states) if step is None else step,
         "with_state": [names[tensor] for tensor in states],
-        **{
-            f"{part}_state": None if it is None else to_json(it.state_dict(), f"The {part}'s state")
-            for part, it in parts.items()
-        },
+        **{f"{kind}_state": part and to_json(part.state_dict(), f"The {kind}'s state") for kind, part in parts.items()},
         "packages": {
             "paddle_ldopt": __version__,
             **{module.__name__: module.__version__ for module in (paddle, np, safetensors)},
@@ -183,9 +179,8 @@ def load_optimizer(
         found = record_differences(record, present)
         others = unfit_masters(inner, {param: by_name.get(name, {}).get(MASTER) for param, name in names.items()})
         if others:
-            found.append(
-                f"the masters of {quoted(map(names.get, others))} do not fit the weights: load the model before"
-            )
+            unfit = quoted(map(names.get, others))
+            found.append(f"the masters of {unfit} do not fit the weights: load the model before")
         if found and strict:
             problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
             raise refusal(ValueError, problem, path=path)
@@ -209,8 +204,6 @@ def load_optimizer(
 
 
 # ---- the record of class, layers and decay
-
-_FORMER_NAMES = {"RuleSchedule": "CurveSchedule"}  # in files of version 0.2
 
 
 def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
@@ -240,27 +233,22 @@ def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Itera
 
 
 def record_differences(saved: Record, present: Record) -> list[str]:
-    """Return sentences for the `differences` between two records of `describe`, of which `saved` comes from a file."""
+    """Return sentences for the differences between a saved record of `describe` and the present one."""
     settings = []
     for record in (saved, present):
-        decay, parameters = _chosen(record["layerwise"]), record["parameters"]
-        if "n_layers" not in present["layerwise"]:  # which version 0.2 also wrote where it has no effect
-            decay.pop("n_layers", None)
-        common = saved["parameters"].keys() & present["parameters"].keys()
-        compared = {"optimizer": record["optimizer"], "schedule": schedule_class(record), "decay": decay}
+        parameters, common = record["parameters"], saved["parameters"].keys() & present["parameters"].keys()
+        compared = {"optimizer": record["optimizer"], "schedule": schedule_class(record)}
+        compared["decay"] = _chosen(record["layerwise"])
         compared["layers"] = {name: parameters[name].get("layer") for name in sorted(common)}
         settings.append({**compared, "parameters": parameter_types(record)})
     return differences(*settings)
 
 
 def schedule_class(record: Record) -> Optional[str]:
-    """Return the name of the schedule's class in a record, or None."""
-    name = (record["schedule"] or {"class": None})["class"]
-    return _FORMER_NAMES.get(name, name)
+    return record["schedule"] and record["schedule"]["class"]
 
 
 def parameter_types(record: Record) -> dict[str, str]:
-    """Return name -> type and shape of the parameters in a record."""
     return {name: f"{entry['dtype']} {entry['shape']}" for name, entry in record["parameters"].items()}
 
 
@@ -268,7 +256,6 @@ def _chosen(decay: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a decay that are not defaults."""
     known = {name: option.default for name, option in OPTIONS.items()}
     chosen = {name: value for name, value in decay.items() if value not in (None, known.get(name))}
-    chosen.pop("constant", None)  # of version 0.2
     if "towers" in chosen:
         chosen["towers"] = {tower: _chosen(options) for tower, options in chosen["towers"].items()}
     return chosen
@@ -278,7 +265,6 @@ def _chosen(decay: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
-    """Return the schedule of an optimizer, or None."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, LRScheduler) else None
 
@@ -290,7 +276,6 @@ def _parts(optimizer: Optimizer, scaler: Any) -> dict[str, Any]:
 
 
 def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Return [(schedule or loss scaler, its state in the file)], checked."""
     states = {name: from_json(record[f"{name}_state"]) for name in parts}
     if (parts["scaler"] is None) != (states["scaler"] is None):
         problem = "`scaler` must be given if and only if one was saved."
@@ -298,20 +283,14 @@ def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any
     schedule = parts["schedule"]
     if schedule is not None and schedule_class(record) != type(schedule).__name__:
         parts = {"scaler": parts["scaler"]}
-    to_load = [(part, states[name]) for name, part in parts.items() if part is not None]
-    for part, state in to_load:
-        check_part(part, state, f"The state of {type(part).__name__}")
-    return to_load
+    return [(part, states[name]) for name, part in parts.items() if part is not None]
 
 
 # ---- the optimizer's state
 
 
 def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
-    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state.
-
-    With `or_paddles`, it may also be an optimizer of Paddle after `apply_layerwise_decay`.
-    """
+    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state."""
     inner = _compat.unwrap(optimizer)
     if not isinstance(inner, LayerwiseOptimizer) and not (or_paddles and _paddles_class(inner)):
         also = ", or one of paddle.optimizer after `apply_layerwise_decay`" if or_paddles else ""
@@ -347,7 +326,7 @@ def _whole_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple[dict[str, str], str]:
-    """Return ``param.name`` -> name in a file, and "structured" if these are the model's names, else "paddle"."""
+    """Return ``param.name`` -> name in a file, and "structured" or "paddle", whose names these are."""
     known = optimizer.structured_names
     if model is not None:
         known = _compat.name_dict_of(_compat.unwrap_model(_compat.checked_model(model)))
@@ -370,7 +349,6 @@ def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _compat.StateForm]]:
 
 
 def _states_of(optimizer: Optimizer) -> States:
-    """Return the state of all parameters that have one."""
     refresh_masters(optimizer, parameters_of(optimizer))  # of weights written after the last step
     states, known = {}, _layouts(optimizer)
     for param in parameters_of(optimizer):
@@ -383,7 +361,7 @@ def _states_of(optimizer: Optimizer) -> States:
 def _tensors(
     optimizer: Optimizer, param: paddle.Tensor, layout: Mapping[str, Any]
 ) -> Optional[dict[str, paddle.Tensor]]:
-    """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or None."""
+    """Return a parameter's state; before its first update, the state that Paddle loaded, or None."""
     owner = optimizer._master_weights.get(param.name, param) if MASTER in layout else param
     tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
     live, waiting = param.name in optimizer._already_create_accumulator, optimizer._accumulators_holder
@@ -409,10 +387,7 @@ def _steps_of(optimizer: Optimizer, states: States) -> Optional[int]:
 def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
     """Raise ValueError unless each state fits; add or drop the count that only a Lamb or Came with schedules has."""
     known = _layouts(optimizer)
-    count = max(
-        (float(values.max()) for own in states.values() for _, values in [own.get(STEP, ("", np.zeros(1)))]),
-        default=0.0,
-    )
+    count = max((float(state[STEP][1].max()) for state in states.values() if STEP in state), default=0.0)
     for param in parameters_of(optimizer):
         layout, state = known[param.name], states.get(param.name)
         _tensors(optimizer, param, layout)  # raises if the present state cannot be replaced

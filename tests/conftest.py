@@ -34,6 +34,7 @@ FIRST = {  # reason -> (first Paddle without it, pattern of the tests' ids)
 }
 ON_CPU = {  # reason -> pattern of the ids of tests that hold on a CPU only
     "The C library steps on a CPU": r"paddles_kernel_compute\[True|16_bit_default_type\[True|true_is_refused_in_shards",
+    "Paddle has bfloat16 products elsewhere": r"bfloat16_products_on_a_cpu_are_refused",
     "Paddle counts the memory of the host": r"the_memory_of_a_step_is_bounded|a_step_keeps_no_gradient",
 }
 LONGEST = ["distributed", "recipes", "trainer", "robustness"]  # folders whose files take longest

@@ -193,14 +193,16 @@ def forward_pass(
 
 @contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Restore the random states of Paddle, NumPy and Python at the end."""
-    states = paddle.get_rng_state(), np.random.get_state(), random.getstate()
+    """Restore the random states of Paddle, on the device and on the CPU, of NumPy and of Python at the end."""
+    drawn = [(paddle.get_rng_state(device), device) for device in (None, "cpu")]
+    states = np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        paddle.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        for state, device in drawn:
+            paddle.set_rng_state(state, device)
+        np.random.set_state(states[0])
+        random.setstate(states[1])
 
 
 @contextlib.contextmanager

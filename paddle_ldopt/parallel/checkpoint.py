@@ -1,8 +1,7 @@
 """Checkpoints for any layout: saved by any number of processes, loaded by any other.
 
-`paddle.distributed.save_state_dict` writes the tensors. This module gives it the place of each tensor, and adds the
-schedule, checksums and a record of the optimizer. Paddle's own files, `.metadata` and `.distcp`, are pickles. A
-checkpoint that does not fit in one process is refused in all, before anything changes.
+`paddle.distributed.save_state_dict` writes the tensors, in pickles. This module gives it the place of each tensor, and
+adds the schedule, checksums and a record of the optimizer.
 """
 
 import importlib
@@ -18,9 +17,9 @@ from paddle.optimizer import Optimizer
 from .. import _compat
 from .._checks import checked_bool, quoted, refusal, shown
 from .._compat import unwrap, wrappers
-from .._files import checked_path, damages, digest, file_errors, strict_json, write_file
+from .._files import checked_path, damages, digest, file_errors, read_json, write_file
 from .._processes import together
-from .._safetensors import check_part, set_parts
+from .._safetensors import set_parts
 from ..checkpoint import describe, one_of_ours, parameter_types, record_differences, schedule_class, schedule_of
 from ..schedules.warmup import resume_at, step_of_state
 from .gradients import check_same_options
@@ -143,12 +142,9 @@ def load_checkpoint(
         if schedule is not None and os.path.exists(os.path.join(path, SCHEDULE)):
             schedule_state = _read_pickle(path, SCHEDULE)
         if schedule is not None and same_schedule:
-            check_part(schedule, schedule_state, "The schedule's state")
             set_parts(set_parts([(schedule, schedule_state)]))  # try it, then restore: another process may refuse
-        return (state, schedule, schedule_state, same_schedule, saved, found), (
-            set(state),
-            digest(os.path.join(path, RECORD)),
-        )
+        own = state, schedule, schedule_state, same_schedule, saved, found
+        return own, (set(state), digest(os.path.join(path, RECORD)))
 
     (state, schedule, schedule_state, same_schedule, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
@@ -157,9 +153,8 @@ def load_checkpoint(
         raise ValueError(f"{message} Received: {RECORD} with [bytes, CRC-32] {shown(list(digests))} in the processes")
     unused = sorted(set(saved).difference(*loaded))
     if unused and strict:
-        message = "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that"
-        todo = "are frozen here. Build the same network and optimizer, or give strict=False."
-        raise ValueError(f"{message} {todo} Received: nothing for {quoted(unused)}")
+        message = "The checkpoint has more tensors: build the same network and optimizer, freeze the same layers,"
+        raise ValueError(f"{message} or give strict=False. Received: nothing for {quoted(unused)}")
     # Paddle keeps a list of the files of each folder, which may have changed
     importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
@@ -177,16 +172,15 @@ def load_checkpoint(
 
 
 def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tuple[str, Any, dict[str, str]]:
-    """Return the folder, the network's weights, and structured name -> name in the checkpoint."""
-    folder = checked_path(folder, "folder")
-    _compat.checked_model(network, "network")
+    """Return the folder, the weights, and structured name -> name in the checkpoint."""
+    folder, network = checked_path(folder, "folder"), _compat.unwrap_model(_compat.checked_model(network, "network"))
     if not hasattr(network, "sharded_state_dict"):
         raise refusal(RuntimeError, "Checkpoints for any layout need Paddle 3.2 or later.", paddle=paddle.__version__)
-    for param in _compat.unwrap_model(network).parameters():
+    for param in network.parameters():
         if param.is_dist() and list(param._local_shape) != list(param.shape):
             message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
             raise refusal(ValueError, message, name=param.name, shape=list(param.shape), here=list(param._local_shape))
-    weights = _compat.unwrap_model(network).sharded_state_dict()
+    weights = network.sharded_state_dict()
     names = {name: name if rename is None else rename(name) if callable(rename) else None for name in weights}
     if not all(isinstance(name, str) for name in names.values()) or len(set(names.values())) < len(names):
         raise refusal(TypeError, "`rename` must be a function that gives each parameter its own name.", names=names)
@@ -243,8 +237,8 @@ def _read_record(folder: str) -> Any:
     if not os.path.isfile(path):
         message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
         raise refusal(ValueError, message, folder=folder, files=os.listdir(folder) if os.path.isdir(folder) else None)
-    with open(path, encoding="utf-8") as file, file_errors(path, "The record of the checkpoint"):
-        record = strict_json(file.read())
+    record = read_json(path, "The record of the checkpoint")
+    with file_errors(path, "The record of the checkpoint"):
         version = record["format"]
         files = sorted(record["files"].items()) if version == FORMAT else []
         damaged = damages(folder, files[dist.get_rank() :: dist.get_world_size()])
@@ -267,7 +261,6 @@ def _saved_tensors(folder: str) -> dict[str, str]:
 
 
 def _read_pickle(folder: str, name: str) -> Any:
-    """Return the object in a file of `paddle.save`; raise ValueError if it cannot be read."""
     try:
         return paddle.load(os.path.join(folder, name))
     except Exception as error:  # damaged pickles fail in every way

@@ -15,7 +15,7 @@ from paddle.optimizer import Optimizer
 
 from .. import _compat
 from .._checks import refusal, wrong_type
-from .._processes import Outcome, gathered, together
+from .._processes import gathered
 
 # settings of an engine that let it reduce gradients during backward
 _OVERLAPS = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
@@ -45,7 +45,6 @@ class ProcessGroups:
         self.data_ranks = math.prod(group.nranks for group in self.data_groups)
 
     def _check_mode(self) -> None:
-        """Raise unless the step can train the network with the optimizer in the present processes."""
         network, topology, layers = self.network, self.topology, _compat.unwrap_model(self.network)
         chunks = layers.get_num_virtual_stages() if isinstance(layers, PipelineLayer) else 1
         axes = ("data", "sharding", "pipe", "model") if topology else ()
@@ -56,9 +55,7 @@ class ProcessGroups:
         elif chunks > 1 or isinstance(network, PipelineParallel) and type(network) is not PipelineParallel:
             message = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
         elif topology is None and self.processes > 1 and not isinstance(network, paddle.DataParallel):
-            message = (
-                "In several processes `network` must come from `fleet.distributed_model` or `paddle.DataParallel`."
-            )
+            message = "In several processes, wrap `network` by `fleet.distributed_model` or `paddle.DataParallel`."
         elif degrees and math.prod(degrees.values()) != self.processes:
             message = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
         elif degrees and not self.hybrid:
@@ -83,29 +80,34 @@ class ProcessGroups:
             dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
         except Exception as lost:
             error = error or lost
-            raise RuntimeError(
-                "Communication failed within a training step: a process ended, failed or was too slow. End all "
-                "processes, look for the first error, and restart from the last checkpoint. "
-                f"Received: {type(error).__name__}: {str(error)[:200]}"
-            ) from error
+            message = "Communication failed within a training step: a process ended, failed or was too slow. Look for"
+            advice = "the first error, and restart all processes from the last checkpoint."
+            received = f"{type(error).__name__}: {str(error)[:200]}"
+            raise RuntimeError(f"{message} {advice} Received: {received}") from error
         return reduced.item()
+
+    def agree(self, error: Optional[Exception]) -> None:
+        """Raise the error of this process, or RuntimeError if another process has one."""
+        failed = self.greatest(0 if error is None else dist.get_rank() + 1, error)  # faster than exchanging objects
+        if error is not None:
+            raise error
+        if failed:
+            message = "The step failed in another process and was undone in all: see the error of that process."
+            raise RuntimeError(f"{message} Received: an error in process {failed - 1}")
 
     def together(self, act: Callable[[], Any]) -> Any:
         """Return the result of `act()`; an error in one process is raised in all."""
-
-        def tell(mine: Outcome) -> list[Outcome]:
-            error, result = mine  # exchanged as a number, which is faster than objects
-            failed = self.greatest(0 if error is None else dist.get_rank() + 1, error)
-            if error is None and failed:
-                message = "The step failed in another process and was undone in all: see the error of that process."
-                error = RuntimeError(f"{message} Received: an error in process {failed - 1}")
-            return [(error, result)]
-
-        return together(lambda: (act(), None), tell)[0]
+        result, error = None, None
+        try:
+            result = act()
+        except Exception as raised:
+            error = raised
+        self.agree(error)
+        return result
 
 
 def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
-    """Sum a Tensor in place over groups of processes, one after the other; None is a group of one."""
+    """Sum a Tensor in place over one group of processes after the other; None is a group of one."""
     for group in groups:
         if group is not None:
             dist.all_reduce(value, group=group)
@@ -169,7 +171,6 @@ class Gradients:
         self._trained = trained
 
     def parameters(self) -> list[paddle.Tensor]:
-        """Return the parameters trained at present, in the optimizer's order."""
         return [param for param in self._listed() if not param.stop_gradient]
 
     def unscale(self, factor: float) -> bool:
@@ -182,16 +183,13 @@ class Gradients:
         return not finite or bool(paddle.stack(finite).all())
 
     def local_norms(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the norm of each parameter's gradient and the number of its elements, as two Tensors."""
         params = self.parameters()
         squares = [_square_sum(_gradient_of(param)) for param in params]
         return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
 
     def reduce(self) -> None:
-        """Average over the processes with different data; gradients missing in some of them are zeros there.
-
-        As in Paddle, gradients of experts (`no_sync`), which differ over data-parallel processes, stay as they are.
-        """
+        """Average over the processes with different data; gradients missing in some of them are zeros there."""
+        # as in Paddle, the gradients of experts, which differ over data-parallel processes, stay as they are
         groups, params, sharding = self._groups, self.parameters(), self._groups.sharding_optimizer
         if sharding is None:
             params = [param for param in params if not _is_expert(param)]
@@ -217,7 +215,6 @@ class Gradients:
             fused_allreduce_gradients_with_group(params, groups.data_group, scale=1.0 / groups.data_group.nranks)
 
     def _counted(self) -> list[paddle.Tensor]:
-        """Return the parameters in the norm with reduced gradients in this process."""
         params = self.parameters()
         if self._groups.sharding_optimizer is not None:
             params = self._groups.sharding_optimizer.filter_parameters(params, self._groups.topology)
@@ -240,7 +237,6 @@ class Gradients:
 
     def _repeated(self) -> set[int]:
         """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
-        # Paddle tries to mark them, but compares names of attributes with names of parameters (pp_layers.py:759)
         groups = self._groups
         stage = groups.network._layers if groups.group("pipe") is not None else None
         copies = [
@@ -259,13 +255,9 @@ class Gradients:
         inner, agreed = _compat.unwrap(self._groups.optimizer), list[bool]()
 
         def agree(error: Optional[Exception] = None) -> None:
-            def raise_own() -> None:
-                if error is not None:
-                    raise error
-
             if not agreed:
                 agreed.append(True)
-                self._groups.together(raise_own)
+                self._groups.agree(error)
 
         inner.agree = agree  # our optimizers call it between their checks and the update
         try:
@@ -291,7 +283,6 @@ def _gradient_of(param: paddle.Tensor) -> Any:
 
 
 def _square_sum(gradient: Optional[paddle.Tensor]) -> paddle.Tensor:
-    """Return the sum of the squares, float32 of shape [1], 0 for None."""
     if gradient is None:
         return paddle.zeros([1])
     dtype = "float64" if gradient.dtype == paddle.float64 else "float32"

@@ -1,7 +1,6 @@
-"""Loss scalers, which keep float16 gradients from vanishing and overflowing.
+"""Loss scalers, which keep float16 gradients from vanishing and overflowing, on every device.
 
-They run on every device. `paddle.amp.GradScaler` disables itself on a CPU (grad_scaler.py of 3.3.1, line 134) and, if
-dynamic, unless the autocast type is float16 (line 226).
+`paddle.amp.GradScaler` disables itself on a CPU and, if dynamic, unless the autocast type is float16.
 """
 
 from typing import Any, Optional
@@ -38,7 +37,6 @@ class LossScaler:
 
     def update(self, overflow: bool) -> None:
         """Adapt the scale after a step; `overflow` says whether a gradient in any process was not finite."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resume."""
@@ -61,7 +59,7 @@ class LossScaler:
 
 
 class FixedLossScaler(LossScaler):
-    """A constant loss scale: for bfloat16 and float32, where 1 is enough.
+    """A constant loss scale: for bfloat16 and float32, where 1 is enough. Steps that overflow are skipped.
 
     Args:
         loss_scale_value (float): the scale, finite and above 0.
@@ -75,9 +73,6 @@ class FixedLossScaler(LossScaler):
 
     Source: ``mindspore.nn.FixedLossScaleUpdateCell``.
     """
-
-    def update(self, overflow: bool) -> None:
-        """Keep the scale. The training step still skips an update that overflowed."""
 
 
 class DynamicLossScaler(LossScaler):

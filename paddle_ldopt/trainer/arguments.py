@@ -8,7 +8,7 @@ from ..config import BUILT_IN, DecaySettings, LdoptConfig, json_argument, name_o
 from ..layers.decay import LayerDecay
 from ..optimizers.options import REGISTRY
 from ..schedules.factory import ON_METRIC, SCHEDULES
-from .shared import Args, check_mixed_in_first
+from .resume import Args, check_mixed_in_first
 
 
 class _Name(str):
@@ -111,7 +111,6 @@ class LdoptArgumentsMixin(_Settings, Args):
         self._check()
 
     def _check(self) -> None:
-        """Raise for a wrong setting."""
         optim, options, kind = name_of(self.optim), json_argument(self, "optim_kwargs"), name_of(self.lr_scheduler_type)
         info, settings = REGISTRY.get(optim), settings_of_arguments(self)
         if info is None:  # the Trainer builds its own
@@ -142,7 +141,7 @@ class LdoptArgumentsMixin(_Settings, Args):
         return super().should_load_sharding_stage1_model
 
     def print_config(self, *args: Any, **kwargs: Any) -> None:
-        """Print the arguments as the Trainer does, which reads every property."""
+        # the Trainer's reads every property
         before, self.ldopt_served = self.ldopt_served, True
         try:
             super().print_config(*args, **kwargs)
@@ -151,5 +150,5 @@ class LdoptArgumentsMixin(_Settings, Args):
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of all arguments, ERNIEKit's own included."""
+        """The `LayerDecay` of all arguments."""
         return with_erniekit(super().layerwise_decay, self)

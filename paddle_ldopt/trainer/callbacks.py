@@ -16,16 +16,15 @@ from ..optimizers import LayerRates, apply_layerwise_decay
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..rates import applied_rates, layerwise_interface, next_rate
 from ..schedules import rates_of
-from .shared import Args, Callback, Control, State
+from .resume import Args, Callback, Control, State
 from .stages import map_layers
 
 
 class LayerLRCallback(Callback):
-    """Log the learning rate applied to each layer, together with the loss: one number per layer of each tower.
+    """Log the largest learning rate applied in each layer, together with the loss, as read back from the optimizer.
 
-    The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). The callback logs
-    the largest rate of each layer in the last step, read back from the optimizer. Schedule, groups, hooks and freezing
-    are included. It needs a Trainer with `LdoptTrainerMixin`, because a callback alone cannot add to the logs.
+    The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). It needs a
+    Trainer with `LdoptTrainerMixin`, because a callback alone cannot add to the logs.
 
     Args:
         layers: by default the layers of the optimizer's decay, or of the model.
@@ -44,7 +43,6 @@ class LayerLRCallback(Callback):
         self._step: Any = None  # the optimizer, and its rate in the last step
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
-        """Find the layers."""
         layers = self.layers or layerwise_interface(optimizer).layers or map_layers(kwargs["model"])
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
@@ -57,13 +55,11 @@ class LayerLRCallback(Callback):
     def on_optimizer_begin(
         self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        """Note the rate of the coming step, because the schedule advances before the log."""
-        # reading the rates of `Adafactor` waits for the device
+        # the schedule advances before the log; reading the rates of `Adafactor` waits for the device
         reports = layerwise_interface(optimizer).sets_own_lr and hasattr(unwrap(optimizer), "used_lr")
         self._step = optimizer, None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
-        """Return the rates of the last step by their names in the logs."""
         if self._step is None:
             return {}
         applied = applied_rates(*self._step)  # here, not in every step: it takes 0.2 ms per parameter
@@ -87,8 +83,8 @@ def all_layers_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
 class ScheduleCallback(Callback):
     """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
-    A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. A resume
-    shows the whole schedule again. Only the main process prints and writes.
+    A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. Only the
+    main process prints and writes.
 
     Args:
         path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th
@@ -105,16 +101,12 @@ class ScheduleCallback(Callback):
         self.path, self.layers = os.fspath(path), layers
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
-        """Print and write the schedule."""
         lr_scheduler, interface = kwargs.get("lr_scheduler"), layerwise_interface(optimizer)
         rates = None if interface.sets_own_lr else rates_of(lr_scheduler, state.max_steps)
         if rates is None:
-            message = (
-                "ScheduleCallback shows our schedules and LambdaDecay, but none that follows a metric, and no "
-                "optimizer that sets its own rate: leave it out; LayerLRCallback logs the rates."
-            )
+            message = "ScheduleCallback cannot show the rates before training: leave it out, or log them by"
             received = {"optimizer": type(unwrap(optimizer)).__name__, "lr_scheduler": type(lr_scheduler).__name__}
-            raise refusal(ValueError, message, **received)
+            raise refusal(ValueError, f"{message} LayerLRCallback.", **received)
         layers = self.layers or layerwise_interface(optimizer).layers or map_layers(kwargs["model"])
         rates = [rate / interface.lr_divisor(i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a Trainer without steps
@@ -127,8 +119,7 @@ class ScheduleCallback(Callback):
         for row in rows:
             ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
             closed = starts.get((row.tower, row.index), 0)
-            row_rates = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
-            series[short[row.tower] + row.label] = row_rates
+            series[short[row.tower] + row.label] = [ratio * rate * (i >= closed) for i, rate in enumerate(rates)]
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         plot_schedule(self.path, 0, series)
         table = os.path.splitext(self.path)[0] + ".csv"
@@ -168,7 +159,6 @@ class GradualUnfreezeCallback(Callback):
         self.starts: dict[tuple[str, int], int] = {}  # (tower, layer id) -> the step from which it is trained
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
-        """Freeze the layers that are not due yet."""
         optimizer = unwrap(optimizer)
         self._restore(optimizer)  # after an interrupted training
         interface = layerwise_interface(optimizer)
@@ -201,11 +191,9 @@ class GradualUnfreezeCallback(Callback):
                     param.main_grad.zero_()
 
     def on_train_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
-        """Restore the optimizer's ratios."""
         self._restore(unwrap(optimizer))
 
     def _freeze(self, optimizer: Any, step: int) -> None:
-        """Set the ratios of a step: 0 for the layers that are trained from a later one."""
         optimizer.ratios = dict(self.open_ratios)
         for name in self.open_ratios:
             layer = optimizer.layers.layer_of(name)
@@ -221,10 +209,9 @@ class GradualUnfreezeCallback(Callback):
 class StopOnSigterm(Callback):
     """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before killing a job.
 
-    In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
-    the shell's code for the signal. A second signal ends the process immediately. The callback listens within
-    ``with stop:``, in the main thread. `asked` is True after the signal. Several processes agree after each step, so
-    that all of them save the same step, whichever got the signal first.
+    In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``. A
+    second signal ends it immediately. The callback listens within ``with stop:``, in the main thread. `asked` is True
+    after the signal. Several processes agree after each step and save the same one.
 
     Examples:
         >>> from paddle_ldopt.trainer import StopOnSigterm
@@ -238,13 +225,12 @@ class StopOnSigterm(Callback):
     _agreed = False  # whether a process of the run was asked before the end of the last step
 
     def __enter__(self) -> "StopOnSigterm":
-        """Install the signal handler."""
         self.asked = self._agreed = False
         self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
     def __exit__(self, error: Any, *_: Any) -> None:
-        """Restore the previous handler, and pass on a signal that has not ended the run."""
+        # a signal that has not ended the run is passed on
         signal.signal(signal.SIGTERM, self._before)
         if self.asked and error is not SystemExit:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -254,7 +240,6 @@ class StopOnSigterm(Callback):
         signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
-        """Request a checkpoint."""
         self._agreed = self.asked
         if args.world_size > 1:
             flag = paddle.to_tensor([int(self.asked)], dtype="int32")
@@ -265,7 +250,6 @@ class StopOnSigterm(Callback):
     on_epoch_end = on_step_end  # for a signal after the epoch's last step
 
     def on_save(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
-        """Exit."""
         if self._agreed:
             print(f"SIGTERM: resume with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM)

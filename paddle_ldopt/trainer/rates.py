@@ -36,20 +36,18 @@ from ..rates import layerwise_interface
 from ..schedules import MetricSchedule
 from ..schedules.factory import SCHEDULES
 from ..schedules.warmup import resume_at, step_of_state
-from . import record, shared
+from . import record, resume
 from .arguments import LdoptArgumentsMixin
 from .callbacks import GradualUnfreezeCallback
-from .resume import ResumeMixin
-from .shared import Args, decided_by_main, listening
+from .resume import Args, ResumeMixin, decided_by_main, listening
 from .stages import from_all_stages, layers_of_trainer
 
 
 class LdoptTrainerMixin(ResumeMixin):
     """Make a Trainer use the arguments of `LdoptArgumentsMixin` and resume as with `ResumeMixin`.
 
-    - Every optimizer of ours or of the Trainer gets the layer-wise rates. Biases and norms have no weight decay
-      (`decayed_parameter_names`). Groups of `set_optimizer_grouped_parameters` have their own weight decay. Their
-      "learning_rate" is multiplied by the layer's ratio.
+    - Every optimizer of ours or of the Trainer gets the layer-wise rates. Biases and norms have no weight decay. Groups
+      of `set_optimizer_grouped_parameters` have their own; their "learning_rate" is multiplied by the layer's ratio.
     - A schedule that follows a metric takes a step after each evaluation during training, before its checkpoint is
       saved.
     - ERNIEKit's own arguments (``layerwise_lr_decay_bound``, ``vit_lr_ratio``, ``moe_gate_lr_ratio``) apply to every
@@ -62,10 +60,9 @@ class LdoptTrainerMixin(ResumeMixin):
       others is refused; ``allow_layerwise_change`` makes it a warning that lists the differences. Checkpoints also have
       ``ldopt_config.json``, the arguments as an `LdoptConfig`, if the optimizer was built from them.
     - The layers are measured: before the first step, `compute_loss` runs once on the first row of the training data,
-      without gradients of the parameters, dropout or a change of random states. If that fails, or if the data has no
-      numbered rows, a line in the log has the cause and the layers are found by names, as in a pipeline.
-    - In distributed training all processes use the rates of the whole model. They agree on its layers, so all of them
-      must read `layer_map` together. Only the main process logs the table.
+      without gradients, dropout or a change of random states. If that fails, a line in the log has the cause and the
+      layers are found by names, as in a pipeline.
+    - In distributed training all processes use the rates of the whole model, and must read `layer_map` together.
 
     Attributes:
         layer_rules (dict|callable): the `rules` of `LayerMap.from_model`, set in a subclass or defined as a method
@@ -74,8 +71,8 @@ class LdoptTrainerMixin(ResumeMixin):
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
-        ValueError: from `train`, before anything is loaded or changed: `optimizers` that contradict the arguments or
-            each other, an incompatible checkpoint. During training: an evaluation without the metric of the schedule.
+        ValueError: from `train`, before anything changes: `optimizers` that contradict the arguments or each other, an
+            incompatible checkpoint. During training: an evaluation without the metric of the schedule.
 
     Examples:
         >>> from paddlenlp.trainer import Trainer
@@ -120,7 +117,7 @@ class LdoptTrainerMixin(ResumeMixin):
             return super().train(*args, **kwargs)
 
     def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
-        """Return the Trainer's optimizer; if it has none, create it with the layer-wise rates."""
+        """Return the Trainer's optimizer, created with the layer-wise rates if it has none."""
         if self.optimizer is not None:
             own, new = unwrap(self.optimizer), self._own_schedule  # of a second training
             if own is self._own_optimizer and new is not None and lr_scheduler is new and not isinstance(new, OwnRate):
@@ -157,7 +154,6 @@ class LdoptTrainerMixin(ResumeMixin):
         return self.optimizer
 
     def _freeze(self, layers: LayerMap, decay: LayerDecay) -> None:
-        """Set `stop_gradient` of the parameters whose ratio is 0."""
         params, ratios = self.model.parameters(), layers.ratios(decay)
         frozen = [p for p in params if not p.stop_gradient and ratios[layers.name_of(p.name)] == 0]
         for param in frozen:
@@ -172,21 +168,18 @@ class LdoptTrainerMixin(ResumeMixin):
         """Raise if PaddleNLP could save unified checkpoints of the optimizer but not resume from them."""
         params = [param for param in parameters_of(self.optimizer) if not param.stop_gradient]
         if len({frozenset(self.optimizer.state_kinds(param)) for param in params}) > 1:
-            message = (
-                f"PaddleNLP cannot resume unified checkpoints of {type(self.optimizer).__name__} in more than one "
-                "process, because matrices and vectors have different states: set unified_checkpoint=False."
-            )
-            raise refusal(ValueError, message, unified_checkpoint=True, processes=distributed.get_world_size())
+            message = f"PaddleNLP cannot resume unified checkpoints of {type(self.optimizer).__name__} in more than one"
+            received = {"unified_checkpoint": True, "processes": distributed.get_world_size()}
+            raise refusal(ValueError, f"{message} process: set unified_checkpoint=False.", **received)
 
     def create_scheduler(self, num_training_steps: int) -> LRScheduler:
-        """Return the Trainer's schedule; if it has none, create ours."""
+        """Return the Trainer's schedule, or create ours."""
         args = self.args
         ours = hasattr(args, "lr_scheduler_kwargs") and builds_schedule(args)
         given = self.lr_scheduler
-        # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and layerwise_interface(self.optimizer).sets_own_lr:
             self.lr_scheduler = OwnRate(self.optimizer)
-        elif self.lr_scheduler is None and ours and not getattr(args, "freeze_training", False):
+        elif self.lr_scheduler is None and ours and not getattr(args, "freeze_training", False):  # of PaddleFormers
             settings = types.SimpleNamespace(**settings_of_arguments(args))
             settings.warmup_steps = settings.warmup_steps or int(settings.warmup_ratio * num_training_steps)
             settings.warmup_ratio = 0.0
@@ -200,7 +193,7 @@ class LdoptTrainerMixin(ResumeMixin):
         return schedule
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Log as the Trainer does, with the values of `LayerLRCallback`: a callback cannot add to the logs."""
+        """Log as the Trainer does, with the values of `LayerLRCallback`."""
         if "loss" in logs:  # logs of the training, not of an evaluation or a summary
             layer_rates: dict[str, float] = {}
             for callback in (one for one in self.callback_handler.callbacks if hasattr(one, "extra_logs")):
@@ -236,7 +229,7 @@ class LdoptTrainerMixin(ResumeMixin):
             self._other_metrics = None
 
     def _begin(self) -> None:
-        """Called before the first step, with the training's state loaded."""
+        # the training's state is loaded, the first step not taken
         path = os.path.join(self._resumed_from or "", "scheduler.pdparams")
         if self._resumed_from is not None and os.path.isfile(path) and self.state.global_step:
             of_metric = step_of_state(paddle.load(path)) is None  # its steps were evaluations
@@ -248,13 +241,14 @@ class LdoptTrainerMixin(ResumeMixin):
 
     def _inform(self, message: str) -> None:
         if self.is_world_process_zero():
-            shared.logger_of(self).info(message)
+            resume.logger_of(self).info(message)
 
     def _check_optimizer(self) -> None:
-        """Raise if an optimizer that we did not make contradicts the arguments or the Trainer's schedule."""
+        """Raise if the optimizer contradicts the arguments, the Trainer's schedule or its model."""
         if self.optimizer is not None and unwrap(self.optimizer) is not self._own_optimizer:
             check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
-        known = {id(param) for layer in (self.model, getattr(self, "criterion", None)) for param in _parameters(layer)}
+        layers = [one for one in (self.model, getattr(self, "criterion", None)) if isinstance(one, paddle.nn.Layer)]
+        known = {id(param) for layer in layers for param in layer.parameters()}
         plain = self.optimizer is not None and len(wrappers(self.optimizer)) == 1  # wrappers may cut parameters
         params = parameters_of(self.optimizer) if plain else []
         if others := [param.name for param in params if id(param) not in known and not param.stop_gradient]:
@@ -265,7 +259,7 @@ class LdoptTrainerMixin(ResumeMixin):
         super()._check_checkpoint(folder)
         allowed = getattr(self.args, "allow_layerwise_change", False)
         for difference in record.check_record(folder, self._record, allowed):
-            shared.logger_of(self).warning(f"Resuming from {folder} despite a difference: {difference}")
+            resume.logger_of(self).warning(f"Resuming from {folder} despite a difference: {difference}")
 
     def _checkpoint_files(self) -> dict[str, Any]:
         files = {**super()._checkpoint_files(), record.LAYERWISE: self._record}
@@ -304,7 +298,7 @@ class LdoptTrainerMixin(ResumeMixin):
 
 
 def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler], args: Args) -> None:
-    """Raise if an optimizer contradicts the Trainer's schedule, or the `optim` or the decay of its arguments."""
+    """Raise if an optimizer contradicts the Trainer's schedule or arguments."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
     name, source = type(optimizer).__name__, optimizer._learning_rate
@@ -314,12 +308,10 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
         scheduler is source or (reports and not isinstance(source, LRScheduler)) or (sets_own and scheduler is None)
     ):
         passed, rate = (type(one).__name__ if isinstance(one, LRScheduler) else one for one in (scheduler, source))
-        message = (
-            "The Trainer would step a scheduler that the optimizer does not use: give optimizers=(opt, scheduler) with "
-            "the scheduler it was built with (LambdaDecay(lr, lambda step: 1) keeps the rate constant), or "
-            "optimizers=(opt, None) if it sets its own rate."
-        )
-        raise refusal(ValueError, message, optimizers=(name, passed), learning_rate="its own" if sets_own else rate)
+        message = "The Trainer would step a scheduler that the optimizer does not use: give"
+        advice = "optimizers=(opt, the scheduler it was built with), or optimizers=(opt, None) if it sets its own rate."
+        received = {"optimizers": (name, passed), "learning_rate": "its own" if sets_own else rate}
+        raise refusal(ValueError, f"{message} {advice}", **received)
     optim, decay, own_decay = name_of(args.optim), decay_of_arguments(args), layerwise_interface(optimizer).decay
     if (optim in REGISTRY and not isinstance(optimizer, REGISTRY[optim].cls)) or decay not in (own_decay, OFF):
         message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
@@ -327,19 +319,15 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
         raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
 
 
-def _parameters(layer: Any) -> list[Any]:
-    return layer.parameters() if isinstance(layer, paddle.nn.Layer) else []
-
-
 def builds_schedule(args: Any) -> bool:
-    """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
+    """Return whether the Trainer lacks the kind of schedule, or `lr_scheduler_kwargs` are given."""
     kind = name_of(args.lr_scheduler_type)
     return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
 
 
 @contextlib.contextmanager
 def left_to_us(args: Any) -> Iterator[None]:
-    """Set the arguments to neutral values, so that ERNIEKit's `create_optimizer` passes no `lr_ratio` to AdamW."""
+    """Set ERNIEKit's arguments to neutral values, so that its `create_optimizer` passes no `lr_ratio` to AdamW."""
     before = {name: getattr(args, name) for name in ERNIEKIT if hasattr(args, name)}
     try:
         for name in before:
@@ -367,12 +355,11 @@ def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
 
 
 class OwnRate(LRScheduler):
-    """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
+    """The schedule of an optimizer that sets its own rate: it only reports the rate."""
 
     def __init__(self, optimizer: Optimizer):
         self.optimizer = unwrap(optimizer)
         super().__init__(float(self.optimizer.get_lr()))
 
     def get_lr(self) -> float:
-        """Return the rate that the optimizer reports."""
         return float(self.optimizer.get_lr())

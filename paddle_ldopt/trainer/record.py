@@ -28,8 +28,7 @@ Record = dict[str, Any]
 def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
     """Mark a checkpoint as being written, and replace our files of an earlier run."""
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, PARTIAL), "w", encoding="utf-8"):
-        pass
+    open(os.path.join(folder, PARTIAL), "w").close()
     for name in (LAYERWISE, EPOCH_RNG, CONFIG, FILES):
         if name in files:
             _write_json(folder, name, files[name])
@@ -39,18 +38,13 @@ def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
 
 def finish_checkpoint(folder: str, all_written: bool = True) -> None:
     """Mark a checkpoint as complete, once; list its files unless some are still written in the background."""
-    if os.path.exists(partial := os.path.join(folder, PARTIAL)):
-        if all_written:
-            list_files(folder)
-        os.remove(partial)
-
-
-def list_files(folder: str) -> None:
-    """Write the sizes and checksums of a checkpoint's files into it, for `check_complete`."""
-    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-    files = sorted({os.path.relpath(path, folder) for path in paths} - {FILES, PARTIAL})
-    listed = {name: digest(os.path.join(folder, name)) for name in files}
-    _write_json(folder, FILES, {"format": 1, "files": listed})
+    if not os.path.exists(partial := os.path.join(folder, PARTIAL)):
+        return
+    if all_written:
+        paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+        files = sorted({os.path.relpath(path, folder) for path in paths} - {FILES, PARTIAL})
+        _write_json(folder, FILES, {"format": 1, "files": {name: digest(os.path.join(folder, name)) for name in files}})
+    os.remove(partial)
 
 
 def _write_json(folder: str, name: str, content: Any) -> None:
@@ -66,15 +60,12 @@ def check_complete(folder: str) -> None:
         state = f"is damaged: {problem}"
     else:
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of damaged checkpoints
-        valid = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
-    advice = f"Resume from the last valid checkpoint, {valid}." if valid else "There is no valid checkpoint beside it."
-    raise refusal(ValueError, f"The checkpoint {state}. {advice}", resume_from_checkpoint=folder)
+    advice = "train(resume_from_checkpoint=True) takes the last valid one."
+    raise refusal(ValueError, f"The checkpoint {state}: {advice}", resume_from_checkpoint=folder)
 
 
 def _damage(folder: str) -> Optional[str]:
-    """Describe the damaged files of a checkpoint; None if there are none or it lists no files."""
+    """Describe the damaged files of a checkpoint; None without any."""
     path = os.path.join(folder, FILES)
     if not os.path.exists(path):
         return None
@@ -101,10 +92,9 @@ def check_writable(output_dir: str) -> None:
 
 
 def last_checkpoint(output_dir: Path) -> Optional[str]:
-    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, or None if there is none.
+    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, or None.
 
-    Incomplete checkpoints are skipped, damaged checkpoints with a warning. A checkpoint of a Trainer without our mixins
-    is complete if it has a trainer state.
+    Incomplete checkpoints are skipped, damaged checkpoints with a warning.
     """
     for _, folder in reversed(_complete(checked_path(output_dir, "output_dir"))):
         problem = _damage(folder)
@@ -116,11 +106,7 @@ def last_checkpoint(output_dir: Path) -> Optional[str]:
 
 
 def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
-    """Rename the valid checkpoints of steps after `step`, which `last_checkpoint` would mistake for this run's.
-
-    Return the old and the new name of each: ``superseded-checkpoint-<step>``, with a number if this exists already.
-    Incomplete and damaged checkpoints stay: nothing resumes from them, and the run may overwrite them.
-    """
+    """Rename the valid checkpoints after `step`, which are not this run's; return the old and the new names."""
     renamed = []
     for number, folder in _complete(output_dir):
         if number > step and _damage(folder) is None:
@@ -133,11 +119,7 @@ def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
 
 
 def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str]:
-    """Return checkpoint folders in the order of deletion, regardless of file times.
-
-    Checkpoints of an earlier run, with steps after `step`, come first. The checkpoint of `step`, or else the highest
-    step, comes last, after the best checkpoint.
-    """
+    """Return checkpoint folders in the order of deletion: of an earlier run, older, the best, the one of `step`."""
     steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
     if step not in steps.values():
         step = max(steps.values(), default=step)
@@ -145,7 +127,6 @@ def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str
 
 
 def _complete(output_dir: str) -> list[tuple[int, str]]:
-    """Return (step, folder) of the complete checkpoints, by step."""
     checkpoints = []
     for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
         match, folder = _NUMBERED.match(name), os.path.join(output_dir, name)
@@ -156,10 +137,8 @@ def _complete(output_dir: str) -> list[tuple[int, str]]:
 
 
 def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
-    """Return the differences between a checkpoint's record and `record`; raise for differences that are not allowed.
-
-    A checkpoint without a record is of a Trainer without our mixin, which has no decay.
-    """
+    """Return the differences between a checkpoint's record and `record`; raise for differences that are not allowed."""
+    # a Trainer without our mixin writes no record, and has no decay
     path, content = os.path.join(folder, LAYERWISE), "The layer-wise settings"
     without: Record = {"decay": None, "layers": None, "frozen": [], "unfreeze_every_k_steps": None}
     was = read_json(path, content) if os.path.exists(path) else {**record, **without}

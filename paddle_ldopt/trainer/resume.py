@@ -1,9 +1,13 @@
-"""Repairs of resume and checkpoints, for any Trainer of the PaddleNLP family."""
+"""`ResumeMixin` repairs resume and checkpoints of any Trainer of the PaddleNLP family; also what all mixins use."""
 
+import contextlib
+import importlib
 import inspect
+import logging
 import os
 import random
-from typing import Any, Optional
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 import paddle
@@ -11,9 +15,68 @@ from paddle import distributed
 
 from .._checks import refusal
 from .._files import file_errors, read_json
+from .._processes import together
 from ..config import name_of
-from . import record, shared
-from .shared import Trainer, check_mixed_in_first, decided_by_main, listening
+from . import record
+
+__all__ = ["Args", "Control", "ResumeMixin", "State", "Trainer"]
+
+if TYPE_CHECKING:  # PaddleNLP's stand for PaddleFormers' too
+    from paddlenlp.trainer import Trainer
+    from paddlenlp.trainer import TrainerControl as Control
+    from paddlenlp.trainer import TrainerState as State
+    from paddlenlp.trainer import TrainingArguments as Args
+else:  # base classes of the mixins: the real ones follow in the user's class
+    Trainer = Args = State = Control = object
+
+
+def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
+    """Raise TypeError if `cls` inherits `method` from an unrelated base that precedes `mixin`."""
+    owner = next(base for base in cls.__mro__ if method in vars(base))
+    if not issubclass(owner, mixin):
+        name = next(base.__name__ for base in cls.__mro__[1:] if issubclass(base, mixin))
+        bases = ", ".join(base.__name__ for base in cls.__bases__)
+        message = f"{name} must come first: class {cls.__name__}({name}, {owner.__name__})"
+        raise TypeError(f"{message}. Received: class {cls.__name__}({bases})")
+
+
+class Callback:
+    """A TrainerCallback without the base class, which differs between packages."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+@contextlib.contextmanager
+def listening(trainer: Trainer, **events: Callable[[], None]) -> Iterator[None]:
+    """Call functions at events of a Trainer, such as `on_train_begin`, before the user's callbacks."""
+    listener: Any = Callback()
+    for event, call in events.items():
+        setattr(listener, event, lambda *args, call=call, **kwargs: call())
+    trainer.callback_handler.callbacks.insert(0, listener)
+    try:
+        yield
+    finally:
+        trainer.callback_handler.pop_callback(listener)
+
+
+def decided_by_main(trainer: Trainer, ask: Callable[[], Any]) -> Any:
+    """Return the result of `ask()` in the main process to all processes, or raise its error in all."""
+    if trainer.args.world_size <= 1:
+        return ask()
+    _, answers = together(lambda: (None, ask() if trainer.is_world_process_zero() else None))
+    return answers[0]
+
+
+def logger_of(trainer: Trainer) -> Any:
+    """Return the logger of the Trainer's package."""
+    packages = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
+    for package in ("paddlenlp", "paddleformers"):
+        if package in packages:
+            return importlib.import_module(f"{package}.utils.log").logger
+    return logging.getLogger(__name__)
 
 
 class ResumeMixin(Trainer):
@@ -21,15 +84,13 @@ class ResumeMixin(Trainer):
 
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
       Micro-batches left over at the end of an epoch, fewer than `gradient_accumulation_steps`, are dropped with a
-      warning, because the Trainer would add them to the next epoch's first step.
-    - **Complete**: a resume refuses incomplete checkpoints and damaged files. ``train(resume_from_checkpoint=True)``
-      takes the last valid checkpoint and warns of damaged checkpoints. (With asynchronous saving, a checkpoint counts
-      as complete as soon as all of its files exist, and damage is not detected.)
+      warning: the Trainer would add them to the next epoch's first step.
+    - **Complete**: a resume refuses incomplete and damaged checkpoints. ``train(resume_from_checkpoint=True)`` takes
+      the last valid one and warns of damaged ones. (With asynchronous saving, damage is not detected.)
     - **The run's end**: a finished run that is resumed takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
     - **Earlier checkpoints**: a run resumed from a checkpoint before the last renames the later ones to
-      ``superseded-checkpoint-<step>`` with a warning, when it first saves. Automatic resumes ignore them, and nothing
-      deletes them.
+      ``superseded-checkpoint-<step>`` with a warning, when it first saves. Nothing resumes from them or deletes them.
     - **Errors of data sets and collators** are raised. Without the mixin, the Trainer hangs on such an error.
 
     Raises:
@@ -79,7 +140,6 @@ class ResumeMixin(Trainer):
             return super().train(checkpoint, *args, **kwargs)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as the Trainer does."""
         return super().evaluation_loop(raising_errors(dataloader), *args, **kwargs)
 
     def _check_checkpoint(self, folder: str) -> None:
@@ -87,7 +147,6 @@ class ResumeMixin(Trainer):
         read_random_states(folder)  # files written in the background have no checksum: damage shows only here
 
     def _checkpoint_files(self) -> dict[str, Any]:
-        """Return the content of our files in a checkpoint by name."""
         return {} if self._epoch_rng is None else {record.EPOCH_RNG: self._epoch_rng}
 
     def _find_best_model(self) -> None:
@@ -112,7 +171,7 @@ class ResumeMixin(Trainer):
                     random.setstate(states[1])
                 elif self.state.global_step > self._steps_per_epoch:
                     effect = "the next batches differ from the batches of an uninterrupted run"
-                    shared.logger_of(self).warning(f"{checkpoint} has no random state of its epoch: {effect}")
+                    logger_of(self).warning(f"{checkpoint} has no random state of its epoch: {effect}")
         algorithm, keys, *rest = np.random.get_state()
         self._epoch_rng = {"numpy": [algorithm, np.asarray(keys).tolist(), *rest], "python": random.getstate()}
 
@@ -136,7 +195,7 @@ class ResumeMixin(Trainer):
         self._left_over = batches % each if batches > each else 0
         if self._left_over:
             wrong = f"The last {self._left_over} of {batches} micro-batches of each epoch are dropped"
-            shared.logger_of(self).warning(f"{wrong}: gradient_accumulation_steps={each} does not divide them.")
+            logger_of(self).warning(f"{wrong}: gradient_accumulation_steps={each} does not divide them.")
         state, checkpoint = None, self._resumed_from
         if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
             for name, load in (("trainer_state.bin", "load"), ("trainer_state.json", "load_from_json")):
@@ -177,7 +236,7 @@ class ResumeMixin(Trainer):
             for was, now in renamed if self.is_world_process_zero() else []:
                 advice = "later resumes must not use the old checkpoints. Delete the folder if you do not need it."
                 message = f"{was} is renamed {now}: this run was resumed from the earlier step {step}, and {advice}"
-                shared.logger_of(self).warning(message)
+                logger_of(self).warning(message)
         if self.args.should_save:
             record.begin_checkpoint(folder, self._checkpoint_files())
         wait_for_all = distributed.barrier if self.args.world_size > 1 else lambda: None
@@ -221,7 +280,7 @@ class ResumeMixin(Trainer):
 
 
 def path_in(folder: str, path: str) -> Optional[str]:
-    """Return `path` as a path in `folder`, because the Trainer compares paths; None if it is elsewhere."""
+    """Return `path` as a path in `folder`, as the Trainer compares them; None if it is elsewhere."""
     inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
     return os.path.join(folder, os.path.basename(path)) if inside else None
 
@@ -242,11 +301,7 @@ def read_random_states(folder: str) -> Any:
 
 
 def raising_errors(loader: paddle.io.DataLoader) -> paddle.io.DataLoader:
-    """Return a DataLoader that raises the errors of its data set and collator; Paddle's would wait forever.
-
-    Without workers Paddle reads in a thread, and nothing reports an error in it. A loader with workers or an iteration
-    of its own is returned unchanged.
-    """
+    """Return a DataLoader that raises the errors of its thread; Paddle's without workers would wait forever."""
     cls: Any = type(loader)
     if getattr(cls, "__iter__", None) is not paddle.io.DataLoader.__iter__ or loader.num_workers:
         return loader

@@ -15,7 +15,7 @@ from .._processes import gathered
 from ..layers.map import LayerMap
 from ..layers.measure import Example, random_states_kept
 from ..layers.table import LayerTable
-from . import shared
+from . import resume
 
 _POSITIONS = 32  # of a row of ids: enough to find the layers
 
@@ -23,8 +23,7 @@ _POSITIONS = 32  # of a row of ids: enough to find the layers
 def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Example] = None) -> LayerMap:
     """Return the `LayerMap` of a model, or of a pipeline's stage; all stages must call it together.
 
-    `rules` and `example` are as in `LayerMap.from_model`. The layers of a pipeline are found by names, whatever the
-    `example`: no stage can run the model alone.
+    `rules` and `example` are as in `LayerMap.from_model`. The layers of a pipeline are found by names.
     """
     if pipeline_of(checked_model(model)) is None:
         return LayerMap.from_model(model, example, rules)
@@ -35,11 +34,7 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Exam
 
 
 def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
-    """Return the layers of a Trainer's model, measured with the first row of its training data.
-
-    `compute_loss` runs the model in all processes together, which must find the same layers. If that fails in one, or
-    in a pipeline, the layers are found by names.
-    """
+    """Return the layers of a Trainer's model, measured with the first row of its data in all processes, or by names."""
     batch: Any = None
     cause: Optional[str] = "the model is one stage of a pipeline"
     if pipeline_of(checked_model(trainer.model)) is None:
@@ -51,7 +46,7 @@ def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
             return layers
     if trainer.is_world_process_zero():
         how = f"The layers are found by names, without a forward pass of the first row: {cause}"
-        shared.logger_of(trainer).warning(how)
+        resume.logger_of(trainer).warning(how)
     return map_layers(trainer.model, rules)
 
 
@@ -73,7 +68,6 @@ def _in_all(act: Callable[[], Any]) -> tuple[Any, Optional[str]]:
 
 
 def _first_batch(trainer: Any) -> dict[str, Any]:
-    """Return the first row of a Trainer's data as a batch; raise for data without numbered rows."""
     rows = trainer.train_dataset
     if rows is None or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise TypeError("the training data has no numbered rows")
@@ -84,7 +78,7 @@ def _first_batch(trainer: Any) -> dict[str, Any]:
 
 
 def _cut(batch: dict[str, Any], positions: Optional[int]) -> dict[str, Any]:
-    """Return a batch with fewer positions: each axis as long as a row of ids is cut, except the first."""
+    """Return a batch with fewer positions: each axis as long as a row of ids is cut."""
     tensors = {key: value for key, value in batch.items() if isinstance(value, paddle.Tensor)}
     lengths = {value.shape[1] for value in tensors.values() if value.ndim == 2 and not value.is_floating_point()}
     cut = dict(batch)

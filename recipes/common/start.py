@@ -16,6 +16,7 @@ from .errors import error, refuse
 
 HUBS = ("paddlenlp", "datasets")
 NUMBERS = {"int": int, "float": float}
+MEANT = {"--lr": "--learning_rate", "--batch_size": "--per_device_train_batch_size"}  # which no spelling is near to
 
 
 def use_avx2(cpuinfo="/proc/cpuinfo"):
@@ -133,8 +134,8 @@ def _on_hub(source):
 
 def unknown(name, known, /, **received):
     """Return an error for an unknown argument, with the nearest known one."""
-    nearest = "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(name, known, 1, 0.4))
-    return error(f"{name!r} is not a known argument{nearest}.", **received)
+    near = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, 1, 0.4)
+    return error(f"{name!r} is not a known argument{''.join(f'; the nearest is {one!r}' for one in near)}.", **received)
 
 
 def start():

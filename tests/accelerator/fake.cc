@@ -1,11 +1,13 @@
 // The device "fake:0" for Paddle's CPU wheel on x86-64 Linux: it shows code that holds on a CPU only. See device.py.
 //
-// - No code may touch its memory except its kernels and copies (FAKE_GUARD=0: all code may). New memory is full of NaN.
+// - No code may touch its memory except its kernels and copies (FAKE_GUARD=0: all code may), which use a second mapping of
+//   the same pages: to protect and unprotect them takes most of a test's time. New memory is full of NaN.
 // - Each CPU kernel of Paddle is also a kernel of the device. During a call, the memory of the device has the place of
 //   the CPU, and the kernel's context allocates memory of the device. So results in place and views are as on a GPU.
 // - Kernels of 16-bit types that the CPU lacks run in float32 between casts.
 // - FAKE_WITHOUT=scale,adamw16 leaves out kernels (of 16-bit types): Paddle falls back to the CPU.
 #include <sys/mman.h>
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -25,22 +27,18 @@ static std::atomic<long> h2d, d2h, d2d, syncs, launches;
 
 // ---- memory
 static const size_t SPACE = 1UL << 35;
-static char* const memory = (char*)mmap(nullptr, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 static const bool guard = !getenv("FAKE_GUARD") || atoi(getenv("FAKE_GUARD"));
+static const int file = memfd_create("fake", 0), sized = ftruncate(file, SPACE);
+static char* map(int mode) { return (char*)mmap(nullptr, SPACE, mode, MAP_SHARED | MAP_NORESERVE, file, 0); }
+static char* const memory = map(guard ? PROT_NONE : PROT_READ | PROT_WRITE);
+static char* const opened = map(PROT_READ | PROT_WRITE);
 static std::recursive_mutex of_memory;
 static size_t used;
 static auto& spare = *new std::map<size_t, std::vector<void*>>;  // size -> freed blocks
 
-struct Open {  // while one exists, the memory may be touched
-  static inline int count = 0;
-  Open() { change(1); }
-  ~Open() { change(-1); }
-  static void change(int by) {
-    std::lock_guard<std::recursive_mutex> hold(of_memory);
-    count += by;
-    mprotect(memory, used, count || !guard ? PROT_READ | PROT_WRITE : PROT_NONE);
-  }
-};
+static bool is_in(const void* p, const char* space) { return p >= space && p < space + SPACE; }
+static void* open(const void* p) { return is_in(p, memory) ? opened + ((char*)p - memory) : (char*)p; }
+static void* closed(const void* p) { return is_in(p, opened) ? memory + ((char*)p - opened) : (char*)p; }
 static size_t pages(size_t n) { return n / 4096 * 4096 + 4096; }
 static void* allocate(size_t n) {
   std::lock_guard<std::recursive_mutex> hold(of_memory);
@@ -48,27 +46,26 @@ static void* allocate(size_t n) {
   if (blocks.empty()) blocks.push_back(memory + used), used += n;
   void* block = blocks.back();
   blocks.pop_back();
-  Open open;
-  return memset(block, 0xFF, n);  // NaN
+  memset(open(block), 0xFF, n);  // NaN
+  return block;
 }
 static void release(void* block, size_t n) {
   std::lock_guard<std::recursive_mutex> hold(of_memory);
-  Open open;
-  spare[pages(n)].push_back(memset(block, 0xFF, pages(n)));
+  spare[pages(n)].push_back(closed(block));
+  memset(open(block), 0xFF, pages(n));
 }
 static C_Status copy(std::atomic<long>& counter, void* to, const void* from, size_t n) {
-  Open open;
-  return counter++, memmove(to, from, n), C_SUCCESS;
+  return counter++, memmove(open(to), open(from), n), C_SUCCESS;
 }
 
 struct Allocation : phi::Allocation {  // a derived class may set the place
-  static bool is_ours(const phi::Allocation* a) { return a && a->ptr() >= memory && a->ptr() < memory + SPACE; }
-  static void set_place(phi::Allocation* a, phi::Place place) { a->*(&Allocation::place_) = place; }
+  static bool is_ours(const phi::Allocation* a) { return a && (is_in(a->ptr(), memory) || is_in(a->ptr(), opened)); }
+  static void move(phi::Allocation* a, phi::Place place, void* to) { a->*(&Allocation::place_) = place, a->set_ptr(to); }
 };
 struct Allocator : phi::Allocator {
   AllocationPtr Allocate(size_t n) override {
     auto free = [](phi::Allocation* a) { release(a->ptr(), a->size()); };
-    return AllocationPtr(new phi::Allocation(allocate(n), n, free, phi::CPUPlace()), std::default_delete<phi::Allocation>());
+    return AllocationPtr(new phi::Allocation(open(allocate(n)), n, free, phi::CPUPlace()), std::default_delete<phi::Allocation>());
   }
   bool IsAllocThreadSafe() const override { return true; }
 };
@@ -109,12 +106,11 @@ static void cast(const DenseTensor& from, DataType type, DenseTensor* to) {
 }
 
 class Call {  // while it exists, the tensors of a call look like the CPU's
-  Open open_;
   bool in_float32_;
   std::vector<std::shared_ptr<phi::Allocation>> hidden_;
   std::vector<DenseTensor*> outputs_;
   std::map<DenseTensor*, DenseTensor> halves_;  // tensor -> what it was
-  static bool is_in(DenseTensor* tensor, const Outputs& all) { return std::find(all.begin(), all.end(), tensor) != all.end(); }
+  static bool has(DenseTensor* tensor, const Outputs& all) { return std::find(all.begin(), all.end(), tensor) != all.end(); }
 
  public:
   explicit Call(bool in_float32) : in_float32_(in_float32) { launches++; }
@@ -123,7 +119,7 @@ class Call {  // while it exists, the tensors of a call look like the CPU's
     if (!tensor) return;
     if (is_output) outputs_.push_back(tensor);
     auto holder = tensor->Holder();
-    if (Allocation::is_ours(holder.get())) hidden_.push_back(holder), Allocation::set_place(holder.get(), phi::CPUPlace());
+    if (Allocation::is_ours(holder.get())) hidden_.push_back(holder), Allocation::move(holder.get(), phi::CPUPlace(), open(holder->ptr()));
     if (!in_float32_ || !is_half(tensor->dtype()) || !halves_.emplace(tensor, *tensor).second) return;
     DenseTensor wide;
     wide.Resize(tensor->dims());
@@ -133,12 +129,12 @@ class Call {  // while it exists, the tensors of a call look like the CPU's
     for (auto& [tensor, before] : halves_) {
       DenseTensor wide = *tensor;
       *tensor = before;
-      if (!is_in(tensor, outputs_) || wide.dtype() != DataType::FLOAT32) { if (is_in(tensor, outputs_)) *tensor = wide; continue; }
+      if (!has(tensor, outputs_) || wide.dtype() != DataType::FLOAT32) { if (has(tensor, outputs_)) *tensor = wide; continue; }
       tensor->Resize(wide.dims());
       cast(wide, before.dtype(), tensor);
     }
     for (auto* tensor : outputs_) hidden_.push_back(tensor->Holder());
-    for (auto& holder : hidden_) if (Allocation::is_ours(holder.get())) Allocation::set_place(holder.get(), place());
+    for (auto& holder : hidden_) if (Allocation::is_ours(holder.get())) Allocation::move(holder.get(), place(), closed(holder->ptr()));
   }
 };
 
@@ -259,7 +255,7 @@ PUBLIC void InitPlugin(CustomRuntimeParams* params) {
   COPY(h2d) COPY(d2h) COPY(d2d)
   i->device_memory_allocate = [](const C_Device, void** p, size_t n) { return *p = allocate(n), C_SUCCESS; };
   i->device_memory_deallocate = [](const C_Device, void* p, size_t n) { return release(p, n), C_SUCCESS; };
-  i->device_memory_set = [](const C_Device, void* p, unsigned char value, size_t n) { Open open; return memset(p, value, n), C_SUCCESS; };
+  i->device_memory_set = [](const C_Device, void* p, unsigned char value, size_t n) { return memset(open(p), value, n), C_SUCCESS; };
   i->host_memory_allocate = i->unified_memory_allocate = [](const C_Device, void** p, size_t n) { return *p = malloc(n), C_SUCCESS; };
   i->host_memory_deallocate = i->unified_memory_deallocate = [](const C_Device, void* p, size_t) { return free(p), C_SUCCESS; };
   i->initialize = i->finalize = [] { return C_SUCCESS; };

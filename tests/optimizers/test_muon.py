@@ -21,8 +21,9 @@ def problem(steps=5, seed=0):
     return arrays[0], arrays[1:]
 
 
-def built(params, names, **options):
-    return ldopt.Muon(parameters=list(params.values()), use_muon=lambda p: names[p.name] in MATRICES, **options)
+def built(params, names, ns_dtype="float32", **options):
+    routes = {"use_muon": lambda p: names[p.name] in MATRICES, "ns_dtype": ns_dtype}
+    return ldopt.Muon(parameters=list(params.values()), **routes, **options)
 
 
 def matrices_of(model, opt):
@@ -52,6 +53,14 @@ def test_a_stack_of_matrices_is_made_orthogonal_one_by_one():
     values = np.linalg.svd(got, compute_uv=False)
     assert values.min() > 0.6 and values.max() < 1.3
     assert not module.orthogonalized(paddle.zeros([2, 3]), (3.4445, -4.775, 2.0315), 5).numpy().any()
+
+
+def test_products_are_bfloat16_on_an_accelerator_alone():
+    matrix = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    got = paddle.to_tensor(matrix)
+    on_cpu = got.place.is_cpu_place()
+    error = np.abs(module.orthogonalized(got, (3.4445, -4.775, 2.0315), 5).numpy() - orthogonalized(matrix)).max()
+    assert error < 1e-5 if on_cpu else 1e-4 < error < 0.05
 
 
 def test_the_layers_route_matrices_of_blocks_to_muon():

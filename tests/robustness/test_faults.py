@@ -142,7 +142,7 @@ def test_if_all_are_damaged_there_is_none(copied):
         truncate(copied / f"checkpoint-{step}/optimizer.pdopt")
     with pytest.warns(UserWarning, match="damaged"), pytest.raises(ValueError, match="No valid checkpoint found"):
         run(copied, resume=True)
-    with pytest.raises(ValueError, match="There is no valid checkpoint beside it. Received"):
+    with pytest.raises(ValueError, match="takes the last valid one. Received"):
         run(copied, resume=str(copied / "checkpoint-6"))
 
 
@@ -319,7 +319,7 @@ def test_the_newest_checkpoint_stays_though_its_files_are_the_oldest(copied):
 def test_a_run_that_goes_on_from_an_earlier_checkpoint_is_the_one_that_is_resumed(copied, monkeypatch):
     said = []
     logger = types.SimpleNamespace(info=len, warning=said.append)
-    monkeypatch.setattr("paddle_ldopt.trainer.shared.logger_of", lambda trainer: logger)
+    monkeypatch.setattr("paddle_ldopt.trainer.resume.logger_of", lambda trainer: logger)
     old = {step: contents(copied / f"checkpoint-{step}") for step in (2, 4, 6)}
     again = {"resume": str(copied / "checkpoint-2"), "learning_rate": 1e-5, "save_total_limit": 3}
     run(copied, **again, max_steps=3)

@@ -73,9 +73,9 @@ def test_a_hostile_schedule_changes_nothing(path):
 
     run, victim = Run("lamb", rate=rate()).train(1), Run("lamb", rate=rate(), seed=1).train(2)
     ldopt.save_optimizer(path, run.optimizer, run.model)
-    odd = ("x", {"a": 1}, True, {"__array__": "object", "shape": [], "values": []}, {"__float__": "1"}, None)
+    odd = ("x", {"a": 1}, {"__array__": "object", "shape": [], "values": []}, {"__float__": "1"}, None, ["x"])
     states, good = [{}, [], "x", {"last_lr": 1}, 5, True, None], run.rate.state_dict()
-    states += [{**good, key: value} for key in good for value in (*odd, [None], ["x"], [1.0, None], [[1.0]])]
+    states += [{**good, key: value} for key in good for value in odd]
     for state in states:
         sealed(path, path + ".hostile", record=lambda record, state=state: record.update(schedule_state=state))
         with refused("", ValueError, victim, state):
@@ -173,7 +173,7 @@ def test_a_hostile_header_length_changes_nothing(length, size, path, victim):
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", length) + b"{}" * 100)
         file.truncate(size)
-    with refused("truncated or not a safetensors|cannot be read|must have 10 bytes", ValueError, victim):
+    with refused("no safetensors file, or a damaged one", ValueError, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 
@@ -193,7 +193,7 @@ def test_what_is_no_file_changes_nothing(saved, tmp_path, victim):
     ):
         with refused("", kind, victim, place):
             ldopt.load_optimizer(place, victim.optimizer, victim.model)
-    for place, says in ((link, "would replace a link"), (pipe, "a device, a pipe")):  # nothing of the system
+    for place, says in ((link, "not a link"), (pipe, "a device or a pipe")):  # nothing of the system
         before = os.lstat(place)
         with refused(says, ValueError, victim):
             ldopt.save_optimizer(place, victim.optimizer, victim.model)
@@ -208,6 +208,6 @@ def test_no_pickle_is_ever_loaded_under_another_name(path, victim):
     for content in (pickle.dumps(Payload()), pickle.dumps({"a": Payload()}, 2)):
         with open(path, "wb") as file:
             file.write(content)
-        with refused("not a safetensors file", ValueError, victim):
+        with refused("no safetensors file", ValueError, victim):
             ldopt.load_optimizer(path, victim.optimizer, victim.model)
     assert not os.path.exists(path + ".ran")

@@ -30,6 +30,10 @@ def test_what_is_written_goes_through_links_and_pipes(name, tmp_path):
     os.symlink(target, link), os.mkfifo(pipe)
     write(link)
     assert os.path.islink(link) and os.path.getsize(target) > 0
+    if name == "write_whole":
+        with pytest.raises(ValueError, match="must be a regular file"):
+            write(pipe)
+        return
     with ThreadPoolExecutor() as pool:
         reader = pool.submit(read, pipe)
         write(pipe)
@@ -39,7 +43,7 @@ def test_what_is_written_goes_through_links_and_pipes(name, tmp_path):
 
 @pytest.mark.parametrize("folder", [".", ""])
 def test_a_folder_is_not_written(folder):
-    with pytest.raises(ValueError, match="`path` must be a regular file. Received: path=.*, found='a folder'"):
+    with pytest.raises(ValueError, match="`path` must be a regular file, not a link, a folder"):
         write_whole(folder, "all of it")
 
 

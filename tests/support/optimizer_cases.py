@@ -110,6 +110,7 @@ def build(ours, params, name_dict):
         arguments["apply_decay_param_fun"] = lambda tensor_name: name_dict[tensor_name] in ours["decayed"]
     if "muon" in ours:
         arguments["use_muon"] = lambda param: name_dict[param.name] in ours["muon"]
+        arguments["ns_dtype"] = "float32"  # on an accelerator, too
     cls = ldopt.optimizer_class(ours["optimizer"])
     optimizer = cls(parameters=list(params.values()), name_dict=name_dict, **arguments)
     return optimizer, scheduler.step if scheduler else lambda: None

@@ -117,5 +117,5 @@ def messages(monkeypatch):
     """Return a list that gets all that our Trainer logs."""
     said = []
     logger = type("Logger", (), {"info": staticmethod(said.append), "warning": staticmethod(said.append)})
-    monkeypatch.setattr("paddle_ldopt.trainer.shared.logger_of", lambda trainer: logger)
+    monkeypatch.setattr("paddle_ldopt.trainer.resume.logger_of", lambda trainer: logger)
     return said

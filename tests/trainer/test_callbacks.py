@@ -146,7 +146,7 @@ def test_a_resume_shows_the_whole_schedule_again(tmp_path):
 
 def test_a_schedule_on_a_metric_cannot_be_shown(tmp_path):
     settings = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strategy": "steps", "eval_steps": 2}
-    with pytest.raises(ValueError, match="none that follows a metric.*lr_scheduler='ReduceLROnPlateau'"):
+    with pytest.raises(ValueError, match="cannot show the rates before training.*lr_scheduler='ReduceLROnPlateau'"):
         train(tmp_path, ScheduleCallback(tmp_path / "schedule.png"), **settings)
 
 

@@ -123,8 +123,6 @@ def test_an_incomplete_checkpoint_is_refused(checkpoint, tmp_path):
         with pytest.raises(ValueError, match=f"Resume from the last valid checkpoint.*{re.escape(str(checkpoint))}"):
             resume(tmp_path / "checkpoint-3", tmp_path, **change)
     shutil.rmtree(checkpoint)
-    with pytest.raises(ValueError, match="while saving. There is no valid checkpoint beside it. Received"):
-        resume(tmp_path / "checkpoint-3", tmp_path)
     assert last_checkpoint(tmp_path) is None
     assert last_checkpoint(tmp_path / "nowhere") is None
 

@@ -82,7 +82,7 @@ def test_a_schedule_beside_an_optimizer_that_sets_its_rate_itself_is_refused(tmp
     show = ScheduleCallback(str(tmp_path / "schedule.png"))
     for scheduler, callbacks, message in (
         (OTHER, None, "if it sets its own rate.*learning_rate='its own'"),
-        (None, [show], "sets its own rate: leave it out; LayerLRCallback"),
+        (None, [show], "leave it out, or log them by LayerLRCallback"),
     ):
         with pytest.raises(ValueError, match=message):
             common.trainer(tmp_path, model=model, optimizers=(opt, scheduler), callbacks=callbacks).train()
@@ -95,7 +95,7 @@ OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
     "kind, scheduler, kwargs, message",
     [
         ("adamw", None, {}, "Received: optimizers=('AdamW', None), learning_rate='LambdaDecay'"),
-        ("constant", None, {}, "keeps the rate constant), or optimizers=(opt, None) if"),
+        ("constant", None, {}, "the scheduler it was built with), or optimizers=(opt, None) if"),
         ("adamw", OTHER, {}, "Received: optimizers=('AdamW', 'LambdaDecay')"),
         ("constant", OTHER, {}, "The Trainer would step a scheduler that the optimizer does not use: "),
         ("momentum", "own", {"optim": "adamwdl"}, "Received: optim='adamwdl', layerwise_decay="),
