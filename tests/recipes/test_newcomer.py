@@ -171,12 +171,6 @@ def test_the_progress_is_short(finished):
     assert finished.err == NEW.format(finished.tiny)
 
 
-def test_a_folder_holds_the_best_and_the_last_checkpoint(finished):
-    found = {path.name for path in finished.folder.glob("checkpoint-*")}
-    steps = finished.results["steps"]
-    assert found == {finished.results["kept"].partition(",")[0], f"checkpoint-{steps}"}
-
-
 def printed_help(argv):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
@@ -214,11 +208,6 @@ def test_help_fits_on_two_screens():
 def test_the_verdict_of_a_comparison(uniform, layerwise, says):
     score = Score("accuracy", "majority class", 0.5)
     assert re.search(says, comparison.verdict(uniform, layerwise, "uniform", "decay", score))
-
-
-def test_lower_is_better_for_some_scores():
-    found = comparison.verdict([3.0, 3.1], [2.0, 2.1], "uniform", "decay", Score("rmse", "mean score", 4.0))
-    assert "decay scores 1.000 less than uniform" in found and "decay is better. The better of both beats" in found
 
 
 def test_the_interval_is_students():
