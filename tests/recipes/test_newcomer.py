@@ -210,6 +210,11 @@ def test_the_verdict_of_a_comparison(uniform, layerwise, says):
     assert re.search(says, comparison.verdict(uniform, layerwise, "uniform", "decay", score))
 
 
+def test_lower_is_better_for_some_scores():
+    found = comparison.verdict([3.0, 3.1], [2.0, 2.1], "uniform", "decay", Score("rmse", "mean score", 4.0))
+    assert "decay scores 1.000 less than uniform" in found and "decay is better. The better of both beats" in found
+
+
 def test_the_interval_is_students():
     assert comparison.interval([1.0, 2.0, 3.0]) == pytest.approx(4.302652729911275 / np.sqrt(3))
 
