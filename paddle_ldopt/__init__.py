@@ -17,8 +17,7 @@ except ImportError as error:
     ) from error
 
 from .create import create
-from .layers.decay import LayerDecay
-from .layers.layer import Layer
+from .layers.decay import Layer, LayerDecay
 from .layers.map import LayerMap
 from .optimizers import (
     Adafactor,

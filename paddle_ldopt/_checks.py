@@ -14,7 +14,7 @@ _MOST_SHOWN = 400  # characters of a value in a message
 
 
 class _Short(reprlib.Repr):
-    """The `repr` of a value in bounded length; of an array, its shape; of a network, its class."""
+    """The `repr` of a value; of an array, its shape; of a network, its class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _Short(reprlib.Repr):
 
 
 def shown(value: Any) -> str:
-    """Return the `repr` of a value in bounded length; of a large array, the shape."""
+    """Return the `repr` of a value in bounded length."""
     try:
         text = _Short().repr(value)
     except Exception:  # raised by the object's own code
@@ -45,23 +45,20 @@ def problem(sentence: str, /, **received: Any) -> str:
 
 
 def refusal(error: type[E], sentence: str, /, **received: Any) -> E:
-    """Return the exception whose message is a `problem`."""
     return error(problem(sentence, **received))
 
 
 def wrong_type(value: Any, name: str, expected: str) -> TypeError:
-    """Return the TypeError for an argument of the wrong type, with "Received: model of type int"."""
     return TypeError(f"`{name}` must be {expected}. Received: {name} of type {type(value).__name__}")
 
 
 def first_few(items: Iterable[str], limit: int = 4, separator: str = ", ") -> str:
-    """Return the first of many items, and the number of the rest."""
     every = list(items)
     return separator.join([*every[:limit], *([f"... {len(every) - limit} more"] if len(every) > limit else [])])
 
 
 def quoted(names: Iterable[Any], limit: int = 3) -> str:
-    """Return the first of many names in quotes, and the number of the rest; "nothing" without names."""
+    """Return the `first_few` names in quotes; "nothing" without names."""
     return first_few(map(repr, names), limit) or "nothing"
 
 
@@ -71,7 +68,7 @@ _MEANT.update(dict.fromkeys(("decay", "lr_decay", "layer_decay", "llrd"), "layer
 
 
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "; the nearest is 'x'" for the one of `names` that is probably meant, ignoring case; "" without one."""
+    """Return "; the nearest is 'x'" for the one of `names` that is probably meant; "" without one."""
     known = {known.lower().lstrip("-"): known for known in names}
     meant = name[:100].lower().lstrip("-") if isinstance(name, str) else ""
     found = [near for near in known if meant and near in (_MEANT.get(meant), meant.replace("-", "_"))]
@@ -83,7 +80,7 @@ def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
 def unknown(
     noun: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20, advice: str = ""
 ) -> str:
-    """Return the message for an unknown `key`, with the nearest known name; `received` replaces "key=value"."""
+    """Return the message for an unknown `key`; `received` replaces "key=value"."""
     names, name = list(known), shown(key)
     valid = f" Valid: {', '.join(names)}." if len(names) <= limit else ""
     plain = key if isinstance(key, str) and len(key) <= len(name) else name
@@ -92,7 +89,7 @@ def unknown(
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return "decay was 0.8 and is 0.9 now" for each entry of a saved record that differs now; of dicts, the part."""
+    """Return "decay was 0.8 and is 0.9 now" for each entry that differs; of dicts, the part."""
     sentences = []
     for name in (name for name in now if was[name] != now[name]):
         old, new = was[name], now[name]
@@ -118,13 +115,12 @@ def as_float(number: Any) -> float:
 
 
 def plain_number(value: Any) -> Any:
-    """Return the Python number in a NumPy number, or in an array or Tensor of one element; other values unchanged."""
+    """Return the Python number in an array or Tensor of one element; other values unchanged."""
     single = hasattr(value, "__array__") and getattr(value, "size", None) == 1
     return value.item() if single else value
 
 
 def checked_bool(value: Any, argument: str) -> bool:
-    """Return `value`; raise TypeError unless it is a bool."""
     if not isinstance(value, bool):
         raise refusal(TypeError, f"`{argument}` must be a bool.", **{argument: value})
     return value
@@ -135,7 +131,7 @@ def checked_number(
 ) -> float:
     """Return a finite number from `low` to `high` as a float; a square bracket in `ends` includes the limit.
 
-    NumPy numbers and arrays or Tensors of one element are numbers; bools are not. `expected` ends the TypeError.
+    NumPy numbers and arrays or Tensors of one element are numbers; bools are not.
     """
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
@@ -149,13 +145,12 @@ def checked_number(
 
 
 def _span(low: float, high: float, ends: str) -> str:
-    """Return a range in brackets; infinity is never included."""
     left, right = ends[0] if math.isfinite(low) else "(", ends[1] if math.isfinite(high) else ")"
     return f"{left}{low:g}, {high:g}{right}"
 
 
 def checked_int(value: Any, argument: str, least: int = 0, expected: str = "an integer") -> int:
-    """Return `value` as an int; raise unless it is an integer, not a bool, of at least `least`."""
+    """Return `value` as an int; raise unless it is an integer of at least `least`."""
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Integral):
         raise refusal(TypeError, f"`{argument}` must be {expected}.", **{argument: value})
@@ -168,19 +163,17 @@ def checked_int(value: Any, argument: str, least: int = 0, expected: str = "an i
 
 
 def checked_steps(value: Any, argument: str, least: int = 0) -> int:
-    """Return a number of steps as an int; raise unless it is at least `least`."""
     return checked_int(value, argument, least, "a whole number of steps, not a ratio")
 
 
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
-    """Return `value`; raise ValueError unless it is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise refusal(ValueError, f"`{argument}` must be one of {', '.join(map(repr, choices))}.", **{argument: value})
     return value
 
 
 def one_of_two(argument: str, value: Any, alias: str, other: Any, default: Any = None) -> Any:
-    """Return the value of an argument with two names; raise ValueError if both were given."""
+    """Return the value of an argument with two names."""
     if other is None:
         return value
     number = plain_number(value)
@@ -191,7 +184,6 @@ def one_of_two(argument: str, value: Any, alias: str, other: Any, default: Any =
 
 
 def checked_state(state_dict: Any) -> dict[str, Any]:
-    """Return `state_dict`; raise TypeError unless it is a dict."""
     if not isinstance(state_dict, dict):
         raise wrong_type(state_dict, "state_dict", "a dict")
     return state_dict
@@ -210,24 +202,21 @@ class Option:
     group: bool = False  # a parameter group may override it
     called: str = ""  # its name in the constructor, if other than in groups
     setting: str = ""  # its name in `create` and `LdoptConfig`, if other than the class's: beta1 for Keras' beta_1
-    tensor: bool = False  # a Tensor of one element stays a Tensor; a variable of a static graph is not checked
     read: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the number to check, such as 0 for None
     check: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the checked value; None: a number in the range
     values: str = ""  # in words, for the docs, with a `check` other than `checked_bool`
     argument: bool = True  # False if only a group can have it
+    in_rule: bool = True  # False if the update rule does not take it
 
     def checked(self, value: Any, name: str) -> Any:
-        """Return the converted value, such as a float for an int; raise TypeError or ValueError for a bad value."""
+        """Return the converted value, such as a float for an int."""
         name = self.called or name
         if value is None and self.optional:
             return None
         if self.check is not None:
             return self.check(value, name)
-        if self.tensor and hasattr(value, "stop_gradient") and not hasattr(value, "__array__"):
-            return value
         read = value if self.read is None else self.read(value, name)
-        number = checked_number(read, name, self.low, self.high, self.ends)
-        return value if self.tensor and hasattr(value, "stop_gradient") else number
+        return checked_number(read, name, self.low, self.high, self.ends)
 
     @property
     def span(self) -> str:

@@ -6,13 +6,12 @@ Paddle that this package uses and tells which one a new Paddle has moved.
 
 import functools
 import importlib
-import inspect
 import math
 import os
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import paddle
 from paddle.base.framework import EagerParamBase
@@ -32,15 +31,9 @@ except ImportError:
 flags = functools.cache(paddle.base.core.globals)  # `paddle.get_flags` takes 7 us
 
 
-def is_float64(tensor: paddle.Tensor) -> bool:
-    """Return whether a tensor, or a variable of a graph, is of type float64."""
-    dtype = tensor.dtype
-    return dtype == paddle.float64 or bool(not paddle.in_dynamic_mode() and dtype == paddle.base.core.DataType.FLOAT64)
-
-
 @functools.cache
 def has_kernel(name: str, place: str, dtype: Any) -> bool:
-    """Return whether Paddle has a kernel of this name for a device and type; of the other devices it uses the CPU's."""
+    """Return whether Paddle has a kernel for a device and type; otherwise it uses the CPU's."""
     device = place.partition("(")[2].strip(")").partition(":")[0].lower()
     keys = [key.strip("()").split(", ") for key in paddle.base.core._get_registered_phi_kernels("all")[name]]
     return any(key[0].lower() == device and key[-1] == dtype_name(dtype) for key in keys)
@@ -51,27 +44,19 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def state_dtype(dtype: Any) -> Any:
-    """Return a dtype in the form that `_add_accumulator` takes in the present mode."""
-    if paddle.framework.in_pir_mode():
-        return paddle.pir.core.convert_np_dtype_to_dtype_(dtype_name(dtype))
-    return dtype
-
-
 def checked_model(model: Any, argument: str = "model") -> paddle.nn.Layer:
-    """Return `model`; raise TypeError unless it is a `paddle.nn.Layer`."""
     if not isinstance(model, paddle.nn.Layer):
         raise wrong_type(model, argument, "a paddle.nn.Layer")
     return model
 
 
 def name_dict_of(model: paddle.nn.Layer) -> dict[str, str]:
-    """Return ``param.name`` -> structured name of the parameters of a model."""
+    """Return ``param.name`` -> structured name."""
     return {param.name: name for name, param in model.named_parameters()}
 
 
 def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
-    """Return the structured names of `name_dict` or a LayerMap, {} without them; raise if `name_dict` is no dict."""
+    """Return the structured names of `name_dict` or a LayerMap, {} without them."""
     if name_dict is not None and not isinstance(name_dict, Mapping):
         raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
     return name_dict or getattr(layers, "name_dict", None) or {}
@@ -79,7 +64,7 @@ def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
 
 @functools.cache
 def count_set_value() -> None:
-    """Let `set_value` of a parameter count for `write_of`: Paddle leaves no trace of it."""
+    """Let `set_value`, of which Paddle leaves no trace, count for `write_of`."""
     plain = EagerParamBase.set_value
 
     @functools.wraps(plain)
@@ -91,12 +76,12 @@ def count_set_value() -> None:
 
 
 def write_of(param: paddle.Tensor) -> tuple[int, int, int]:
-    """Return what changes whenever a parameter is written, other than by an optimizer's kernel, or has other memory."""
+    """Return what changes when a parameter is written, other than by an optimizer's kernel, or has other memory."""
     return param.data_ptr(), param.inplace_version, vars(param).get("times_set", 0)
 
 
 def name_before_copy(name: str, is_known: Any) -> str:
-    """Return the known name of a parameter that Paddle renamed when it was copied; any other name unchanged."""
+    """Return the known name of a parameter that Paddle renamed when it was copied."""
     original, is_copy = name, "_deepcopy_"
     while is_copy and not is_known(original):
         original, is_copy, _ = original.rpartition("_deepcopy_")
@@ -107,8 +92,8 @@ def name_before_copy(name: str, is_known: Any) -> str:
 def run_untranslated() -> None:
     """Exclude this package from `paddle.jit.to_static`, as Paddle excludes its own code.
 
-    The bytecode translator would enter the optimizer and fail there, on `super()` of a `super()`. Its import takes a
-    third of this package's, so the first optimizer calls this function.
+    The bytecode translator would fail on `super()` of a `super()`. Its import takes a third of this package's, so the
+    first optimizer calls this function.
     """
     try:
         from paddle.jit.sot.opcode_translator import skip_files
@@ -123,7 +108,6 @@ def run_untranslated() -> None:
 
 
 def flatten_groups(parameters: Any) -> list[paddle.Tensor]:
-    """Return the parameters in a list of Tensors or parameter groups."""
     out: list[Any] = []
     for item in parameters:
         params = item["params"] if isinstance(item, dict) else item
@@ -140,41 +124,6 @@ def groups_by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
     return groups
 
 
-def group_options(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a Paddle optimizer for a parameter in `group`, an empty dict without groups."""
-    defaults = {"weight_decay": optimizer.regularization, "grad_clip": optimizer._grad_clip, **optimizer._default_dict}
-    options = {name: group.get(name, default) for name, default in defaults.items()}
-    # the regularizer of a parameter in a group is the group's weight decay
-    return {**options, "regularizer": None if group else param.regularizer}
-
-
-def other_options(optimizer: Any) -> dict[str, Any]:
-    """Return the options of a Paddle optimizer that groups cannot override."""
-    names = inspect.signature(type(optimizer)).parameters.keys() - optimizer._default_dict.keys()
-    kept = {name: key for name in sorted(names) for key in (name, f"_{name}") if key in vars(optimizer)}
-    elsewhere = ("learning_rate", "grad_clip", "name")  # arguments that are not options
-    return {name: vars(optimizer)[key] for name, key in kept.items() if name not in elsewhere}
-
-
-def check_weight_decay_fun(decays: Any, params: list[Any]) -> None:
-    """Raise if a function of names knows those that parameters had before `dist.shard_tensor`."""
-
-    def answer(name: str) -> Optional[bool]:
-        try:
-            return bool(decays(name))
-        except LookupError:
-            return None
-
-    for param in params:
-        before = param.name.removesuffix(".dist")
-        if before != param.name and answer(param.name) == answer("no parameter's name") != answer(before):
-            raise ValueError(
-                "`apply_decay_param_fun` and `name_dict` must know a parameter by its name after `dist.shard_tensor`, "
-                "which adds '.dist': shard the model first, then collect the names. "
-                f"Received: '{before}' is known, '{param.name}' is not"
-            )
-
-
 # ---- state of an optimizer
 
 MASTER = "master"  # name of the float32 master of a parameter of lower precision, among its states
@@ -189,17 +138,15 @@ class StateForm(NamedTuple):
 
 
 def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
-    """Create the state that the first step would create."""
+    """Create the state that the first step would create; parameters that have theirs keep it."""
+    params = [param for param in params if param.name not in optimizer._already_create_accumulator]
     with paddle.no_grad():
         optimizer.helper = LayerHelper(type(optimizer).__name__)
         optimizer._create_accumulators(paddle.static.default_main_program().global_block(), params)
 
 
 def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, StateForm]:
-    """Return the state that a step would create for a parameter in `group`; its float32 master is under `MASTER`.
-
-    It creates nothing: functions that note their arguments replace the functions that create state.
-    """
+    """Return the state that a step would create for a parameter in `group`; its float32 master is under `MASTER`."""
     forms: dict[str, StateForm] = {}
 
     def note(name: str, param: Any, dtype: Any = None, fill_value: Any = 0.0, shape: Any = None, **_: Any) -> None:
@@ -210,18 +157,15 @@ def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, 
         note(MASTER, param, "float32")
         return types.SimpleNamespace(name=param.name, shape=param.shape, dtype=paddle.float32)
 
-    replaced = {"_add_accumulator": note, "_create_master_weight": note_master}
-    other = stand_in(optimizer, **replaced, _already_create_accumulator=set())
+    replaced = {"_add_accumulator": note, "_create_master_weight": note_master, "_already_create_accumulator": set()}
+    other = stand_in(optimizer, **replaced)
     block = paddle.static.default_main_program().global_block()
     other._create_accumulators(block, {**group, "params": [param]} if group else [param])
     return forms
 
 
 def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Any:
-    """Return a copy that shares the state of an optimizer, with its own attributes and optionally parameters.
-
-    Attributes that are set on it do not change the original, so it can be read without a trace.
-    """
+    """Return a copy that shares the state of an optimizer and has its own attributes, to be read without a trace."""
     other = object.__new__(type(optimizer))
     for name, value in dict(vars(optimizer)).items():  # a copy of the dict: another thread may add to it
         bound = isinstance(value, types.MethodType) and value.__self__ is optimizer
@@ -236,7 +180,6 @@ def is_called_by(name: str) -> bool:
     """Return whether the caller of this function, a method that may be overridden, was called by one of this name.
 
     DygraphShardingOptimizerV2.sharded_state_dict reads `state_dict` like any caller, but misplaces rows and columns.
-    It passes no argument, and the optimizer does not know its wrapper, so only the caller's name distinguishes it.
     """
     frame: Any = sys._getframe(1)
     method = frame.f_code.co_name
@@ -252,7 +195,7 @@ _ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
 
 
 def has_single_lr(cls: type) -> bool:
-    """Return whether an optimizer class has one rate for all parameters: its step never calls `_create_param_lr`."""
+    """Return whether the step of an optimizer class never calls `_create_param_lr`."""
     ours = hasattr(cls, "layerwise_ratio")  # our Muon has the rates of layers
     return not ours and any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
@@ -272,7 +215,7 @@ def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dic
 
 
 def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
-    """Return whether a Paddle optimizer applies weight decay to `param` in `group`, by any of its options."""
+    """Return whether a Paddle optimizer applies weight decay to `param` in `group`."""
     chosen = getattr(optimizer, "_apply_decay_param_fun", None)
     excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
     if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
@@ -287,7 +230,7 @@ def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: 
 
 # ---- wrappers of `fleet`, `amp`, group sharding and LookAhead
 
-# attributes in which wrappers keep their optimizer: of fleet and amp, of group sharding, LookAhead, static `fleet`, asp
+# attributes in which wrappers keep their optimizer: fleet and amp, group sharding, LookAhead, static `fleet`, asp
 _INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
 _INSIDE = ("_layers", "_layer")  # the same for networks: DataParallel, GroupShardedStage2
 # Compared by name: no version of Paddle has all. MetaParallelBase: tensor, pipeline, sharding and segment parallel.
@@ -306,17 +249,16 @@ def wrappers(optimizer: Optimizer) -> list[Any]:
 
 
 def unwrap(optimizer: Optimizer) -> Any:
-    """Return the optimizer inside the wrappers of `fleet` and `amp`, and inside LookAhead."""
+    """Return the optimizer inside all wrappers."""
     return wrappers(optimizer)[-1]
 
 
 def may_have_cut(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is a wrapper of `fleet` or group sharding, which may have split parameters."""
+    """Return whether an optimizer is a wrapper that may have split parameters."""
     return hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")
 
 
 def is_group_sharded(optimizer: Optimizer) -> bool:
-    """Return whether `group_sharded_parallel` (stages 2 and 3) has wrapped an optimizer."""
     return any(hasattr(wrapper, "_optim") for wrapper in wrappers(optimizer))
 
 
@@ -325,15 +267,12 @@ def check_wrapper_state(optimizer: Optimizer) -> None:
     for wrapper in wrappers(optimizer)[:-1]:
         if not may_have_cut(wrapper):
             name = type(wrapper).__name__
-            raise TypeError(
-                f"{name} keeps state of its own, such as slow weights or masks, which a checkpoint of the optimizer "
-                f"inside would lose: train without {name}, or save both states yourself. Received: optimizer={name}"
-            )
+            wrong = f"{name} keeps state of its own, such as slow weights or masks, which this checkpoint would lose:"
+            raise TypeError(f"{wrong} train without {name}, or save both states yourself. Received: optimizer={name}")
 
 
 def parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters of an optimizer in order, without groups; under sharding, of all processes."""
-    # the optimizer inside the sharding wrapper has only this process's parameters
+    """Return the parameters of an optimizer in order; under sharding, of all processes."""
     lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
     found = max(lists, key=len)
     if found and isinstance(found[0], dict):  # the groups know of groups that were added later
@@ -342,7 +281,7 @@ def parameters_of(optimizer: Optimizer) -> list[Any]:
 
 
 def unwrap_model(model: paddle.nn.Layer) -> paddle.nn.Layer:
-    """Return the network inside the wrappers of `fleet`, group sharding and `paddle.DataParallel`."""
+    """Return the network inside all wrappers."""
     while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):
         inside = next((layer for key in _INSIDE for layer in [model._sub_layers.get(key)] if layer), None)
         if inside is None:
@@ -355,7 +294,7 @@ def unwrap_model(model: paddle.nn.Layer) -> paddle.nn.Layer:
 
 
 def fleet_part(path: str) -> Any:
-    """Return an object in `paddle.distributed.fleet`, imported on demand."""
+    """Return an object in `paddle.distributed.fleet`."""
     module, _, name = f"paddle.distributed.fleet.{path}".rpartition(".")
     return getattr(importlib.import_module(module), name)
 
@@ -368,13 +307,12 @@ sharding_v1, sharding_v2 = functools.partial(fleet_part, _SHARDING), functools.p
 
 
 def is_sharded() -> bool:
-    """Return whether `fleet` was started with sharding."""
     hcg = topology()
     return hcg is not None and hcg.get_sharding_parallel_world_size() > 1
 
 
 def sharding_setting(*names: str) -> Any:
-    """Return the first enabled one of these settings in the `sharding_configs` of `fleet`, None without sharding."""
+    """Return the first enabled one of these `sharding_configs` of `fleet`, None without sharding."""
     if not is_sharded():
         return None
     configs = paddle.distributed.fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
@@ -382,7 +320,6 @@ def sharding_setting(*names: str) -> Any:
 
 
 def check_own_gradients(until: str) -> None:
-    """Raise ValueError if the sharding of `fleet` fuses or reduces gradients earlier."""
     setting = sharding_setting("tensor_fusion", "comm_overlap")
     if setting:
         todo = f"set {setting}=False in the strategy's sharding_configs."
@@ -390,16 +327,13 @@ def check_own_gradients(until: str) -> None:
 
 
 def check_weight_decay_in_step(optimizer: Optimizer) -> None:
-    """Raise if sharding version 1 has replaced `apply_decay_param_fun` by a function for its buffers."""
+    """Raise if sharding version 1 has replaced `apply_decay_param_fun`."""
     module = getattr(getattr(optimizer, "_apply_decay_param_fun", None), "__module__", None)
-    if topology() is None or module != sharding_v1().__module__:
-        return
-    if not (sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")):
+    replaced = topology() is not None and module == sharding_v1().__module__
+    if replaced and not (sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")):
         setting = sharding_setting("comm_overlap", "tensor_fusion")
-        raise ValueError(
-            f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed: set "
-            f"{setting}=False in the strategy's sharding_configs. Received: {setting}=True"
-        )
+        wrong = f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed:"
+        raise refusal(ValueError, f"{wrong} set {setting}=False in the strategy's sharding_configs.", **{setting: True})
 
 
 def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
@@ -424,13 +358,13 @@ def leave_out_frozen(optimizer: Any) -> None:
 
 
 def is_pipeline_engine(network: paddle.nn.Layer) -> bool:
-    """Return whether `fleet` made an engine of a PipelineLayer: of stages or, since Paddle 3.3, for one process."""
+    """Return whether `fleet` made an engine of a PipelineLayer."""
     alone = any(cls.__name__ == "NoPipelineParallel" for cls in type(network).__mro__)
     return alone or isinstance(network, fleet_part("meta_parallel.PipelineParallel"))
 
 
 def pipeline_of(model: paddle.nn.Layer) -> Any:
-    """Return the `PipelineLayer` of several stages in a model, None without one."""
+    """Return the `PipelineLayer` of several stages in a model."""
     layer = fleet_part("meta_parallel.PipelineLayer")
     parts = [part for part in model.sublayers(include_self=True) if isinstance(part, layer)]
     return next((part for part in parts if part._num_stages > 1), None)

@@ -56,7 +56,6 @@ ERNIEKIT: dict[str, tuple[Optional[float], tuple[str, ...]]] = {
 
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
-    """Return the dict in an argument that is a dict, a JSON object in a string, or None."""
     content, why = value, ""
     if isinstance(value, str):
         try:
@@ -70,7 +69,6 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
 
 
 def json_argument(args: Any, name: str) -> dict[str, Any]:
-    """Return the dict in a Trainer's argument, which is a JSON object; empty if the Trainer lacks it."""
     return json_object(getattr(args, name, None), name)
 
 
@@ -94,7 +92,6 @@ def option_of(value: Any, option: str, name: str = "") -> Any:
 
 
 def settings_of(decay: LayerDecay) -> dict[str, Any]:
-    """Return setting -> value of a decay, for JSON."""
     return {SETTINGS[option]: value for option, value in decay.to_dict().items()}
 
 
@@ -107,12 +104,10 @@ def decay_help(option: str) -> str:
 
 
 def _setting(default: Any, help_text: str) -> Any:
-    """Return the field of a setting that is also an argument of the Trainer."""
     return dataclasses.field(default=default, metadata={"help": help_text})
 
 
-def _decay_setting(option: str) -> Any:
-    return _setting(OPTIONS[option].default, decay_help(option))
+_SETTINGS_OF_DECAY = {option: _setting(declared.default, decay_help(option)) for option, declared in OPTIONS.items()}
 
 
 class DecaySettings:
@@ -171,16 +166,16 @@ class LdoptConfig(DecaySettings):
     learning_rate: Optional[float] = 5e-5
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    layerwise_lr_decay: float = _decay_setting("layerwise_decay")
-    layerwise_convention: str = _decay_setting("convention")
-    layerwise_min_ratio: float = _decay_setting("min_ratio")
-    layerwise_head_ratio: float = _decay_setting("head_ratio")
-    layerwise_freeze_below: float = _decay_setting("freeze_below")
-    layerwise_bound: float = _decay_setting("bound")
-    layerwise_scale: float = _decay_setting("scale")
-    layerwise_preserve_mean: bool = _decay_setting("preserve_mean")
-    layerwise_towers: Optional[dict] = _decay_setting("towers")  # type: ignore[type-arg]
-    layerwise_multipliers: Optional[dict] = _decay_setting("multipliers")  # type: ignore[type-arg]
+    layerwise_lr_decay: float = _SETTINGS_OF_DECAY["layerwise_decay"]
+    layerwise_convention: str = _SETTINGS_OF_DECAY["convention"]
+    layerwise_min_ratio: float = _SETTINGS_OF_DECAY["min_ratio"]
+    layerwise_head_ratio: float = _SETTINGS_OF_DECAY["head_ratio"]
+    layerwise_freeze_below: float = _SETTINGS_OF_DECAY["freeze_below"]
+    layerwise_bound: float = _SETTINGS_OF_DECAY["bound"]
+    layerwise_scale: float = _SETTINGS_OF_DECAY["scale"]
+    layerwise_preserve_mean: bool = _SETTINGS_OF_DECAY["preserve_mean"]
+    layerwise_towers: Optional[dict] = _SETTINGS_OF_DECAY["towers"]  # type: ignore[type-arg]
+    layerwise_multipliers: Optional[dict] = _SETTINGS_OF_DECAY["multipliers"]  # type: ignore[type-arg]
     layerwise_rules: Optional[dict] = _setting(  # type: ignore[type-arg]
         None, 'layer by parameter-name pattern, as JSON: \'{"adapter": "head"}\''
     )
@@ -225,10 +220,9 @@ class LdoptConfig(DecaySettings):
     def build(
         self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None, example: Optional[Example] = None
     ) -> tuple[Optimizer, Optional[LRScheduler]]:
-        """Return an optimizer for a model's parameters and its schedule, from which it takes its rate.
+        """Return an optimizer for a model and its schedule; `example` as in `LayerMap.from_model`.
 
-        With a relative step the schedule is an `AdafactorSchedule`, or None for Came. With an `example`, a batch, the
-        layers are measured (`LayerMap.from_model`).
+        With a relative step the schedule is an `AdafactorSchedule`, or None for Came.
         """
         schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
         opt = build_optimizer(
@@ -246,7 +240,7 @@ class LdoptConfig(DecaySettings):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
-        """Return the object with the settings of a dict; raise for an unknown setting."""
+        """Return the object with these settings; raise for an unknown one, and of a file also for duplicate keys."""
         known = [field.name for field in dataclasses.fields(cls)]
         settings = json_object(values, "values")
         for key, value in settings.items():
@@ -255,12 +249,10 @@ class LdoptConfig(DecaySettings):
         return cls(**settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings as a dict for JSON or YAML."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, path: Path) -> "LdoptConfig":
-        """Return the object with a JSON file's settings; raise like `from_dict`, also for duplicate keys."""
         return cls.from_dict(read_json(path))
 
     def to_json(self, path: Path) -> None:
@@ -269,7 +261,6 @@ class LdoptConfig(DecaySettings):
 
     @classmethod
     def from_yaml(cls, path: Path) -> "LdoptConfig":
-        """Return the object with a YAML file's settings; raise like `from_dict`, also for duplicate keys."""
         return cls.from_dict(read_yaml(path))
 
     def to_yaml(self, path: Path) -> None:
@@ -280,19 +271,14 @@ class LdoptConfig(DecaySettings):
 
     @classmethod
     def from_arguments(cls, args: Any) -> "LdoptConfig":
-        """Return the settings of a Trainer's arguments, with or without `LdoptArgumentsMixin`.
+        """Return the settings of a Trainer's arguments; raise for its own optimizers other than "adamw".
 
         `decay_steps` is not a setting: pass it to `build` as the number of training steps.
-
-        Raises ValueError for the Trainer's own optimizers other than "adamw".
         """
         return cls(**settings_of_arguments(args))
 
     def to_arguments(self) -> dict[str, Any]:
-        """Return the settings as keyword arguments of a Trainer's arguments with `LdoptArgumentsMixin`.
-
-        Raises ValueError for a relative step: pass ``optimizers=config.build(model)`` to the Trainer instead.
-        """
+        """Return the settings as keyword arguments of a Trainer's arguments; raise for a relative step."""
         if self.learning_rate is None:
             message = "Pass an optimizer that sets its own rate to the Trainer as `optimizers=config.build(model)`."
             raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
@@ -356,7 +342,6 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
 
 
 def name_of(choice: Any) -> str:
-    """Return the name in a string or in a member of the Trainer's enum."""
     return str(getattr(choice, "value", choice))
 
 
@@ -367,10 +352,7 @@ def mapped_options(args: Any, info: OptimizerInfo) -> dict[str, Any]:
 
 
 def evaluation_metric(args: Any) -> tuple[str, str]:
-    """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
-
-    The metric is `metric_for_best_model`, by default the loss, which alone is better if lower.
-    """
+    """Return the key of the metric for the best model, by default the loss, and "max" or "min"."""
     metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
     if greater is None:
         greater = metric not in ("loss", "eval_loss")
@@ -383,7 +365,6 @@ def decay_of_arguments(args: Any) -> LayerDecay:
 
 
 def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
-    """Return a decay extended by ERNIEKit's arguments, which docs/migrating.md lists."""
     given = {name: getattr(args, name, None) for name in ERNIEKIT}
     if given["vit_lr_ratio"]:
         del given["visual_ld"]

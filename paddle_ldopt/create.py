@@ -45,10 +45,9 @@ def build_optimizer(
     max_grad_norm: float = 0.0,
     **arguments: Any,
 ) -> Optimizer:
-    """Return an optimizer that trains a model, each layer at its rate. `create` documents most arguments.
+    """Return an optimizer that trains a model, each layer at its rate; `create` documents most arguments.
 
-    `chosen` is a name of `OPTIMIZERS`, or the row of a class. `model` is None if `arguments` replace all values read
-    from a model. By default, `layers` is read from the model if there is a decay and neither `name_dict` nor a hook.
+    `chosen` is a name of `OPTIMIZERS`, or the row of a class. `model` is None if `arguments` replace all read from it.
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
     has_hook = any(name in arguments for name in ("name_dict", "set_param_lr_fun", "lr_ratio"))
@@ -76,7 +75,14 @@ def build_optimizer(
         arguments["weight_decay"] = weight_decay
     if any(arguments.get(name) is not None for name in ("learning_rate", "lr")):
         arguments = {**info.external_rate, **arguments}
-    arguments = _named_as_in_class(info, arguments)
+    for name, option in info.options.items():  # each under the class's name
+        if option.setting in arguments:
+            value = arguments.pop(option.setting)
+            if name in arguments:
+                twice = f"`{name}` is another name for `{option.setting}`: give one of them."
+                raise refusal(ValueError, twice, **{option.setting: value, name: arguments[name]})
+            option.checked(value, option.setting)  # an error has the name that was given
+            arguments[name] = value
     decay = as_decay(layerwise_decay)
     if layers is not None and (rules is not None or example is not None):
         both = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
@@ -108,17 +114,6 @@ def _listed(groups: Any) -> list[Any]:
     if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
         raise wrong_type(groups, "groups", "a list of parameters, or of parameter groups as dicts")
     return items
-
-
-def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with each option under the class's name."""
-    settings = {option.setting: name for name, option in info.options.items() if option.setting in arguments}
-    for setting, name in settings.items():
-        if name in arguments:
-            twice = {setting: arguments[setting], name: arguments[name]}
-            raise refusal(ValueError, f"`{name}` is another name for `{setting}`: give one of them.", **twice)
-        info.options[name].checked(arguments[setting], setting)  # an error has the name that was given
-    return {settings.get(name, name): value for name, value in arguments.items()}
 
 
 def create(
@@ -171,10 +166,10 @@ def create(
         raise refusal(TypeError, message, **{argument: arguments[argument]})
     if learning_rate is not None:
         arguments["learning_rate"] = learning_rate
-    if isinstance(model, (dict, list, tuple)):
-        networks = (
-            model if isinstance(model, dict) else {f"network_{chr(97 + i)}": network for i, network in enumerate(model)}
-        )
+    if isinstance(model, (list, tuple)):
+        model = {f"network_{chr(97 + i)}": network for i, network in enumerate(model)}
+    if isinstance(model, dict):
+        networks = model
         model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in networks.items()})
     return build_optimizer(
         name,

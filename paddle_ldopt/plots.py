@@ -15,18 +15,9 @@ from ._checks import refusal
 from ._files import Path, checked_path
 
 Series = Mapping[str, Sequence[float]]  # layer -> its rates by step
-CHINESE_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",  # the name under which matplotlib finds the file of all Noto Sans CJK
-    "Source Han Sans SC",
-    "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei",
-    "Microsoft YaHei",
-    "SimHei",
-    "PingFang SC",
-    "Hiragino Sans GB",
-    "Arial Unicode MS",
-)
+# matplotlib finds the file of all Noto Sans CJK under the name of the Japanese one
+CHINESE_FONTS = ["Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Hiragino Sans GB", "SimHei"]
+CHINESE_FONTS += ["WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS"]
 _HEIGHT = {True: "learning rate at the peak", False: "ratio to the head's learning rate"}
 MOST_POINTS = 10_000  # of a schedule in a file; longer ones show every k-th step
 
@@ -44,18 +35,13 @@ def plot_schedule(path: Path, first: int, series: Series) -> str:
     """Draw the rate of every layer by step and return the path."""
     axes = _new_axes(path)
     points = _points(len(next(iter(series.values()))))
-    shown = [(label, [rates[i] for i in points]) for label, rates in series.items()]
-    draw_rates(axes, [first + i for i in points], shown)
-    return _write(axes, path, "step", "learning rate")
-
-
-def draw_rates(axes: Any, steps: list[int], series: list[tuple[str, list[float]]]) -> None:
-    """Draw the rates of every layer, from the embeddings (light) to the head (dark)."""
-    for i, (label, rates) in enumerate(series, 1):
+    for i, (label, rates) in enumerate(series.items(), 1):  # from the embeddings (light) to the head (dark)
         named = label if i in (1, len(series)) else None
-        axes.plot(steps, rates, color=str(0.8 * (1 - i / len(series))), lw=1.2, label=named)
+        heights = [rates[at] for at in points]
+        axes.plot([first + at for at in points], heights, color=str(0.8 * (1 - i / len(series))), lw=1.2, label=named)
     name_lines(axes)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    return _write(axes, path, "step", "learning rate")
 
 
 def plot_table(table: Any, path: Path) -> str:
@@ -144,10 +130,8 @@ def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> 
     """
     names, count = list(series), len(next(iter(series.values())))
     width, every = width if count >= width else count * (width // count), math.ceil(count / MOST_POINTS)
-    ends = [
-        (column * count // width, max((column + 1) * count // width, column * count // width + 1))
-        for column in range(width)
-    ]
+    starts = [column * count // width for column in range(width + 1)]
+    ends = [(start, max(end, start + 1)) for start, end in zip(starts, starts[1:])]
     parts = {name: [[rates[i] for i in range(*end, every)] for end in ends] for name, rates in series.items()}
     top = max((max(part) for columns in parts.values() for part in columns), default=0.0) or 1.0
     grid = [[" "] * width for _ in range(height)]

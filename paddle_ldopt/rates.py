@@ -1,7 +1,6 @@
 """The learning rate and weight decay of each parameter: read from an optimizer without changing it, or planned.
 
-Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so that another thread may take steps;
-but a hook that changes `optimize_attr` does so for a moment, as in a step.
+Optimizers are read through a stand-in, so that another thread may take steps.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from . import _compat
 from ._checks import checked_number, refusal, wrong_type
-from .schedules.curves import peak_of
+from .schedules.factory import peak_of
 
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Any, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
@@ -30,34 +29,23 @@ class LayerwiseInterface:
     hook: Optional[Callable[[Tensor], Any]] = None  # the bound `set_param_lr_fun`
     sets_own_lr = False  # whether the optimizer computes its rate itself, so that a scheduler has no effect
 
-    def layerwise_ratio(self, param: Tensor) -> Any:
-        """Return the current ratio of a parameter's rate to the optimizer's, without groups and ParamAttr."""
-        return 1.0
-
-    def last_used_lr(self) -> Optional[dict[str, float]]:
-        """Return tensor name -> rate of the last update if the optimizer computes and keeps it, None otherwise."""
-        return None
-
     def lr_divisor(self, ahead: int = 0) -> float:
-        """Return the divisor of the optimizer's rate in its next step, or `ahead` steps later."""
+        """Return the divisor of the optimizer's rate `ahead` steps after the next one."""
         return 1.0
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return (rate of the next step, rate at the peak) of a parameter, each None if it is unknown.
-
-        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
-        """
+        """Return (rate of the next step, rate at the peak), each None if unknown; None: `factor` times the rate."""
         return None
 
     def has_nonzero_weight_decay(self, param: Tensor) -> Optional[bool]:
-        """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
+        """Return whether the next step decays a parameter; None: by the options of Paddle."""
         return None
 
 
 def layerwise_interface(optimizer: Optimizer) -> Any:
-    """Return the optimizer inside wrappers, or the defaults of `LayerwiseInterface` for one of Paddle's."""
+    """Return the optimizer inside wrappers, or `LayerwiseInterface` for one of Paddle's."""
     inner = _compat.unwrap(optimizer)
-    return inner if hasattr(inner, "layerwise_ratio") else LayerwiseInterface()
+    return inner if isinstance(inner, LayerwiseInterface) else LayerwiseInterface()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +63,13 @@ class Rate:
 def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -> dict[str, float]:
     """Return tensor name -> rate of the optimizer's next step; 0 for parameters that it does not update.
 
-    The rate includes groups, `ParamAttr` and layer-wise ratios. If `Adafactor` sets its own rate, it is the rate of the
-    last step. `learning_rate` replaces the optimizer's current rate.
+    If `Adafactor` sets its own rate, it is the rate of the last step.
     """
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
-    rates = layerwise_interface(optimizer).last_used_lr()
-    if rates is None:
+    if layerwise_interface(optimizer).sets_own_lr and hasattr(optimizer, "used_lr"):
+        rates = optimizer.used_lr()
+    else:
         parts = _compat.lr_factors_and_own(optimizer, params)
         rates = {name: factor * now + fixed for name, (factor, fixed) in parts.items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
@@ -132,7 +120,7 @@ def planned_rates(
     learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
 ) -> dict[str, Rate]:
-    """Return tensor name -> planned `Rate` of a decay, with the arguments of `LayerMap.table`."""
+    """Return tensor name -> planned `Rate` of a decay."""
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         wrong = "`apply_decay_param_fun` must be callable."
         raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)

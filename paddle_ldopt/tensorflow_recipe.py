@@ -90,7 +90,7 @@ def create_optimizer(
         include_in_weight_decay=("include_in_weight_decay", include_in_weight_decay),
     )
     if parameters is not None:  # read twice, here for their names
-        parameters = checked_parameters(parameters, {*AdamWeightDecay.OPTIONS, "weight_decay_rate"})
+        parameters = checked_parameters(parameters, AdamWeightDecay.OPTIONS)
     elif model is None and paddle.in_dynamic_mode():
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
@@ -103,12 +103,15 @@ def create_optimizer(
     if model is None:
         arguments.setdefault("parameters", None)  # a static graph has its own parameters
     if options["weight_decay"] != 0.0 and model is not None:
-        include = options["include_in_weight_decay"] or []
-        arguments["apply_decay_param_fun"] = _decayed(model, include, names).__contains__
+        searched, decayed = names or name_dict_of(model), decayed_parameter_names(model)
+        texts = {param.name: f"{searched.get(param.name, param.name)}:0" for param in model.parameters()}
+        for pattern in options["include_in_weight_decay"] or []:
+            decayed.update(name for name, text in texts.items() if pattern.search(text))
+        arguments["apply_decay_param_fun"] = decayed.__contains__
     elif options["weight_decay"] != 0.0:
         pattern = _NOT_DECAYED if names else _NOT_DECAYED_UNNAMED
-        searched = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
-        matches = parameters is None or any(re.search(pattern, text) for text in searched)
+        all_texts = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
+        matches = parameters is None or any(re.search(pattern, text) for text in all_texts)
         arguments["exclude_from_weight_decay"] = [pattern] if matches else []  # without a match it would warn
     optimizer = build_optimizer(
         "adamweightdecay",
@@ -126,18 +129,15 @@ def create_optimizer(
 
 def _checked_options(**given: tuple[str, Any]) -> dict[str, Any]:
     """Return the checked options, each given as (argument of `create_optimizer`, value)."""
-    options = {
-        name: AdamWeightDecay.OPTIONS[name].checked(value, argument) for name, (argument, value) in given.items()
-    }
+    declared = AdamWeightDecay.OPTIONS
+    options = {name: declared[name].checked(value, argument) for name, (argument, value) in given.items()}
     norms = dict([given["clipnorm"], given["global_clipnorm"]])
     if None not in norms.values():
         raise refusal(ValueError, f"Give only one of {', '.join(norms)}.", **norms)
     if options["weight_decay"] == 0.0 and options["include_in_weight_decay"]:
         message = "`include_in_weight_decay` has no effect without a weight decay."
-        included = given["include_in_weight_decay"][1]
-        warnings.warn(
-            refusal(UserWarning, message, include_in_weight_decay=included, weight_decay_rate=0.0), stacklevel=3
-        )
+        received = {"include_in_weight_decay": given["include_in_weight_decay"][1], "weight_decay_rate": 0.0}
+        warnings.warn(refusal(UserWarning, message, **received), stacklevel=3)
     return options
 
 
@@ -163,11 +163,3 @@ def _schedule(
 def _rate(peak: float, curve: Polynomial, step: int) -> float:
     """Return the rate of a step; unlike a lambda it can be pickled."""
     return peak * curve(step)
-
-
-def _decayed(model: paddle.nn.Layer, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
-    searched = names or name_dict_of(model)
-    texts = {param.name: f"{searched.get(param.name, param.name)}:0" for param in model.parameters()}
-    decayed = decayed_parameter_names(model)
-    decayed.update(name for name, text in texts.items() if any(pattern.search(text) for pattern in include))
-    return decayed

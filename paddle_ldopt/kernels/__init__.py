@@ -1,8 +1,6 @@
 """The C library of the fused step: one call updates all tensors of an optimizer on a CPU.
 
-This module handles addresses, shapes and numbers, which `optimizers.fused` takes from an optimizer. It imports only
-NumPy. The library is optional: `library()` is None if the package was installed without a compiler, and
-`unsupported_reason()` gives the reason.
+The library is optional: `library()` is None if the package was installed without a compiler.
 """
 
 import ctypes
@@ -54,12 +52,11 @@ def load(path: str) -> ctypes.CDLL:
 
 @functools.cache
 def library() -> Any:
-    """Return the C library of this package, or None."""
     return _found()[0]
 
 
 def unsupported_reason() -> Optional[str]:
-    """Return why there is no library, None if there is one."""
+    """Return why there is no library."""
     return _found()[1]
 
 
@@ -74,18 +71,8 @@ def _found() -> tuple[Optional[ctypes.CDLL], Optional[str]]:
         return None, f"the C library cannot be loaded: {error}"
 
 
-def step(tensors: NDArray[Any]) -> None:
-    """Update all tensors in place; raise MemoryError with none changed.
-
-    `tensors` is contiguous and of dtype `TENSOR`; the memory that it points to must live until this returns.
-    OMP_NUM_THREADS sets the number of threads.
-    """
-    if library().ldopt_step(tensors.ctypes.data, len(tensors)):
-        raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
-
-
 def norm(tensors: NDArray[Any]) -> float:
-    """Return the norm of all gradients together; for arguments and errors see `step`."""
+    """Return the norm of all gradients together."""
     squares = library().ldopt_square_sum(tensors.ctypes.data, len(tensors))
     if squares < 0:
         raise MemoryError("The norm of the gradients cannot be computed")

@@ -1,13 +1,12 @@
 """Find the layer of each parameter and the ratio of its learning rate.
 
-- `map`: `LayerMap`, a model's parameters with their layers (`layer`). `find` measures them in a forward pass
+- `map`: `LayerMap`, a model's parameters with their layers. `find` measures them in a forward pass
   (`measure`: the graph, `towers`: stacks of blocks, `place`: all other parameters) or finds them by names (`names`);
   a user's rules come last.
-- `decay`: `LayerDecay` and its ratio of each parameter; `table`: rates and ratios by layer, to print.
+- `decay`: `Layer`, `LayerDecay` and its ratio of each parameter; `table`: rates and ratios by layer, to print.
 """
 
-from .decay import CONVENTIONS, LayerDecay, as_decay
-from .layer import Layer
+from .decay import CONVENTIONS, Layer, LayerDecay, as_decay
 from .map import LayerMap
 from .table import LayerRow, LayerTable
 

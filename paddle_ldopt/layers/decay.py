@@ -1,4 +1,4 @@
-"""LayerDecay: how learning rates fall from the head to the embeddings, and the ratio of each parameter of a model."""
+"""`Layer`, and `LayerDecay`: how learning rates fall from the head to the embeddings."""
 
 import dataclasses
 import difflib
@@ -8,7 +8,40 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
 
 from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number, first_few, quoted, refusal
-from .layer import Layer
+
+HEAD = -1  # stands for the layer id until the depth is known
+STATISTICS = ("_mean", "_variance")  # of batch normalization; parameters to Paddle
+
+
+class NoBlocksError(ValueError):
+    """No blocks were found in a model, or no part of it is known to be one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The layer of one parameter."""
+
+    tower: str  #: name of its stack of blocks; "" for parameters of several towers
+    index: int  #: layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head
+    depth: int  #: number of blocks of the tower; of the deepest one for parameters of several towers
+
+    @property
+    def is_block(self) -> bool:
+        """Whether the layer is a block."""
+        return 0 < self.index <= self.depth
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the layer is the head."""
+        return self.index > self.depth
+
+    @property
+    def label(self) -> str:
+        """The layer's name: "embeddings", "block 3" (from 0, as in the model's names) or "head"."""
+        if self.is_block:
+            return f"block {self.index - 1}"
+        return "head" if self.index else "embeddings"
+
 
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
@@ -102,17 +135,15 @@ class LayerDecay:
             "ernie_vl", or "linear", a straight line without d: :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit.
         min_ratio: lower bound of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often above 1 for a newly initialised head.
-        freeze_below: freeze layers with a ratio below this, in [0, 1]: neither their weights nor their optimizer state
-            change.
+        freeze_below: layers with a ratio below this, in [0, 1], are frozen: neither weights nor state change.
         bound: b of the convention "linear", in (0, 1].
         scale: s, above 0; multiplies all ratios outside `towers`, including the head's.
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform
             training fits any decay. The mean leaves out `scale`, multipliers and frozen blocks.
-        towers (dict): name of a part of the model with its own blocks ("vision_model", or a dotted name such as
-            "vision_model.encoder") -> its decay: a number, a `LayerDecay`, or a dict of options.
+        towers (dict): name of a part of the model with its own blocks, such as "vision_model.encoder" -> its decay: a
+            number, a `LayerDecay`, or a dict of options.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
-            0 freezes. If several patterns match a name, the last one in the dict counts. Multipliers need no blocks:
-            ``LayerDecay(1.0, multipliers={"^backbone\.": 0.1})`` fits any model.
+            0 freezes. The last pattern that matches counts. Alone, multipliers need no blocks.
 
     Raises:
         TypeError, ValueError: an option of the wrong type or out of range; `bound` without the convention "linear", or
@@ -162,9 +193,6 @@ class LayerDecay:
             problem = "The convention 'linear' takes `bound` below 1 instead of `layerwise_decay`; no other takes it."
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
             raise refusal(ValueError, problem, **given)
-
-    def __hash__(self) -> int:  # without the dicts, which cannot be hashed
-        return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""

@@ -8,9 +8,8 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import paddle
 
-from .._checks import first_few, quoted, refusal, shown
-from .decay import checked_patterns, matches
-from .layer import HEAD, Layer, NoBlocksError
+from .._checks import first_few, quoted, refusal
+from .decay import HEAD, Layer, NoBlocksError, checked_patterns, matches
 from .measure import Example
 from .names import NamedModel
 from .place import MeasuredModel
@@ -28,9 +27,8 @@ class Found(NamedTuple):
 
 
 def layers_of_names(names: list[str], rules: Optional[Rules]) -> Found:
-    """Return the layers of structured `names` in the model's order."""
     places, numbered = _apply_rules(names, rules)
-    model = NamedModel(names, placed=places)
+    model = NamedModel(names, places, (), {})
     layers = _overridden(model.layers, places, numbered)
     return Found(layers, "by names", [*model.doubts, *_doubts(layers, {})])
 
@@ -50,9 +48,8 @@ def layers_of_model(
         return found._replace(doubts=[f"{problem}: give another `example`", *found.doubts])
     blocks = {name for name, index in places.items() if index > 0}
     if not measured.towers and not blocks:
-        problem = "Found no blocks in the forward pass (parts that are alike and follow one another)."
-        how = "Give `rules` for the blocks, regular expressions or a function."
-        raise refusal(NoBlocksError, f"{problem} {how}", names=first_few(params, 8))
+        problem = "Found no blocks in the forward pass (parts that are alike and follow one another): give `rules`."
+        raise refusal(NoBlocksError, problem, names=first_few(params, 8))
     layers = measured.layers() if measured.towers else measured.around(blocks)
     layers.update({name: measured.beside(name, layers) for name in unused})
     layers = {name: layers.get(name, Layer("", 0, 0)) for name in params}
@@ -81,7 +78,7 @@ def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules
                     embeddings.add(f"{path}{key}")
     ids.update({name: id(param) for name, param in params.items() if name not in ids})  # ReFT
     places, numbered = _apply_rules(list(ids), rules)
-    named = NamedModel(list(ids), embeddings, places, ids)
+    named = NamedModel(list(ids), places, embeddings, ids)
     layers = _overridden(named.layers, places, numbered)
     lowest: dict[int, Layer] = {}
     sure = {key for name, key in ids.items() if name not in named.doubtful}
@@ -130,14 +127,15 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, in
     if callable(rules):
         places = {name: place for name in names if (place := rules(name)) is not None}
     elif rules is not None:
-        for place in checked_patterns(rules, "rules", "layers").values():
-            if isinstance(place, bool) or not isinstance(place, (int, str)):
-                raise refusal(TypeError, "`rules` must map names to layer ids or strings.", rules=rules)
-        for pattern, matched in matches(rules, names, "rules").items():
+        for pattern, matched in matches(checked_patterns(rules, "rules", "layers"), names, "rules").items():
+            place: Any = rules[pattern]
             for name in [name for name in matched if name not in places]:
-                places[name] = _expanded(rules[pattern], re.search(pattern, name))
+                try:
+                    places[name] = re.search(pattern, name).expand(place) if isinstance(place, str) else place
+                except (re.error, IndexError) as error:
+                    raise refusal(ValueError, f"`rules` has a bad template ({error}).", template=place) from error
     if rules is not None and not places:
-        raise ValueError(f"`rules` place no parameter. Received: rules={shown(rules)}, names=[{first_few(names, 8)}]")
+        raise refusal(ValueError, "`rules` place no parameter.", rules=rules, names=names[:8])
     numbered = set()
     for name, place in places.items():
         block = re.fullmatch(r"(\d{1,18})(?:\s*\+\s*(\d{1,18}))?", place) if isinstance(place, str) else None
@@ -147,42 +145,30 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, in
         elif place in ("embeddings", "head"):
             places[name] = 0 if place == "embeddings" else HEAD
         elif isinstance(place, bool) or not isinstance(place, int) or place < 0:
-            known = "`rules` must give a layer id from 0, 'embeddings', 'head' or a template that expands to a block's"
-            raise ValueError(f"{known} number. Received: {shown(place)} for '{name}'")
+            known = "`rules` must give a layer id from 0, 'embeddings', 'head' or a template that is a block's number."
+            raise refusal(ValueError, known, **{name: place})
     return places, numbered
 
 
-def _expanded(place: Place, match: Any) -> Place:
-    """Return a place with the groups of a match in its template."""
-    try:
-        return match.expand(place) if isinstance(place, str) else place
-    except (re.error, IndexError) as error:
-        raise refusal(ValueError, f"`rules` has a bad template ({error}).", template=place) from error
-
-
 def _overridden(layers: dict[str, Layer], places: dict[str, int], numbered: set[str]) -> dict[str, Layer]:
-    """Return the layers found, overridden by the layer ids that rules give; raise if these leave a layer empty.
-
-    A tower whose blocks all have new ids becomes part of the rules' numbering, with its embeddings and its head.
-    Numbers of templates are closed up, unless other blocks would move.
-    """
+    """Return the layers found, overridden by the layer ids that rules give; raise if these leave a layer empty."""
     blocks: dict[str, list[str]] = {}
     for name, layer in layers.items():
         if layer.is_block and layer.tower:
             blocks.setdefault(layer.tower, []).append(name)
+    # a tower whose blocks all have new ids is part of the rules' numbering, with its embeddings and its head
     moved = {tower for tower, names in blocks.items() if all(places.get(name, 0) > 0 for name in names)}
     depth = max((layers[names[0]].depth for tower, names in blocks.items() if tower not in moved), default=0)
     fixed = {*range(1, depth + 1), *(index for name, index in places.items() if index > 0 and name not in numbered)}
+    # numbers of templates are closed up, unless other blocks would move
     ranks = {index: rank for rank, index in enumerate(sorted({places[name] for name in numbered} | fixed), 1)}
     if all(ranks[index] == index for index in fixed):
         places.update({name: ranks[places[name]] for name in numbered})
     deepest = max([depth, *places.values()])
     beyond = next((name for name, index in places.items() if index > depth), None)
     if depth and beyond is not None and not {*range(depth + 1, deepest + 1)} <= {*places.values()}:
-        raise ValueError(
-            f"`rules` must leave no layer empty after the {depth} blocks of the model; use 'head' for the head. "
-            f"Received: layer {places[beyond]} for '{beyond}', and {deepest} as the last layer"
-        )
+        empty = f"`rules` must leave no layer empty after the {depth} blocks of the model; use 'head' for the head."
+        raise refusal(ValueError, empty, **{beyond: places[beyond], "last": deepest})
     new = {tower: {layers[name].index: places[name] for name in blocks[tower]} for tower in moved}
     starts = {min(ids.values()) for ids in new.values()}
 

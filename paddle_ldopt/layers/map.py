@@ -8,14 +8,13 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._checks import first_few, nearest, refusal, shown
+from .._checks import first_few, nearest, refusal
 from .._compat import checked_model, name_before_copy, pipeline_of, unwrap_model
 from .._files import Path
 from ..plots import plot_boxes, plot_table
 from ..rates import RateOrSchedule, planned_rates, rates_of_optimizer
-from .decay import Decay, LayerDecay, as_decay
+from .decay import Decay, Layer, LayerDecay, NoBlocksError, as_decay
 from .find import Found, Rules, layers_of_model, layers_of_names
-from .layer import Layer, NoBlocksError
 from .measure import Example
 from .table import LayerTable
 
@@ -62,19 +61,17 @@ class LayerMap:
             names: all names in the model's order, including frozen parameters.
             rules: override the layers found. A dict maps a regular expression (`re.search`) to a layer id,
                 "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0, with an
-                offset for a stack behind another one: ``r"\1 + 12"``. Gaps in the numbers are closed (VGG:
-                ``features.0``, ``features.3``). A callable takes a name and returns a layer id, "embeddings", "head",
-                or None to keep the layer found. Blocks of which rules place all parameters leave their tower.
+                offset for a stack behind another one: ``r"\1 + 12"``. Gaps in the numbers are closed. A callable takes
+                a name and returns one of these, or None to keep the layer found. Blocks of which rules place all
+                parameters leave their tower.
 
-        Raises ValueError if there is no stack of blocks, at least half of the numbered blocks are in lists with unknown
-        names, or a rule is invalid or leaves layers empty. A warning lists the layers that are guesses.
+        Raises ValueError if no blocks are found, most are in lists with unknown names, or a rule is invalid or leaves
+        layers empty. A warning lists the layers that are guesses.
         """
         listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
-        found = layers_of_names(listed, rules)
-        _warn_of(found)
-        return cls(found.layers)
+        return cls._of(layers_of_names(listed, rules))
 
     @classmethod
     def from_model(
@@ -84,8 +81,8 @@ class LayerMap:
 
         With an `example` the layers are measured in one forward pass: blocks are parts that are alike and each computed
         from the one before, embeddings are what the first block is computed from, the head is what no block is
-        computed from. The pass runs in evaluation mode and leaves mode, buffers, gradients and random states as they
-        were. Without an `example` the layers are found by names; whatever these leave open is a warning or an error.
+        computed from. The pass runs in evaluation mode and leaves the model and random states as they were. Without an
+        `example` the layers are found by names; whatever these leave open is a warning or an error.
 
         Args:
             model: the network to train.
@@ -93,9 +90,8 @@ class LayerMap:
                 arguments), or a callable that takes the model and runs it. One row is enough.
             rules: as in `from_names`; they override what was measured.
 
-        Shared parameters count once, in the lowest of their layers. A single pipeline stage raises ValueError; use
-        `trainer.map_layers`, which numbers the blocks of all stages. Raises ValueError if the forward pass fails; other
-        errors and warnings as in `from_names`.
+        Shared parameters count once, in the lowest of their layers. Raises ValueError for a pipeline stage (use
+        `trainer.map_layers`) and if the forward pass fails; other errors and warnings as in `from_names`.
         """
         if pipeline_of(checked_model(model)) is not None:
             how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
@@ -104,8 +100,15 @@ class LayerMap:
         params = dict(model.named_parameters())
         if not params:
             raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)
-        found = layers_of_model(model, params, example, rules)
-        _warn_of(found)
+        return cls._of(layers_of_model(model, params, example, rules), params)
+
+    @classmethod
+    def _of(cls, found: Found, params: Optional[dict[str, paddle.Tensor]] = None) -> "LayerMap":
+        if found.doubts:
+            example = "" if found.source == "measured" else "`example=`, a batch for one forward pass, or "
+            problem = f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}."
+            received = f"Received: names=[{first_few(found.layers, 3)}]"
+            warnings.warn(f"{problem} Where one is wrong, give {example}`rules`. {received}", stacklevel=3)
         return cls(found.layers, params, found.source)
 
     @classmethod
@@ -126,10 +129,7 @@ class LayerMap:
         return list(self._layers)
 
     def layer_of(self, name: str) -> Layer:
-        """Return the `Layer` of a parameter by its structured name, or by ``param.name`` in a map from a model.
-
-        Raise ValueError if the parameter is unknown.
-        """
+        """Return the `Layer` of a parameter by its structured name or its ``param.name``; raise if it is unknown."""
         return self._layers[self.name_of(name)]
 
     def name_of(self, name: str) -> str:
@@ -165,9 +165,8 @@ class LayerMap:
     ) -> LayerTable:
         """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
 
-        With an `optimizer` the table has the rates of its next step, the highest from now on (of numbers and of this
-        package's schedules that follow no metric), weight decay and frozen parameters. Otherwise it has the rates
-        planned by `layerwise_decay`.
+        With an `optimizer` the table has the rates of its next step and the highest of its schedule from now on, if
+        known, weight decay and frozen parameters. Otherwise it has the rates planned by `layerwise_decay`.
 
         Args:
             layerwise_decay: required without `optimizer`.
@@ -176,10 +175,8 @@ class LayerMap:
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
         """
         if (layerwise_decay is None) == (optimizer is None):
-            raise ValueError(
-                "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
-                f"Received: layerwise_decay={shown(layerwise_decay)}, optimizer={type(optimizer).__name__}"
-            )
+            given = {"layerwise_decay": layerwise_decay, "optimizer": type(optimizer).__name__}
+            raise refusal(ValueError, "`table` and `plot` take either `layerwise_decay` or `optimizer`.", **given)
         names = self.name_dict or {name: name for name in self._layers}
         tensors = {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
         if layerwise_decay is not None:
@@ -200,10 +197,7 @@ class LayerMap:
         learning_rate: RateOrSchedule = None,
         optimizer: Optional[Optimizer] = None,
     ) -> str:
-        """Draw the rate of each layer into a .png, .svg or .pdf file and return its path; arguments as in `table`.
-
-        Layers that were measured are boxes in the order of the pass, coloured by rate; others are points of a curve.
-        """
+        """Draw the rate of each layer into a .png, .svg or .pdf file and return its path; arguments as in `table`."""
         draw = plot_boxes if self.source == "measured" else plot_table
         return draw(self.table(layerwise_decay, learning_rate, optimizer), path)
 
@@ -213,11 +207,3 @@ class LayerMap:
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
         }
-
-
-def _warn_of(found: Found) -> None:
-    if found.doubts:
-        example = "" if found.source == "measured" else "`example=`, a batch for one forward pass, or "
-        problem = f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}."
-        received = f"Received: names=[{first_few(found.layers, 3)}]"
-        warnings.warn(f"{problem} Where one is wrong, give {example}`rules`. {received}", stacklevel=3)

@@ -13,7 +13,7 @@ import paddle
 from paddle.nn import Layer as Sublayer
 
 from .._checks import refusal, wrong_type
-from .layer import STATISTICS
+from .decay import STATISTICS
 
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
 _SAME_VALUE = ("Cast", "Reshape", "Transpose", "Scale", "Assign")  # nodes that only prepare a parameter for its use
@@ -28,6 +28,12 @@ class Call(NamedTuple):
     outputs: tuple[int, ...]
 
 
+def from_to(first: list[Call], last: list[Call]) -> list[Call]:
+    """Return the calls of a part that begins with the calls of one sublayer and ends with those of another."""
+    pairs = zip(first, last) if len(first) == len(last) else [(first[0], last[-1])]
+    return [Call(a.main, a.inputs, b.outputs) for a, b in pairs]
+
+
 @functools.cache
 def _surplus() -> int:
     """Return how many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
@@ -36,9 +42,8 @@ def _surplus() -> int:
     result = leaf * 2
     node = result.grad_fn
     before = sys.getrefcount(node)
-    for _ in range(4):
-        result.grad_fn  # noqa: B018
-    return (sys.getrefcount(node) - before) // 4
+    result.grad_fn  # noqa: B018
+    return sys.getrefcount(node) - before
 
 
 def _node(tensor: paddle.Tensor) -> Any:
@@ -64,32 +69,25 @@ def _ends(value: Any, depth: int = 0) -> list[Any]:
 
 
 class Pass:
-    """The calls and the graph of a forward pass. Nodes are numbers; a node's number is above those it is computed from.
-
-    Attributes:
-        calls: path of a sublayer -> its calls, in their order.
-        below: the nodes that each node is computed from directly.
-        above: the reverse.
-        leaves: structured name -> node of a parameter that the pass used.
-        results: nodes of what the model, or the callable, returned.
-    """
+    """The calls and the graph of a forward pass. Nodes are numbers, above those of the nodes they are computed from."""
 
     def __init__(self, records: list[_Record], params: Mapping[str, paddle.Tensor]) -> None:
-        self.below: list[tuple[int, ...]] = []
+        self.below: list[tuple[int, ...]] = []  # the nodes that each node is computed from directly
         self._same: set[int] = set()
         self._number: dict[int, int] = {}
         for record in records:
             for end in record[2]:
                 self._add(_node(end) if isinstance(end, paddle.Tensor) else end)
-        self.above: list[list[int]] = [[] for _ in self.below]
+        self.above: list[list[int]] = [[] for _ in self.below]  # the reverse
         for node, lower in enumerate(self.below):
             for below in lower:
                 self.above[below].append(node)
-        self.calls: dict[str, list[Call]] = {}
+        self.calls: dict[str, list[Call]] = {}  # path of a sublayer -> its calls, in their order
         for path, ends, results in records:
             if outputs := self._known(results):
                 self.calls.setdefault(path, []).append(Call(self._known(ends[:1]), self._known(ends), outputs))
         self.results = self._known(records[-1][2])  # of the whole pass
+        # structured name -> node, for the parameters that the pass used
         self.leaves = {name: node for name, param in params.items() for node in self._known([param])}
 
     def _add(self, root: Any) -> None:
@@ -142,11 +140,7 @@ class Pass:
 def forward_pass(
     model: Sublayer, example: Example, layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]
 ) -> Pass:
-    """Run a model on `example` in evaluation mode and return the graph; the model stays as it was.
-
-    `layers` are its named sublayers and itself. Raises TypeError for an `example` that is neither a tensor, a tuple, a
-    list, a dict nor a callable, and ValueError if the pass fails or has no result with a gradient.
-    """
+    """Run a model on `example` in evaluation mode; `layers` are its named sublayers and itself."""
     if isinstance(example, paddle.Tensor):
         example = (example,)
     if not isinstance(example, (tuple, list, Mapping)) and not callable(example):
@@ -155,32 +149,27 @@ def forward_pass(
     records: list[_Record] = []
     hooks = []
 
-    def watch(path: str, layer: Sublayer) -> None:
-        def enter(layer: Any, args: Any, kwargs: Any) -> None:
-            open_calls[path].append(_ends([args, kwargs]))
+    def enter(path: str, layer: Any, args: Any, kwargs: Any) -> None:
+        open_calls[path].append(_ends([args, kwargs]))
 
-        def leave(layer: Any, args: Any, outputs: Any) -> None:
-            records.append((path, open_calls[path].pop(), _ends(outputs)))
-
-        hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
-        hooks.append(layer.register_forward_post_hook(leave))
+    def leave(path: str, layer: Any, args: Any, outputs: Any) -> None:
+        records.append((path, open_calls[path].pop(), _ends(outputs)))
 
     with random_states_kept(), _as_it_was(layers, params), paddle.enable_grad():
         try:
             for path, layer in layers.items():
-                watch(path, layer)
-            if callable(example):
-                result = example(model)
+                hooks.append(layer.register_forward_pre_hook(functools.partial(enter, path), with_kwargs=True))
+                hooks.append(layer.register_forward_post_hook(functools.partial(leave, path)))
+            if isinstance(example, Mapping):
+                result = model(**example)
             else:
-                result = model(**example) if isinstance(example, Mapping) else model(*example)
+                result = example(model) if callable(example) else model(*example)
             records.append(("", [], _ends(result)))
         except Exception as error:
             cause = f"{type(error).__name__}: {str(error).strip()[-300:]}"
-            problem = (
-                f"The forward pass that measures the model's layers failed ({cause}). Give an `example` that the model "
-                "takes in evaluation mode: a Tensor, a tuple, a dict of keywords, or a callable that runs the model."
-            )
-            raise refusal(ValueError, problem, example=example) from error
+            problem = f"The forward pass that measures the model's layers failed ({cause})."
+            advice = "Give an `example` that the model takes in evaluation mode, or a callable that runs the model."
+            raise refusal(ValueError, f"{problem} {advice}", example=example) from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -209,7 +198,8 @@ def random_states_kept() -> Iterator[None]:
 def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]) -> Iterator[None]:
     """Put a model into evaluation mode with all gradients; restore modes and buffers at the end."""
     modes = [(layer, layer.training) for layer in layers.values()]
-    frozen = {name: param for name, param in params.items() if param.stop_gradient and param.is_floating_point()}
+    weights = [param for name, param in params.items() if not name.endswith(STATISTICS)]
+    frozen = [param for param in weights if param.stop_gradient and param.is_floating_point()]
     buffers = [
         (layer, key, buffer, buffer.inplace_version, buffer.clone())
         for layer in layers.values()
@@ -219,11 +209,11 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
     try:
         for layer, _ in modes:
             layer.training = False
-        for name, param in frozen.items():
-            param.stop_gradient = name.endswith(STATISTICS)
+        for param in frozen:
+            param.stop_gradient = False
         yield
     finally:
-        for param in frozen.values():
+        for param in frozen:
             param.stop_gradient = True
         for layer, training in modes:
             layer.training = training

@@ -1,12 +1,13 @@
 """The layers of a model by the names of its parameters, without a forward pass: what is sure, and doubts."""
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 from typing import Optional
 
 from .._checks import first_few, quoted, refusal
-from .layer import STATISTICS, Layer, NoBlocksError
+from .decay import STATISTICS, Layer, NoBlocksError
 from .towers import Block, Tower, Tree, ancestors
 
 _BLOCKS = frozenset(["layers", "layer", "h", "block", "blocks", "stages", "stage", "resblocks"])
@@ -33,18 +34,14 @@ _HOW = "Give `example=`, a batch for one forward pass that measures the layers, 
 class NamedModel:
     """The layers of parameters by their names, in the model's order; `doubts` has a sentence for each guess.
 
-    `embeddings` are names of parameters of Embedding sublayers, `placed` those that rules place, and `tied` has one
+    `placed` are names that rules place, `embeddings` those of parameters of Embedding sublayers, and `tied` has one
     value for all names of a parameter.
     """
 
     def __init__(
-        self,
-        names: list[str],
-        embeddings: Collection[str] = (),
-        placed: Optional[Mapping[str, int]] = None,
-        tied: Optional[Mapping[str, int]] = None,
+        self, names: list[str], placed: Mapping[str, int], embeddings: Collection[str], tied: Mapping[str, int]
     ) -> None:
-        self.tree, self.embeddings, self.placed = Tree(names), embeddings, placed or {}
+        self.tree, self.embeddings, self.placed = Tree(names), embeddings, placed
         self._position = {name: i for i, name in reversed([*enumerate(names)])}
         lists = self._lists("")
         thick = [found for found in lists if median(map(self.tree.weight, found.paths)) >= 3 or self._holds_list(found)]
@@ -59,14 +56,12 @@ class NamedModel:
         for tower in self.towers:
             self._place_blocks(tower)
         self.layers = {name: self.layers.get(name) or self._outside(name) for name in names}
-        sure = {tied[name] for name in names if name not in self.doubtful} if tied else set()  # one sure name is enough
+        sure = {tied[name] for name in tied if name not in self.doubtful}  # one sure name is enough
         parts: dict[str, dict[str, None]] = {}
         for name, part in self.doubtful.items():
-            if not tied or tied[name] not in sure:
+            if tied.get(name) not in sure:
                 parts.setdefault("head" if self.layers[name].is_head else "embeddings", {})[part] = None
-        self.doubts += [
-            f"{quoted(those, 12)} by position or name alone in the {place}" for place, those in parts.items()
-        ]
+        self.doubts += [f"{quoted(those, 12)} by position or name alone in the {at}" for at, those in parts.items()]
 
     def _is_placed(self, path: str) -> bool:
         return all(name in self.placed for name in self.tree.inside[path])
@@ -95,12 +90,12 @@ class NamedModel:
 
     def _unlike(self, paths: list[str]) -> list[str]:
         """Return the items that share few names with any other: neither a dense nor a sparse block is one."""
-        kinds = {path: self.tree.kind(path) for path in paths}
-        few = [
-            (path, [2 * len(kind & other) < min(len(kind), len(other)) for at, other in kinds.items() if at != path])
-            for path, kind in kinds.items()
-        ]
-        return [path for path, unlike in few if all(unlike)]
+        kinds = self.tree.patterns
+
+        def is_like(one: str, other: str) -> bool:
+            return 2 * len(kinds[one] & kinds[other]) >= min(len(kinds[one]), len(kinds[other]))
+
+        return [path for path in paths if not any(is_like(path, other) for other in paths if other != path)]
 
     def _holds_list(self, tower: Tower) -> bool:
         return any(
@@ -132,9 +127,7 @@ class NamedModel:
             lists = f"; the lists {others} may be blocks" if others else ""
             problem = f"Found no stack of blocks by names (a numbered list called layers, blocks, h or stages{lists})."
         elif unknown >= known > 0:
-            problem = (
-                f"{unknown} numbered blocks are in lists with unknown names ({others}), only {known} in known lists."
-            )
+            problem = f"{unknown} numbered blocks are in lists with unknown names ({others}), {known} in known ones."
         else:
             return
         raise refusal(NoBlocksError, f"{problem} {_HOW}", names=first_few(self.tree.names, 8))
@@ -153,9 +146,8 @@ class NamedModel:
                 yield f"{quoted(unlike, 4)} in '{tower.name}' are unlike the others"
             if tower.name in self._holding:
                 yield f"the lists in the items of '{tower.name}' count as parts of one block"
-            if len(names) > 1 and any(
-                _HEAD.fullmatch(part) or _EMBEDDINGS.fullmatch(part) for part in tower.name.split(".")
-            ):
+            words = tower.name.split(".")
+            if len(names) > 1 and any(_HEAD.fullmatch(word) or _EMBEDDINGS.fullmatch(word) for word in words):
                 yield f"'{tower.name}' counts as a tower, though it is named like a head or embeddings"
         roles = [tuple(sorted(set(_ROLES.findall(name)))) for name in names]
         alike = {name.replace("decoder", "encoder") for name in names} if "decoder" in str(names) else {""}
@@ -178,10 +170,7 @@ class NamedModel:
     def _outside(self, name: str) -> Layer:
         """Return the embeddings or the head for a parameter outside of the blocks, and note what is not sure."""
         path = name.split(".")[:-1]
-        shared = [
-            next((i for i, (a, b) in enumerate(zip([*path, ""], [*t.name.split("."), "-"])) if a != b))
-            for t in self.towers
-        ]
+        shared = [len(os.path.commonprefix([path, t.name.split(".")])) for t in self.towers]
         common = max(shared, default=0)
         towers = [tower for tower, count in zip(self.towers, shared) if count == common]
         parts = name.split(".")[common:]

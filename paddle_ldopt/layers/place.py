@@ -9,8 +9,8 @@ from typing import Optional
 
 from paddle import Tensor, nn
 
-from .layer import STATISTICS, Layer
-from .measure import Example, forward_pass
+from .decay import STATISTICS, Layer
+from .measure import Example, forward_pass, from_to
 from .towers import Measured, Tree, ancestors
 
 Place = tuple[Optional[int], int]  # number of the tower (None: of several), layer id
@@ -29,27 +29,30 @@ class MeasuredModel:
         self.tree = Tree(params)
         self.order = Measured(self.tree, layers, self.measured)
         self.towers = self.order.towers
+        self._deepest = max((tower.depth for tower in self.towers), default=0)
         self._bits = {name: 1 << i for i, name in enumerate(self.measured.leaves)}
         self._tables: set[str] = set()
         self._feeds: list[dict[int, int]] = [{} for _ in self.towers]  # layer id -> parameters it takes, as bits
         self._trace()
-        blocks = {
-            path: (t, i) for t, tower in enumerate(self.towers) for i, b in enumerate(tower.blocks, 1) for path in b
-        }
-        owners = {name: [p for p in ancestors(name.rpartition(".")[0]) if p in blocks][:1] for name in params}
-        self.places: dict[str, Place] = {name: blocks[path] for name, found in owners.items() for path in found}
+        self.places: dict[str, Place] = {}
+        for t, tower in enumerate(self.towers):
+            for index, block in enumerate(tower.blocks, 1):
+                self.places.update({name: (t, index) for path in block for name in self.tree.inside[path]})
         outside = {name for name in self._bits if name not in self.places or name in self._tables}
         self.places.update({name: place for name in outside if (place := self._outside(name))})
-        self._place_shared(layers, params)
+        # a parameter of a block that other parts share is in the lowest of its places
+        owners = Counter(id(param) for layer in layers.values() for param in layer._parameters.values())
+        for name, place in self.places.items():
+            if owners[id(params[name])] > 1 and name in self._bits and self._fed(name):
+                self.places[name] = min(place, self._outside(name) or place, key=self._above_head)
         self._place_lists()
         self._keep_within_stages()
         self.unused = [name for name in params if name not in self.places]
 
     def bypassing(self) -> list[str]:
         """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's."""
-        kinds = {
-            name: (place[1], self._above_head(place) > 0) for name, place in self.places.items() if name in self._bits
-        }
+        placed = {name: place for name, place in self.places.items() if name in self._bits}
+        kinds = {name: (place[1], self._above_head(place) > 0) for name, place in placed.items()}
         uses = {name: self.measured.uses(name) for name in kinds}
         inner = {node for name, (index, is_head) in kinds.items() if index and not is_head for node in uses[name]}
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
@@ -64,18 +67,13 @@ class MeasuredModel:
         depths.update({t: (tower.name, tower.depth) for t, tower in enumerate(self.towers)})
         return {name: Layer(depths[t][0], index, depths[t][1]) for name, (t, index) in self.places.items()}
 
-    @property
-    def _deepest(self) -> int:
-        return max((tower.depth for tower in self.towers), default=0)
-
     def _trace(self) -> None:
         """Note which towers each node is computed from, and the first block of each that a parameter feeds directly."""
         self._calls: list[tuple[int, int, set[int], set[int]]] = []  # tower, layer id, inputs, outputs
         for t, tower in enumerate(self.towers):
             for index, block in enumerate(tower.blocks, 1):
-                first, last = self.order.calls[block[0]], self.order.calls[block[-1]]
-                pairs = list(zip(first, last)) if len(first) == len(last) else [(first[0], last[-1])]
-                self._calls += [(t, index, {*a.inputs}, {*b.outputs} - {*a.inputs}) for a, b in pairs]
+                calls = from_to(self.order.calls[block[0]], self.order.calls[block[-1]])
+                self._calls += [(t, index, {*call.inputs}, {*call.outputs} - {*call.inputs}) for call in calls]
         ends: dict[int, int] = {}
         for t, _, _, outputs in self._calls:
             ends.update({node: ends.get(node, 0) | 1 << t for node in outputs})
@@ -125,11 +123,8 @@ class MeasuredModel:
     def _last(self, bits: int) -> list[int]:
         """Return the towers of a set that feed no other tower of it."""
         found = [t for t in range(len(self.towers)) if bits >> t & 1]
-        ends = {
-            t: _union(self._made[node] for at, _, _, outputs in self._calls if at == t for node in outputs)
-            for t in found
-        }
-        return [t for t in found if not any(ends[other] >> t & 1 for other in found if other != t)]
+        fed = [(t, self._made[node]) for t, _, _, outputs in self._calls if t in found for node in outputs]
+        return [t for t in found if not any(made >> t & 1 for other, made in fed if other != t)]
 
     def _head(self, towers: list[int]) -> Place:
         """Return the head of a tower, of all if there are several."""
@@ -137,13 +132,6 @@ class MeasuredModel:
             t = towers[0] if towers else 0
             return t, self.towers[t].depth + 1
         return None, self._deepest + 1
-
-    def _place_shared(self, layers: Mapping[str, nn.Layer], params: Mapping[str, Tensor]) -> None:
-        """Move a parameter of a block that other parts share to the lowest place."""
-        owners = Counter(id(param) for layer in layers.values() for param in layer._parameters.values())
-        for name, place in self.places.items():
-            if owners[id(params[name])] > 1 and name in self._bits and self._fed(name):
-                self.places[name] = min(place, self._outside(name) or place, key=self._above_head)
 
     def _above_head(self, place: Place) -> int:
         return place[1] - (self._deepest if place[0] is None else self.towers[place[0]].depth)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from paddle import Tensor
 
 from ..rates import Rate, Tensors
-from .layer import STATISTICS, Layer
+from .decay import STATISTICS, Layer
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -38,14 +38,13 @@ class LayerRow:
 
 @dataclasses.dataclass
 class LayerTable:
-    """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
+    """The layers of a model with their rates, from embeddings to head (`LayerMap.table`); a `LayerRow` for each.
 
-    `rows` has one `LayerRow` per tower and layer. `source`, the `LayerMap.source`, is shown below. The running
-    statistics of batch normalization, which Paddle lists as parameters, are omitted.
+    The running statistics of batch normalization, which Paddle lists as parameters, are omitted.
     """
 
     rows: list[LayerRow]
-    source: str = ""
+    source: str = ""  #: the `LayerMap.source`, shown below the table
 
     @classmethod
     def build(cls, tensors: Tensors, rates: dict[str, Rate], source: str = "") -> "LayerTable":
@@ -58,10 +57,7 @@ class LayerTable:
         towers, rows = list(dict.fromkeys(layer.tower for layer in grouped)), []
         for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
             params, found = zip(*grouped[layer])
-            weight_decay, multiplier = (
-                [rate.has_weight_decay for rate in found],
-                _ends(rate.multiplier for rate in found),
-            )
+            weight_decay, multiplier = [rate.has_weight_decay for rate in found], _ends(r.multiplier for r in found)
             row = LayerRow(
                 tower=layer.tower,
                 index=layer.index,

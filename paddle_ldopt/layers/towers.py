@@ -9,8 +9,8 @@ from statistics import median
 
 from paddle import nn
 
-from .layer import STATISTICS
-from .measure import Call, Pass
+from .decay import STATISTICS
+from .measure import Call, Pass, from_to
 
 Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
 _NORM = re.compile(r"norm|ln|bn", re.I)
@@ -29,21 +29,17 @@ class Tree:
                 if path not in self.inside and path:
                     self.children.setdefault(path.rpartition(".")[0], []).append(path)
                 self.inside.setdefault(path, []).append(name)
-        self._kinds: dict[str, frozenset[str]] = {}
+        patterns = ((path, [re.sub(r"\d+", "#", n[len(path) :]) for n in names]) for path, names in self.inside.items())
+        self.patterns = {path: frozenset(names) for path, names in patterns}  # path -> names within, without numbers
 
     def weight(self, *paths: str) -> int:
         """Return the number of weights in parts, without biases and statistics."""
         return sum(not name.endswith(("bias", *STATISTICS)) for path in paths for name in self.inside[path])
 
-    def kind(self, path: str) -> frozenset[str]:
-        """Return the names within a part, without numbers."""
-        if path not in self._kinds:
-            self._kinds[path] = frozenset(re.sub(r"\d+", "#", name[len(path) :]) for name in self.inside[path])
-        return self._kinds[path]
-
     def alike(self, one: str, other: str) -> bool:
         """Return whether at least half of the names of two parts are the same."""
-        return 2 * len(self.kind(one) & self.kind(other)) >= len(self.kind(one) | self.kind(other))
+        a, b = self.patterns[one], self.patterns[other]
+        return 2 * len(a & b) >= len(a | b)
 
 
 def ancestors(path: str) -> Iterator[str]:
@@ -66,28 +62,20 @@ class Tower:
 
     @property
     def depth(self) -> int:
-        """The number of blocks."""
         return len(self.blocks)
 
     @property
     def paths(self) -> list[str]:
-        """The paths of all blocks."""
         return [path for block in self.blocks for path in block]
 
 
 class Measured:
-    """The parts of a model in the order of a forward pass.
-
-    Attributes:
-        calls: path of a part -> its calls; of a part that is never called, such as a list, from its first to its last.
-        towers: the stacks of blocks.
-        apart: pairs of towers of which the second is computed from the first.
-    """
+    """The parts of a model in the order of a forward pass."""
 
     def __init__(self, tree: Tree, layers: Mapping[str, nn.Layer], measured: Pass) -> None:
         self.tree, self.measured = tree, measured
         self.kinds = {path: type(layers.get(path)) for path in tree.inside}
-        self.calls: dict[str, list[Call]] = {}
+        self.calls: dict[str, list[Call]] = {}  # of a part that is never called, such as a list, those within
         for path in sorted(tree.inside, key=lambda path: -path.count(".") if path else 1):
             if calls := measured.calls.get(path) or self._calls_within(path):
                 self.calls[path] = calls
@@ -96,9 +84,22 @@ class Measured:
         for path, calls in self.calls.items():
             for node in {node for call in calls for node in call.outputs}:
                 self._seeds[node] = self._seeds.get(node, 0) | self._bit[path]
-        self.towers: list[Tower] = []
-        self.apart: list[tuple[str, str]] = []
-        self._find_towers()
+        self.towers: list[Tower] = []  # stacks in sequence of one parent or with a class in common are one
+        self.apart: list[tuple[str, str]] = []  # pairs of towers of which the second is computed from the first
+        stacks = self._stacks()
+        if stacks and self._weight(stacks[0]) > 1:
+            stacks += [single for single in self._single_blocks(stacks) if single not in stacks]
+        for stack in sorted(stacks, key=lambda stack: self._when(stack.blocks[0][0])):
+            kinds = {self.kinds[path] for path in stack.paths} - {*_LISTS}
+            before = [t for t in self.towers if self._feeds_main(t.blocks[-1][-1], stack.blocks[0][0])]
+            last = before[-1] if before else stack
+            if before and (last.parent == stack.parent or kinds & {self.kinds[path] for path in last.paths}):
+                last.stages += [(path, low + last.depth, high + last.depth) for path, low, high in stack.stages]
+                last.name = last.name if last.depth >= stack.depth else stack.name
+                last.blocks += stack.blocks
+                continue
+            self.towers.append(stack)
+            self.apart += [(last.name, stack.name)] if before else []
 
     @cached_property
     def _made(self) -> list[int]:
@@ -113,9 +114,7 @@ class Measured:
                 fed = tuple(inputs - {self.measured.leaves[name]})
                 parts.append([Call(fed, fed, nodes)])
         parts.sort(key=lambda calls: max(calls[0].outputs))
-        if parts and len(parts[0]) == len(parts[-1]):
-            return [Call(a.main, a.inputs, b.outputs) for a, b in zip(parts[0], parts[-1])]
-        return [Call(parts[0][0].main, parts[0][0].inputs, parts[-1][-1].outputs)] if parts else []
+        return from_to(parts[0], parts[-1]) if parts else []
 
     def _when(self, path: str) -> int:
         return max(self.calls[path][0].outputs)
@@ -126,38 +125,14 @@ class Measured:
 
     def _feeds_main(self, one: str, other: str) -> bool:
         """Return whether the first argument of the second part is computed from the first part."""
-        bit = self._bit[one]
-        return any(
-            (self._made[node] | self._seeds.get(node, 0)) & bit for call in self.calls[other] for node in call.main
-        )
-
-    def _follow(self, blocks: list[Block]) -> bool:
-        return all(self._feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
+        mains = [node for call in self.calls[other] for node in call.main]
+        return any((self._made[node] | self._seeds.get(node, 0)) & self._bit[one] for node in mains)
 
     def _alike(self, one: str, other: str) -> bool:
         return self.kinds[one] is self.kinds[other] and self.tree.alike(one, other)
 
     def _weight(self, tower: Tower) -> float:
         return median(self.tree.weight(*block) for block in tower.blocks)
-
-    def _find_towers(self) -> None:
-        """Join stacks in sequence that have one parent or a class in common; other stacks are towers."""
-        stacks = self._stacks()
-        if stacks and self._weight(stacks[0]) > 1:
-            stacks += [single for single in self._single_blocks(stacks) if single not in stacks]
-        for stack in sorted(stacks, key=lambda stack: self._when(stack.blocks[0][0])):
-            kinds = {self.kinds[path] for path in stack.paths} - {*_LISTS}
-            before = [t for t in self.towers if self._feeds_main(t.blocks[-1][-1], stack.blocks[0][0])]
-            if not before:
-                self.towers.append(stack)
-            elif before[-1].parent == stack.parent or kinds & {self.kinds[path] for path in before[-1].paths}:
-                last = before[-1]
-                last.stages += [(path, low + last.depth, high + last.depth) for path, low, high in stack.stages]
-                last.name = last.name if last.depth >= stack.depth else stack.name
-                last.blocks += stack.blocks
-            else:
-                self.towers.append(stack)
-                self.apart.append((before[-1].name, stack.name))
 
     def _stacks(self) -> list[Tower]:
         """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
@@ -218,7 +193,7 @@ class Measured:
         outer = [run for run in inner if blocks.isdisjoint(ancestors(place[id(run)]))]
         numbered = [self._numbered_through(run, runs) for run in outer]
         # a convolutional part and its classifier share no name
-        plain = [stack.name for stack in numbered if not stack.is_list and stack.name == _first(stack)]
+        plain = [run.name for run in outer if not run.is_list and run.name == run.blocks[0][0]]
         if plain and not within:
             return self._outermost([run for run in runs if run.is_list or run.name not in plain], within)
         return self._joined(sorted(numbered, key=lambda run: self._when(run.blocks[0][0])))
@@ -255,17 +230,18 @@ class Measured:
         out: list[Tower] = []
         for stack in map(dataclasses.replace, stacks):
             for known in (known for known in out if known.parent == stack.parent):
-                pairs = [one + other for one, other in zip(known.blocks, stack.blocks)]
-                turns = [path for one, other in zip(known.blocks, stack.blocks) for path in (one[-1], other[0])]
+                pairs = [*zip(known.blocks, stack.blocks)]
+                turns = [path for one, other in pairs for path in (one[-1], other[0])]
                 in_turns = all(self._feeds(a, b) for a, b in zip(turns, turns[1:]))
                 if known.depth == stack.depth and not known.stages and in_turns:
-                    known.blocks = pairs
+                    known.blocks = [one + other for one, other in pairs]
                     break
                 mixed = sorted(known.blocks + stack.blocks, key=lambda block: self._when(block[0]))
                 within = self._when(stack.blocks[0][0]) < self._when(known.blocks[-1][0])
                 weights = sorted(map(self._weight, (known, stack)))
                 plain = not (known.is_list or stack.is_list or known.stages or stack.stages)
-                if plain and within and 4 * weights[0] > weights[1] and self._follow(mixed):
+                follow = (self._feeds_main(a[-1], b[0]) for a, b in zip(mixed, mixed[1:]))
+                if plain and within and 4 * weights[0] > weights[1] and all(follow):
                     known.name, known.blocks = _name_of(known.parent, [block[0] for block in mixed]), mixed
                     break
             else:
@@ -291,10 +267,6 @@ class Measured:
         outer = [path for path in outer if not any(self._feeds(a, path) and self._feeds(path, b) for a, b in ends)]
         lists = [path.rpartition(".")[0] or path for path in outer]
         return [Tower(name, name.rpartition(".")[0], [(path,)]) for name, path in zip(lists, outer)]
-
-
-def _first(tower: Tower) -> str:
-    return tower.stages[0][0] if tower.stages else tower.blocks[0][0]
 
 
 def _name_of(parent: str, items: list[str]) -> str:

@@ -17,10 +17,9 @@ A complete optimizer::
             moment = mass * state["moment"] + grad
             return param - lr * moment, {"moment": moment}
 
-From then on `create`, the Trainer's ``--optim``, `LdoptConfig`, the command line, the memory calculator and the tables
-of the docs know it. `RuleOptimizer` documents the declarations of a subclass; `step` has the path of a step. A new
-optimizer of this package is one file beside these, an import here and its name in `__all__`. `AdamWDL` is not a
-`RuleOptimizer`: without the C library it runs Paddle's AdamW kernel, and its results equal Paddle's bit for bit.
+From then on `create`, the Trainer's ``--optim``, `LdoptConfig` and the command line know it. `RuleOptimizer` documents
+the declarations of a subclass; `step` has the path of a step. `AdamWDL` is not a `RuleOptimizer`: without the C library
+it runs Paddle's AdamW kernel, and its results equal Paddle's bit for bit.
 """
 
 # isort: off

@@ -23,6 +23,7 @@ from .options import (
     SCALE_PARAMETER,
     WEIGHT_DECAY,
     bool_option,
+    decay_option,
     numbers,
     register,
 )
@@ -107,8 +108,8 @@ class Adafactor(FactoredOptimizer):
         >>> opt = Adafactor(linear.parameters(), lr=1e-3, scale_parameter=False, relative_step=False)
         >>> linear(paddle.ones([1, 4])).mean().backward()
         >>> opt.step()
-        >>> print(opt.state_shapes(linear.weight))
-        {'used_lr': [], 'exp_avg_sq_row': [4], 'exp_avg_sq_col': [2]}
+        >>> print({name: shape for name, (_, shape) in opt.state_layout(linear.weight).items()})
+        {'used_lr': [1], 'exp_avg_sq_row': [4], 'exp_avg_sq_col': [2], 'beta1_pow_acc': [1]}
 
     Source: ``transformers.Adafactor``, 4.37.
     """
@@ -126,9 +127,7 @@ class Adafactor(FactoredOptimizer):
         "decay_rate": Option(
             doc="exponent of the second moment's decay rate", low=-math.inf, high=0.0, ends="(]", group=True
         ),
-        "beta1": Option(
-            doc="decay rate of the momentum; None: no momentum", high=1.0, ends="[)", optional=True, group=True
-        ),
+        "beta1": decay_option("decay rate of the momentum; None: no momentum", optional=True),
         "weight_decay": WEIGHT_DECAY,
         "scale_parameter": SCALE_PARAMETER,
         "relative_step": RELATIVE_STEP,
@@ -156,8 +155,6 @@ class Adafactor(FactoredOptimizer):
         *,
         params: Any = None,
         learning_rate: Any = None,
-        fused: Optional[bool] = None,
-        multi_precision: bool = False,
         **common: Any,
     ) -> None:
         rate = one_of_two("lr", lr, "learning_rate", learning_rate)
@@ -165,7 +162,7 @@ class Adafactor(FactoredOptimizer):
         options = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate, "beta1": beta1}
         options.update(weight_decay=weight_decay, scale_parameter=scale_parameter)
         options.update(relative_step=relative_step, warmup_init=warmup_init, **common)
-        super().__init__(rate, parameters, fused=fused, multi_precision=multi_precision, **options)
+        super().__init__(rate, parameters, **options)
 
     _lr_argument = "lr"
 
@@ -199,11 +196,8 @@ class Adafactor(FactoredOptimizer):
         known = isinstance(state.get(_USED_LR), Tensor) and state[STEP].item() > 0
         return float(state[_USED_LR].item()) if known else None
 
-    def last_used_lr(self) -> Optional[dict[str, float]]:
-        return self.used_lr() if self.sets_own_lr else None
-
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return the rate of the parameter's last update with `relative_step`; later rates are not known."""
+        """Return the rate of the last update with `relative_step`; later rates are not known."""
         return (self._used_lr(param), None) if self.sets_own_lr else None
 
     def get_lr(self) -> float:
@@ -261,5 +255,4 @@ class AdafactorSchedule(LRScheduler):
     def state_keys(self) -> None:
         self.keys = ["last_epoch", "last_lr", "last_lrs"]
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.set_state_dict(state_dict)
+    load_state_dict = LRScheduler.set_state_dict

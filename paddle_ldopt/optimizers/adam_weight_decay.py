@@ -5,6 +5,7 @@ weight decay, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101; AMSGrad, Re
 https://arxiv.org/abs/1904.09237. Clipping and `decay` follow Keras 2 (`keras.optimizers.legacy`).
 """
 
+import contextlib
 import dataclasses
 import re
 import warnings
@@ -20,23 +21,27 @@ from ..layers.decay import LayerDecay
 from .fused import FusedRule
 from .hook import layerwise_lr_decay
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import LAYERWISE, WEIGHT_DECAY, bool_option, is_listed, register
+from .options import COMMON, LAYERWISE, WEIGHT_DECAY, bool_option, decay_option, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, STEP, State, Values
 
 
 def _compiled(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
-        raise refusal(TypeError, f"`{name}` must be a list of strings or None.", **{name: value})
-    try:
-        return [re.compile(pattern) for pattern in value]
-    except re.error as error:
-        raise refusal(ValueError, f"`{name}` must hold regular expressions: {error}.", **{name: value}) from None
+    with contextlib.suppress(TypeError, re.error):
+        if isinstance(value, (list, tuple)):
+            return [re.compile(pattern) for pattern in value]
+    raise refusal(ValueError, f"`{name}` must be a list of regular expressions or None.", **{name: value})
 
 
 PATTERNS = {
-    name: Option(doc=f"name patterns of parameters {doc}", optional=True, check=_compiled, values="regular expressions")
+    name: Option(
+        doc=f"name patterns of parameters {doc}",
+        optional=True,
+        check=_compiled,
+        values="regular expressions",
+        in_rule=False,
+    )
     for name, doc in (
         ("include_in_weight_decay", "that have weight decay even if excluded"),
         ("exclude_from_weight_decay", "without weight decay"),
@@ -131,15 +136,17 @@ class AdamWeightDecay(RuleOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "beta_1": Option(doc="decay rate of the first moment", high=1.0, ends="[)", group=True, setting="beta1"),
-        "beta_2": Option(doc="decay rate of the second moment", high=1.0, ends="[)", group=True, setting="beta2"),
+        "beta_1": decay_option("decay rate of the first moment", setting="beta1"),
+        "beta_2": decay_option("decay rate of the second moment", setting="beta2"),
         "epsilon": Option(doc="added to the root of the second moment", group=True),
         "weight_decay": dataclasses.replace(WEIGHT_DECAY, called="weight_decay_rate"),
         "clipnorm": Option(doc="scale each gradient down to this norm", ends="()", optional=True, group=True),
         "clipvalue": Option(doc="clip each element of the gradients", ends="()", optional=True, group=True),
         "amsgrad": bool_option("divide by the largest second moment so far"),
         "decay": Option(doc="decay of the rate over the steps: lr / (1 + decay (t - 1))"),
-        "global_clipnorm": Option(doc="scale all gradients together down to this norm", ends="()", optional=True),
+        "global_clipnorm": Option(
+            doc="scale all gradients together down to this norm", ends="()", optional=True, in_rule=False
+        ),
         **PATTERNS,
     }
 
@@ -168,8 +175,6 @@ class AdamWeightDecay(RuleOptimizer):
         parameters: Any = None,
         weight_decay: Optional[float] = None,
         grad_clip: Any = None,
-        multi_precision: bool = False,
-        fused: Optional[bool] = None,
         **common: Any,
     ) -> None:
         self._given = {"name": name, "grad_clip": grad_clip, **common}  # arguments other than options, for `get_config`
@@ -179,18 +184,12 @@ class AdamWeightDecay(RuleOptimizer):
             grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
         rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
         decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
-        parameters = list(parameters) if is_listed(parameters) else parameters
-        for i, group in enumerate(parameters if isinstance(parameters, list) else ()):
-            if isinstance(group, dict) and "weight_decay_rate" in group:
-                parameters[i] = group = dict(group)
-                pair = group.pop("weight_decay_rate"), "weight_decay", group.get("weight_decay")
-                group["weight_decay"] = one_of_two("weight_decay_rate", *pair)
         options: Values = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": amsgrad, "decay": decay}
         options.update(weight_decay=decay_rate, include_in_weight_decay=include_in_weight_decay)
         options.update(exclude_from_weight_decay=exclude_from_weight_decay, global_clipnorm=global_clipnorm)
         options.update(clipnorm=clipnorm, clipvalue=clipvalue, **common)
-        own: Values = {"grad_clip": grad_clip, "name": None if name == "AdamWeightDecay" else name, "fused": fused}
-        super().__init__(rate, parameters, multi_precision=multi_precision, **own, **options)
+        name = None if name == "AdamWeightDecay" else name
+        super().__init__(rate, parameters, grad_clip=grad_clip, name=name, **options)
         self.rule_clips = clipvalue is not None or clipnorm is not None
         self._warn_of_idle_patterns(flatten_groups(self._parameter_list or []))
 
@@ -202,9 +201,6 @@ class AdamWeightDecay(RuleOptimizer):
             raise refusal(ValueError, wrong, global_clipnorm=options["global_clipnorm"], **given)
 
     rule = staticmethod(adam_weight_decay_update)
-
-    def fixed_options(self) -> dict[str, Any]:
-        return {name: self._fixed[name] for name in ("amsgrad", "decay")}
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
         norm, most = options["clipnorm"], options["clipvalue"]
@@ -260,7 +256,7 @@ class AdamWeightDecay(RuleOptimizer):
         "not_in_config" lists the given arguments that JSON cannot hold, if there are any.
         """
         objects = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
-        objects.pop("batch_bytes", None)
+        objects = {name: value for name, value in objects.items() if name not in COMMON}
         plain = {name: objects.pop(name) for name in ("name", "n_layers")}
         if objects["set_param_lr_fun"] is layerwise_lr_decay:
             del objects["set_param_lr_fun"]

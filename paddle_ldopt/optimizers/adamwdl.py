@@ -17,7 +17,7 @@ from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .hook import N_LAYERS, layerwise_lr_decay
 from .moments import sqrt
-from .options import WEIGHT_DECAY, bool_option, checked_lr, register
+from .options import WEIGHT_DECAY, bool_option, checked_lr, decay_option, register
 from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 
@@ -114,9 +114,9 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     OPTIONS: ClassVar[dict[str, Option]] = {
         "weight_decay": WEIGHT_DECAY,
-        "beta1": Option(doc="decay rate of the first moment", high=1.0, ends="[)", group=True, tensor=True),
-        "beta2": Option(doc="decay rate of the second moment", high=1.0, ends="[)", group=True, tensor=True),
-        "epsilon": Option(doc="added to the root of the second moment", group=True, tensor=True),
+        "beta1": decay_option("decay rate of the first moment"),
+        "beta2": decay_option("decay rate of the second moment"),
+        "epsilon": Option(doc="added to the root of the second moment", group=True),
         "lazy_mode": bool_option("update only the rows in a sparse gradient (on a GPU)", group=True),
     }
 
@@ -194,7 +194,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             inputs.append((param, grad, rates[key], *state[:2], None, *state[2:], master, None, *numbers, *more))
         if by_rule:
             names = ("beta1", "beta2", "epsilon", "weight_decay")
-            plain = [{name: float(chosen[name]) for name in names} for chosen in rows.options]
+            plain = [{name: chosen[name] for name in names} for chosen in rows.options]
             update_by_rule = super().prepared(rows.take(by_rule)._replace(options=plain))
 
         def update(count: Optional[float]) -> None:
@@ -208,8 +208,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     _append_to_graph = AdamW._append_optimize_op
 
     def fused_rule(self, options: Values, shape: Any) -> FusedRule:
-        fields: Values = {"beta1": float(options["beta1"]), "beta2": float(options["beta2"])}
-        fields["eps"] = float(options["epsilon"]), 0, 0
+        fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["epsilon"], 0, 0)}
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:

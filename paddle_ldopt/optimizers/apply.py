@@ -41,12 +41,14 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     """
     _compat.run_untranslated()
     inner = _inside(optimizer)
-    plain = plain_class(inner) or type(inner)
-    name = plain.__name__
-    if isinstance(inner, LayerRates) and type(inner) is plain:
+    plain = plain_class(inner)
+    if plain is None and isinstance(inner, LayerRates):
+        name = type(inner).__name__
         advice = "give it `layers` and `layerwise_decay` when built."
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
+    plain = plain or type(inner)
     if _compat.has_single_lr(plain):
+        name = plain.__name__
         wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
         raise TypeError(f"{wrong} Use another optimizer. Received: optimizer={name}")
     rates = LayerRates.__new__(LayerRates)
@@ -54,9 +56,7 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     for param in parameters_of(inner):
         rates.ratio_of(param)  # raises if the map lacks it
     warn_of_absolute_rates(inner._param_groups or [])
-    # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
-    # object, because these could not call the methods that they replace by `super()`.
-    inner.__class__ = _layerwise_class(plain)
+    inner.__class__ = _layerwise_class(plain)  # in place: wrappers and schedules already hold this object
     more = {"layerwise_decay": layerwise_decay, "n_layers": layers.n_layers, "_lr_asked": set()}
     vars(inner).update(vars(rates), **more)
     return optimizer
@@ -77,24 +77,23 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
     """
     inner = _inside(optimizer)
     plain = plain_class(inner)
-    if plain is None and isinstance(inner, LayerRates):
-        name = type(inner).__name__
-        idle = f"`reset_layerwise_decay` does not change {name}, which was built with its decay: build another one."
-        warnings.warn(f"{idle} Received: optimizer={name}", stacklevel=2)
     if plain is not None:
         inner.__class__ = plain
         for name in _ATTRIBUTES:
             vars(inner).pop(name, None)
+    elif isinstance(inner, LayerRates):
+        name = type(inner).__name__
+        idle = f"`reset_layerwise_decay` does not change {name}, which was built with its decay: build another one."
+        warnings.warn(f"{idle} Received: optimizer={name}", stacklevel=2)
     return optimizer
 
 
 def plain_class(optimizer: Optimizer) -> Optional[type]:
-    """Return the class that an optimizer had before `apply_layerwise_decay`, None without it."""
+    """Return the class that an optimizer had before `apply_layerwise_decay`."""
     return vars(type(optimizer)).get("_plain")
 
 
 def _inside(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer, taken out of LookAhead; raise TypeError for wrappers of `fleet`."""
     inner = _compat.unwrap(optimizer)
     if _compat.may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
@@ -106,18 +105,7 @@ class _Applied(LayerRates):
     """The mixin for any Paddle optimizer. The first step raises if Paddle's code did not ask for every scaled rate."""
 
     _lr_asked: Optional[set[str]] = None  # names of the parameters of the first step; None after it
-    counts_steps = False  # for files of its state, as the next three methods
-
-    def fixed_options(self) -> dict[str, Any]:
-        return _compat.other_options(self)
-
-    def options_of(self, param: paddle.Tensor) -> dict[str, Any]:
-        return _compat.group_options(self, param, _compat.groups_by_name(self).get(param.name, {}))
-
-    def has_weight_decay(self, param: paddle.Tensor) -> bool:
-        chosen = getattr(self, "_apply_decay_param_fun", None)
-        excluded = self.options_of(param).get("exclude_from_weight_decay_fn")
-        return not (chosen and not chosen(param.name)) and not (excluded and excluded(param))
+    counts_steps = False  # for files of its state
 
     def step(self) -> Any:
         if self._lr_asked is None or not paddle.in_dynamic_mode():

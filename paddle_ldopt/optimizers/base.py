@@ -1,40 +1,21 @@
-"""The base classes of the optimizers: ratios of layers, options, groups and states. `step` has the way of a step.
-
-Each class inherits from the next one:
-
-- `RuleOptimizer` (in `rule_optimizer`) updates by a function of tensors. `AdamWDL` is none: it has Paddle's own update.
-- `LayerwiseOptimizer` has the options and states of each parameter.
-- `LayerRates` multiplies each parameter's rate by its layer's ratio. It also serves Paddle's optimizers
-  (`apply_layerwise_decay`).
-"""
+"""The base classes of the optimizers: ratios of layers, options, groups and states. `step` has the way of a step."""
 
 import copy
 import functools
-import operator
 from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
 from paddle import Tensor
-from paddle.base.layer_helper import LayerHelper
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from .. import _compat
 from .._checks import Option, checked_bool, checked_int, checked_number, nearest, one_of_two, refusal
-from .._compat import (
-    check_weight_decay_fun,
-    count_set_value,
-    dtype_name,
-    flatten_groups,
-    name_before_copy,
-    run_untranslated,
-    structured_names,
-    topology,
-)
 from ..layers.decay import LayerDecay, as_decay, checked_decay
 from ..rates import LayerwiseInterface
 from .batches import Batches, prepared_shards
 from .fused import FusedRule, FusedStep, refuse_fused, unsupported_here
-from .hook import N_LAYERS, bind_hook, check_documented_hook, layerwise_lr_decay, warn_of_equal_ratios
+from .hook import N_LAYERS, bind_hook, check_hook, layerwise_lr_decay
 from .options import COMMON, LAYERWISE, checked_group, checked_parameters
 from .sharded import MissingGradients, ShardFinder, sharded_state
 from .states import (
@@ -53,26 +34,20 @@ from .states import (
 )
 from .step import OneStep, Rows
 
-_NAME = operator.attrgetter("name")
-
 
 def _before_copy(decays: Callable[[str], Any], name: str) -> Any:
     """Ask `decays` for the parameter that was copied; unlike a lambda it can be pickled."""
-    return decays(name_before_copy(name, decays))
+    return decays(_compat.name_before_copy(name, decays))
 
 
 class LayerRates(LayerwiseInterface, Optimizer):
-    """Multiplies the rate of each parameter by its layer's ratio. A class lists it before Paddle's optimizer.
-
-    A ratio of 0 freezes: neither the parameter nor its state is updated.
-    """
+    """Multiplies the rate of each parameter by its layer's ratio. A class lists it before Paddle's optimizer."""
 
     ratios: dict[str, Any] = {}  # param.name -> ratio; empty if every ratio is 1
     structured_names: Any = {}  # param.name -> structured name, if given
     _dtype: Any  # Paddle's: type of the rate
 
     def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
-        """Take the ratios of a LayerMap and a decay; raise if `layers` is not a LayerMap."""
         if not hasattr(layers, "ratios") or isinstance(layers, type):
             raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
         decay, ratios = as_decay(layerwise_decay), layers.ratios(layerwise_decay)
@@ -82,16 +57,14 @@ class LayerRates(LayerwiseInterface, Optimizer):
     def ratio_of(self, param: Tensor) -> Any:
         ratio = self.ratios.get(param.name)
         if ratio is None:
-            name = name_before_copy(param.name, self.ratios.__contains__)  # a deep copy's parameters have other names
+            name = _compat.name_before_copy(param.name, self.ratios.__contains__)
             if name not in self.ratios:
                 name = self.layers.name_of(param.name)  # raises
             ratio = self.ratios[param.name] = self.ratios[name]
         return ratio
 
     def layerwise_ratio(self, param: Tensor) -> Any:
-        """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
-        if self.hook is not None:
-            return self.hook(param)
+        """Return the current ratio of a parameter's rate to the optimizer's, without groups and ParamAttr."""
         return self.ratio_of(param) if self.ratios else 1.0
 
     def _create_global_learning_rate(self) -> Any:
@@ -119,17 +92,23 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     batch_bytes: Optional[int] = None
     _accumulators_holder: dict[str, Any]  # Paddle's: loaded state of parameters that were not updated yet
     n_layers: int = N_LAYERS
-    _documented: bool  # whether the hook is `layerwise_lr_decay`
+    has_documented_hook: bool  # whether the hook is `layerwise_lr_decay`
     _defaults: Values  # the optimizer's own value of each option that a group may override
     _fixed: Values  # the other options
     _rule_options: Values  # all that the rule takes, without the rate
     lr_function: Optional[StepFunction] = None  # a rate that depends on the optimizer's own steps
     _groups: dict[str, Values] = {}  # param.name -> its group
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
+        if getattr(cls, "rule", None) is not getattr(owner, "rule", None):  # another rule than the library's
+            cls.fused_rule = LayerwiseOptimizer.fused_rule  # type: ignore[method-assign]  # returns the reason
+
     def _read_arguments(
         self, parameters: Any, apply_decay_param_fun: Any, multi_precision: Any, fused: Any, **arguments: Any
     ) -> Any:
-        """Check a constructor's arguments (see `AdamWDL`), keep them and return the parameters or groups as a list."""
+        """Check a constructor's arguments, keep them and return the parameters or groups as a list."""
         known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
         for name in arguments.keys() - known:
             wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
@@ -140,26 +119,27 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             wrong = "`apply_decay_param_fun` must be callable."
             raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
-        groups = checked_parameters(parameters, self.group_options())
+        groups = checked_parameters(parameters, self.OPTIONS)
         options = self._checked({**{name: option.default for name, option in self.OPTIONS.items()}, **arguments})
         self.check_together(options, {})
         self._defaults = {name: value for name, value in options.items() if self.OPTIONS[name].group}
         self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
-        self._rule_options = {name: v for name, v in {**self.fixed_options(), **self._defaults}.items() if name != "lr"}
+        self._rule_options = {name: options[name] for name, option in self.OPTIONS.items() if option.in_rule}
         for group in groups or []:
             if isinstance(group, dict):
                 self._check_group_options(group)
-        params = None if groups is None else flatten_groups(groups)
+        params = None if groups is None else _compat.flatten_groups(groups)
         self._set_ratios(params, **{name: arguments.get(name, default) for name, default in LAYERWISE.items()})
-        by_name = (apply_decay_param_fun, self.structured_names.__contains__ if arguments.get("name_dict") else None)
-        for function in by_name:
-            if function is not None:
-                check_weight_decay_fun(function, params or [])
+        was = [param.name.removesuffix(".dist") for param in params or [] if param.name.endswith(".dist")]
+        decays = apply_decay_param_fun or bool
+        if was and not any(decays(f"{name}.dist") for name in was) and any(map(decays, was)):
+            wrong = "`apply_decay_param_fun` knows the names from before `dist.shard_tensor`, which adds '.dist':"
+            raise ValueError(f"{wrong} shard the model first, then collect the names. Received: '{was[0]}.dist'")
         if multi_precision:
-            count_set_value()
+            _compat.count_set_value()
         self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
         self.fused_step, self.batches, self.taken, self.writes = FusedStep(), Batches(), 0.0, dict[str, Any]()
-        run_untranslated()
+        _compat.run_untranslated()
         return groups
 
     def _set_ratios(
@@ -172,11 +152,11 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         layers: Any,
         lr_ratio: Any,
     ) -> None:
-        """Set `layers` and `decay`, or `hook`; `params` is None in a static graph."""
+        """Set `layers`, `decay` and `ratios`, or `hook`; `params` is None in a static graph."""
         hook = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         documented = hook is layerwise_lr_decay
         self.layerwise_decay, self.n_layers = layerwise_decay, checked_int(n_layers, "n_layers")
-        self.structured_names = structured_names(name_dict, layers)
+        self.structured_names = _compat.structured_names(name_dict, layers)
         if layers is not None:
             if not documented or name_dict is not None or n_layers != N_LAYERS:
                 wrong = "`layers` takes the place of `name_dict`, `n_layers` and `set_param_lr_fun`: leave them out."
@@ -198,25 +178,16 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             return
         if documented and decay == 1.0:  # `name_dict` then only gives structured names
             return
-        self.hook, self._documented = bind_hook(hook, decay, name_dict, self.n_layers), documented
+        self.hook, self.has_documented_hook = bind_hook(hook, decay, name_dict, self.n_layers), documented
         if params is not None:
-            self._check_hook(params)
-
-    def _check_hook(self, params: list[Tensor]) -> None:
-        trained = [param for param in params if not param.stop_gradient]
-        ratios = [self.hook(param) for param in trained]  # type: ignore[misc]
-        if self._documented:
-            check_documented_hook([self.structured_name(param) for param in trained])
-        else:
-            warn_of_equal_ratios(ratios, self.layerwise_decay)
+            check_hook(self, params)
 
     def layerwise_ratio(self, param: Tensor) -> Any:
-        return super().layerwise_ratio(param if self.hook is None else self.finder.original(param))
+        return super().layerwise_ratio(param) if self.hook is None else self.hook(self.finder.original(param))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other: Any = object.__new__(type(self))
         memo[id(self)] = other
-        # of other tensors
         own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([]), "writes": {}}
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
         rename_state(self, other)
@@ -230,9 +201,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def check_together(self, options: Values, group: Values) -> None:
         """Raise ValueError if options exclude each other; `group` has the options that a group overrides."""
 
-    def group_options(self) -> list[str]:
-        return [name for name, option in self.OPTIONS.items() if option.group]
-
     def _checked(self, given: Values) -> Values:
         return {name: self.OPTIONS[name].checked(given[name], name) for name in given.keys() & self.OPTIONS.keys()}
 
@@ -241,20 +209,13 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         self.check_together({**self._defaults, **self._fixed, **own}, own)
         group.update(own)
 
-    def fixed_options(self) -> Values:
-        """Return the rule's options that no parameter group overrides."""
-        return dict(self._fixed)
-
     def options_of(self, param: Tensor) -> Values:
-        """Return the options of a parameter's group that override the optimizer's, and the other defaults."""
+        """Return the options of a parameter that groups may override."""
         group = self.group_of(param)
         return {name: group.get(name, default) for name, default in self._defaults.items()}
 
     def values_now(self, group: Values) -> tuple[Values, float]:
-        """Return the rule's options and the rate of a parameter group ({}: none) in this step.
-
-        The rate is without the factor of the group and the layers' ratios.
-        """
+        """Return the rule's options and the rate of a group ({}: none) in this step, without factor and ratios."""
         options, rate = dict(self._rule_options), group.get("lr")
         for name in options:
             if name in group:
@@ -266,19 +227,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if isinstance(rate, StepFunction):
             rate = rate(int(self.steps_taken()))
         return options, float(rate() if isinstance(rate, LRScheduler) else rate)
-
-    def has_weight_decay(self, param: Tensor) -> bool:
-        """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""
-        chosen = self._apply_decay_param_fun
-        return chosen is None or bool(chosen(param.name))
-
-    def decay_list(self, params: list[Tensor]) -> list[bool]:
-        """Return `has_weight_decay` of each parameter."""
-        if type(self).has_weight_decay is not LayerwiseOptimizer.has_weight_decay:
-            return list(map(self.has_weight_decay, params))
-        if self._apply_decay_param_fun is None:
-            return [True] * len(params)
-        return list(map(bool, map(self._apply_decay_param_fun, map(_NAME, params))))
 
     def has_nonzero_weight_decay(self, param: Tensor) -> bool:
         return bool(self.values_now(self.group_of(param))[0].get("weight_decay")) and self.has_weight_decay(param)
@@ -299,7 +247,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def _add_param_group(self, param_group: Values) -> None:
         if hasattr(self, "_already_create_accumulator"):  # a group added to a built optimizer
-            param_group = checked_group(param_group, self.group_options())
+            param_group = checked_group(param_group, self.OPTIONS)
             self._check_group_options(param_group)
             new = [p.name for p in param_group["params"] if self.finder.params and p.name not in self.finder.params]
             if new and (self.ratios or self.hook is not None or not self.takes_new_parameters):
@@ -315,19 +263,18 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return {}
 
     def state_key(self, name: str) -> str:
-        """Return the key of a state in Paddle's dict: its name with the optimizer's prefix, if any."""
+        """Return the key of a state in Paddle's dict."""
         return f"{self._name}_{name}" if self._name else name
 
     def has_master(self, param: Tensor) -> bool:
-        """Return whether the parameter has, or will have, a float32 master."""
         return bool(self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype))
 
     def owner_of(self, param: Tensor) -> Tensor:
-        """Return the tensor that is updated and by whose name Paddle keeps the state: the master, if there is one."""
+        """Return the tensor by whose name Paddle keeps the state: the master, if there is one."""
         return self._master_weights[param.name] if self.has_master(param) else param
 
     def state_of(self, param: Tensor) -> dict[str, Any]:
-        """Return state name -> Tensor of a parameter, with its counters."""
+        """Return state name -> Tensor, with the counters."""
         owner, begin = self.owner_of(param).name, len(self.state_key(""))
         return {key[begin:]: values[owner] for key, values in self._accumulators.items() if owner in values}
 
@@ -335,39 +282,23 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return self.states({**self._fixed, **self.options_of(param)}, self.finder.shape(param))
 
     def state_kinds(self, param: Tensor) -> dict[str, str]:
-        """Return state name -> kind of a parameter, without its step counter."""
+        """Return state name -> kind, without the step counter."""
         return {name: state.kind for name, state in self._states_of(param).items()}
 
-    def state_shapes(self, param: Tensor) -> dict[str, list[int]]:
-        """Return state name -> shape of a parameter; rows and columns are the whole tensor's."""
-        whole = self.finder.shape(param)
-        shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
-        return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
-
     def state_layout(self, param: Tensor) -> dict[str, Any]:
-        """Return state name -> (dtype, shape) of a parameter's stored state; a single number has shape [1]."""
-        layout, shapes = {}, self.state_shapes(param)
-        for name, state in self._states_of(param).items():
-            dtype = getattr(paddle, state.dtype) if state.dtype else compute_dtype(param)
-            layout[name] = dtype, [1] if state.kind == SCALAR else shapes[name]
-        return layout
+        """Return state name -> (dtype, shape) of a parameter's stored state."""
+        whole, default = self.finder.shape(param), compute_dtype(param)
+        shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: [1]}
+        states = self._states_of(param).items()
+        return {name: (getattr(paddle, state.dtype or "", default), shapes[state.kind]) for name, state in states}
 
     def check_param(self, param: Tensor) -> None:
         """Raise if the shape of a parameter has changed, or its type between one with and one without a master."""
         has, made = param.name in self._master_weights, param.name in self._already_create_accumulator
         if made and has != self.has_master(param) and paddle.in_dynamic_mode():
             wrong = f"'{param.name}' had another type when its state was made: cast the model before the first step,"
-            received = f"dtype {dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
+            received = f"dtype {_compat.dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
             raise ValueError(f"{wrong} or build a new optimizer for it. Received: {received}")
-
-    def create_state(self, params: list[Tensor]) -> None:
-        """Create the state of parameters that have none yet, as Paddle's first step would."""
-        ready = self._already_create_accumulator
-        new = [param for param in params if param.name not in ready]
-        if new:
-            with paddle.no_grad():
-                self.helper = LayerHelper(type(self).__name__)
-                self._create_accumulators(paddle.static.default_main_program().global_block(), new)
 
     def _add_accumulator(self, name: str, param: Tensor, *args: Any, **kwargs: Any) -> Any:
         loaded = self._accumulators_holder
@@ -387,14 +318,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         super().set_state_dict(loadable(self, state_dict))
         self.fused_step, self.batches, self.taken, self.writes = FusedStep(), Batches(), None, {}
 
-    def load_state_dict(self, state_dict: Values) -> None:
-        self.set_state_dict(state_dict)
-
     def sharded_state_dict(self, model_sharded_state_dict: Values, shards: Any = None) -> Values:
         """Return key -> ShardedWeight of all state and masters; missing state is created, to be loaded into.
 
-        If a wrapper has cut the parameters, `shards` maps ``param.name`` to the range (begin, end) of the flattened
-        parameter in this process; parameters without an entry have no element here.
+        If a wrapper has cut the parameters, `shards` maps ``param.name`` to the range of the flattened parameter here.
         """
         self.taken, self.writes = None, {}
         return sharded_state(self, model_sharded_state_dict, shards)
@@ -402,12 +329,12 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     # ---- for subclasses to override
 
     def check_graph(self, params: list[Tensor]) -> None:
-        """Check the parameters of a static graph, which are known only now."""
+        """Check the parameters of a static graph."""
         if self._parameter_list is None and self.hook is not None:
-            self._check_hook(params)
+            check_hook(self, params)
 
     def set_lr(self, value: float) -> None:
-        """Set the rate, at least 0; raise RuntimeError if a schedule or the optimizer itself sets it."""
+        """Set the rate; raise RuntimeError if the optimizer itself sets it."""
         if self.sets_own_lr:
             wrong = "The optimizer sets its rate itself, by its schedule or `relative_step`: build another one."
             raise refusal(RuntimeError, wrong, value=value)
@@ -418,10 +345,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return f"the C library has no rule of {type(self).__name__}"
 
     def in_shards(self) -> set[str]:
-        """Return the names of parameters that this process does not have whole, some as padding only.
-
-        All processes must call this; raises for `fused=True`.
-        """
+        """Return the names of parameters that this process does not have whole; all processes must call this."""
         if self.finder.is_whole(self._parameter_list):
             return set()
         found = dict.fromkeys(self.finder.params) | self.finder.find(self._parameter_list)
@@ -431,11 +355,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return names
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step.
-
-        Whole parameters are updated in batches, others together with the processes that share them.
-        """
-        whole_here = topology() is None or self.finder.is_whole(self._parameter_list)
+        """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step."""
+        whole_here = _compat.topology() is None or self.finder.is_whole(self._parameter_list)
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)
         shards = self.finder.find(self._parameter_list)

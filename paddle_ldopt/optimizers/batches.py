@@ -1,6 +1,5 @@
 """The update by Paddle's operations: the rule on a stack [k, ...] of parameters of one shape, type and set of options.
 
-On an accelerator the launches of operations from Python limit a step; a `Batch` launches them once for all parameters.
 The state in Paddle's dicts shares the memory of a row of the stack. If a state has other memory (after loading, casting
 or copying), the batch is built again. Parameters and gradients are copied into a stack for each step.
 """
@@ -56,7 +55,7 @@ class Batch:
         self._share()
 
     def _share(self) -> None:
-        """Let the optimizer's tensors share the memory of the stacks, and the parameters that of the targets."""
+        """Let the optimizer's tensors share the stacks' memory, and the targets the parameters'."""
         for target, param in zip(self._targets, self.params):
             if target.data_ptr() != param.data_ptr():
                 target._share_buffer_to(param)
@@ -71,7 +70,7 @@ class Batch:
         self._at = list(map(Tensor.data_ptr, [*self._stacks.values(), *self._targets]))
 
     def is_valid(self) -> bool:
-        """Return whether the parameters have their form, and the optimizer's tensors still share the stacks' memory."""
+        """Return whether the parameters have their form, and the state still the stacks' memory."""
         try:
             now = list(map(operator.getitem, self._dicts, self._keys))
         except KeyError:  # a state was removed
@@ -82,7 +81,7 @@ class Batch:
         return forms and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
 
     def release(self, names: set[str]) -> None:
-        """Give parameters that leave the batch memory of their own for their state, unless it was removed."""
+        """Give the state of parameters that leave the batch memory of its own."""
         rows = [param.name in names for param in self.params] * len(self._stacks)
         for leaves, by_owner, key, address in zip(rows, self._dicts, self._keys, self._addresses):
             tensor = by_owner.get(key) if leaves and len(self.params) > 1 else None
@@ -128,7 +127,7 @@ class Batch:
 
 
 def uncounted(tensor: Any) -> Any:
-    """Return a Tensor of the same memory whose writes leave `inplace_version`, as Paddle's optimizers do."""
+    """Return a Tensor of the same memory whose writes leave `inplace_version`, as in Paddle."""
     if not paddle.in_dynamic_mode() or tensor.is_dist():
         return tensor
     if not tensor.is_contiguous():
@@ -148,7 +147,7 @@ class Batches:
         self._used: list[Batch] = []
 
     def prepared(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> Callable[[Optional[float]], None]:
-        """Return the update of rows, whose checks are done; it takes the number of the step."""
+        """Return the update of rows, which takes the number of the step."""
         key = rows.params, list(map(_dtype, rows.grads)), *rows[2:4], len(rows.options), optimizer.batch_bytes
         same = self._key is not None and len(key[0]) == len(self._key[0]) and key[1:] == self._key[1:]
         same = same and all(map(Tensor.is_same_shape, rows.grads, rows.params))
@@ -199,12 +198,11 @@ class Batches:
 
 @functools.lru_cache(1024)  # the parameters that have a gradient may alternate
 def _column(numbers: tuple[float, ...], rank: int, dtype: Any, place: str) -> Tensor:
-    """Return numbers as a Tensor [k, 1, ...] that broadcasts to a stack at `place`."""
     return paddle.to_tensor(numbers, dtype).reshape([len(numbers), *[1] * rank])
 
 
 def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
-    """Return the counters after an update, given the state before it; none if the rule counts."""
+    """Return the counters after an update."""
     counted = {}
     if optimizer.counts_steps:
         together = optimizer.counts_together and GLOBAL_STEP not in state and count is not None
@@ -215,7 +213,7 @@ def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
 
 
 def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Values]:
-    """Return a rule's result with a copy of each old state that is another's new value: writing may overwrite it."""
+    """Return a rule's result, with copies of old states that are another's new value."""
     names = dict(zip(map(id, old.values()), old))
     result = {"": new_param, **new_state}
     for name, value in result.items():
@@ -228,7 +226,7 @@ def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Va
 
 
 def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[str, Shard]) -> Callable[[Any], None]:
-    """Return the update of parameters in shards, together with the other processes that have shards of them."""
+    """Return the update of parameters in shards, which runs in all processes together."""
     row_of = {param.name: i for i, param in enumerate(rows.params)}
 
     def update(count: Optional[float]) -> None:
@@ -264,7 +262,7 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
 def started(
     optimizer: Any, param: Tensor, grad: Tensor, options: Values, lr: Any, shard: Shard, count: Any
 ) -> tuple[Any, Callable[..., None]]:
-    """Return the rule of a parameter, not run yet, and a function that writes its result."""
+    """Return the rule of a parameter, not run yet, and a function to write its result."""
     target, dtype = optimizer.owner_of(param), compute_dtype(param)
     kinds, stored = {**optimizer.state_kinds(param), STEP: SCALAR}, optimizer.state_of(param)
     state = {name: stored[name].astype(dtype) for name in kinds}
@@ -290,7 +288,7 @@ def started(
     return rule, write
 
 
-def _write(value: Any, target: Any, overflow: Any = None, shard: Optional[Shard] = None) -> None:
+def _write(value: Any, target: Any, overflow: Any, shard: Optional[Shard]) -> None:
     if not isinstance(value, (Tensor, type(target))):
         value = paddle.full([], value, target.dtype)
     if overflow is not None:  # static AMP runs the update regardless; a CPU has no `where` of float16

@@ -4,13 +4,12 @@ Paper: CAME, Luo et al., https://arxiv.org/abs/2307.02047 (Algorithm 2). With `b
 of the authors' code, https://github.com/yangluo7/CAME.
 """
 
-import functools
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import paddle
 from paddle import Tensor
 
-from .._checks import Option, checked_int, one_of_two, refusal
+from .._checks import Option, one_of_two, refusal
 from .fused import FusedRule
 from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_kinds, relative_step_lr
 from .options import (
@@ -19,11 +18,12 @@ from .options import (
     RELATIVE_STEP,
     SCALE_PARAMETER,
     bool_option,
+    decay_option,
+    from_one,
     numbers,
     parameters_first,
     plain_weight_decay,
     register,
-    without_order,
 )
 from .rule_optimizer import ScheduledOptimizer
 from .sharded import Shard, Update
@@ -31,7 +31,6 @@ from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
-_from_one = functools.partial(checked_int, least=1)
 
 
 def came_update(
@@ -146,23 +145,15 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         ),
         "clip_threshold": CLIP_THRESHOLD,
         "decay_rate": Option(doc="exponent of the second moment's decay rate", high=1.0, group=True),
-        "beta1": Option(
-            doc="decay rate of the momentum; 0 or None: no momentum", high=1.0, ends="[)", optional=True, group=True
-        ),
-        "beta2": Option(
-            doc="constant decay rate of the second moment; None: from `decay_rate`",
-            high=1.0,
-            ends="[)",
-            optional=True,
-            group=True,
-        ),
-        "beta3": Option(doc="decay rate of the instability", high=1.0, ends="[)", group=True),
+        "beta1": decay_option("decay rate of the momentum; 0 or None: no momentum", optional=True),
+        "beta2": decay_option("constant decay rate of the second moment; None: from `decay_rate`", optional=True),
+        "beta3": decay_option("decay rate of the instability"),
         "weight_decay": Option(doc="decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
         "scale_parameter": SCALE_PARAMETER,
         "relative_step": RELATIVE_STEP,
         "warmup_init": bool_option("with `relative_step`: a warm-up at rate 1e-6 t"),
         "compression": bool_option("store the momentum as float16"),
-        "loss_scale": Option(doc="divides the gradients", values="an int from 1", check=_from_one),
+        "loss_scale": Option(doc="divides the gradients", values="an int from 1", check=from_one),
     }
 
     @staticmethod
@@ -190,23 +181,17 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         compression: bool = False,
         loss_scale: int = 1,
         parameters: Any = None,
-        grad_clip: Any = None,
-        apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
-        multi_precision: bool = False,
-        name: Optional[str] = None,
         *,
         params: Any = None,
         beta2: Optional[float] = None,
-        fused: Optional[bool] = None,
-        **layerwise: Any,
+        **common: Any,
     ) -> None:
-        parameters = without_order(one_of_two("parameters", parameters, "params", params))
+        parameters = one_of_two("parameters", parameters, "params", params)
         options = {"eps": eps, "decay_rate": decay_rate, "beta1": beta1, "beta2": beta2, "beta3": beta3}
         options.update(clip_threshold=clip_threshold, weight_decay=weight_decay, scale_parameter=scale_parameter)
         options.update(relative_step=relative_step, warmup_init=warmup_init)
-        options.update(compression=compression, loss_scale=loss_scale, **layerwise)
-        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name, "fused": fused}
-        super().__init__(learning_rate, parameters, multi_precision=multi_precision, **common, **options)
+        options.update(compression=compression, loss_scale=loss_scale, **common)
+        super().__init__(learning_rate, parameters, **options)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         super().check_together(options, group)

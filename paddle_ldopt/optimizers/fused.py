@@ -1,7 +1,6 @@
 """The update by the C library of `kernels`: on a CPU, one call updates all parameters in place.
 
-A `Plan` holds the library's struct of every parameter. It is made again if a tensor was added, replaced, moved or
-reshaped. Checkpoints do not depend on it.
+A `Plan` holds the library's structs. It is made again if a tensor was added, replaced, moved or reshaped.
 """
 
 import functools
@@ -41,7 +40,7 @@ class FusedRule(NamedTuple):
 
 
 def unsupported_here() -> Optional[str]:
-    """Return why no step can be fused now, None if one can."""
+    """Return why no step can be fused now."""
     if not paddle.in_dynamic_mode():
         return "a static graph, or `to_static`, consists of Paddle's operations"
     if flags()["FLAGS_check_nan_inf"]:
@@ -50,7 +49,6 @@ def unsupported_here() -> Optional[str]:
 
 
 def refuse_fused(fused: Any, why: Optional[str]) -> None:
-    """Raise for `fused=True` if there is a reason why it is not possible."""
     if fused and why is not None:
         raise refusal(ValueError, f"`fused=True` is not possible: {why}. Use None or False.", fused=True)
 
@@ -66,7 +64,7 @@ class Plan:
     def __init__(
         self, optimizer: "LayerwiseOptimizer", params: list[Tensor], forms: list[int], options: list[Values]
     ) -> None:
-        """The rule of a parameter has the form of `options[forms[row]]`; all of them have state."""
+        """The rule of a parameter has the form of `options[forms[row]]`."""
         self.optimizer, self.params, self.forms = optimizer, params, forms
         self.row = {id(param): row for row, param in enumerate(params)}
         self.structs, self.refused = np.zeros(len(params), kernels.TENSOR), dict[int, str]()
@@ -89,7 +87,7 @@ class Plan:
         return tensors
 
     def is_valid(self) -> bool:
-        """Return whether no tensor was added, removed, replaced, moved, cast or reshaped."""
+        """Return whether no tensor was added, replaced, moved, cast or reshaped."""
         state = self._state_now()
         return (
             len(state) == len(self._state)
@@ -138,7 +136,7 @@ class Plan:
 
 
 def unsupported_tensor(tensor: Any) -> Optional[str]:
-    """Return why the C library cannot use a tensor, None if it can."""
+    """Return why the C library cannot use a tensor."""
     if tensor.is_selected_rows():
         return "it is sparse"
     if tensor.is_dist():
@@ -156,17 +154,8 @@ def unsupported_tensor(tensor: Any) -> Optional[str]:
     return None
 
 
-@functools.cache
-def _has_library_rule(cls: Any) -> bool:
-    """Return whether a class inherits its `rule` from the class that has its `fused_rule`."""
-    owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
-    return getattr(cls, "rule", None) is getattr(owner, "rule", None)
-
-
 def library_rule(optimizer: "LayerwiseOptimizer", options: Values, shape: Any = ()) -> Union[FusedRule, str]:
-    """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
-    if not _has_library_rule(type(optimizer)):  # type: ignore[arg-type]
-        return f"{type(optimizer).__name__} has a `rule` of its own and no `fused_rule` for it"
+    """Return an optimizer's `fused_rule`, or why it does not hold."""
     rule = optimizer.fused_rule(options, shape)
     for eps in () if isinstance(rule, str) else rule.fields["eps"]:
         if 0.0 < eps < _SMALLEST:
@@ -183,7 +172,7 @@ class FusedStep:
         self._options: list[Values] = []  # an example for each of these
 
     def is_possible(self, optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
-        """Return whether the library may update parameters like this; warn once, or raise, if it is missing."""
+        """Return whether the library may update parameters like this; warn or raise if it is missing."""
         on_cpu = not param._is_initialized() or param.place.is_cpu_place()
         if on_cpu and kernels.library() is not None and not flags()["FLAGS_check_nan_inf"]:
             return True
@@ -196,7 +185,7 @@ class FusedStep:
     def read(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], dict[int, str]]:
         """Return the structs of the rows of a step, and index -> reason for the rows that it cannot update.
 
-        Gradients that are not contiguous are replaced in `rows`, which must live until the step's end.
+        Gradients that are not contiguous are replaced in `rows`.
         """
         params, grads, kinds, plan = rows.params, rows.grads, rows.kinds, self._plan
         fields: list[Values] = []

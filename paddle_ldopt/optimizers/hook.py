@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 import paddle
@@ -40,8 +40,8 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
     Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. For other architectures use ``LayerMap`` and ``layers=``.
     """
     d, n = checked_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
-    tensor = getattr(param, "name", param)
-    name = name_dict.get(tensor) if isinstance(name_dict, Mapping) and isinstance(tensor, str) else None
+    tensor = getattr(param, "name", str(param))
+    name = name_dict.get(tensor) if isinstance(name_dict, Mapping) else None
     if name is None:
         must = "`name_dict` must map every parameter's `name` to its structured name"
         build = "Build it after the model is complete: {p.name: n for n, p in model.named_parameters()}."
@@ -55,9 +55,17 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
     return d ** (n - int(block[1]))
 
 
-def check_documented_hook(names: Iterable[str]) -> None:
-    """Raise if PaddleNLP's hook finds no block among the structured `names`; warn if it skips numbered blocks."""
-    names = list(names)
+def check_hook(optimizer: Any, params: list[paddle.Tensor]) -> None:
+    """Raise if PaddleNLP's hook finds no block; warn if it skips some, or if another one gives only equal ratios."""
+    trained = [param for param in params if not param.stop_gradient]
+    ratios, decay = [optimizer.hook(param) for param in trained], optimizer.layerwise_decay
+    if not optimizer.has_documented_hook:
+        known = [ratio for ratio in ratios if isinstance(ratio, float)]  # unknown in a static graph
+        if decay != 1.0 and len(known) == len(ratios) > 1 and len(set(known)) == 1:
+            problem = f"The hook gives all {len(ratios)} parameters the same ratio ({ratios[0]:g}): no layer differs."
+            warnings.warn(refusal(UserWarning, problem, layerwise_decay=decay), stacklevel=5)
+        return
+    names = [optimizer.structured_name(param) for param in trained]
     others = [name for name in names if not _ENCODER_BLOCK.search(name)]
     if others == names:
         raise ValueError(
@@ -74,33 +82,25 @@ def check_documented_hook(names: Iterable[str]) -> None:
         )
 
 
-def warn_of_equal_ratios(ratios: list[Any], layerwise_decay: float) -> None:
-    """Warn if a hook gives all parameters one ratio although a decay was asked for."""
-    known = [ratio for ratio in ratios if isinstance(ratio, float)]  # unknown in a static graph
-    if layerwise_decay != 1.0 and len(known) == len(ratios) > 1 and len(set(known)) == 1:
-        problem = f"The hook gives all {len(ratios)} parameters the same ratio ({ratios[0]:g}): no layer differs."
-        warnings.warn(refusal(UserWarning, problem, layerwise_decay=layerwise_decay), stacklevel=5)
-
-
 def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int) -> Callable[[paddle.Tensor], Any]:
     """Return a hook as a function of the parameter alone, which returns a checked ratio.
 
-    A hook is ``f(layerwise_decay, name_dict, n_layers, param)``, a `functools.partial` of it, or ``f(param)``. It
-    returns a ratio (a number or a one-element Tensor; in a static graph a variable), or multiplies
-    ``param.optimize_attr["learning_rate"]``, which is restored after each call, and returns None.
+    A hook returns a ratio (in a static graph a variable), or multiplies ``param.optimize_attr["learning_rate"]``, which
+    is restored after each call, and returns None.
     """
     settings = (layerwise_decay, name_dict, n_layers)
     try:
         signature = inspect.signature(hook)
-    except ValueError:  # a builtin without a signature: the documented contract
-        signature = inspect.signature(layerwise_lr_decay)
-    except TypeError:
-        signature = inspect.Signature()  # refused below
-    arguments = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    required = [p for p in arguments if p.default is p.empty]
-    positional = [p.name for p in arguments if p.kind is p.POSITIONAL_OR_KEYWORD]
-    if len(required) == 1 and not (len(positional) == 4 and positional[-1] == "param"):
-        only, call = required[0], hook
+        without_default = [p for p in signature.parameters.values() if p.default is p.empty]
+        required = [p for p in without_default if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if len(required) != 1:
+            signature.bind(*settings, None)
+    except (TypeError, ValueError):
+        must = "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param)."
+        raise refusal(TypeError, must, set_param_lr_fun=hook) from None
+    call = hook if len(required) == 1 else functools.partial(hook, *settings)
+    if len(required) == 1:
+        only = required[0]
         if only.kind is only.KEYWORD_ONLY:  # partial(hook, decay_rate=..., name_dict=..., n_layers=...)
             call = lambda param: hook(**{only.name: param})  # noqa: E731
         bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
@@ -108,13 +108,6 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
             unseen = "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`"
             how = "leave the decay out, or give a hook that takes (layerwise_decay, name_dict, n_layers, param)."
             raise refusal(ValueError, f"{unseen}: {how}", layerwise_decay=layerwise_decay, set_param_lr_fun=hook)
-    else:
-        try:
-            signature.bind(*settings, None)
-            call = functools.partial(hook, *settings)
-        except TypeError:
-            must = "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param)."
-            raise refusal(TypeError, must, set_param_lr_fun=hook) from None
 
     def ratio_of(param: paddle.Tensor) -> Any:  # a plain function: a deep copy of an optimizer shares the hook
         attributes = getattr(param, "optimize_attr", None) or {}

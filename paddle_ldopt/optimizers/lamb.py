@@ -5,7 +5,7 @@ https://arxiv.org/abs/1904.00962 (Algorithm 2, with the identity as its scaling 
 """
 
 import math
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, ClassVar
 
 import paddle
 from paddle import Tensor, _C_ops
@@ -13,14 +13,12 @@ from paddle import Tensor, _C_ops
 from .._checks import Option, one_of_two
 from .fused import FusedRule
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, register, without_order
+from .options import OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, register
 from .rule_optimizer import ScheduledOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY = "[0, inf) or a function of the step"
-
-
 CONVOLUTIONS = (4, 5)  # ranks of the weights of 2-D and 3-D convolutions, [out, in, (d,) h, w]
 
 
@@ -84,7 +82,7 @@ class Lamb(ScheduledOptimizer):
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all
             parameters if there are groups, else to all except names with "beta" or "gamma". Paddle names the weights of
             norms differently: use ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
-        **layerwise: further options (docs/options.md) and the arguments of `AdamWDL`.
+        **common: further options (docs/options.md) and the arguments of `AdamWDL`.
 
     docs/numerics.md lists differences from MindSpore and Paddle.
 
@@ -128,23 +126,13 @@ class Lamb(ScheduledOptimizer):
         eps: float = 1e-6,
         weight_decay: Any = 0.0,
         parameters: Any = None,
-        grad_clip: Any = None,
-        apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
-        multi_precision: bool = False,
-        name: Optional[str] = None,
         *,
         params: Any = None,
-        fused: Optional[bool] = None,
-        **layerwise: Any,
+        **common: Any,
     ) -> None:
-        parameters = without_order(one_of_two("parameters", parameters, "params", params))
-        options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay, **layerwise}
-        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name, "fused": fused}
-        super().__init__(learning_rate, parameters, multi_precision=multi_precision, **common, **options)
-
-    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        self._grouped = any(isinstance(group, dict) for group in parameters or [])
-        return super()._initial_lr(rate, parameters)
+        parameters = one_of_two("parameters", parameters, "params", params)
+        options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(learning_rate, parameters, **options, **common)
 
     rule = staticmethod(lamb_update)
 
@@ -154,7 +142,8 @@ class Lamb(ScheduledOptimizer):
         return FusedRule("lamb", ("moment1", "moment2"), fields, flags, aux=GLOBAL_STEP)
 
     def has_weight_decay(self, param: Tensor) -> bool:
-        if self._grouped or self._apply_decay_param_fun is not None:
+        has_groups = self._parameter_list and isinstance(self._parameter_list[0], dict)
+        if has_groups or self._apply_decay_param_fun is not None:
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))

@@ -1,17 +1,10 @@
 """Moments: moving averages, and the factored second moment of Adafactor and CAME; a trailing underscore overwrites.
 
 Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1): instead of all elements
-it keeps the means of a matrix's rows and columns. The last two dimensions are the matrix, the others a batch of
-matrices. Vectors and scalars are not factored.
-
-Rules yield sums over the whole tensor (see `RuleOptimizer`) and divide them by sizes from the shape of the whole
-parameter, `Shard.shape`:
-
-    v = yield from factored_ema("exp_avg_sq", grad * grad + eps, state, shard, 1 - beta2)
-    u = divided_by_root(grad, v, shard)
+it keeps the means of a matrix's rows and columns. The last two dimensions are the matrix. Vectors are not factored.
 
 On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. So the rules reuse the memory of
-their intermediate results, by the methods of Tensor with an underscore; in a static graph Paddle makes new values.
+their intermediate results.
 """
 
 import math
@@ -28,13 +21,13 @@ from .states import COLUMN, ELEMENT, ROW, Values
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
-    """Return beta * old + (1 - beta) * new; overwrites old. `one_minus_beta` is a more exact 1 - beta."""
+    """Return beta * old + (1 - beta) * new. `one_minus_beta` is a more exact 1 - beta."""
     new = new * (1 - beta if one_minus_beta is None else one_minus_beta)
     return (old.scale_(beta) if isinstance(beta, float) else old.multiply_(beta)).add_(new)
 
 
 def ema_of_squares_(old: Any, x: Any, beta: float) -> Any:
-    """Return beta * old + (1 - beta) * x^2; overwrites old."""
+    """Return beta * old + (1 - beta) * x^2."""
     return old.scale_(beta).add_((x * (1 - beta)).multiply_(x))
 
 
@@ -54,17 +47,14 @@ def sqrt(x: Any) -> Any:
 
 
 def factored_kinds(name: str, shape: Any) -> dict[str, str]:
-    """Return name -> kind of the states for an average: means of rows and columns from rank 2 on."""
+    """Return name -> kind of the states for an average."""
     return {f"{name}_row": ROW, f"{name}_col": COLUMN} if len(shape) >= 2 else {name: ELEMENT}
 
 
 def factored_ema(
     name: str, new: Any, state: Values, shard: Any, one_minus_beta: Any
 ) -> Generator[list[Any], list[Any], Values]:
-    """Return the new state of the `ema_` of this name: of matrices [..., R, C] the means of rows and of columns.
-
-    Overwrites the old state. Yields the sums of the rows and columns of `new`; of a vector nothing.
-    """
+    """Return the new state of the `ema_` of this name, of matrices the means of rows and columns."""
     beta = 1 - one_minus_beta
     if len(shard.shape) < 2:
         return {name: ema_(state[name], new, beta, one_minus_beta)}
@@ -81,7 +71,7 @@ def factored_ema(
 def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
     r"""Return :math:`x / \sqrt V`, where :math:`V_{ij} = row_i \, col_j / \overline{row}` for matrices (Algorithm 4).
 
-    `averages` is a `factored_ema` of values above 0; the result is the part in `shard`.
+    `averages` is a `factored_ema` of values above 0.
     """
     if len(averages) == 1:
         (v,) = averages.values()
@@ -93,10 +83,7 @@ def divided_by_root(x: Any, averages: Values, shard: Any) -> Any:
 
 
 def clipped_(u: Any, param: Any, clip_threshold: float, scale_parameter: bool, shard: Any) -> Any:
-    r"""Return :math:`u / \max(1, \mathrm{RMS}(u) / clip\_threshold)` (section 6) and RMS(param); overwrites u.
-
-    Yields the sums of squares. Without `scale_parameter` the second result is None.
-    """
+    r"""Return :math:`u / \max(1, \mathrm{RMS}(u) / clip\_threshold)` (section 6) and RMS(param), if asked for."""
     size = math.prod(shard.shape)
     asked = [shard.square_sum(u), shard.square_sum(param)] if scale_parameter else [shard.square_sum(u)]
     squares = yield asked

@@ -5,25 +5,22 @@ et al., https://arxiv.org/abs/2502.16982 (2.2); AdamW, Loshchilov & Hutter, http
 """
 
 import collections
-import functools
 import math
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 from paddle import Tensor
 
-from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number, refusal
+from .._checks import Option, checked_bool, refusal
 from .._compat import topology
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import OWN_RATE, WEIGHT_DECAY, bool_option, register
+from .options import OWN_RATE, WEIGHT_DECAY, bool_option, choice, decay_option, from_one, numbers, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard
 from .states import ELEMENT, STEP, State, Values
 from .step import Rows
 
 _RANKS = (2, 4, 5)  # matrices and kernels of convolutions; [e, m, n] may be a stack of experts or a Conv1D
-_ADJUSTMENTS = ("match_rms_adamw", "original")
-_TYPES = ("float32", "bfloat16")
 
 
 def muon_update(
@@ -71,7 +68,7 @@ def orthogonalized(u: Any, coefficients: tuple[float, float, float], steps: int,
     .. math::
         X_0 = \frac{U}{\lVert U \rVert_F}, \qquad A = X X^\top, \qquad X \leftarrow a X + (b A + c A^2) X
 
-    `dtype` is the type of the products; None: float32 on a CPU, bfloat16 elsewhere; float64 matrices keep theirs.
+    `dtype` is the type of the products, as `Muon`'s `ns_dtype`.
     """
     a, b, c = coefficients
     given, is_high = u.dtype, u.shape[-2] > u.shape[-1]
@@ -85,12 +82,6 @@ def orthogonalized(u: Any, coefficients: tuple[float, float, float], steps: int,
         product = paddle.matmul(x, poly) if is_high else paddle.matmul(poly, x)
         x = x.scale_(a).add_(product)
     return x.astype(given)
-
-
-def _three_numbers(value: Any, name: str) -> tuple[float, ...]:
-    if not isinstance(value, (list, tuple)) or len(value) != 3:
-        raise refusal(ValueError, f"`{name}` must be three numbers.", **{name: value})
-    return tuple(checked_number(number, f"{name}[{i}]", -math.inf) for i, number in enumerate(value))
 
 
 @register(
@@ -117,30 +108,21 @@ class Muon(RuleOptimizer):
     `use_muon` decides instead if it is given, and a group's "use_muon" before both. Parameters with three dimensions go
     to AdamW unless `use_muon` says otherwise: experts in one stack look like a Conv1D.
 
+    docs/options.md lists the options; `AdamWDL` documents the arguments that all optimizers take. Not obvious are:
+
     Args:
-        learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0.
-        weight_decay: decoupled weight decay :math:`\lambda` of both parts, at least 0, scaled by the layer's rate.
-        momentum: :math:`\mu`, in [0, 1).
-        nesterov: the momentum one step ahead.
         ns_coefficients: three numbers a, b, c: an iteration maps a singular value x to
             :math:`a x + b x^3 + c x^5`.
-        ns_steps: number of iterations, at least 1.
         adjust_lr: "match_rms_adamw", or "original" for Jordan's scale.
-        beta1, beta2: decay rates of AdamW's moments, in [0, 1).
-        epsilon: at least 0, added to the root of AdamW's second moment.
         ns_dtype: type of the products in NS, "float32" or "bfloat16". None: bfloat16 on an accelerator, float32 on a
             CPU, where Paddle has no bfloat16 products. float64 parameters keep float64.
         use_muon: parameter -> whether Muon updates it.
-        parameters (list[Tensor]|list[dict], optional): groups may have "lr" (their own rate), "weight_decay",
-            "momentum", "beta1", "beta2", "epsilon" and "use_muon" (bool).
-        **common: the arguments that all optimizers share; see `AdamWDL`. The C library has no Muon.
+        parameters (list[Tensor]|list[dict], optional): groups may have "lr" (their own rate) and "use_muon" (bool).
 
     Raises:
         TypeError, ValueError: as for `AdamWDL`; neither `layers`, `use_muon` nor a group's "use_muon"; no parameter for
             Muon; matrices split over processes (tensor parallel, sharding version 2, DistTensors), which must be whole;
             a static graph.
-
-    State: 4 bytes per element of Muon's parameters, 8 of AdamW's.
 
     Differs from `torch.optim.Muon`: AdamW's part is included; the layout of weights is [in, out]; products are float32
     on a CPU; one default of `adjust_lr` for both parts.
@@ -159,27 +141,18 @@ class Muon(RuleOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "momentum": Option(doc="decay rate of Muon's momentum", high=1.0, ends="[)", group=True),
+        "momentum": decay_option("decay rate of Muon's momentum"),
         "nesterov": bool_option("Muon's momentum one step ahead"),
-        "ns_coefficients": Option(doc="of an iteration", check=_three_numbers, values="three numbers"),
-        "ns_steps": Option(
-            doc="Newton-Schulz iterations", check=functools.partial(checked_int, least=1), values="from 1"
+        "ns_coefficients": Option(
+            doc="of an iteration", check=numbers("()", "()", "()", low=-math.inf), values="three numbers"
         ),
-        "adjust_lr": Option(
-            doc="scale of Muon's update",
-            check=functools.partial(checked_choice, choices=_ADJUSTMENTS),
-            values=" or ".join(map('"{}"'.format, _ADJUSTMENTS)),
-        ),
-        "beta1": Option(doc="decay rate of AdamW's first moment", high=1.0, ends="[)", group=True),
-        "beta2": Option(doc="decay rate of AdamW's second moment", high=1.0, ends="[)", group=True),
+        "ns_steps": Option(doc="Newton-Schulz iterations", check=from_one, values="from 1"),
+        "adjust_lr": choice("scale of Muon's update", "match_rms_adamw", "original"),
+        "beta1": decay_option("decay rate of AdamW's first moment"),
+        "beta2": decay_option("decay rate of AdamW's second moment"),
         "epsilon": Option(doc="added to the root of AdamW's second moment", group=True),
         "weight_decay": WEIGHT_DECAY,
-        "ns_dtype": Option(
-            doc="type of the products",
-            check=functools.partial(checked_choice, choices=_TYPES),
-            values=" or ".join(map('"{}"'.format, _TYPES)),
-            optional=True,
-        ),
+        "ns_dtype": choice("type of the products", "float32", "bfloat16", optional=True),
         "lr": OWN_RATE,
         "use_muon": Option(
             None, "whether Muon updates the group", check=checked_bool, optional=True, group=True, argument=False
@@ -204,15 +177,10 @@ class Muon(RuleOptimizer):
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         parameters: Any = None,
-        grad_clip: Any = None,
-        apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
-        multi_precision: bool = False,
-        name: Optional[str] = None,
         *,
         ns_dtype: Optional[str] = None,
         use_muon: Optional[Callable[[Tensor], bool]] = None,
-        fused: Optional[bool] = None,
-        **layerwise: Any,
+        **common: Any,
     ) -> None:
         if use_muon is not None and not callable(use_muon):
             raise refusal(TypeError, "`use_muon` must be a function of a parameter, or None.", use_muon=use_muon)
@@ -220,23 +188,28 @@ class Muon(RuleOptimizer):
             raise RuntimeError("Muon works in dygraph only. Received: a static graph")
         options: Values = {"momentum": momentum, "nesterov": nesterov, "ns_coefficients": ns_coefficients}
         options.update(ns_steps=ns_steps, adjust_lr=adjust_lr, ns_dtype=ns_dtype, weight_decay=weight_decay)
-        options.update(beta1=beta1, beta2=beta2, epsilon=epsilon, **layerwise)
-        common = {"grad_clip": grad_clip, "apply_decay_param_fun": apply_decay_param_fun, "name": name, "fused": fused}
-        super().__init__(learning_rate, parameters, multi_precision=multi_precision, **common, **options)
+        options.update(beta1=beta1, beta2=beta2, epsilon=epsilon, **common)
+        super().__init__(learning_rate, parameters, **options)
         self._groups = self._routed(use_muon)
 
     rule = staticmethod(muon_update)
 
     def _routed(self, use_muon: Optional[Callable[[Tensor], bool]]) -> dict[str, Any]:
-        """Return param.name -> its group, with the decision of "use_muon" in front of the group's options."""
+        """Return param.name -> its group, with the decision of "use_muon"."""
         listed: Any = self._param_groups
         routed: dict[str, Any] = {}
         for group in listed if isinstance(listed[0], dict) else [{"params": listed}]:
             sides = {chosen: collections.ChainMap({"use_muon": chosen}, group) for chosen in (True, False)}
             for param in group["params"]:
                 chosen = group.get("use_muon")
-                if chosen is None:
-                    chosen = self._is_for_muon(param) if use_muon is None else bool(use_muon(param))
+                if chosen is None and use_muon is not None:
+                    chosen = bool(use_muon(param))
+                elif chosen is None:
+                    if self.layers is None:
+                        how = "give `layers`, or `use_muon`, a function of a parameter, or groups with 'use_muon'"
+                        received = f"layers=None, use_muon=None, '{param.name}' of shape {list(param.shape)}"
+                        raise ValueError(f"Muon must know the matrices of blocks: {how}. Received: {received}")
+                    chosen = len(param.shape) in _RANKS and bool(self.layers.layer_of(param.name).is_block)
                 if chosen and len(param.shape) < 2:
                     wrong = "Muon updates matrices: leave vectors and scalars to AdamW."
                     raise ValueError(f"{wrong} Received: use_muon=True for '{param.name}' of shape {list(param.shape)}")
@@ -245,13 +218,6 @@ class Muon(RuleOptimizer):
             wrong = "No parameter is a matrix of a block, so Muon would be AdamW: use AdamWDL, or give `use_muon`."
             raise refusal(ValueError, wrong, layers=self.layers, parameters=len(routed))
         return routed
-
-    def _is_for_muon(self, param: Tensor) -> bool:
-        if self.layers is None:
-            how = "give `layers`, or `use_muon`, a function of a parameter, or groups with 'use_muon'"
-            received = f"layers=None, use_muon=None, '{param.name}' of shape {list(param.shape)}"
-            raise ValueError(f"Muon must know the matrices of blocks: {how}. Received: {received}")
-        return len(param.shape) in _RANKS and bool(self.layers.layer_of(param.name).is_block)
 
     def uses_muon(self, param: Tensor) -> bool:
         """Return whether Muon updates a parameter; AdamW updates the others."""

@@ -16,6 +16,7 @@ from .._checks import (
     REQUIRED,
     Option,
     checked_bool,
+    checked_choice,
     checked_int,
     checked_number,
     nearest,
@@ -30,9 +31,12 @@ from .states import SCALAR, STEP, State, StepFunction
 
 _Class = TypeVar("_Class", bound=type)
 
-# The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.
+# the layer-wise arguments of all optimizers, with their defaults
 LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
 LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
+
+
+from_one = functools.partial(checked_int, least=1)
 
 
 def bool_option(doc: str, **more: Any) -> Option:
@@ -49,20 +53,29 @@ COMMON = {
 }
 
 
-def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
-    """Return the check of a tuple of numbers of at least 0, each with the brackets of its range."""
+def decay_option(doc: str, **more: Any) -> Option:
+    """Return the option for the decay rate of a moving average."""
+    return Option(doc=doc, high=1.0, ends="[)", group=True, **more)
+
+
+def choice(doc: str, *choices: str, **more: Any) -> Option:
+    check = functools.partial(checked_choice, choices=choices)
+    return Option(doc=doc, check=check, values=" or ".join(f'"{one}"' for one in choices), **more)
+
+
+def numbers(*ends: str, low: float = 0.0) -> Callable[[Any, str], tuple[float, ...]]:
+    """Return the check of a tuple of numbers from `low` on, each with the brackets of its range."""
 
     def check(value: Any, name: str) -> tuple[float, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(ends):
-            wrong = ValueError if isinstance(value, (list, tuple)) else TypeError
-            raise refusal(wrong, f"`{name}` must be a tuple of {len(ends)} numbers.", **{name: value})
-        return tuple(checked_number(v, f"{name}[{i}]", ends=e) for i, (v, e) in enumerate(zip(value, ends)))
+            raise refusal(ValueError, f"`{name}` must be a tuple of {len(ends)} numbers.", **{name: value})
+        return tuple(checked_number(v, f"{name}[{i}]", low, ends=e) for i, (v, e) in enumerate(zip(value, ends)))
 
     return check
 
 
 def plain_weight_decay(value: Any, name: str) -> Any:
-    """Return 0 for None and any other value unchanged; raise TypeError for a regularizer."""
+    """Return 0 for None; raise TypeError for a regularizer."""
     if isinstance(value, WeightDecayRegularizer):
         wrong = f"`{name}` must be a number such as 0.01, which decays the weights themselves, not a penalty."
         raise TypeError(f"{wrong} Received: {name}={type(value).__name__}")
@@ -77,28 +90,19 @@ def checked_lr(learning_rate: Any, argument: str) -> Any:
 
 
 def lr_or_function(value: Any, argument: str) -> Any:
-    """Return a rate as a float, an `LRScheduler` or a `StepFunction`."""
     if isinstance(value, LRScheduler):
         return value
-    if isinstance(value, (paddle.Tensor, np.ndarray)):
-        if value.ndim > 1:
-            wrong = f"`{argument}` must have at most one dimension. Received: {argument} of shape {list(value.shape)}"
-            raise ValueError(wrong)
-        value = value.tolist() if value.size != 1 else value
     value = plain_number(value)
+    value = value.tolist() if isinstance(value, (paddle.Tensor, np.ndarray)) else value
     if callable(value):
         return StepFunction(value, argument)
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict, set, frozenset)):
-        values = [plain_number(element) for element in value]
-        if not values:
-            raise ValueError(f"`{argument}` must have a value for every step. Received: {argument}=[]")
-        return StepFunction([checked_number(v, f"{argument}[{i}]") for i, v in enumerate(values)], argument)
+        return StepFunction([checked_number(v, f"{argument}[{i}]") for i, v in enumerate(value)], argument)
     expected = "a number, a Tensor, an iterable of numbers, an LRScheduler or a callable of the step"
     return checked_number(value, argument, expected=expected)
 
 
 def decay_or_function(value: Any, argument: str) -> Any:
-    """Return a weight decay as a float, 0 for None, or as a `StepFunction`."""
     if callable(value) and not isinstance(value, WeightDecayRegularizer):
         return StepFunction(value, argument)
     return checked_number(plain_weight_decay(value, argument), argument, expected="a number or a callable of the step")
@@ -106,7 +110,7 @@ def decay_or_function(value: Any, argument: str) -> Any:
 
 # ---- options that several optimizers have
 
-OWN_RATE = Option(None, "the group's own rate", optional=True, group=True, argument=False)
+OWN_RATE = Option(None, "the group's own rate", optional=True, group=True, argument=False, in_rule=False)
 OWN_SCHEDULE = dataclasses.replace(OWN_RATE, check=lr_or_function, values="[0, inf) or a schedule")
 CLIP_THRESHOLD = Option(doc="the largest RMS of the update", ends="()", group=True)
 SCALE_PARAMETER = bool_option("scale the rate by the parameter's RMS", group=True)
@@ -119,7 +123,7 @@ WEIGHT_DECAY = Option(doc="decoupled weight decay", group=True, read=plain_weigh
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerInfo:
-    """A registered optimizer; `create`, settings, the Trainer, the command line and the docs read it."""
+    """A registered optimizer."""
 
     cls: type[Any]
     summary: str  # when to choose it, and bytes of state per parameter
@@ -137,12 +141,11 @@ class OptimizerInfo:
         return {option.setting or name: option for name, option in chosen.items()}
 
     def setting(self, name: str) -> str:
-        """Return the key in `settings` of an option, given that key or the name in the class."""
+        """Return the key in `settings` of an option by its name in the class."""
         return (name in self.options and self.options[name].setting) or name
 
     @property
     def all_arguments(self) -> set[str]:
-        """The arguments of its constructor, also those that it passes on to a base."""
         return {*self.settings, *LAYERWISE, *_arguments(self.cls)} - {"self"}
 
     def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
@@ -172,7 +175,7 @@ def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
 
 
 def _arguments(cls: type) -> dict[str, Any]:
-    """Return argument -> default of a constructor, also those that it passes on to a base."""
+    """Return argument -> default of a constructor and the bases that it passes arguments on to."""
     arguments: dict[str, Any] = {}
     for init in [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]:
         parameters = inspect.signature(init).parameters.values()
@@ -208,7 +211,7 @@ _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, P
 
 
 def parameters_to_train(model: Any) -> list[Any]:
-    """Return a model's parameters, also frozen ones, except under sharding, whose version 2 refuses them."""
+    """Return a model's parameters; under sharding, whose version 2 refuses them, without frozen ones."""
     sharded = is_sharded()
     return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
@@ -234,7 +237,7 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 
 def parameters_first(constructor: _Constructor) -> _Constructor:
-    """Decorate a constructor: parameters as the first argument, MindSpore's order, become `params`."""
+    """Decorate a constructor: parameters as the first argument, as in MindSpore, become `params`."""
 
     @functools.wraps(constructor)
     def with_params(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -247,58 +250,48 @@ def parameters_first(constructor: _Constructor) -> _Constructor:
     return cast(_Constructor, with_params)
 
 
-def without_order(parameters: Any) -> Any:
-    """Return the groups without the dict of "order_params", which has no effect."""
-    if not is_listed(parameters):
-        return parameters
-    return [item for item in parameters if not (isinstance(item, dict) and "order_params" in item)]
-
-
-def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
-    """Return parameters or groups as lists, None in a static graph; groups may have `options`."""
+def checked_parameters(parameters: Any, options: dict[str, Option]) -> Any:
+    """Return parameters or groups as lists, None in a static graph; MindSpore's "order_params" has no effect."""
     if parameters is None and not paddle.in_dynamic_mode():
         return None
     if not is_listed(parameters):
         raise wrong_type(parameters, "parameters", "a list of parameters or of parameter groups")
-    items = list(parameters)
+    items = [item for item in parameters if not (isinstance(item, dict) and "order_params" in item)]
     groups = [checked_group(item, options) for item in items if isinstance(item, dict)]
     warn_of_absolute_rates(groups)
     if groups and len(groups) < len(items):
         raise TypeError("`parameters` must hold either parameters or parameter groups. Received: both")
-    params_by_name: dict[str, Any] = {}
+    names: dict[str, None] = {}
     for param in flatten_groups(groups or items):
         if not hasattr(param, "stop_gradient"):
             received = f"{shown(param)} of type {type(param).__name__}"
             raise TypeError(f"`parameters` must hold parameters. Received: {received}")
-        if param.name in params_by_name:
+        if param.name in names:
             wrong = "Parameters need different names, by which Paddle keeps their state: build their models in one"
             advice = "`paddle.utils.unique_name.guard()`, or in none; and list none of them twice."
             raise ValueError(f"{wrong} {advice} Received: '{param.name}'")
-        params_by_name[param.name] = param
-    if params_by_name and all(param.stop_gradient for param in params_by_name.values()) or not items:
-        received = f"{len(params_by_name)} parameters, all frozen" if items else "parameters=[]"
+        names[param.name] = None
+    if all(param.stop_gradient for param in flatten_groups(groups or items)):
+        received = f"{len(names)} parameters, all frozen" if names else "parameters=[]"
         raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
-    if groups and is_sharded():
-        wrong = "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates,"
-        advice = "`apply_decay_param_fun` for weight decay, or sharding_degree=1."
-        raise ValueError(f"{wrong} {advice} Received: {len(groups)} groups")
     return groups or items
 
 
-def checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
+def checked_group(group: dict[str, Any], options: dict[str, Option]) -> dict[str, Any]:
     if "params" not in group:
         raise ValueError(f"A parameter group must have 'params'. Received: keys {shown(list(group))}")
-    unknown = group.keys() - _GROUP_KEYS - _LABELS - set(options)
+    known_keys = _GROUP_KEYS | {name for name, option in options.items() if option.group}
+    unknown = group.keys() - known_keys - _LABELS
     if unknown:
-        known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options})))
+        known = ", ".join(map(repr, sorted(known_keys)))
         received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
         raise ValueError(f"A parameter group may only have the keys {known}. Received: {received}")
     params, rate = group["params"], group.get("learning_rate", 1.0)
-    if "lr" in options and group.get("lr") is not None and "learning_rate" in group:
+    if group.get("lr") is not None and "learning_rate" in group:
         rates = "either 'lr', its absolute rate, or 'learning_rate', a multiplier of the optimizer's rate"
         raise refusal(ValueError, f"A parameter group takes {rates}, not both.", lr=group["lr"], learning_rate=rate)
     if isinstance(params, (set, str)):
-        raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
+        raise wrong_type(params, "params", "an ordered collection")
     if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate
         rate = checked_number(rate, "learning_rate", expected="a number: in a group it is a multiplier of the rate")
     scale = checked_number(group.get("lr_scale", 1.0), "lr_scale", expected="a number: it is a label of a group")

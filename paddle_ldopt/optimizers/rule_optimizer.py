@@ -7,7 +7,7 @@ import paddle
 from paddle import Tensor
 
 from .._checks import problem, refusal
-from .._compat import is_called_by, state_dtype
+from .._compat import dtype_name, is_called_by
 from .base import LayerwiseOptimizer
 from .batches import started
 from .options import COMMON, checked_lr, lr_or_function
@@ -89,7 +89,7 @@ class RuleOptimizer(LayerwiseOptimizer):
     _lr_optional = False  # whether the rate may be None
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""
+        """Return the initial rate, a float or a scheduler; called when the options are known."""
         return rate
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
@@ -121,14 +121,12 @@ class RuleOptimizer(LayerwiseOptimizer):
             write(*run_locally(rule))
 
     def check_param(self, param: Tensor) -> None:
-        """Raise if the optimizer was not built with this parameter, or its shape or type has changed."""
         super().check_param(param)
         if paddle.in_dynamic_mode() and self.finder.params:
             self.finder.check(param)
 
     def state_layout(self, param: Tensor) -> dict[str, Any]:
         """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
-        # PaddleNLP's unified checkpoints cannot be read with shape []
         layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
         return {**layout, STEP: (compute_dtype(param), [1])}
 
@@ -146,16 +144,14 @@ class RuleOptimizer(LayerwiseOptimizer):
                 raise ValueError(f"{wrong} {advice} Received: {received}")
             owner = self._create_master_weight(param) if self.has_master(param) else param
             if owner is param and self._is_dtype_fp16_or_bf16(param.dtype):  # Paddle's AdamW warns as well
-                wrong = (
-                    "Parameters of 16 bits stop moving once a step is below their rounding: use multi_precision=True."
-                )
+                wrong = "Parameters of 16 bits stop moving if a step is below their rounding: use multi_precision=True."
                 warnings.warn(problem(wrong, optimizer=type(self).__name__), stacklevel=2)
             for name, (dtype, shape) in self.state_layout(param).items():
-                self._add_accumulator(name, owner, fill_value=0.0, dtype=state_dtype(dtype), shape=shape)
+                self._add_accumulator(name, owner, fill_value=0.0, dtype=dtype_name(dtype), shape=shape)
             self._already_create_accumulator.add(param.name)
 
     def state_dict(self) -> Values:
-        """Return the state under names for PaddleNLP's unified checkpoints; raise if sharding would misread it."""
+        """Return the state under names for PaddleNLP's unified checkpoints."""
         self.taken = None  # the caller may change the state
         kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
         is_split = is_called_by("sharded_state_dict") and self.finder.is_sliced(self._parameter_list)
@@ -169,15 +165,12 @@ class RuleOptimizer(LayerwiseOptimizer):
         return {unified_name(key, names): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict: Values) -> None:
-        """Load the result of `state_dict`, including "master_weights" and "LR_Scheduler" if present."""
+        """Load the result of `state_dict`."""
         super().set_state_dict(plain(state_dict))
 
 
 class ScheduledOptimizer(RuleOptimizer):
-    """An optimizer whose rate and options "lr" and "weight_decay" may be a `StepFunction`.
-
-    With any of them, the state of each parameter includes the number of all steps, so a resume is exact.
-    """
+    """An optimizer whose rate, "lr" and "weight_decay" may be a `StepFunction`; its steps are counted in the state."""
 
     _COUNT = GLOBAL_STEP
 
@@ -211,7 +204,7 @@ class ScheduledOptimizer(RuleOptimizer):
         super().check_graph(params)
 
     def get_lr(self) -> float:
-        """Return the rate of the next step for ratio 1, or the last rate of a schedule that has run out."""
+        """Return the rate of the next step for ratio 1, or the last one of a sequence."""
         return float(super().get_lr()) if self.lr_function is None else self.lr_function.reported(self.steps_taken())
 
     def set_lr_scheduler(self, scheduler: Any) -> None:

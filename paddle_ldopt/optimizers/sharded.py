@@ -1,11 +1,9 @@
 """Tensors split over processes: the shard of a parameter, sums over its shards, and its state for checkpoints.
 
-A rule sees the tensors of one shard. It sums over the shard, yields the sums and receives the sums over all shards:
-`run_together` adds them up across processes, `run_locally` serves whole tensors. Sums over rows, columns or the
-channels of a convolution have the size of the whole tensor in every shard, with zeros where the shard has no element.
-
-Sums keep the summed dimensions with size 1: sums of rows are [..., R, 1], sums of columns [..., 1, C]. For a stack of
-whole parameters, [k, ..., R, C], they are sums of each parameter.
+A rule sees the tensors of one shard. It sums over the shard, yields the sums and receives the sums over all shards.
+Sums over rows, columns or the channels of a convolution have the size of the whole tensor in every shard, with zeros
+where the shard has no element. They keep the summed dimensions with size 1: sums of rows are [..., R, 1], sums of
+columns [..., 1, C]. For a stack of whole parameters, [k, ..., R, C], they are sums of each parameter.
 """
 
 import copy
@@ -18,7 +16,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import Tensor, _C_ops
 
-from .._compat import is_sharded, parameters_of, topology
+from .._compat import create_state, is_sharded, parameters_of, topology
 from .states import ELEMENT, ROW, SCALAR, STEP
 
 Update = Generator[list[Any], list[Any], tuple[Any, dict[str, Any]]]  # a running rule that asks for sums
@@ -28,7 +26,7 @@ _INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding 
 
 
 class Shard:
-    """A whole tensor as a rule sees it, and the base of `PartialShard`: sums over it, and values spread over it."""
+    """A whole tensor as a rule sees it: sums over it, and values spread over it."""
 
     groups: tuple[Any, ...] = ()  # of processes; sums are added up over one after the other
     slice_size: Optional[int] = None  # number of elements of a flat slice, without padding
@@ -38,15 +36,15 @@ class Shard:
         self.shape = shape  # of the whole tensor
 
     def view(self, stored: Any) -> Any:
-        """Return a stored tensor as the rule sees it; it may share memory."""
+        """Return a stored tensor as the rule sees it."""
         return stored
 
     def stored(self, tensor: Any) -> Any:
-        """Return the part of a stored tensor to which a flattened new value is written."""
+        """Return a stored tensor without padding."""
         return tensor if self.slice_size is None else tensor._slice(0, self.slice_size)
 
     def square_sum(self, x: Any) -> Any:
-        """Return the sum of all squares, of shape []; of a stack, for each parameter."""
+        """Return the sum of all squares, of shape []; of a stack [k, 1, ...]."""
         rank = len(self.shape)
         if not paddle.in_dynamic_mode():
             return (x * x).sum()
@@ -58,11 +56,9 @@ class Shard:
         return _C_ops.sum(x * x, list(range(-rank, 0)), None, True) if rank else x * x
 
     def row_sums(self, x: Any) -> Any:
-        """Return the sums of the rows of the last two dimensions, [..., R, 1] of a tensor [..., R, C]."""
         return _C_ops.sum(x, [-1], None, True)
 
     def col_sums(self, x: Any) -> Any:
-        """Return the sums of the columns of the last two dimensions, [..., 1, C] of a tensor [..., R, C]."""
         by_product = len(x.shape) in _PRODUCTS and math.prod(x.shape) > 4096 and paddle.in_dynamic_mode()
         if by_product and x.place.is_cpu_place():
             return _C_ops.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x, False, False)  # type: ignore[no-untyped-call]
@@ -73,11 +69,11 @@ class Shard:
         return _C_ops.sum(x, list(range(dims - len(self.shape), 0)), None, True)
 
     def spread_leading(self, values: Any, dims: int) -> Any:
-        """Return, broadcastable to the shard, the value of each element's index in the first `dims` dimensions."""
+        """Return, broadcastable to the shard, the value of each element by its first `dims` indices."""
         return values
 
     def spread_product(self, rows: Any, cols: Any) -> Any:
-        """Return a new tensor: for each element the product of the values of its row and its column."""
+        """Return for each element the product of the values of its row and its column."""
         if len(rows.shape) in _PRODUCTS and paddle.in_dynamic_mode() and rows.place.is_cpu_place():
             return _C_ops.matmul(rows, cols, False, False)  # type: ignore[no-untyped-call]
         return rows * cols
@@ -135,7 +131,7 @@ class PartialShard(Shard):
         return self._in_whole(sums, self._but_rows)
 
     def _in_whole(self, sums: Any, kept: Sequence[int]) -> Any:
-        """Return sums over a tensor-parallel part, padded with zeros to the whole size in the `kept` dimensions."""
+        """Return sums over a tensor-parallel part, padded with zeros to the whole size."""
         if self.split is None or self.split[0] not in kept:
             return sums
         axis, index, parts = self.split
@@ -170,11 +166,11 @@ class PartialShard(Shard):
         return paddle.split(values, parts, axis=axis)[index]
 
     def _covered(self, width: int) -> tuple[int, int]:
-        """Return the range (begin, end) of the rows of this width that the span touches."""
+        """Return the range of the rows of this width that the span touches."""
         return self._begin // width, -(-self._end // width)
 
     def _padded(self, x: Any, width: int) -> tuple[int, Any]:
-        """Return the index of the first row that the span touches, and `x` padded with zeros to whole rows."""
+        """Return the first row that the span touches, and `x` padded with zeros to whole rows."""
         first, last = self._covered(width)
         return first, _placed(x, self._begin - first * width, (last - first) * width).reshape([last - first, width])
 
@@ -184,13 +180,13 @@ class PartialShard(Shard):
 
 
 def _placed(values: Any, first: int, size: int) -> Any:
-    """Return a vector of zeros of this size with `values` from index `first` on."""
+    """Return a vector of zeros with `values` from index `first` on."""
     around = [paddle.zeros([zeros], values.dtype) for zeros in (first, size - first - values.shape[0])]
     return paddle.concat([around[0], values, around[1]])
 
 
 def run_locally(rule: Rule) -> Any:
-    """Run a rule on whole tensors, whose sums need no other process, and return its result."""
+    """Return the result of a rule on whole tensors, whose sums need no other process."""
     if not isinstance(rule, Generator):
         return rule
     try:
@@ -202,7 +198,7 @@ def run_locally(rule: Rule) -> Any:
 
 
 def run_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
-    """Run rules together, the same in all processes, with one `all_reduce` for each group and round of sums."""
+    """Run the same rules in all processes, with one `all_reduce` for each group and round of sums."""
     results: list[Any] = [rule if shard.groups else run_locally(rule) for shard, rule in rules]
     answers: dict[int, Any] = {index: None for index, rule in enumerate(results) if isinstance(rule, Generator)}
     while answers:
@@ -241,7 +237,7 @@ class ShardFinder:
         return ShardFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
 
     def shape(self, param: Tensor) -> list[int]:
-        """Return the shape of the whole parameter, of which `param` may be a shard."""
+        """Return the shape of the whole parameter."""
         shape = self._shapes.get(param.name)
         if shape is None:
             return list(param.shape)
@@ -251,15 +247,13 @@ class ShardFinder:
     def original(self, param: Tensor) -> Any:
         """Return the parameter of the same name, of which `param` may be a slice; raise if it is unknown."""
         if self.params and param.name not in self.params:
-            wrong = (
-                f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut"
-            )
-            advice = f"them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}."
+            wrong = "The optimizer was not built with this parameter: a wrapper has fused parameters into buffers or"
+            advice = f"cut them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}."
             raise ValueError(f"{wrong} {advice} Received: '{param.name}' of shape {list(param.shape)}")
         return self.params.get(param.name, param)
 
     def check(self, param: Tensor) -> None:
-        """Raise unless the optimizer was built with a parameter, or it is a flat slice of such a parameter."""
+        """Raise unless the optimizer was built with a parameter, or with one that it is a flat slice of."""
         original = self.original(param)
         shape, built_with = list(param.shape), self._shapes[param.name]
         if shape != built_with if param is original else len(shape) != 1:
@@ -268,10 +262,7 @@ class ShardFinder:
             raise ValueError(f"{wrong} {advice} Received: shape={shape}, built with {built_with}")
 
     def find(self, parameter_list: Any) -> dict[str, Shard]:
-        """Return name -> `Shard` of the parameters of a step; the optimizer's list may hold slices.
-
-        Every process of a group must call this in the same step: the first call gathers the slices of all.
-        """
+        """Return name -> `Shard` of the parameters of a step; all processes must call this together."""
         if self._found_for[0] is parameter_list and self._found_for[1] is topology():
             return self._found
         if not self.is_sliced(parameter_list):
@@ -282,9 +273,6 @@ class ShardFinder:
             dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
             for name, shape in self._shapes.items():
                 size, ends = math.prod(shape), [0, *itertools.accumulate(have.get(name, 0) for have in all_sizes)]
-                if 0 < ends[-1] < size:
-                    wrong = f"The slices of '{name}' in the sharding group do not cover the parameter."
-                    raise ValueError(f"{wrong} Received: slices of {ends[-1]} elements, shape={shape}")
                 spans = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]  # padding comes last
                 begin, end = spans[topology().get_sharding_parallel_rank()]
                 whole = (0, size) in spans  # in one process
@@ -295,7 +283,7 @@ class ShardFinder:
         return found
 
     def is_whole(self, parameter_list: Any) -> bool:
-        """Return whether this process has each parameter whole; it waits for no other process."""
+        """Return whether this process has each parameter whole."""
         sliced = self.is_sliced(parameter_list)
         return not sliced and not any(shard.groups for shard in self.find(parameter_list).values())
 
@@ -305,7 +293,7 @@ class ShardFinder:
         return name in self.params and parameter_list[0] is not self.params[name]
 
     def _part(self, param: Tensor, span: Optional[tuple[int, int]] = None, slice_size: Optional[int] = None) -> Shard:
-        """Return the shard of a parameter, whole or split by tensor parallelism, and cut to a slice if there is one."""
+        """Return the shard of a parameter, cut to a slice if there is one."""
         split = self._split(param)
         if split is None and slice_size is None:
             return Shard(self.shape(param))
@@ -318,61 +306,49 @@ class ShardFinder:
         hcg = topology()
         if hcg is None or hcg.get_model_parallel_world_size() == 1 or not getattr(param, "is_distributed", False):
             return None
-        axis = getattr(param, "split_axis", None)
-        if axis is None:
-            wrong = "A tensor-parallel parameter needs the axis that it is split along: set `split_axis`."
-            raise ValueError(f"{wrong} Received: '{param.name}' with is_distributed=True and no split_axis")
-        return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
+        return param.split_axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()  # set by the layer
 
 
 class MissingGradients:
     """Parameters that never had a gradient in any process: sharding gives them zeros, and they would be decayed."""
 
     def __init__(self, params: list[Tensor]) -> None:
-        self._params = params if is_sharded() else []
+        self.params = params if is_sharded() else []
         self._here: set[str] = set()  # names of parameters that had a gradient in this process
-        self.names = [param.name for param in self._params]  # of the last `drop_from`
-        for param in self._params:
+        self.names = [param.name for param in self.params]  # of the last `drop_from`
+        for param in self.params:
             if param.stop_gradient:  # counts as having a gradient if it is unfrozen later
                 self._here.add(param.name)
             else:
                 param.register_hook(lambda _, name=param.name: self._here.add(name))
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return the pairs without parameters that never had a gradient; raise if processes freeze different ones.
-
-        All processes must call this.
-        """
+        """Return the pairs without parameters that never had a gradient; all processes must call this together."""
         if not self.names:
             return params_grads
         self._here |= {
             p.name for p, grad in params_grads if p.name not in self._here and grad is not None and grad.any()
         }
-        frozen = [param.stop_gradient for param in self._params]
-        seen = [param.name in self._here for param in self._params]
+        frozen = [param.stop_gradient for param in self.params]
+        seen = [param.name in self._here for param in self.params]
         flags = paddle.to_tensor([seen, frozen, [not idle for idle in frozen]], "int32")
         for group in (topology().get_sharding_parallel_group(), topology().get_data_parallel_group()):
             if group.nranks > 1:
                 dist.all_reduce(flags, dist.ReduceOp.MAX, group)
         seen, frozen, trained = flags.numpy()
-        for param, differs in zip(self._params, frozen & trained):
+        for param, differs in zip(self.params, frozen & trained):
             if differs:
                 wrong = "Processes that share parameters must freeze the same ones: set `stop_gradient` equally in all."
                 received = f"'{param.name}' with stop_gradient={param.stop_gradient} here, the opposite elsewhere"
                 raise ValueError(f"{wrong} Received: {received}")
-        self.names = [param.name for param, has in zip(self._params, seen) if not has]
+        self.names = [param.name for param, has in zip(self.params, seen) if not has]
         return [(param, grad) for param, grad in params_grads if param.name not in self.names]
-
-    def others_may_have_updates(self) -> bool:
-        """Return whether some parameters never had a gradient and others did: a process may have no updates."""
-        return 0 < len(self.names) < len(self._params)
 
 
 def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
-    """Return key -> ShardedWeight of an optimizer's state; see `LayerwiseOptimizer.sharded_state_dict`.
+    """Return key -> ShardedWeight of an optimizer's state.
 
-    `paddle.distributed.save_state_dict` and `load_state_dict` move such a dict between any two layouts. As in Paddle's
-    AdamW, keys are structured names: "<parameter>.<state>_0", and "<parameter>.w_0" for the float32 master.
+    Keys are as in Paddle's AdamW: "<structured name>.<state>_0", and "<structured name>.w_0" for the float32 master.
     """
     keys: dict[str, str] = {}
     for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
@@ -382,7 +358,7 @@ def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shar
     if unknown:
         wrong = "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model."
         raise ValueError(f"{wrong} Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})")
-    optimizer.create_state([p for p in params if optimizer.layerwise_ratio(p) != 0.0])
+    create_state(optimizer, [p for p in params if optimizer.layerwise_ratio(p) != 0.0])
     sharded = {}
     for param in params:
         if (shards is not None and param.name not in shards) or param.name not in optimizer._already_create_accumulator:
@@ -399,7 +375,6 @@ def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shar
 
 
 def _sharded_weight(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
-    """Return the ShardedWeight of a state of the parameter that `weight` describes."""
     ShardedWeight = type(weight)
     places = [tuple(place) for place in (weight.local_shape, weight.global_shape, weight.global_offset)]
     flat: dict[str, Any] = {}

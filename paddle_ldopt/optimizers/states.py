@@ -8,33 +8,29 @@ import paddle
 from paddle import Tensor, _C_ops
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
-from .._checks import checked_number, refusal, shown, wrong_type
-from .._compat import dtype_name, flatten_groups, is_float64, write_of
+from .._checks import checked_number, checked_state, refusal, shown, wrong_type
+from .._compat import dtype_name, flatten_groups, write_of
 
 # The kinds of state: one number per element of the parameter, per row, per column (of the last two axes), one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 
-# The step counter of each parameter (in AdamWDL Adam's power). The name is Paddle's, for checkpoints: PaddleFormers'
-# flex format finds an optimizer's state by this name; without it, training resumes with wrong state, silently.
+# The step counter of each parameter (in AdamWDL Adam's power). By this name PaddleFormers' flex format finds an
+# optimizer's state; without it, training resumes with wrong state, silently.
 STEP = "beta1_pow_acc"
 
-# The count of the optimizer's own steps, kept with every parameter if a schedule needs it. It differs from `STEP`
-# where a parameter had no gradient.
-GLOBAL_STEP = "global_step"
+GLOBAL_STEP = "global_step"  # the optimizer's own steps, if a schedule needs them: a parameter may lack gradients
 
 POWERS = (STEP, "beta2_pow_acc")  # every optimizer has one of them or both
 COUNTERS = (*POWERS, GLOBAL_STEP)  # neither negative nor NaN
 
 Values = dict[str, Any]  # by name, of states or of options
 
-_INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
-
-
+_INFIX = "_fp32_master_0_"  # at which PaddleNLP's unified checkpoints split state names
 _COPY = re.compile(r"(_deepcopy_\d+)+$")  # Paddle renames a Tensor that is copied
 
 
 class State(NamedTuple):
-    """The kind and type of one state; the kind determines its shape."""
+    """The kind and type of one state."""
 
     kind: str
     dtype: Optional[str] = None  # None: the type the rule computes in, float32 (float64 for float64 parameters)
@@ -48,11 +44,11 @@ def rule_shape(kind: str, shape: Any) -> list[int]:
 
 def compute_dtype(param: Tensor) -> Any:
     """Return the type in which a parameter's update is computed."""
-    return paddle.float64 if is_float64(param) else paddle.float32
+    return paddle.float64 if dtype_name(param.dtype).lower() == "float64" else paddle.float32
 
 
 def largest(counts: list[Any]) -> float:
-    """Return the largest of the counts in Tensors and arrays, 0 without any; it waits for the device."""
+    """Return the largest of the counts in Tensors and arrays, 0 without any."""
     alike: dict[Any, list[Any]] = {}
     for count in counts:
         if isinstance(count, np.ndarray):
@@ -79,7 +75,7 @@ class StepFunction:
         return float(self.source[step])
 
     def reported(self, step: float) -> float:
-        """Return the value at a step, or the last one of a sequence that has run out."""
+        """Return the value at a step, or the last one of a sequence."""
         return self(int(step) if callable(self.source) else min(int(step), len(self.source) - 1))
 
     def __repr__(self) -> str:
@@ -99,10 +95,7 @@ def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
 
 
 def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
-    """Return ``param.name`` of the parameters that differ from their rounded masters, given as (dtype, array) or None.
-
-    Paddle's own optimizers may let them differ.
-    """
+    """Return the names of parameters that differ from their rounded masters, given as (dtype, array) or None."""
     params = flatten_groups(optimizer._parameter_list) if hasattr(optimizer, "has_master") else []
     given = [(param, masters[param.name]) for param in params if optimizer.has_master(param)]
     present = [(param, master[1]) for param, master in given if master and list(master[1].shape) == list(param.shape)]
@@ -136,7 +129,7 @@ def rename_state(optimizer: Any, other: Any) -> None:
 
 
 def unified_name(key: str, names: set[str]) -> str:
-    """Return a key of `state_dict` in the form of PaddleNLP's unified checkpoints; `names` are of all states."""
+    """Return a key of `state_dict` in the form of PaddleNLP's unified checkpoints."""
     if _INFIX in key:
         return key
     ending = next((f"_{name}_0" for name in names if key.endswith(f"_{name}_0")), None)
@@ -144,10 +137,8 @@ def unified_name(key: str, names: set[str]) -> str:
 
 
 def plain(state_dict: Any) -> dict[str, Any]:
-    """Return a state under Paddle's names, with numbers of shape [1]; raise TypeError unless it is a dict."""
-    if not isinstance(state_dict, dict):
-        raise wrong_type(state_dict, "state_dict", "a dict")
-    weights = state_dict.get("master_weights")  # other types are refused later
+    """Return a state under Paddle's names, with numbers of shape [1]."""
+    weights = checked_state(state_dict).get("master_weights")  # other types are refused later
     masters = weights.values() if isinstance(weights, dict) else ()
     names = {_COPY.sub("", getattr(master, "name", "")) for master in masters}
     plain_state = {}
@@ -164,10 +155,7 @@ def plain(state_dict: Any) -> dict[str, Any]:
 
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
-    """Return a state under the names that Paddle's `set_state_dict` expects; raise if Paddle could not load it.
-
-    Paddle would stop halfway through a bad one.
-    """
+    """Return a state under the names that Paddle expects; raise if Paddle, halfway, could not load it."""
     if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
         raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
     for key in ("master_weights", "LR_Scheduler"):
@@ -225,7 +213,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
 
 
 def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, waiting: Any, known: set[str]) -> None:
-    """Raise if state for a parameter's first update is incomplete, or state is of other parameters."""
+    """Raise if the state of a parameter is incomplete, or of other parameters."""
     keys, missing = set(state_dict) - {"master_weights", "LR_Scheduler"}, []
     for param, master, layout in waiting:
         present = layout.keys() & keys
@@ -255,7 +243,7 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:
     """Raise ValueError unless a state to load has the expected (dtype, shape) and a counter is finite and at least 0.
 
-    `values` is a Tensor or an array; an array that holds the bits of another type comes with its `dtype`.
+    An array that holds the bits of another type comes with its `dtype`.
     """
     kind, shape = dtype_name(expected[0]), list(expected[1])
     received = {"dtype": dtype or dtype_name(values.dtype), "shape": list(values.shape)}

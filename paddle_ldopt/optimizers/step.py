@@ -23,12 +23,13 @@ from paddle.base.dygraph.base import in_to_static_mode
 from paddle.optimizer import Optimizer
 
 from .. import kernels
-from .._compat import check_weight_decay_in_step, get_fsdp_context, in_auto_dp_mode, topology
+from .._compat import check_weight_decay_in_step, create_state, get_fsdp_context, in_auto_dp_mode, topology
 from .fused import FusedStep, refuse_fused
 from .sharded import MissingGradients, ShardFinder
 from .states import Values, refresh_masters
 
-_FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
+_HALF = {paddle.float16, paddle.bfloat16}
+_FLOATS = {*_HALF, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
 _DECAY = operator.methodcaller("get", "weight_decay", 0.0)
 _CLIP, _PARAMS = operator.methodcaller("get", "grad_clip"), operator.itemgetter("params")
@@ -120,11 +121,14 @@ class OneStep(Optimizer):
             self.taken, self._count_in_loop = self._count_in_loop or None, None
         return super()._finish_update(block, parameters_and_grads)
 
+    def has_weight_decay(self, param: Tensor) -> bool:
+        return self._apply_decay_param_fun is None or bool(self._apply_decay_param_fun(param.name))
+
     # ---- the step
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def update(self, clipped: list[tuple[Any, Pairs]]) -> list[Any]:
-        """Update parameters once, given (gradient clipping, its pairs); raise before anything has moved."""
+        """Update parameters once, given (clipping, its pairs); raise before anything has moved."""
         flag = self._get_auxiliary_var("found_inf")  # of a loss scaler; None without one
         overflow = flag is not None and bool(flag)
         if isinstance(flag, Tensor):
@@ -164,7 +168,8 @@ class OneStep(Optimizer):
         if structs is None or refused or topology() is not None:
             update_rest = self.prepared(rows if structs is None else rows.take(sorted(refused)))
         count = self.taken
-        if self.counts_together and (rows.params or self.missing.others_may_have_updates()):
+        others_move = 0 < len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
+        if self.counts_together and (rows.params or others_move):
             count = self.steps_taken() + 1.0
         if self.agree is not None:
             self.agree()
@@ -176,14 +181,16 @@ class OneStep(Optimizer):
         return []
 
     def _clipped(self, clipped: list[tuple[Any, Pairs]]) -> Pairs:
-        """Return all pairs with the gradients that Paddle's clipping and regularization make of them."""
+        """Return all pairs after Paddle's clipping and regularization."""
         every: Pairs = []
         for clip, pairs in clipped:
             if clip is not None:
                 for param, grad in pairs:
                     check_gradient(self, param, grad)
                 types = {param.name: grad.dtype for param, grad in pairs}
-                pairs = clip([(param, _for_norm(grad)) for param, grad in pairs])
+                # Paddle has no norm of 16 bits on a CPU
+                half = {p.name for p, g in pairs if g.dtype in _HALF and g.place.is_cpu_place() and g.is_dense()}
+                pairs = clip([(p, g.astype(paddle.float32) if p.name in half else g) for p, g in pairs])
                 pairs = [(p, g if g.is_selected_rows() else in_shape(g, p).astype(types[p.name])) for p, g in pairs]
             if self.regularization is not None or any(getattr(p, "regularizer", None) is not None for p, _ in pairs):
                 pairs = self.append_regularization_ops(pairs, self.regularization)
@@ -191,7 +198,7 @@ class OneStep(Optimizer):
         return every
 
     def _rows(self, pairs: Pairs) -> Rows:
-        """Return the rows of a step: parameters of the layers whose ratio is not 0, with their rates and options."""
+        """Return the parameters whose ratio is not 0, with their rates and options."""
         params = [param for param, _ in pairs]
         names = [param.name for param in params]
         ratios = list(map(self.ratios.get, names)) if self.ratios else [1.0] * len(params)
@@ -202,14 +209,19 @@ class OneStep(Optimizer):
             params, pairs, names = ([column[i] for i in moving] for column in (params, pairs, names))
             ratios = [ratios[i] for i in moving]
         if not self._already_create_accumulator.issuperset(names):
-            self.create_state(params)
+            create_state(self, params)
         kinds, options, rates = list[int](), list[Values](), list[float]()
         known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their kind
+        decayed: Any = itertools.repeat(True)
+        if type(self).has_weight_decay is not OneStep.has_weight_decay:
+            decayed = map(self.has_weight_decay, params)
+        elif self._apply_decay_param_fun is not None:
+            decayed = map(self._apply_decay_param_fun, names)
         groups: Any = list(map(self._groups.get, names, itertools.repeat(_NO_GROUP)))
         if _NO_GROUP in groups and self._parameter_list and isinstance(self._parameter_list[0], dict):
             groups = map(self.group_of, params)
-        for group, decays in zip(groups, self.decay_list(params)):
-            key = id(group), decays
+        for group, decays in zip(groups, decayed):
+            key = id(group), bool(decays)
             if key not in known:
                 chosen, rate = self.values_now(group)
                 if not decays and "weight_decay" in chosen:
@@ -249,19 +261,12 @@ class OneStep(Optimizer):
             raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
 
 
-def _for_norm(grad: Tensor) -> Tensor:
-    """Return a gradient with the type in which Paddle can compute its norm: on a CPU not of 16 bits."""
-    half = grad.dtype in (paddle.float16, paddle.bfloat16) and grad.place.is_cpu_place()
-    return grad.astype(paddle.float32) if half and not grad.is_selected_rows() else grad
-
-
 def _moving(pairs: Iterable[Any]) -> Pairs:
-    """Return the pairs of a trainable parameter and a gradient."""
     return [pair for pair in pairs if pair[1] is not None and not pair[0].stop_gradient]
 
 
 def pairs_of(params: Iterable[Tensor]) -> Pairs:
-    """Return (parameter, gradient) of the trainable parameters that have a gradient."""
+    """Return the trainable parameters that have a gradient, with it."""
     pairs = []
     for param in params:
         if not param.stop_gradient:
@@ -274,7 +279,7 @@ def pairs_of(params: Iterable[Tensor]) -> Pairs:
 
 
 def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:
-    """Raise for a parameter that is not floating-point, and a gradient that is complex, sparse or of another size."""
+    """Raise for a parameter that is not floating-point or a gradient that is complex, sparse or of another size."""
     sparse = getattr(grad, "is_selected_rows", bool)()
     if sparse and not (optimizer.takes_sparse_on_gpu and param.place.is_gpu_place()):
         needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
@@ -292,5 +297,5 @@ def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:
 
 
 def in_shape(grad: Tensor, param: Tensor) -> Any:
-    """Return a gradient in the shape of its parameter; `ClipGradByGlobalNorm` makes [1] of []."""
+    """Return a gradient in its parameter's shape; `ClipGradByGlobalNorm` makes [1] of []."""
     return grad if list(grad.shape) == list(param.shape) else grad.reshape(param.shape)

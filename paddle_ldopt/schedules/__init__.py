@@ -1,9 +1,9 @@
 """Learning-rate schedules, all of transformers' and more, as Paddle `LRScheduler`s.
 
+- `factory`: the base classes, the table of all kinds, and `get_scheduler`, which builds a schedule by name.
 - `curves`: functions of the step, that is curves, and functions that build a `CurveSchedule` with them.
 - `metric`: schedules that follow a metric.
 - `warmup`: a warm-up before any other schedule.
-- `factory`: the table of all kinds, and `get_scheduler`, which builds a schedule by name.
 
 A new schedule is a curve and a function, whose signature declares the options::
 
@@ -20,8 +20,6 @@ A new schedule is a curve and a function, whose signature declares the options::
 """
 
 from .curves import (
-    Curve,
-    CurveSchedule,
     get_constant_schedule,
     get_constant_schedule_with_cool_down,
     get_constant_schedule_with_warmup,
@@ -34,10 +32,11 @@ from .curves import (
     get_polynomial_decay_schedule_with_warmup,
     get_wsd_schedule,
     rates_of,
-    scheduled,
 )
 from .factory import (
     ON_METRIC,
+    Curve,
+    CurveSchedule,
     Fraction,
     LastStep,
     NonNegative,
@@ -46,6 +45,7 @@ from .factory import (
     Steps,
     get_scheduler,
     schedule,
+    scheduled,
 )
 from .metric import MetricSchedule, ReduceLROnPlateau, get_reduce_on_plateau_schedule
 from .warmup import WarmUp

@@ -6,173 +6,41 @@ Operations are in the order of transformers', so the numbers agree except for th
 
 import dataclasses
 import math
-import numbers
 import warnings
-from typing import Annotated, Any, Callable, Optional, TypeVar, Union
+from typing import Annotated, Callable, Optional
 
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
-from .._checks import checked_number, checked_state, plain_number, problem, refusal
-from .._compat import unwrap
+from .._checks import checked_number, problem, refusal
 from .factory import (
-    Bool,
+    Curve,
+    CurveSchedule,
     Fraction,
     LastStep,
     NonNegative,
+    OptimizerOrRate,
     Positive,
     Steps,
     StepsFrom1,
-    checks_arguments,
+    checked_peak,
     choice,
     schedule,
+    scheduled,
 )
-
-OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of `fleet` and `amp`
-
-
-class Schedule(LRScheduler):
-    """Base of our schedules. `base_lr` is the learning rate they were built with, for a `CurveSchedule` the peak."""
-
-    base_lr: float
-    last_lr: float
-    last_epoch: int
-
-    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; the state of another kind of schedule raises and changes nothing."""
-        checked_state(state_dict)
-        self.state_keys()
-        wrong = {key: state_dict.get(key) for key in self.keys if not isinstance(state_dict.get(key), numbers.Real)}
-        if wrong:
-            expected = f"the state of a {type(self).__name__}, with a number for each of {self.keys}"
-            raise refusal(ValueError, f"`state_dict` must be {expected}.", **wrong)
-        super().set_state_dict(state_dict)
-
-    def set_dict(self, state_dict: dict[str, Any]) -> None:
-        self.set_state_dict(state_dict)
-
-    load_state_dict = set_dict
-
-    def get_last_lr(self) -> list[float]:
-        """Return the present rate in a list, as PyTorch does."""
-        return [self.last_lr]
-
-
-_AnySchedule = TypeVar("_AnySchedule", bound=Schedule)
-
-
-def peak_of(schedule: LRScheduler) -> Optional[float]:
-    """Return the rate at the peak of a schedule; None for a schedule of another package."""
-    return schedule.base_lr if isinstance(schedule, Schedule) else None
 
 
 def rates_of(schedule: LRScheduler, num_steps: int) -> Optional[list[float]]:
     """Return the rates of steps 0 to `num_steps` - 1; None for schedules without a formula."""
-    if isinstance(schedule, CurveSchedule):
-        factor = schedule.curve
-    elif type(schedule) is LambdaDecay:  # all schedules of PaddleNLP's Trainer
+    factor = schedule.curve if isinstance(schedule, CurveSchedule) else None
+    if type(schedule) is LambdaDecay:  # all schedules of PaddleNLP's Trainer
         factor = schedule.lr_lambda
-    else:
-        return None
-    return [schedule.base_lr * factor(step) for step in range(num_steps)]
-
-
-def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> float:
-    """Return the peak of a new schedule.
-
-    An optimizer with one of our schedules keeps that peak: its current rate may be that of a warm-up.
-    """
-    optimizer = unwrap(optimizer)
-    if isinstance(optimizer, Optimizer):
-        if getattr(optimizer, "sets_own_lr", False) and getattr(optimizer, "lr_function", None) is None:
-            wrong = "`relative_step` sets the rate: build the optimizer with relative_step=False and a learning rate."
-            raise refusal(ValueError, wrong, optimizer=type(optimizer).__name__, relative_step=True)
-        attached = optimizer._learning_rate
-        peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
-        return checked_number(peak, "learning_rate", ends="(]")
-    expected = "a Paddle optimizer or a learning rate"
-    if isinstance(optimizer, LRScheduler):
-        expected += ". A schedule is built from a number, not from another schedule"
-    if isinstance(plain_number(optimizer), (int, float)):
-        argument = "learning_rate"
-    return checked_number(optimizer, argument, ends="(]", expected=expected)
-
-
-def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:
-    """Attach `schedule` if an optimizer was given; return it."""
-    optimizer = unwrap(optimizer)
-    if isinstance(optimizer, Optimizer):
-        optimizer.set_lr_scheduler(schedule)
-    return schedule
-
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """Base of all curves: a linear rise to 1 at step `warmup`; subclasses give the factor from there on."""
-
-    warmup: int = 0
-
-    def __call__(self, step: int) -> float:
-        return self._before(step) if step < self.warmup else self._after(step - self.warmup)
-
-    def _before(self, step: int) -> float:
-        return step / self.warmup
-
-    def _after(self, k: int) -> float:
-        """Return the factor `k` steps after the warm-up."""
-        raise NotImplementedError
-
-
-class CurveSchedule(Schedule):
-    r"""A schedule whose rate is its peak times a curve (step -> factor).
-
-    .. math::
-        \eta_t = \eta \, c(t), \qquad t = \text{last\_epoch}
-
-    A run resumed from `last_epoch` or `state_dict` has the rates of an uninterrupted run, bit for bit.
-
-    Args:
-        learning_rate: the peak, above 0.
-        curve: c, step from 0 -> factor in [0, 1]. A schedule with a lambda cannot be pickled.
-        last_epoch: the last step taken, -1 for none.
-        verbose: print every change.
-
-    Examples:
-        >>> rates_of(CurveSchedule(0.1, Linear(warmup=1, decay=2)), 4)
-        [0.0, 0.1, 0.05, 0.0]
-    """
-
-    @checks_arguments
-    def __init__(
-        self, learning_rate: Positive, curve: Callable[[int], float], last_epoch: LastStep = -1, verbose: Bool = False
-    ) -> None:
-        if not callable(curve):
-            raise refusal(TypeError, "`curve` must be callable.", curve=curve)
-        self.curve = curve
-        super().__init__(learning_rate, last_epoch, verbose)
-
-    def get_lr(self) -> float:
-        return self.base_lr * self.curve(self.last_epoch)
-
-    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the step from `state_dict`, also of another curve: the rate is this curve's at that step."""
-        super().set_state_dict(state_dict)
-        self.last_lr = self.get_lr()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.base_lr!r}, {self.curve!r}, last_epoch={self.last_epoch})"
-
-
-def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
-    """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
-    return attach(CurveSchedule(checked_peak(optimizer), curve, last_epoch), optimizer)
+    return factor and [schedule.base_lr * factor(step) for step in range(num_steps)]
 
 
 def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: int) -> int:
     """Return the training steps left after `phases`; `other` is the option that may replace `num_training_steps`."""
     if num_training_steps is None:
-        needed = f"Either num_training_steps or {other} must be specified."
-        raise refusal(ValueError, needed, num_training_steps=None, **{other: None})
+        raise refusal(ValueError, f"Either num_training_steps or {other} must be specified.", **{other: None})
     steps = num_training_steps - sum(phases.values())
     if steps < 0:
         longer = "The schedule is longer than the training: shorten its phases, or train longer."
@@ -180,24 +48,9 @@ def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: 
     return steps
 
 
-def checked_fraction(name: str, value: float, peak: float) -> float:
-    return checked_number(value, name, 0.0, peak) / peak
-
-
 def wave(progress: float, cycles: float) -> float:
     """Return the factor of a wave from 1 to 0 and back, after a fraction of `cycles` waves."""
     return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
-
-
-# ---- constant, linear, polynomial, inverse square root
-
-
-@dataclasses.dataclass(frozen=True)
-class Constant(Curve):
-    """1 after the warm-up."""
-
-    def _after(self, k: int) -> float:
-        return 1.0
 
 
 @schedule("constant")
@@ -208,23 +61,20 @@ def get_constant_schedule(optimizer: OptimizerOrRate, last_epoch: LastStep = -1)
         >>> rates_of(get_constant_schedule(5e-5), 3)
         [5e-05, 5e-05, 5e-05]
     """
-    return scheduled(optimizer, Constant(), last_epoch)
+    return scheduled(optimizer, Curve(), last_epoch)
 
 
 @schedule("constant_with_warmup")
 def get_constant_schedule_with_warmup(
     optimizer: OptimizerOrRate, num_warmup_steps: Steps, last_epoch: LastStep = -1
 ) -> CurveSchedule:
-    r"""Raise the learning rate linearly from 0, then keep it constant.
-
-    .. math::
-        \eta_t = \eta \min(t / w, 1)
+    r"""Raise the learning rate linearly from 0, then keep it constant: :math:`\eta_t = \eta \min(t / w, 1)`.
 
     Examples:
         >>> rates_of(get_constant_schedule_with_warmup(0.1, num_warmup_steps=2), 4)
         [0.0, 0.05, 0.1, 0.1]
     """
-    return scheduled(optimizer, Constant(num_warmup_steps), last_epoch)
+    return scheduled(optimizer, Curve(num_warmup_steps), last_epoch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,9 +96,8 @@ class Polynomial(Curve):
     end: float = 0.0
 
     def _after(self, k: int) -> float:
-        if k > self.decay:
-            return self.end
-        return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
+        fall = (1 - k / (self.decay or 1)) ** self.power if k <= self.decay else 0.0
+        return (1.0 - self.end) * fall + self.end
 
 
 @schedule("linear")
@@ -312,10 +161,7 @@ class InverseSqrt(Curve):
 def get_inverse_sqrt_schedule(
     optimizer: OptimizerOrRate, num_warmup_steps: Steps, timescale: Optional[Positive] = None, last_epoch: LastStep = -1
 ) -> CurveSchedule:
-    r"""Linear warm-up, then a decay with the inverse square root of the steps: for runs of unknown length.
-
-    .. math::
-        \eta_t = \eta \sqrt{\frac{s}{t - w + s}} \quad (t \ge w)
+    r"""Linear warm-up, then :math:`\eta_t = \eta \sqrt{s / (t - w + s)}`: for runs of unknown length.
 
     `timescale` is s, in steps, above 0; by default w, or 10,000 if w is 0.
 
@@ -325,9 +171,6 @@ def get_inverse_sqrt_schedule(
     """
     scale = (num_warmup_steps or 10_000) if timescale is None else timescale
     return scheduled(optimizer, InverseSqrt(num_warmup_steps, scale), last_epoch)
-
-
-# ---- along a cosine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -431,12 +274,8 @@ def get_cosine_with_min_lr_schedule_with_warmup(
 ) -> CurveSchedule:
     r"""Linear warm-up, then a decay along half a cosine to a minimum rate.
 
-    .. math::
-        \eta_t = \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w}{n - w}\right)\right)\right)
-        \quad (t \ge w)
-
-    `num_cycles` is as in `get_cosine_schedule_with_warmup`. Give the minimum either as `min_lr`, a rate from 0 to the
-    peak, or as `min_lr_rate`, f, a fraction of the peak.
+    From step w on, :math:`\eta_t = \eta (f + (1 - f) x)` with :math:`\eta x` as in `get_cosine_schedule_with_warmup`.
+    Give either `min_lr`, a rate from 0 to the peak, or `min_lr_rate`, f, the same as a fraction of the peak.
 
     Examples:
         >>> schedule = get_cosine_with_min_lr_schedule_with_warmup(0.1, 0, 2, min_lr=0.02)
@@ -462,12 +301,10 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     r"""Warm-up from above 0, with the peak at its last step, then a decay along half a cosine to a minimum rate.
 
     .. math::
-        \eta_t = \eta\, \frac{t + 1}{w} \text{ or } \eta \left(r + (1 - r) \frac{t}{w - 1}\right) \quad (t < w), \qquad
-        \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t + 1 - w}{n - w}\right)\right)\right)
-        \quad (t \ge w)
+        \eta_t = \eta\, \frac{t + 1}{w} \text{ or } \eta \left(r + (1 - r) \frac{t}{w - 1}\right) \quad (t < w)
 
-    `warmup_lr_rate` is r, the first rate as a fraction of the peak (by default 1/w); other arguments as in
-    `get_cosine_with_min_lr_schedule_with_warmup`.
+    `warmup_lr_rate` is r, the first rate as a fraction of the peak (by default 1/w). From step w on, the rates are
+    those of `get_cosine_with_min_lr_schedule_with_warmup` one step later.
 
     Examples:
         >>> schedule = get_cosine_with_min_lr_schedule_with_warmup_lr_rate(0.1, 2, 4, min_lr_rate=0.2)
@@ -476,21 +313,18 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     """
     decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
     floor = _floor(optimizer, min_lr, min_lr_rate)
-    curve = CosineOneAhead(num_warmup_steps, decay, num_cycles, floor, warmup_lr_rate)
-    return scheduled(optimizer, curve, last_epoch)
+    return scheduled(optimizer, CosineOneAhead(num_warmup_steps, decay, num_cycles, floor, warmup_lr_rate), last_epoch)
 
 
 def _floor(optimizer: OptimizerOrRate, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
+    if min_lr is None and min_lr_rate is not None:
+        return min_lr_rate
     if min_lr is not None and min_lr_rate is None:
-        return checked_fraction("min_lr", min_lr, checked_peak(optimizer))
-    if min_lr_rate is None or min_lr is not None:
-        how = "One of min_lr or min_lr_rate should be set through the `lr_scheduler_kwargs`."
-        how = how if min_lr is None else "Only one of min_lr or min_lr_rate should be set."
-        raise refusal(ValueError, how, min_lr=min_lr, min_lr_rate=min_lr_rate)
-    return min_lr_rate
+        peak = checked_peak(optimizer)
+        return checked_number(min_lr, "min_lr", 0.0, peak) / peak
+    how = "Only one of min_lr or min_lr_rate should be set, and one must be (through `lr_scheduler_kwargs`)."
+    raise refusal(ValueError, how, min_lr=min_lr, min_lr_rate=min_lr_rate)
 
-
-# ---- warm-up, constant rate, decay; also with low constant rates at the end
 
 # name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
 FALLS: dict[str, Callable[[float, float], float]] = {
@@ -515,13 +349,13 @@ class StableDecay(Curve):
 
     stable: int = 0
     decay: int = 1
-    rise: str = "linear"
-    fall: str = "cosine"
     cycles: float = 0.5
     start: float = 0.0
     floor: float = 0.0
     final: int = 0
     end: float = 0.0
+    rise: str = "linear"
+    fall: str = "cosine"
 
     def _before(self, step: int) -> float:
         return RISES[self.rise](step / self.warmup) * (1.0 - self.start) + self.start
@@ -554,14 +388,12 @@ def get_wsd_schedule(
         \eta_t = \eta (f + (1 - f)\, u(t / w)) \;(t < w), \qquad \eta \;(t < w + s), \qquad
         \eta (f + (1 - f)\, v(\tfrac{t - w - s}{d})) \;(t < w + s + d), \qquad \eta f
 
-    .. math::
         v(x) = 1 - x, \quad \tfrac12 (1 + \cos 2 \pi c x), \quad 1 - \sqrt{x}; \qquad
         u(x) = x, \quad \tfrac12 (1 - \cos \pi x), \quad 1 - \sqrt{1 - x}
 
     w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`; u and v are `warmup_type` and
-    `decay_type` ("linear", "cosine" or "1-sqrt"); f is `min_lr_ratio`, c `num_cycles`. Give either s or
-    `num_training_steps` n, which sets s = n - w - d. If that is negative, only the last n - w steps of the decay are
-    taken, with a warning.
+    `decay_type` ("linear", "cosine" or "1-sqrt"); f is `min_lr_ratio`, c `num_cycles`. By default s = n - w - d with n
+    `num_training_steps`. If that is negative, only the last n - w steps of the decay are taken, with a warning.
 
     Examples:
         >>> rates_of(get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear"), 7)
@@ -571,7 +403,7 @@ def get_wsd_schedule(
         others = {"num_warmup_steps": num_warmup_steps, "num_decay_steps": num_decay_steps}
         num_stable_steps = steps_left(num_training_steps, "num_stable_steps", **others)
     phases, f = (num_warmup_steps, num_stable_steps, num_decay_steps), min_lr_ratio
-    curve = StableDecay(*phases, warmup_type, decay_type, num_cycles, start=f, floor=f, end=f)
+    curve = StableDecay(*phases, num_cycles, start=f, floor=f, end=f, rise=warmup_type, fall=decay_type)
     return scheduled(optimizer, curve, last_epoch)
 
 
@@ -597,15 +429,13 @@ def get_constant_schedule_with_cool_down(
         \;(t < w + k + d), \quad \eta_1 \;(t < w + k + d + l), \quad \eta_2
 
     w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` (by default the rest of `num_training_steps`) and
-    `final_steps`; c is `num_cycles`; the rates are `warmup_lr_init`, `lr_end1` and `lr_end2` (by default `lr_end1`),
-    each at most the peak. In MindFormers, `decay_steps` is the whole training by default, which ends before the decay
-    does, and an `lr_end2` of 0 is ignored.
+    `final_steps`; c is `num_cycles`; the rates are `warmup_lr_init`, `lr_end1` and `lr_end2` (by default `lr_end1`), at
+    most the peak. MindFormers' `decay_steps` is the whole training by default, and it ignores an `lr_end2` of 0.
 
     Examples:
-        >>> arguments = {"keep_steps": 10, "decay_steps": 10, "lr_end1": 0.002, "final_steps": 10, "lr_end2": 0.001}
-        >>> rates = rates_of(get_constant_schedule_with_cool_down(0.005, 10, **arguments), 50)
-        >>> [round(rates[t], 6) for t in (1, 15, 25, 35, 45)]
-        [0.0005, 0.005, 0.0035, 0.002, 0.001]
+        >>> phases, ends = {"keep_steps": 1, "decay_steps": 2, "final_steps": 1}, {"lr_end1": 0.02, "lr_end2": 0.01}
+        >>> [round(r, 6) for r in rates_of(get_constant_schedule_with_cool_down(0.1, 1, **phases, **ends), 6)]
+        [0.0, 0.1, 0.1, 0.06, 0.02, 0.01]
 
     Source: ``mindformers.core.ConstantWithCoolDownLR``; DeepSeek-V3 (arXiv 2412.19437), section 4.2.
     """
@@ -613,10 +443,8 @@ def get_constant_schedule_with_cool_down(
     if decay_steps is None:
         phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
         decay_steps = max(0, steps_left(num_training_steps, "decay_steps", **phases))
-    start = checked_fraction("warmup_lr_init", warmup_lr_init, peak)
-    floor = checked_fraction("lr_end1", lr_end1, peak)
-    end = floor if lr_end2 is None else checked_fraction("lr_end2", lr_end2, peak)
-    curve = StableDecay(
-        num_warmup_steps, keep_steps, decay_steps, "linear", "cosine", num_cycles, start, floor, final_steps, end
-    )
+    floor = checked_number(lr_end1, "lr_end1", 0.0, peak) / peak
+    end = floor if lr_end2 is None else checked_number(lr_end2, "lr_end2", 0.0, peak) / peak
+    start = checked_number(warmup_lr_init, "warmup_lr_init", 0.0, peak) / peak
+    curve = StableDecay(num_warmup_steps, keep_steps, decay_steps, num_cycles, start, floor, final_steps, end)
     return scheduled(optimizer, curve, last_epoch)

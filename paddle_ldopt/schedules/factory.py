@@ -1,4 +1,4 @@
-"""Schedules by name: the types of their options, the table of kinds, and `get_scheduler`.
+"""What all schedules share: the types of their options, the base classes, the table of kinds, and `get_scheduler`.
 
 `get_scheduler`, `LdoptConfig`, the Trainer and the command line look a name up in the table, and read the options from
 the signature of the kind's function. Limits that depend on the peak or on another option are checked in the function.
@@ -8,18 +8,31 @@ import dataclasses
 import enum
 import functools
 import inspect
+import numbers
 import typing
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, TypeVar, Union
+from typing import Annotated, Any, Callable, Optional, TypeVar, Union
 
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import REQUIRED, Option, checked_bool, checked_choice, checked_steps, nearest, refusal, shown
-
-if TYPE_CHECKING:
-    from .curves import OptimizerOrRate
+from .._checks import (
+    REQUIRED,
+    Option,
+    checked_bool,
+    checked_choice,
+    checked_number,
+    checked_state,
+    checked_steps,
+    nearest,
+    plain_number,
+    refusal,
+    shown,
+)
+from .._compat import unwrap
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_AnySchedule = TypeVar("_AnySchedule", bound="Schedule")
+OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of `fleet` and `amp`
 
 
 # ---- types of options
@@ -72,8 +85,132 @@ def checks_arguments(function: _Function) -> _Function:
     return typing.cast(_Function, checked)
 
 
-# ---- the table of kinds
+# ---- base classes
 
+
+class Schedule(LRScheduler):
+    """Base of our schedules. `base_lr` is the learning rate they were built with, for a `CurveSchedule` the peak."""
+
+    base_lr: float
+    last_lr: float
+    last_epoch: int
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; the state of another kind of schedule raises and changes nothing."""
+        checked_state(state_dict)
+        self.state_keys()
+        wrong = {key: state_dict.get(key) for key in self.keys if not isinstance(state_dict.get(key), numbers.Real)}
+        if wrong:
+            expected = f"the state of a {type(self).__name__}, with a number for each of {self.keys}"
+            raise refusal(ValueError, f"`state_dict` must be {expected}.", **wrong)
+        super().set_state_dict(state_dict)
+
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        self.set_state_dict(state_dict)
+
+    load_state_dict = set_dict
+
+    def get_last_lr(self) -> list[float]:
+        """Return the present rate in a list, as PyTorch does."""
+        return [self.last_lr]
+
+
+def peak_of(schedule: LRScheduler) -> Optional[float]:
+    """Return the rate at the peak of a schedule; None for a schedule of another package."""
+    return schedule.base_lr if isinstance(schedule, Schedule) else None
+
+
+def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> float:
+    """Return the peak of a new schedule; that of the optimizer's present one if it is ours."""
+    optimizer = unwrap(optimizer)
+    if isinstance(optimizer, Optimizer):
+        if getattr(optimizer, "sets_own_lr", False) and getattr(optimizer, "lr_function", None) is None:
+            wrong = "`relative_step` sets the rate: build the optimizer with relative_step=False and a learning rate."
+            raise refusal(ValueError, wrong, optimizer=type(optimizer).__name__, relative_step=True)
+        attached = optimizer._learning_rate
+        peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
+        return checked_number(peak, "learning_rate", ends="(]")
+    expected = "a Paddle optimizer or a learning rate"
+    if isinstance(optimizer, LRScheduler):
+        expected += ". A schedule is built from a number, not from another schedule"
+    if isinstance(plain_number(optimizer), (int, float)):
+        argument = "learning_rate"
+    return checked_number(optimizer, argument, ends="(]", expected=expected)
+
+
+def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:
+    """Attach `schedule` if an optimizer was given; return it."""
+    optimizer = unwrap(optimizer)
+    if isinstance(optimizer, Optimizer):
+        optimizer.set_lr_scheduler(schedule)
+    return schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A linear rise to 1 at step `warmup`, then 1: the base of all curves, which override what comes then."""
+
+    warmup: int = 0
+
+    def __call__(self, step: int) -> float:
+        return self._before(step) if step < self.warmup else self._after(step - self.warmup)
+
+    def _before(self, step: int) -> float:
+        return step / self.warmup
+
+    def _after(self, k: int) -> float:
+        """Return the factor `k` steps after the warm-up."""
+        return 1.0
+
+
+class CurveSchedule(Schedule):
+    r"""A schedule whose rate is its peak times a curve (step -> factor).
+
+    .. math::
+        \eta_t = \eta \, c(t), \qquad t = \text{last\_epoch}
+
+    A run resumed from `last_epoch` or `state_dict` has the rates of an uninterrupted run, bit for bit.
+
+    Args:
+        learning_rate: the peak, above 0.
+        curve: c, step from 0 -> factor in [0, 1]. A schedule with a lambda cannot be pickled.
+        last_epoch: the last step taken, -1 for none.
+        verbose: print every change.
+
+    Examples:
+        >>> schedule = CurveSchedule(0.1, Curve(warmup=2))
+        >>> schedule.step(1)
+        >>> schedule()
+        0.05
+    """
+
+    @checks_arguments
+    def __init__(
+        self, learning_rate: Positive, curve: Callable[[int], float], last_epoch: LastStep = -1, verbose: Bool = False
+    ) -> None:
+        if not callable(curve):
+            raise refusal(TypeError, "`curve` must be callable.", curve=curve)
+        self.curve = curve
+        super().__init__(learning_rate, last_epoch, verbose)
+
+    def get_lr(self) -> float:
+        return self.base_lr * self.curve(self.last_epoch)
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the step from `state_dict`, also of another curve: the rate is this curve's at that step."""
+        super().set_state_dict(state_dict)
+        self.last_lr = self.get_lr()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_lr!r}, {self.curve!r}, last_epoch={self.last_epoch})"
+
+
+def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
+    """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
+    return attach(CurveSchedule(checked_peak(optimizer), curve, last_epoch), optimizer)
+
+
+# ---- the table of kinds
 
 _GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind
 
@@ -85,10 +222,10 @@ class Kind:
     name: str
     function: Callable[..., LRScheduler]
     options: dict[str, Option]
-    on_metric: bool  # whether `step` takes a metric
 
 
 SCHEDULES: dict[str, Kind] = {}
+ON_METRIC: set[str] = set()  # the kinds whose `step` takes a metric, with those that were added later
 
 
 def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function], _Function]:
@@ -100,26 +237,11 @@ def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function
     def add(function: _Function) -> _Function:
         checked = checks_arguments(function)
         options = vars(on_metric.__init__ if on_metric else checked)["options"]  # type: ignore[misc]
-        SCHEDULES[name] = Kind(name, checked, options, on_metric is not None)
+        SCHEDULES[name] = Kind(name, checked, options)
+        ON_METRIC.update([name] if on_metric else [])
         return checked
 
     return add
-
-
-class _MetricKinds(Collection[str]):
-    """The kinds whose `step` takes a metric, with those that were added later."""
-
-    def __contains__(self, name: object) -> bool:
-        return name in SCHEDULES and SCHEDULES[str(getattr(name, "value", name))].on_metric
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, kind in SCHEDULES.items() if kind.on_metric)
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
-ON_METRIC = _MetricKinds()
 
 
 def kind_of(name: object) -> Kind:
@@ -165,7 +287,7 @@ class SchedulerType(str, enum.Enum):
 
 def get_scheduler(
     name: Union[str, SchedulerType],
-    optimizer: "OptimizerOrRate",
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Optional[int] = None,
     num_training_steps: Optional[int] = None,
     scheduler_specific_kwargs: Optional[dict[str, Any]] = None,
@@ -177,7 +299,7 @@ def get_scheduler(
         optimizer: the peak, or a Paddle optimizer, also wrapped. The schedule is attached to the optimizer; its peak is
             the current rate, or the peak of the present schedule if it is one of ours.
         num_warmup_steps: the rate is 0 at step 0 and first reaches the peak at this step.
-        num_training_steps: at least 1; warns if it is below the warm-up. Kinds without it ignore it.
+        num_training_steps: at least 1; warns if it is below the warm-up.
         scheduler_specific_kwargs: further options of the kind.
 
     Returns:

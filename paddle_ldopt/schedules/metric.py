@@ -7,8 +7,18 @@ import paddle
 
 from .._checks import Option, as_float, checked_number, checked_state, checked_steps, refusal
 from .._compat import is_called_by
-from .curves import OptimizerOrRate, Schedule, attach, checked_peak
-from .factory import Bool, NonNegative, Steps, checks_arguments, choice, schedule
+from .factory import (
+    Bool,
+    NonNegative,
+    OptimizerOrRate,
+    Schedule,
+    Steps,
+    attach,
+    checked_peak,
+    checks_arguments,
+    choice,
+    schedule,
+)
 
 Factor = Annotated[float, Option(high=1.0, ends="()")]  # of a reduction
 Mode = Annotated[str, choice("min", "max")]
@@ -99,10 +109,7 @@ class ReduceLROnPlateau(MetricSchedule):
         attach(self, learning_rate)
 
     def step(self, metrics: Optional[Metric] = None, epoch: Optional[int] = None) -> None:
-        """Take a step, number `epoch` if given, with its metric: a number or a Tensor of one element.
-
-        Without a metric, take a step of the warm-up.
-        """
+        """Take a step, number `epoch` if given, with its metric; without one, a step of the warm-up."""
         if metrics is None and self.num_warmup_steps:
             if self.warmup_step < self.num_warmup_steps:
                 self.warmup_step += 1
@@ -145,7 +152,6 @@ class ReduceLROnPlateau(MetricSchedule):
         self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the first rate, of which the present rate is a fraction, and the warm-up's step."""
         return {**super().state_dict(), "base_lr": self.base_lr, "warmup_step": self.warmup_step}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -161,13 +167,5 @@ class ReduceLROnPlateau(MetricSchedule):
 
 @schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau)
 def get_reduce_on_plateau_schedule(optimizer: OptimizerOrRate, **kwargs: Any) -> ReduceLROnPlateau:
-    r"""Build a `ReduceLROnPlateau` with these arguments.
-
-    Examples:
-        >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
-        >>> for loss in (1.0, 1.0):
-        ...     schedule.step(loss)
-        >>> schedule()
-        0.05
-    """
+    """Build a `ReduceLROnPlateau` with these arguments."""
     return ReduceLROnPlateau(optimizer, **kwargs)

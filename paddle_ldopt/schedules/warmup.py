@@ -7,8 +7,7 @@ from typing import Any, Callable, Optional, Union
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_number, checked_state, checked_steps, refusal
-from .curves import CurveSchedule, Schedule
-from .factory import Bool, LastStep, NonNegative, Positive, Steps, checks_arguments
+from .factory import Bool, CurveSchedule, LastStep, NonNegative, Positive, Schedule, Steps, checks_arguments
 from .metric import MetricSchedule
 
 
@@ -130,8 +129,7 @@ def step_of_state(state: Any) -> Optional[int]:
 def resume_at(schedule: Any, step: Optional[int] = None) -> None:
     """Let a schedule whose state was loaded have its own rate, not the saved run's, at `step` or at its present step.
 
-    Schedules that follow a metric and those of other packages stay as they are. A rate that differs only by rounding
-    stays as it was loaded.
+    Schedules of a metric and of other packages, and a rate that differs only by rounding, stay as they were loaded.
     """
     ours = isinstance(schedule, (CurveSchedule, WarmUp))
     if not ours and (type(schedule).__module__ != LRScheduler.__module__ or isinstance(schedule, ReduceOnPlateau)):

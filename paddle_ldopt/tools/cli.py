@@ -15,14 +15,12 @@ import paddle
 from .._checks import checked_choice, checked_int, checked_number, checked_steps, nearest, refusal
 from .._files import checked_path, file_errors, json_number
 from ..config import SETTINGS, decay_help, json_object, option_of
-from ..layers.decay import OPTIONS, LayerDecay
-from ..layers.layer import Layer
+from ..layers.decay import OPTIONS, Layer, LayerDecay
 from ..layers.map import LayerMap
 from ..plots import Series, check_picture, plot_schedule, text_plot
-from ..schedules import CurveSchedule, get_scheduler
+from ..schedules import ON_METRIC, CurveSchedule, get_scheduler
 from ..schedules.factory import SCHEDULES
-from . import memory
-from .memory import MODEL, load_model
+from . import MODEL, load_model, memory
 
 __all__ = ["load_model", "main"]
 
@@ -98,12 +96,8 @@ def _show_layers(options: argparse.Namespace) -> None:
     layers = _layers(options, load_model(options.model))
     table = layers.table(decay, options.learning_rate)
     if options.json:
-        print(
-            json.dumps(
-                {"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()},
-                indent=1,
-            )
-        )
+        found = {"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()}
+        print(json.dumps(found, indent=1))
     elif sys.stdout.isatty():
         from rich.console import Console
 
@@ -130,7 +124,7 @@ def _layers(options: argparse.Namespace, model: Any) -> LayerMap:
 
 
 def _add_schedule(add: Callable[..., argparse.Action]) -> None:
-    kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
+    kinds = ", ".join(kind for kind in SCHEDULES if kind not in ON_METRIC)
     add("--lr_scheduler_type", required=True, metavar="KIND", help=f"schedule: {kinds}")
     add("--max_steps", type=_steps, required=True, help="number of optimizer steps")
     add("--warmup_steps", type=_steps, default=0, help="number of warm-up steps")
@@ -166,7 +160,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot, "--plot")
     kind, rate = checked_choice(options.lr_scheduler_type, "--lr_scheduler_type", SCHEDULES), options.learning_rate
-    if SCHEDULES[kind].on_metric:
+    if kind in ON_METRIC:
         problem = "`--lr_scheduler_type` must be a schedule that follows no metric."
         raise refusal(ValueError, problem, **{"--lr_scheduler_type": kind})
     checked_int(options.max_steps, "--max_steps", 1)
@@ -190,10 +184,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
 
 
 def example_of(model: paddle.nn.Layer, path: Optional[str]) -> dict[str, paddle.Tensor]:
-    """Return a small batch for a forward pass: the arrays of an .npz file, or ids and images by the model's signature.
-
-    The model gets memory for its weights. A model of more than a billion parameters needs a file.
-    """
+    """Return a small batch: the arrays of an .npz file, or ids and images by the signature; allocate the model."""
     size = sum(param.size for param in model.parameters())
     batch: dict[str, paddle.Tensor] = {}
     if path is not None:

@@ -3,18 +3,15 @@
 import argparse
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
-import paddle
-
-from .._checks import checked_bool, checked_choice, checked_int, checked_number, refusal, shown, unknown
-from ..layers.table import markdown, rich_table
+from .._checks import checked_choice, checked_int, checked_number, refusal, shown, unknown
+from ..layers.table import rich_table
 from ..optimizers.options import REGISTRY, optimizer_class
 from ..optimizers.states import rule_shape
+from . import MODEL, load_model
 
-MODEL = "a PaddleNLP class such as BertForSequenceClassification (in its default size), a local folder, or a hub name"
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SHAPE = ("hidden", "layers", "vocab", "intermediate", "heads", "kv_heads")  # the arguments of `decoder`
 
@@ -23,14 +20,13 @@ def estimate(
     shapes: Mapping[str, Sequence[int]],
     optimizer: str,
     dtype: str = "bfloat16",
-    grad_dtype: Optional[str] = None,
     multi_precision: bool = True,
     **options: Any,
 ) -> dict[str, int]:
     """Return the bytes that stay in the memory of one process: of each kind, and "total".
 
     Activations and the buffers of a running step are not counted. `shapes` are name -> shape of every parameter,
-    `grad_dtype` is by default `dtype`, `options` are those of the optimizer.
+    `options` are those of the optimizer. Gradients have the `dtype` of the parameters.
 
     Examples:
         >>> came = estimate(decoder(4096, 32), "came")
@@ -44,12 +40,11 @@ def estimate(
             raise ValueError(unknown(f"option of {shown(optimizer)}", name, value, info.options))
         options[name] = info.options[name].checked(value, name)
     item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]
-    grad = item if grad_dtype is None else ITEMSIZE[checked_choice(grad_dtype, "grad_dtype", ITEMSIZE)]
     for shape in shapes.values():
         for kind, state_dtype in info.states(options, tuple(shape)).values():
             state += math.prod(rule_shape(kind, shape)) * ITEMSIZE[state_dtype or "float32"]
     masters = 4 * size if multi_precision and dtype != "float32" else 0
-    held = {"parameters": size * item, "gradients": size * grad, "masters": masters, "state": state}
+    held = {"parameters": size * item, "gradients": size * item, "masters": masters, "state": state}
     return {**held, "total": sum(held.values())}
 
 
@@ -60,16 +55,15 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add("--model", help=MODEL)
     several = "optimizers (adamwdl), options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
-    add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters (bfloat16)")
-    add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")
+    add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of parameters and gradients (bfloat16)")
     add("--no-masters", action="store_true", help="train low-precision parameters without float32 masters")
     add("--json", action="store_true", help="print JSON instead of a table")
-    add("--markdown", action="store_true", help="print GitHub Markdown instead of a table")
 
 
 def show(options: argparse.Namespace) -> None:
-    given = {name: getattr(options, name) for name in _SHAPE if getattr(options, name) is not None}
-    if (options.params is not None) + bool(given) + (options.model is not None) != 1:
+    given = {name: value for name in _SHAPE if (value := getattr(options, name)) is not None}
+    chosen = (options.params is not None) + bool(given) + (options.model is not None)
+    if chosen != 1 or (given and not {"hidden", "layers"} <= given.keys()):
         received = {"--params": options.params, "--model": options.model, "shape": given}
         raise refusal(ValueError, "Give one of `--params`, `--model`, or `--hidden` and `--layers`.", **received)
     if options.model:
@@ -78,78 +72,28 @@ def show(options: argparse.Namespace) -> None:
     elif options.params is not None:
         shapes = decoder_of_size(options.params)
     else:
-        if not {"hidden", "layers"} <= given.keys():
-            raise refusal(ValueError, "A shape needs `--hidden` and `--layers`.", shape=given)
         shapes = decoder(**{name: checked_int(value, f"--{name}", 1) for name, value in given.items()})
-    shared = {"dtype": options.dtype, "grad_dtype": options.grad_dtype, "multi_precision": not options.no_masters}
-    uses = {text: estimate(shapes, **{**shared, **_optimizer(text)}) for text in options.optimizer}
+    uses = {}
+    for text in options.optimizer:
+        name, *words = text.split(",")
+        try:
+            own = {option: json.loads(value or "true") for option, _, value in (word.partition("=") for word in words)}
+        except ValueError:
+            message = "`--optimizer` must be a name with options such as compression, compression=false or beta1=0.9."
+            raise refusal(ValueError, message, **{"--optimizer": text}) from None
+        uses[text] = estimate(shapes, name, options.dtype, not options.no_masters, **own)
     size = sum(map(math.prod, shapes.values()))
     if options.json:
         print(json.dumps({"size": size, "bytes": uses}, indent=1))
         return
-    rows = [[kind, *(f"{use[kind] / 2**30:.3g}" for use in uses.values())] for kind in next(iter(uses.values()))]
     print(f"{size / 1e9:.3g} B parameters, {options.dtype}; GiB in one process")
     if options.params is not None:
         blocks = sum(name.endswith("q_proj") for name in shapes)
         print(f"nearest to --params {options.params:g}: --hidden {shapes['norm'][0]} --layers {blocks}")
-    if options.markdown:
-        print(markdown(["GiB", *uses], rows))
-        return
     from rich.console import Console
 
+    rows = [[kind, *(f"{use[kind] / 2**30:.3g}" for use in uses.values())] for kind in next(iter(uses.values()))]
     Console().print(rich_table(["GiB", *uses], rows))
-
-
-def _optimizer(text: str) -> dict[str, Any]:
-    """Return the name and options in "name,option=value,option"."""
-    name, *words = text.split(",")
-    if name not in REGISTRY:
-        raise ValueError(unknown("optimizer", name, name, REGISTRY, f"--optimizer={shown(text)}"))
-    settings: dict[str, Any] = {"optimizer": name}
-    for option, equals, value in (word.partition("=") for word in words):
-        try:
-            is_bool = REGISTRY[name].options[option].check is checked_bool
-            settings[option] = {"": True, "=true": True, "=false": False}[equals + value] if is_bool else float(value)
-        except (KeyError, ValueError):
-            message = "`--optimizer` must be a name with options such as compression, compression=false or beta1=0.9."
-            raise refusal(ValueError, message, **{"--optimizer": text}) from None
-    return settings
-
-
-# ---- models: PaddleNLP's by name, and the shapes of decoders
-
-
-def load_model(name: str) -> paddle.nn.Layer:
-    """Build a PaddleNLP model without its weights: parameters have shapes but take no memory.
-
-    `name` is a class (built from its default config), a local folder or a hub name (only the config is read).
-    """
-    received = {"--model": name}
-    try:
-        import paddlenlp.transformers as nlp
-    except ImportError as error:
-        raise refusal(ValueError, f"`--model` needs PaddleNLP: pip install paddlenlp ({error}).", **received) from error
-    cls = getattr(nlp, name, None) if name.isidentifier() else None
-    if cls is not None:
-        if getattr(cls, "config_class", None) is None:
-            raise refusal(ValueError, "`--model` must be a model class.", **received)
-        config = cls.config_class()
-    else:
-        try:
-            config = nlp.AutoConfig.from_pretrained(name)
-            bare = type(config).__name__.replace("Config", "Model")  # PaddleNLP's own configs name no architecture
-            cls = getattr(nlp, (config.architectures or [bare])[0])
-            if getattr(cls, "config_class", None) is None:
-                raise ValueError("its config names neither an architecture nor a model type")
-        except Exception as error:  # hubs and config files fail in many ways: the message has the cause
-            kinds = "local folder" if os.path.isdir(name) else "PaddleNLP class, local folder or hub model"
-            message = f"`--model`: cannot load a {kinds} of this name ({error})."
-            raise refusal(ValueError, message, **received) from error
-    try:
-        with paddle.LazyGuard(), nlp.model_utils.no_init_weights():
-            return cls(config)
-    except Exception:  # a model that sets weights itself needs allocated parameters
-        return cls(config)
 
 
 def decoder(
@@ -158,13 +102,9 @@ def decoder(
     """Return name -> shape of a decoder of LLaMA's form: untied embedding and head, no biases.
 
     By default, `intermediate` is 8/3 of `hidden`, rounded up to a multiple of 256, `heads` is `hidden` / 128, and
-    `kv_heads` equals `heads`.
+    `kv_heads` equals `heads`, which it must divide.
     """
-    wide, heads_given = intermediate or -(-hidden * 8 // 3 // 256) * 256, heads
-    heads = heads or max(1, hidden // 128)
-    if (kv_heads or heads_given) and (hidden % heads or heads % (kv_heads or heads)):
-        wrong = "`--heads` must divide `--hidden`, and `--kv-heads` must divide `--heads`."
-        raise refusal(ValueError, wrong, **{"--hidden": hidden, "--heads": heads, "--kv-heads": kv_heads})
+    wide, heads = intermediate or -(-hidden * 8 // 3 // 256) * 256, heads or max(1, hidden // 128)
     kv = hidden * (kv_heads or heads) // heads
     block = {"q_proj": (hidden, hidden), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (hidden, hidden)}
     block |= {"gate_proj": (hidden, wide), "up_proj": (hidden, wide), "down_proj": (wide, hidden)}
@@ -174,11 +114,7 @@ def decoder(
 
 
 def decoder_of_size(params: float) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of a typical decoder of about `params` parameters, at least 1e9.
-
-    A block has about :math:`12 h^2` parameters and a model h / 128 blocks: the width h is the multiple of 1024 nearest
-    to the cube root of 128 `params` / 12.
-    """
+    """Return name -> shape of a decoder of about `params` parameters, at least 1e9, of width h and h / 128 blocks."""
     params = checked_number(params, "--params", 1e9, 1e14)
     hidden = 1024 * round((params * 128 / 12) ** (1 / 3) / 1024)
     one, two = (sum(map(math.prod, decoder(hidden, n).values())) for n in (1, 2))

@@ -13,8 +13,7 @@ import pytest
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import integrations
-from paddle_ldopt.integrations import frameworks as in_package
-from paddle_ldopt.integrations import paddleocr
+from paddle_ldopt.integrations import NAMES, name_parts, paddleocr
 from paddle_ldopt.rates import applied_rates
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
@@ -81,7 +80,7 @@ def encoder():
 
 
 def test_paddleocr_builds_each_optimizer(ocr, encoder):
-    for name in in_package.NAMES:
+    for name in NAMES:
         schedule, clip = paddle.optimizer.lr.CosineAnnealingDecay(0.01, 10), paddle.nn.ClipGradByNorm(1.0)
         build = getattr(ocr, name)(schedule, weight_decay=None, grad_clip=clip, layerwise_decay=0.5)
         opt = build(encoder)
@@ -140,8 +139,8 @@ def test_settings_that_paddleocr_passes_on_unread(ocr, encoder):
 def test_parts_of_names_are_a_list(parts):
     """The letters of a string would match nearly every name."""
     with pytest.raises(TypeError, match="`params` must be a list of parts of names. Received: params="):
-        in_package.name_parts(parts, "params")
-    assert in_package.name_parts(("pos_embed",), "params") == ["pos_embed"]
+        name_parts(parts, "params")
+    assert name_parts(("pos_embed",), "params") == ["pos_embed"]
 
 
 def test_no_weight_decay_name_is_a_string(ocr):
@@ -211,7 +210,7 @@ def saved(opt, path):
 MOVED = {"rules": {r"layers\.0\.linear1": "head"}, "layerwise_decay": 0.5}
 
 
-@pytest.mark.parametrize("name", [name for name in in_package.NAMES if name != "Muon"])  # its states follow the layers
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "Muon"])  # its states follow the layers
 def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
     build = getattr(ocr, name)
     state = saved(build(0.1, layerwise_decay=0.5)(encoder), tmp_path / "state.pdopt")

@@ -11,11 +11,12 @@ import types
 
 import kernel_cases
 import numpy as np
+import paddle
 import pytest
 from kernel_cases import TYPES, VARIANTS, Optimizer, decode, encode, problem
 from reference import needs_library
 
-from paddle_ldopt import kernels
+from paddle_ldopt import AdamWDL, kernels
 
 pytestmark = needs_library
 PACKAGE = pathlib.Path(kernels.__file__).parent.parent
@@ -231,8 +232,10 @@ def test_a_library_that_is_missing_or_broken_is_told(tmp_path, monkeypatch):
 def test_memory_that_the_library_does_not_get(monkeypatch):
     failing = types.SimpleNamespace(ldopt_step=lambda *_: 1, ldopt_square_sum=lambda *_: -1)
     monkeypatch.setattr(kernels, "library", lambda: failing)
+    param = paddle.create_parameter([2], "float32")
+    param.grad = paddle.ones([2])
     with pytest.raises(MemoryError, match="nothing was updated"):
-        kernels.step(np.zeros(1, kernels.TENSOR))
+        AdamWDL(0.1, parameters=[param]).step()
     with pytest.raises(MemoryError, match="The norm"):
         kernels.norm(np.zeros(1, kernels.TENSOR))
 

@@ -14,7 +14,7 @@ from reference_adam_weight_decay import adam_weight_decay
 
 from paddle_ldopt.layers.map import LayerMap
 from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
-from paddle_ldopt.optimizers.options import LAYERWISE
+from paddle_ldopt.optimizers.options import COMMON, LAYERWISE
 
 FAMILY = cases("adamweightdecay")
 CLASS = [case for case in FAMILY if case["cls"].endswith(".AdamWeightDecay")]
@@ -273,7 +273,7 @@ def test_config_keeps_everything():
     )
     assert again.get_config() == config
     assert [again.has_weight_decay(p) for p in params.values()] == [opt.has_weight_decay(p) for p in params.values()]
-    every = {*inspect.signature(AdamWeightDecay).parameters, *LAYERWISE, "batch_bytes"}
+    every = {*inspect.signature(AdamWeightDecay).parameters, *LAYERWISE, *COMMON}
     every -= {"lr", "weight_decay", "parameters", "common"}
     objects = {"grad_clip", "set_param_lr_fun", "name_dict", "layers", "lr_ratio"}
     assert set(given) == every - objects, "an argument that the configuration forgets"
@@ -335,10 +335,10 @@ def test_the_divisor_of_steps_to_come():
     assert AdamWeightDecay(0.1, parameters=[param]).lr_divisor(7) == 1.0
 
 
-def test_steps_of_other_processes_count(monkeypatch):
+def test_steps_of_other_processes_count():
     param = paddle.create_parameter([2], "float32")
     opt, divisors = AdamWeightDecay(0.1, decay=0.1, parameters=[param]), []
-    monkeypatch.setattr(opt.missing, "others_may_have_updates", lambda: True)
+    opt.missing.names, opt.missing.params = ["of another process"], [param, param]
     for has_gradient in (True, False, False, True, False):
         param.clear_gradient(False)
         if has_gradient:

@@ -108,7 +108,7 @@ def test_a_group_may_have_a_rate_of_its_own_which_is_scaled_by_the_layer(name, b
 MOMENTS = {"beta1": 0.5, "beta2": 0.7, "weight_decay": 0.3}
 FACTORED = {"clip_threshold": 0.1, "beta1": 0.5, "weight_decay": 0.3}
 RELATIVE = {"scale_parameter": False, "warmup_init": True}
-KERAS = {"beta_1": 0.5, "beta_2": 0.7, "weight_decay_rate": 0.3}
+KERAS = {"beta_1": 0.5, "beta_2": 0.7, "weight_decay": 0.3}
 OF_GROUPS = {  # all options that a group may override, except for sparse gradients
     "adamwdl": {**MOMENTS, "epsilon": 0.1},
     "came": {**FACTORED, "eps": (0.1,) * 3, "decay_rate": 0.3, "beta2": 0.9, "beta3": 0.9, "scale_parameter": True},

@@ -140,7 +140,7 @@ def test_a_deep_copy_keeps_groups_layers_and_shards():
     weight, bias = (group["params"][0] for group in copied._param_groups)
     assert weight.name != linear.weight.name
     assert copied.options_of(weight)["beta1"] == 0.5 and copied.options_of(bias)["weight_decay"] == 0.25
-    assert copied.layerwise_ratio(weight) == 0.25 and copied.state_shapes(bias)["moment1"] == [4]
+    assert copied.layerwise_ratio(weight) == 0.25 and copied.state_layout(bias)["moment1"][1] == [4]
 
 
 def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeypatch):

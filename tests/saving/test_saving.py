@@ -222,6 +222,8 @@ def test_state_that_paddle_still_holds_is_saved_and_can_be_loaded_by_paddle(path
 
 @pytest.mark.parametrize("case, name, step", [("came", "Came", HALF), ("Lamb", "paddle.optimizer.Lamb", None)])
 def test_the_file_is_plain_safetensors(case, name, step, path):
+    if not paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]:
+        pytest.skip("safetensors.paddle needs stride kernels")
     run = Run(case).train(HALF)
     ldopt.save_optimizer(path, run.optimizer, run.model)
     tensors = safetensors.paddle.load_file(path)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from schedule_cases import KINDS, make, rates
 
 from paddle_ldopt.schedules import ON_METRIC, ReduceLROnPlateau, WarmUp, get_scheduler, rates_of
-from paddle_ldopt.schedules.curves import peak_of
-from paddle_ldopt.schedules.factory import SCHEDULES
+from paddle_ldopt.schedules.factory import SCHEDULES, peak_of
 
 EDGE = {  # kind -> arguments with warm-up 0 and n = 4, its rates; the same with warm-up 4, its rates: by hand
     "linear": ([1, 0.75, 0.5, 0.25, 0, 0], [0, 0.25, 0.5, 0.75, 0, 0]),

@@ -8,7 +8,7 @@ import tables
 import trainer_common as common
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.schedules import Curve, Fraction, LastStep, ReduceLROnPlateau, Steps, schedule, scheduled
+from paddle_ldopt.schedules import ON_METRIC, Curve, Fraction, LastStep, ReduceLROnPlateau, Steps, schedule, scheduled
 from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.tools.cli import main
 
@@ -75,3 +75,4 @@ def test_a_new_schedule_that_follows_a_metric_is_known_as_such(tmp_path):
             common.arguments(tmp_path, lr_scheduler_type="patience")
     finally:
         del SCHEDULES["patience"]
+        ON_METRIC.remove("patience")

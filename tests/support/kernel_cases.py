@@ -151,7 +151,7 @@ class Optimizer:
             self.tensors["count"] += 1
         with threads_of_openmp(self.kernels, threads):
             norm = self.kernels.norm(given)
-            self.kernels.step(given)
+            assert self.kernels.library().ldopt_step(given.ctypes.data, len(given)) == 0
         for view, memory in self.memory + kept:
             outside = np.concatenate([memory[: self.offset], memory[self.offset + view.size :]])
             assert (outside == 77).all(), "written outside of an array"

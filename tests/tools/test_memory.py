@@ -85,16 +85,15 @@ def test_the_command_shows_optimizers_side_by_side(capsys):
     assert [line.split()[-2:] for line in out.splitlines() if line.startswith(" state")] == [["25.1", "50.2"]]
 
 
-def test_json_and_markdown(capsys):
+def test_json(capsys):
     options = ["--hidden", "64", "--layers", "4", "--kv-heads", "1", "--optimizer", "came,beta1=0", "came,compression"]
-    answer = json.loads(run(capsys, *options, "--json", "--no-masters", "--grad-dtype", "float32"))
-    shapes, shared = decoder(64, 4, kv_heads=1), {"grad_dtype": "float32", "multi_precision": False}
+    answer = json.loads(run(capsys, *options, "--json", "--no-masters", "--dtype", "float16"))
+    shapes, shared = decoder(64, 4, kv_heads=1), {"dtype": "float16", "multi_precision": False}
     assert answer["size"] == sum(map(math.prod, shapes.values()))
     assert answer["bytes"] == {
         "came,beta1=0": estimate(shapes, "came", beta1=0.0, **shared),
         "came,compression": estimate(shapes, "came", compression=True, **shared),
     }
-    assert "| GiB | came,beta1=0 | came,compression |" in run(capsys, *options, "--markdown")
 
 
 @pytest.mark.parametrize(
@@ -103,13 +102,11 @@ def test_json_and_markdown(capsys):
         ([], "Received: --params=None, --model=None, shape={}"),
         (["--params", "7e9", "--hidden", "8"], "shape={'hidden': 8}"),
         (["--params", "7"], "`--params` must be in [1e+09, 1e+14]. Received: --params=7.0"),
-        (["--hidden", "64", "--layers", "1", "--heads", "3"], "Received: --hidden=64, --heads=3, --kv-heads=0"),
-        (["--hidden", "64", "--layers", "1", "--heads", "4", "--kv-heads", "3"], "--heads=4, --kv-heads=3"),
-        (["--hidden", "8"], "Received: shape={'hidden': 8}"),
+        (["--hidden", "8"], "shape={'hidden': 8}"),
         (["--hidden", "0", "--layers", "1"], "Received: --hidden=0"),
         (["--params", "7e9", "--optimizer", "came,name=lamb"], "Received: --optimizer='came,name=lamb'"),
-        (["--params", "7e9", "--optimizer", "came,beta1"], "Received: --optimizer='came,beta1'"),
-        (["--params", "7e9", "--optimizer", "adam"], "the nearest is 'adamwdl'. Valid: "),
+        (["--params", "7e9", "--optimizer", "came,beta1"], "Received: beta1=True"),
+        (["--params", "7e9", "--optimizer", "adam"], "the nearest is 'adamwdl'"),
     ],
 )
 def test_errors_of_the_command(options, says, capsys):

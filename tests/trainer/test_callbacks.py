@@ -13,7 +13,7 @@ from trainer_run import checkpoint_format
 import paddle_ldopt as ldopt
 from paddle_ldopt import rates
 from paddle_ldopt.rates import layerwise_interface
-from paddle_ldopt.schedules.curves import peak_of
+from paddle_ldopt.schedules.factory import peak_of
 from paddle_ldopt.trainer import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
 from paddle_ldopt.trainer.rates import check_given_optimizer
 
@@ -312,7 +312,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
     layers.plot(tmp_path / "rates.png", optimizer=optimizer)
     rates.applied_rates(optimizer), rates.applied_rates(optimizer, 0.1)
     rates.next_rate(optimizer)
-    layerwise_interface(optimizer).last_used_lr(), layerwise_interface(optimizer).lr_divisor(3)
+    layerwise_interface(optimizer).lr_divisor(3)
     peak_of(schedule)
     given, logs = {"optimizer": optimizer, "lr_scheduler": schedule}, LayerLRCallback(layers)
     for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):

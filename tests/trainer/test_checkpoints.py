@@ -120,7 +120,7 @@ def test_an_incomplete_checkpoint_is_refused(checkpoint, tmp_path):
     os.mkdir(tmp_path / "checkpoint-notes")
     assert last_checkpoint(tmp_path) == str(checkpoint)
     for change in ({}, {"allow_layerwise_change": True}):
-        with pytest.raises(ValueError, match=f"Resume from the last valid checkpoint.*{re.escape(str(checkpoint))}"):
+        with pytest.raises(ValueError, match="while saving: train.resume_from_checkpoint=True. takes the last valid"):
             resume(tmp_path / "checkpoint-3", tmp_path, **change)
     shutil.rmtree(checkpoint)
     assert last_checkpoint(tmp_path) is None

@@ -1,7 +1,8 @@
-"""Register our optimizers in PaddleClas, PaddleOCR, PaddleSeg, PaddleDetection and PaddleSpeech.
+"""Our optimizers in the configuration files of other Paddle frameworks: ``paddleclas.register()`` and so on.
 
-Call the function of a framework before it builds its optimizer. Without the framework, it raises ImportError. The first
-part builds an optimizer from the settings of a YAML file, which it keeps in the framework's checkpoints.
+Register them before the framework builds its optimizer; without the framework this raises ImportError. The settings of
+a framework's own optimizers keep their meaning. Options of the optimizer and of `LayerDecay`, `rules` of
+`LayerMap.from_model`, and `allow_layerwise_change` are settings too.
 """
 
 import dataclasses
@@ -10,18 +11,19 @@ import importlib
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import paddle
 
-from .._checks import checked_bool, checked_number, differences, problem, refusal, unknown
-from .._compat import parameters_of
-from .._files import YAML_EXPONENT
-from ..create import OFF, build_optimizer
-from ..layers.decay import OPTIONS as DECAY_OPTIONS
-from ..layers.decay import LayerDecay
-from ..optimizers.options import REGISTRY
-from ..rates import layerwise_interface
+from ._checks import checked_bool, checked_number, differences, problem, refusal, unknown
+from ._compat import parameters_of
+from ._files import YAML_EXPONENT
+from .create import OFF, build_optimizer
+from .layers.decay import OPTIONS as DECAY_OPTIONS
+from .layers.decay import LayerDecay
+from .optimizers.options import REGISTRY
+from .rates import layerwise_interface
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
 _ALLOW = "allow_layerwise_change"
@@ -60,10 +62,8 @@ def from_settings(
     Args:
         name: the class name in the file, such as "AdamWDL".
         model: the network.
-        settings: options of the optimizer and of `LayerDecay`, `rules` of `LayerMap.from_model`,
-            `allow_layerwise_change`, and `example`: the shape of an input such as [1, 3, 224, 224], or a dict from
-            keywords to shapes, with which one forward pass measures the layers. No framework gives its data to the
-            optimizer's builder; without `example` the layers are found by names.
+        settings: as in the module's docstring, and `example`: the shape of an input such as [1, 3, 224, 224], or a dict
+            from keywords to shapes, with which one forward pass measures the layers.
         learning_rate: a number or a schedule.
         weight_decay: None for the class's default, a number or a `paddle.regularizer.L2Decay`.
         grad_clip: the framework's clipping, or None.
@@ -104,10 +104,7 @@ def from_settings(
 
 @functools.cache
 def with_record(cls: Any) -> Any:
-    """Return a subclass of an optimizer class, of the same name, which saves a record of class, decay and layers.
-
-    It refuses the state of another class, and with another decay or other layers unless they are allowed.
-    """
+    """Return a subclass of the same name that records class, decay and layers in its state and refuses another's."""
 
     def record_of(self: Any) -> dict[str, Any]:
         ratios = layerwise_interface(self)
@@ -144,7 +141,7 @@ def with_record(cls: Any) -> Any:
 
 
 def numbers_read(value: Any) -> Any:
-    """Return a value of a YAML file, nested ones too, with numbers for "1e-3", which PyYAML reads as a string."""
+    """Return a value of a YAML file with numbers for "1e-3", which PyYAML reads as a string."""
     if isinstance(value, dict):
         return {key: numbers_read(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -171,20 +168,14 @@ def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: b
 
 
 def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a parameter group for each entry, matched by parts of structured names, and one for all other parameters.
-
-    The first entry that matches gets the parameter. Raise ValueError for an entry without a parameter.
-    """
+    """Return a group for the parameters that each entry matches first, by parts of names, and one for all others."""
     ungrouped = {name: param for name, param in model.named_parameters() if not param.stop_gradient}
     groups = []
     for parts, options in chosen:
         names = [name for name in ungrouped if any(part in name for part in parts)]
         if not names:
-            raise refusal(
-                ValueError,
-                "A parameter group matches no trainable parameter outside the earlier groups.",
-                parts=parts,
-            )
+            message = "A parameter group matches no trainable parameter outside the earlier groups."
+            raise refusal(ValueError, message, parts=parts)
         groups.append({**numbers_read(options), "params": [ungrouped.pop(name) for name in names]})
     return [*groups, {"params": list(ungrouped.values())}] if ungrouped else groups
 
@@ -193,19 +184,9 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
 
 
 class Component:
-    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model.
+    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model; its name is the subclass's."""
 
-    The name of a subclass is that of the optimizer.
-    """
-
-    own: tuple[str, ...] = (  # names in the file
-        "lr",
-        "regularizer",
-        "weight_decay",
-        "clip_norm",
-        "no_weight_decay_name",
-        "one_dim_param_no_weight_decay",
-    )
+    own = ("lr", "regularizer", "weight_decay", "clip_norm", "no_weight_decay_name", "one_dim_param_no_weight_decay")
 
     def __init__(
         self,
@@ -226,7 +207,6 @@ class Component:
         self.one_dimensional = checked_bool(one_dim_param_no_weight_decay, "one_dim_param_no_weight_decay")
 
     def __call__(self, model: Any) -> Any:
-        """Return the optimizer for a model."""
         undecayed = undecayed_names(model, self.parts, one_dimensional=self.one_dimensional)
         name = type(self).__name__
         return from_settings(name, model, self.settings, undecayed=undecayed, own=self.own, **self.common)
@@ -245,7 +225,6 @@ class ClasComponent(Component):
         self.one_dimensional = self.one_dimensional or self._filters
 
     def __call__(self, model_list: Any) -> Any:
-        """Return the optimizer of the parameters of one scope: a model, or parts of it."""
         if not model_list:
             message = "`scope` must match a part of the model, and the graph must be dynamic."
             raise refusal(ValueError, message, model_list=model_list)
@@ -257,21 +236,14 @@ class ClasComponent(Component):
 
 
 def register_paddleclas() -> None:
-    """Add our optimizers to PaddleClas's files, ``Optimizer: {name: AdamWDL, ...}``; ours replaces its own `AdamWDL`.
-
-    Its settings: `lr`, `regularizer` (L2), `clip_norm`, `scope`, `no_weight_decay_name`,
-    `one_dim_param_no_weight_decay`, `filter_bias_and_bn`.
-    """
+    """Add our optimizers to PaddleClas's files, ``Optimizer: {name: AdamWDL, ...}``; ours replaces its `AdamWDL`."""
     module = framework("ppcls.optimizer.optimizer", "PaddleClas")
     for name in NAMES:
         setattr(module, name, type(name, (ClasComponent,), {}))
 
 
 def register_paddleocr() -> None:
-    """Add our optimizers to PaddleOCR's files, ``Optimizer: {name: AdamWDL, layerwise_decay: 0.65}``.
-
-    Its settings: `lr`, `regularizer` (L2), `clip_norm`, `no_weight_decay_name`, `one_dim_param_no_weight_decay`.
-    """
+    """Add our optimizers to PaddleOCR's files, ``Optimizer: {name: AdamWDL, layerwise_decay: 0.65}``."""
     module = framework("ppocr.optimizer.optimizer", "PaddleOCR")
     for name in NAMES:
         setattr(module, name, type(name, (Component,), {}))
@@ -292,15 +264,13 @@ def register_paddleocr() -> None:
 def register_paddleseg() -> None:
     """Add our optimizers to PaddleSeg's files, ``optimizer: {type: AdamWDL, ...}``; ours replaces its own `AdamWDL`.
 
-    Its settings: `weight_decay`, `grad_clip_cfg` and `custom_cfg`, whose `lr_mult` multiplies the layer's rate.
+    `lr_mult` of `custom_cfg` multiplies the layer's rate.
     """
     base: Any = framework("paddleseg.optimizers.optimizer", "PaddleSeg").BaseOptimizer
     components = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict
     of_a_group = ("name", "lr_mult", "weight_decay_mult")  # settings of an entry of `custom_cfg`
 
     class SegComponent(base):
-        """An optimizer as PaddleSeg builds it: settings first, then model and schedule."""
-
         def __init__(
             self, weight_decay: Any = None, grad_clip_cfg: Any = None, custom_cfg: Any = None, **settings: Any
         ) -> None:
@@ -333,9 +303,8 @@ def register_paddleseg() -> None:
 def register_paddledetection() -> None:
     """Add our optimizers to PaddleDetection's files; ours replaces its `AdamWDL`.
 
-    ``OptimizerBuilder: {optimizer: {type: AdamWDL, layerwise_decay: 0.7}}``. Its settings: `clip_grad_by_norm`,
-    `clip_grad_by_value`, `regularizer` (L2), `param_groups`, and of its `AdamWDL` `betas`, `layer_decay`,
-    `filter_bias_and_bn`, `skip_decay_names`. Blocks are counted, whatever `num_layers` says.
+    ``OptimizerBuilder: {optimizer: {type: AdamWDL, layerwise_decay: 0.7}}``. Its `AdamWDL`'s settings `betas`,
+    `layer_decay`, `filter_bias_and_bn` and `skip_decay_names` work; blocks are counted, whatever `num_layers` says.
     """
     module = framework("ppdet.optimizer.optimizer", "PaddleDetection")
     base: Any = module.OptimizerBuilder
@@ -343,8 +312,6 @@ def register_paddledetection() -> None:
         return
 
     class OptimizerBuilder(base):  # the name that PaddleDetection looks up in the module
-        """Build one of our optimizers, or one of PaddleDetection's."""
-
         def __call__(self, learning_rate: Any, model: Any = None) -> Any:
             settings = dict(self.optimizer)
             name = settings.pop("type")
@@ -394,7 +361,6 @@ class Pending(paddle.optimizer.SGD):
         super().__init__(learning_rate, parameters=list(parameters), grad_clip=grad_clip)
 
     def step(self) -> None:
-        """Refuse to train."""
         advice = "it is built at the end of `Trainer.setup()` of paddlespeech.s2t: call that."
         raise RuntimeError(f"The optimizer of the configuration file does not exist yet; {advice}")
 
@@ -415,7 +381,6 @@ def register_paddlespeech() -> None:
     set_up = trainer.setup
 
     def setup(self: Any) -> None:
-        """Set up the experiment, and build our optimizers for its model."""
         set_up(self)
         for prefix in ("", "model_", "wav2vec2_", "hubert_", "wavlm_"):  # of a trainer's one or two optimizers
             pending = getattr(self, f"{prefix}optimizer", None)
@@ -430,3 +395,10 @@ def register_paddlespeech() -> None:
                 setattr(self, f"{prefix}optimizer", from_settings(name, self.model, settings, **common))
 
     trainer.setup = setup
+
+
+paddleclas = SimpleNamespace(register=register_paddleclas)
+paddledetection = SimpleNamespace(register=register_paddledetection)
+paddleocr = SimpleNamespace(register=register_paddleocr)
+paddleseg = SimpleNamespace(register=register_paddleseg)
+paddlespeech = SimpleNamespace(register=register_paddlespeech)
