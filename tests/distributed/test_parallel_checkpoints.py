@@ -251,7 +251,7 @@ def test_another_network_is_refused_or_keeps_the_rest(saved, monkeypatch):
     run = cases.Run("came")
     run.plain[2].weight.stop_gradient = True
     message, changed = run.refusal(saved)
-    assert "frozen here" in message and "Received: nothing for '2.weight." in message and changed == []
+    assert "freeze the same layers" in message and "Received: nothing for '2.weight." in message and changed == []
     first, second, (rows, _) = cases.SIZES
     for sizes, says, new in (
         ([first, second], "nothing for '4.bias'|unused are '4.bias'", "4"),
