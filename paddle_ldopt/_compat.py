@@ -1,7 +1,6 @@
 """Paddle's private parts that code outside the optimizers needs, and what differs between versions of Paddle.
 
-Subclasses of Paddle's classes read protected attributes directly. `tests/test_compat.py` lists every private name of
-Paddle that this package uses and tells which one a new Paddle has moved.
+`tests/test_compat.py` lists every private name of Paddle that this package uses.
 """
 
 import functools
@@ -177,10 +176,7 @@ def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Any
 
 
 def is_called_by(name: str) -> bool:
-    """Return whether the caller of this function, a method that may be overridden, was called by one of this name.
-
-    DygraphShardingOptimizerV2.sharded_state_dict reads `state_dict` like any caller, but misplaces rows and columns.
-    """
+    """Return whether the caller of this function, a method that may be overridden, was called by one of this name."""
     frame: Any = sys._getframe(1)
     method = frame.f_code.co_name
     while frame.f_code.co_name == method:  # an override calls the method of its base
@@ -233,7 +229,7 @@ def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: 
 # attributes in which wrappers keep their optimizer: fleet and amp, group sharding, LookAhead, static `fleet`, asp
 _INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
 _INSIDE = ("_layers", "_layer")  # the same for networks: DataParallel, GroupShardedStage2
-# Compared by name: no version of Paddle has all. MetaParallelBase: tensor, pipeline, sharding and segment parallel.
+# by name: no version of Paddle has all; MetaParallelBase: tensor, pipeline, sharding and segment parallel
 _WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer"}
 _WRAPPERS |= {"GroupShardedStage2", "GroupShardedStage3", "FullyShard"}
 

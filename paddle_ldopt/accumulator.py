@@ -203,7 +203,7 @@ class GradientAccumulator:
             raise refusal(TypeError, "`group` must be a paddle.distributed Group that holds this process.", group=group)
         several = dist.get_world_size(group) > 1
         if several and any(total is not None and total.is_dist() for total in self._sums):
-            message = "Gradients of DistTensors are already summed over all processes: call only `apply`."
+            message = "Gradients of DistTensors are summed over all processes: call `apply` without `synchronize`."
             raise refusal(ValueError, message, gradients=len(self._sums))
         if self._synchronized:
             message = "`synchronize` must be called only once between two resets: it would add all sums again."

@@ -132,8 +132,8 @@ def create(
 ) -> Optimizer:
     """Build an optimizer for all parameters of a model, with one learning rate per layer.
 
-    Biases, norms and other vectors are excluded from weight decay. Frozen parameters are not updated, until they are
-    unfrozen (under sharding, the optimizer takes only the parameters that are trainable now).
+    Biases, norms and other vectors are excluded from weight decay. Frozen parameters can be unfrozen later, but not
+    under sharding.
 
     Args:
         name: one of `list_optimizers`, or "adamw" for Paddle's own.

@@ -31,16 +31,13 @@ _KEY = "paddle_ldopt_layerwise"  # key of the record in an optimizer's state
 
 
 def framework(module: str, name: str) -> Any:
-    """Return a module of a framework; raise an ImportError that names the framework if it is not installed.
-
-    PaddleOCR, PaddleClas and PaddleDetection silence all warnings when they are imported. Ours are shown again.
-    """
+    """Return a module of a framework; raise an ImportError that names the framework if it is not installed."""
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         message = f"{name} cannot be imported: install it, or run from a clone of its repository."
         raise ImportError(f"{message} Received: {error}", name=module) from error
-    if not sys.warnoptions:  # the user's own choice, python -W
+    if not sys.warnoptions:  # else the user's own choice, python -W; some frameworks silence all warnings
         warnings.filterwarnings("default", category=UserWarning, module=r"paddle_ldopt\.")
     return imported
 
@@ -129,8 +126,7 @@ def with_record(cls: Any) -> Any:
                 advice = f"Use the same, or set `{_ALLOW}: true` to resume with another decay or other layers."
                 raise refusal(ValueError, f"{message} {advice}", **{_ALLOW: allowed})
         elif now["decay"] and not allowed:
-            found = [f"it does not say its layer-wise decay, so the configuration file's applies. `{_ALLOW}: true`"]
-            found[0] += " silences this warning"
+            found = [f"it does not say its layer-wise decay, so the file's applies (`{_ALLOW}: true` silences this)"]
         if found:
             message = f"Resuming from a checkpoint of another run: {'; '.join(found)}."
             warnings.warn(problem(message, **{_ALLOW: allowed}), stacklevel=1)  # `framework` shows these
@@ -150,7 +146,7 @@ def numbers_read(value: Any) -> Any:
 
 
 def name_parts(parts: Any, setting: str) -> list[str]:
-    """Return a list of parts of names; raise TypeError for a string, whose letters would match nearly every name."""
+    """Return a list of parts of names; refuse a string, whose letters would match nearly every name."""
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise refusal(TypeError, f"`{setting}` must be a list of parts of names.", **{setting: parts})
     return list(parts)
@@ -186,7 +182,8 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
 class Component:
     """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model; its name is the subclass's."""
 
-    own = ("lr", "regularizer", "weight_decay", "clip_norm", "no_weight_decay_name", "one_dim_param_no_weight_decay")
+    own: Any = ("lr", "regularizer", "weight_decay", "clip_norm", "no_weight_decay_name")
+    own += ("one_dim_param_no_weight_decay",)
 
     def __init__(
         self,

@@ -81,7 +81,6 @@ def next_rate(optimizer: Optimizer) -> float:
 
 
 def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
-    """Return tensor name -> `Rate`, read from an optimizer."""
     if not isinstance(_compat.unwrap(optimizer), Optimizer):
         raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))

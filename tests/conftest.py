@@ -37,6 +37,10 @@ ON_CPU = {  # reason -> pattern of the ids of tests that hold on a CPU only
     "Paddle has bfloat16 products elsewhere": r"bfloat16_products_on_a_cpu_are_refused",
     "Paddle counts the memory of the host": r"the_memory_of_a_step_is_bounded|a_step_keeps_no_gradient",
 }
+AS_CUDA = {  # the same for a device that only says that it is a GPU
+    "Paddle's to_static asks CUDA for pinned memory": r"test_to_static|advances_under_to_static",
+    "CUDA has a kernel for them": r"test_sparse_gradients_are_refused.*\[adamwdl\]",
+}
 LONGEST = ["distributed", "recipes", "trainer", "robustness"]  # folders whose files take longest
 HERE = pathlib.Path(__file__).parent
 VERSION = tuple(int(part) for part in re.findall(r"\d+", paddle.__version__)[:2])
@@ -73,7 +77,7 @@ def pytest_collection_modifyitems(config, items):
     lacking = [(reason, *found) for reason, found in FIRST.items() if (0, 0) < VERSION < found[0]]  # 0.0.0: a nightly
     reasons = [(f"{reason} (below {first[0]}.{first[1]})", pattern) for reason, first, pattern in lacking]
     if os.environ.get("LDOPT_DEVICE", "cpu") != "cpu":
-        reasons += ON_CPU.items()
+        reasons += [*ON_CPU.items(), *(AS_CUDA.items() if os.environ.get("LDOPT_AS_CUDA") else ())]
     for reason, pattern in reasons:
         for item in items:
             if re.search(pattern, item.nodeid):

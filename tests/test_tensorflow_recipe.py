@@ -241,7 +241,7 @@ def test_arguments_reach_the_optimizer():
         ("adam_beta1", 1.0, ValueError),
         ("weight_decay_rate", -0.1, ValueError),
         ("power", 0.0, ValueError),
-        ("include_in_weight_decay", "norm", TypeError),
+        ("include_in_weight_decay", "norm", ValueError),
         ("layerwise_decay", 1.5, ValueError),
     ],
 )

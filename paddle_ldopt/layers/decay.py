@@ -145,9 +145,7 @@ class LayerDecay:
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
             0 freezes. The last pattern that matches counts. Alone, multipliers need no blocks.
 
-    Raises:
-        TypeError, ValueError: an option of the wrong type or out of range; `bound` without the convention "linear", or
-            this convention with a `layerwise_decay`.
+    Raises TypeError or ValueError for a value out of range, and for a `layerwise_decay` with the convention "linear".
 
     Examples:
         >>> from paddle_ldopt import LayerDecay
@@ -193,6 +191,9 @@ class LayerDecay:
             problem = "The convention 'linear' takes `bound` below 1 instead of `layerwise_decay`; no other takes it."
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
             raise refusal(ValueError, problem, **given)
+
+    def __hash__(self) -> int:  # without the dicts, which cannot be hashed
+        return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""

@@ -36,7 +36,6 @@ def layers_of_names(names: list[str], rules: Optional[Rules]) -> Found:
 def layers_of_model(
     model: paddle.nn.Layer, params: dict[str, paddle.Tensor], example: Optional[Example], rules: Optional[Rules]
 ) -> Found:
-    """Return the layers of a model's named parameters, measured if there is an `example`."""
     if example is None:
         return _by_names(model, params, rules)
     measured = MeasuredModel(model, example, params)
@@ -59,10 +58,8 @@ def layers_of_model(
     left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in places}
     for first, second in measured.order.apart:
         if first in left or second in left:
-            doubts.append(
-                f"'{second}' is computed from '{first}', but both count as towers of their own: `towers=` gives each "
-                r"its decay, and `rules` with an offset such as r'\1 + 12' make them one"
-            )
+            how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
+            doubts.append(f"'{second}' is computed from '{first}', but both count as towers of their own: {how}")
     layers = _overridden(layers, places, numbered)
     return Found(layers, "measured", [*doubts, *_doubts(layers, params)])
 
@@ -91,7 +88,7 @@ def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules
 
 
 def _all_paths(layer: paddle.nn.Layer, path: str = "") -> Iterator[tuple[str, paddle.nn.Layer]]:
-    """Yield (path, sublayer) in the model's order; a shared sublayer under each of its paths."""
+    """Yield (path, sublayer); a shared sublayer under each of its paths."""
     yield path, layer
     for key, inner in layer._sub_layers.items():
         if inner is not None and path.count(".") < 50:  # a sublayer that has its owner has no end
@@ -128,12 +125,13 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, in
         places = {name: place for name in names if (place := rules(name)) is not None}
     elif rules is not None:
         for pattern, matched in matches(checked_patterns(rules, "rules", "layers"), names, "rules").items():
-            place: Any = rules[pattern]
+            template: Any = rules[pattern]
             for name in [name for name in matched if name not in places]:
+                match: Any = re.search(pattern, name)
                 try:
-                    places[name] = re.search(pattern, name).expand(place) if isinstance(place, str) else place
+                    places[name] = match.expand(template) if isinstance(template, str) else template
                 except (re.error, IndexError) as error:
-                    raise refusal(ValueError, f"`rules` has a bad template ({error}).", template=place) from error
+                    raise refusal(ValueError, f"`rules` has a bad template ({error}).", template=template) from error
     if rules is not None and not places:
         raise refusal(ValueError, "`rules` place no parameter.", rules=rules, names=names[:8])
     numbered = set()

@@ -37,10 +37,7 @@ class LayerMap:
     """
 
     def __init__(
-        self,
-        layers: dict[str, Layer],
-        parameters: Optional[dict[str, paddle.Tensor]] = None,
-        source: str = "by names",
+        self, layers: dict[str, Layer], parameters: Optional[dict[str, paddle.Tensor]] = None, source: str = "by names"
     ) -> None:
         self._layers, self._parameters, self.source = layers, parameters or {}, source  # keys are structured names
         self.towers = {layer.tower: layer.depth for layer in layers.values() if layer.tower}
@@ -133,7 +130,6 @@ class LayerMap:
         return self._layers[self.name_of(name)]
 
     def name_of(self, name: str) -> str:
-        """Return the structured name for a ``param.name`` or structured name; raise like `layer_of`."""
         structured = self.name_dict.get(name_before_copy(str(name), self.name_dict.__contains__), name)
         if not isinstance(structured, str) or structured not in self._layers:
             how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
@@ -171,7 +167,7 @@ class LayerMap:
         Args:
             layerwise_decay: required without `optimizer`.
             learning_rate (float|LRScheduler): rate of a layer whose ratio is 1; without it the table has ratios only.
-            optimizer: any optimizer of Paddle or of this package, layer-wise or not.
+            optimizer: any optimizer of Paddle or of this package.
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
         """
         if (layerwise_decay is None) == (optimizer is None):
@@ -202,8 +198,6 @@ class LayerMap:
         return draw(self.table(layerwise_decay, learning_rate, optimizer), path)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the identity of the map: tower -> depth, and structured name -> [tower, layer id, depth]."""
-        return {
-            "towers": dict(self.towers),
-            "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
-        }
+        """Return the identity of the map for JSON."""
+        places = {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()}
+        return {"towers": dict(self.towers), "layers": places}

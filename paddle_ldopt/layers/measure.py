@@ -21,10 +21,10 @@ _Record = tuple[str, list[Any], list[Any]]  # path of a sublayer, ends of its ar
 
 
 class Call(NamedTuple):
-    """One call of a sublayer: the nodes of its first argument with a gradient, of all arguments, and of its outputs."""
+    """The nodes of one call of a sublayer."""
 
-    main: tuple[int, ...]
-    inputs: tuple[int, ...]
+    main: tuple[int, ...]  # of the first argument with a gradient
+    inputs: tuple[int, ...]  # of all arguments
     outputs: tuple[int, ...]
 
 
@@ -182,7 +182,6 @@ def forward_pass(
 
 @contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Restore the random states of Paddle, on the device and on the CPU, of NumPy and of Python at the end."""
     drawn = [(paddle.get_rng_state(device), device) for device in (None, "cpu")]
     states = np.random.get_state(), random.getstate()
     try:

@@ -98,9 +98,8 @@ class NamedModel:
         return [path for path in paths if not any(is_like(path, other) for other in paths if other != path)]
 
     def _holds_list(self, tower: Tower) -> bool:
-        return any(
-            path.rpartition(".")[2].isdigit() for item in tower.paths for path in self.tree.children.get(item, [])
-        )
+        parts = [path for item in tower.paths for path in self.tree.children.get(item, [])]
+        return any(path.rpartition(".")[2].isdigit() for path in parts)
 
     def _numbered_through(self, tower: Tower) -> Tower:
         """Return the blocks of all stages one after another: of ``layer1.0`` or ``stages.0.blocks.1``."""
@@ -120,7 +119,6 @@ class NamedModel:
         return through
 
     def _check(self) -> None:
-        """Raise if there are no blocks, or at least as many in lists with other names."""
         known, unknown = (sum(found.depth for found in lists) for lists in (self.towers, self.unknown))
         others = ", ".join(found.name or "of the model" for found in self.unknown)
         if not self.towers and not any(index > 0 for index in self.placed.values()):

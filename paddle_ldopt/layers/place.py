@@ -62,7 +62,6 @@ class MeasuredModel:
         return [name for name in found if not any(self._made[node] for node in uses[name])]  # but for tied ones
 
     def layers(self) -> dict[str, Layer]:
-        """Return name -> `Layer` of the parameters that were placed."""
         depths: dict[Optional[int], tuple[str, int]] = {None: ("", self._deepest)}
         depths.update({t: (tower.name, tower.depth) for t, tower in enumerate(self.towers)})
         return {name: Layer(depths[t][0], index, depths[t][1]) for name, (t, index) in self.places.items()}
@@ -127,7 +126,6 @@ class MeasuredModel:
         return [t for t in found if not any(made >> t & 1 for other, made in fed if other != t)]
 
     def _head(self, towers: list[int]) -> Place:
-        """Return the head of a tower, of all if there are several."""
         if len(towers) == 1 or len(self.towers) == 1:
             t = towers[0] if towers else 0
             return t, self.towers[t].depth + 1

@@ -48,7 +48,6 @@ class LayerTable:
 
     @classmethod
     def build(cls, tensors: Tensors, rates: dict[str, Rate], source: str = "") -> "LayerTable":
-        """Return the table of tensors with their rates; tensors without a rate are omitted."""
         grouped: dict[Layer, list[tuple[Optional[Tensor], Rate]]] = {}
         for tensor_name, (layer, name, param) in tensors.items():
             statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)
@@ -75,16 +74,13 @@ class LayerTable:
         return cls(rows, source)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return the rows as a list of dicts that JSON can hold."""
         return [dataclasses.asdict(row) for row in self.rows]
 
     def to_markdown(self) -> str:
-        """Return the table as GitHub Markdown."""
         return markdown(*self.cells()) + (f"\n\n{self.caption}" if self.caption else "")
 
     @property
     def caption(self) -> str:
-        """How the layers were found: "layers: measured" or "layers: by names"; "" if unknown."""
         return f"layers: {self.source}" if self.source else ""
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["Table"]:
@@ -132,7 +128,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> "Table":
-    """Return a table of text for rich's console, without markup; `wrapped` breaks cells that do not fit."""
+    """Return a table of text for rich's console; `wrapped` breaks cells that do not fit."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

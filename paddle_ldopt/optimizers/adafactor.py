@@ -93,8 +93,7 @@ class Adafactor(FactoredOptimizer):
     dimensions; with fewer than two the average of :math:`g^2 + \epsilon_1` itself is kept.
 
     The usual settings for fine-tuning are ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up, or
-    ``warmup_init=True`` alone, with an `AdafactorSchedule` if a scheduler is required. transformers advises against
-    additional gradient clipping.
+    ``warmup_init=True`` alone, with an `AdafactorSchedule` if a scheduler is required.
 
     docs/options.md lists the options; `AdamWDL` documents the arguments that all optimizers take. `lr`, also called
     `learning_rate`, must be None with `relative_step`, and only then. A group's "lr" is its own rate.
@@ -166,12 +165,6 @@ class Adafactor(FactoredOptimizer):
 
     _lr_argument = "lr"
 
-    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        rates = [group.get("lr") if isinstance(group, dict) else None for group in parameters or [None]]
-        if rate is None and None not in rates:  # every group has a rate of its own
-            return 1.0
-        return super()._initial_lr(rate, parameters)
-
     rule = staticmethod(adafactor_update)
 
     def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
@@ -184,10 +177,7 @@ class Adafactor(FactoredOptimizer):
         return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)
 
     def used_lr(self) -> dict[str, float]:
-        r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update, all factors included.
-
-        Parameters that were never updated are omitted. Works in dygraph and `to_static`.
-        """
+        r"""Return ``param.name`` -> the rate :math:`\alpha` of the last update of each parameter that had one."""
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
@@ -236,7 +226,7 @@ class AdafactorSchedule(LRScheduler):
         super().__init__(checked_number(initial_lr, "initial_lr"))
 
     def get_lr(self) -> list[float]:
-        """Return the rate of each group's first updated parameter; `Adafactor.used_lr` has every parameter's."""
+        """Return the rate of each group's first updated parameter."""
         used = self.optimizer.used_lr()
         groups = self.optimizer._param_groups or []
         groups = [g["params"] for g in groups] if groups and isinstance(groups[0], dict) else [groups]

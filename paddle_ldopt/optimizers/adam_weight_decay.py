@@ -65,7 +65,6 @@ def adam_weight_decay_update(
     clipvalue: Optional[float] = None,
     clipnorm: Optional[float] = None,
 ) -> Update:
-    """Return (new parameter, new state)."""
     t = state[STEP]
     if decay:
         lr = lr / (1.0 + decay * (t - 1.0))  # Keras counts the iterations before this one
@@ -251,10 +250,7 @@ class AdamWeightDecay(RuleOptimizer):
             self._warn_of_idle_patterns(params)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments as a dict for JSON and `from_config`, with the present learning rate.
-
-        "not_in_config" lists the given arguments that JSON cannot hold, if there are any.
-        """
+        """Return the arguments for JSON, with the present rate; "not_in_config" lists those that JSON cannot hold."""
         objects = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
         objects = {name: value for name, value in objects.items() if name not in COMMON}
         plain = {name: objects.pop(name) for name in ("name", "n_layers")}
@@ -275,9 +271,9 @@ class AdamWeightDecay(RuleOptimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **arguments: Any) -> Any:
-        """Build an optimizer from the `get_config` of this class or of transformers' class.
+        """Build an optimizer from a `get_config`, also of transformers' class.
 
-        `arguments` are the parameters, a value or None for each name in "not_in_config", and arguments to override.
+        `arguments` are the parameters, a value for each name in "not_in_config", and arguments to override.
         """
         config = dict(config)
         lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]

@@ -36,7 +36,7 @@ def adamw_update(
     epsilon: float,
     weight_decay: float,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel."""
+    """Return (new parameter, new state): Algorithm 2, in the order of Paddle's kernel."""
     beta1_t, beta2_t = state["beta1_pow_acc"], state["beta2_pow_acc"]  # the powers of this step
     param = param * (1.0 - lr * weight_decay)
     m = beta1 * state["moment1"] + (1.0 - beta1) * grad
@@ -86,7 +86,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it. A ratio
             of 0 freezes the parameter.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
-        lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`.
+        lr_ratio: a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`.
         fused: whether the C library takes a step in one call. None: in dygraph on a CPU, for all parameters except
             float64. True: raise an error if it cannot update all of them. False: Paddle's operations only. The state is
             the same; numbers below 1.2e-38 count as 0. The library uses OMP_NUM_THREADS threads, which Paddle sets to 1
@@ -162,7 +162,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     takes_new_parameters = True
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Return the update of rows by Paddle's AdamW kernel, or by the rule where there is no exact kernel."""
+        """Return the update of rows by Paddle's AdamW kernel, or by the rule without an exact kernel."""
         inputs, rates, by_rule, update_by_rule = [], dict[Any, Any](), list[int](), None
         tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
         for i, (param, grad, scale, kind) in enumerate(zip(*rows[:4])):
@@ -227,7 +227,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             raise ValueError(f"{wrong} Received: shape {list(param.shape)}, state of shape {list(moment.shape)}")
 
     def state_dict(self) -> Values:
-        """Return the state, also the loaded one of parameters without a gradient yet, which Paddle omits."""
+        """Return the state, also the loaded one of parameters without a gradient yet."""
         idle = tuple(f"{p.name}_" for p in parameters_of(self) if p.name not in self._already_create_accumulator)
         loaded = {key: value for key, value in self._accumulators_holder.items() if key.startswith(idle)}
         return {**loaded, **super().state_dict()}

@@ -164,7 +164,6 @@ class Batches:
         return update
 
     def _divided(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> list[tuple[Batch, list[int], Any]]:
-        """Return (batch, its rows, factor of its rate) of at most `batch_bytes` each."""
         alike: dict[Any, list[int]] = {}
         sharing: collections.Counter[Any] = collections.Counter()  # parameters of the same memory take turns
         for i, (param, grad) in enumerate(zip(rows.params, rows.grads)):

@@ -84,7 +84,7 @@ def came_update(
 
 
 def _fit_for_float16(m: Any) -> Any:
-    """Return m in the range of float16; denormal numbers are rounded towards 0, or m would never decay to 0."""
+    """Return m in the range of float16; denormal numbers are rounded towards 0, or m would not decay."""
     m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 

@@ -84,8 +84,6 @@ class Lamb(ScheduledOptimizer):
             norms differently: use ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
         **common: further options (docs/options.md) and the arguments of `AdamWDL`.
 
-    docs/numerics.md lists differences from MindSpore and Paddle.
-
     Examples:
         >>> import paddle
         >>> from paddle_ldopt import Lamb

@@ -110,13 +110,13 @@ class FactoredOptimizer(RuleOptimizer):
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         argument, self.sets_own_lr = self._lr_argument, self._fixed["relative_step"]
+        in_groups = [isinstance(item, dict) and item.get("lr") is not None for item in parameters or [None]]
         if self.sets_own_lr:
             self._refuse_lr(argument, rate)
-            return 1.0
-        if rate is None:
+        elif rate is None and not all(in_groups):
             wrong = f"`{argument}` must be given with `relative_step=False`."
             raise refusal(ValueError, wrong, **{argument: None}, relative_step=False)
-        return rate
+        return 1.0 if rate is None else rate
 
     def _refuse_lr(self, argument: str, rate: Any) -> None:
         if rate is not None:

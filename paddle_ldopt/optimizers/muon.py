@@ -42,7 +42,6 @@ def muon_update(
     epsilon: float,
     weight_decay: float,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return (new parameter, new state). See `Muon` for the options."""
     if weight_decay:
         param = param.subtract_(param * (lr * weight_decay))
     if not use_muon:

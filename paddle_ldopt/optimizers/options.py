@@ -216,10 +216,6 @@ def parameters_to_train(model: Any) -> list[Any]:
     return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
 
-def is_listed(parameters: Any) -> bool:
-    return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str))
-
-
 def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
     """Warn if a group's "learning_rate" looks like a rate: Paddle takes it as a factor."""
     factors = [group.get("learning_rate", 1.0) for group in groups if isinstance(group, dict)]
@@ -254,7 +250,7 @@ def checked_parameters(parameters: Any, options: dict[str, Option]) -> Any:
     """Return parameters or groups as lists, None in a static graph; MindSpore's "order_params" has no effect."""
     if parameters is None and not paddle.in_dynamic_mode():
         return None
-    if not is_listed(parameters):
+    if not hasattr(parameters, "__iter__") or isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str)):
         raise wrong_type(parameters, "parameters", "a list of parameters or of parameter groups")
     items = [item for item in parameters if not (isinstance(item, dict) and "order_params" in item)]
     groups = [checked_group(item, options) for item in items if isinstance(item, dict)]

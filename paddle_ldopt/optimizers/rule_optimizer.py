@@ -50,9 +50,7 @@ class RuleOptimizer(LayerwiseOptimizer):
             return param - lr * moment / square.sqrt(), {"moment1": moment}
 
     It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other), and,
-    if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_check_lr`, `_initial_lr`.
-
-    It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and `batch_bytes`.
+    if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_initial_lr`.
 
     Args:
         batch_bytes: the size limit of a batch, a set of parameters of one shape, type and set of options that Paddle's
@@ -182,8 +180,7 @@ class ScheduledOptimizer(RuleOptimizer):
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._functions = [value for value in values if isinstance(value, StepFunction)]
         self.counts_together = bool(self._functions)
-        if not paddle.in_dynamic_mode():
-            self._check_static()
+        self._check_static()
         for function in self._functions:
             function(0)  # checks it
         if not isinstance(rate, StepFunction):
@@ -192,15 +189,14 @@ class ScheduledOptimizer(RuleOptimizer):
         return rate(0)
 
     def _check_static(self) -> None:
-        for function in self._functions:
+        for function in () if paddle.in_dynamic_mode() else self._functions:
             name = function.argument
             wrong = f"`{name}` advances with the optimizer's steps, which a static graph does not count."
             advice = "Give a number, or as the rate a scheduler that you step, such as LambdaDecay(1.0, function)."
             raise refusal(ValueError, f"{wrong} {advice}", **{name: function})
 
     def check_graph(self, params: list[Tensor]) -> None:
-        if not paddle.in_dynamic_mode():
-            self._check_static()
+        self._check_static()
         super().check_graph(params)
 
     def get_lr(self) -> float:

@@ -38,7 +38,7 @@ Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
 class Rows(NamedTuple):
-    """The parameters of a step, as columns. A kind is a set of options with a rate, for one or more parameters."""
+    """The parameters of a step, as columns. A kind is a set of options with a rate."""
 
     params: list[Tensor]
     grads: list[Tensor]
@@ -98,7 +98,7 @@ class OneStep(Optimizer):
         return self.update([(self._grad_clip, sorted(_moving(pairs), key=lambda pair: pair[0].name))])
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        """Update one parameter within Paddle's loop (`dist.shard_optimizer`); in a static graph, add its operations."""
+        """Update one parameter within Paddle's loop; in a static graph, add its operations."""
         pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
         param, grad = pair
         check_gradient(self, param, grad)

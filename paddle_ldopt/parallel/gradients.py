@@ -81,7 +81,7 @@ class ProcessGroups:
         except Exception as lost:
             error = error or lost
             message = "Communication failed within a training step: a process ended, failed or was too slow. Look for"
-            advice = "the first error, and restart all processes from the last checkpoint."
+            advice = "the first error, end all processes, and restart from the last checkpoint."
             received = f"{type(error).__name__}: {str(error)[:200]}"
             raise RuntimeError(f"{message} {advice} Received: {received}") from error
         return reduced.item()

@@ -59,10 +59,7 @@ def _declared(hint: Any) -> Optional[Option]:
 
 
 def checks_arguments(function: _Function) -> _Function:
-    """Decorate a function: its arguments are checked and converted, such as an int to a float, before it is called.
-
-    The result has the `options` that the signature declares; `help` shows plain types.
-    """
+    """Decorate a function: its arguments are checked and converted; the result has `options`, as the signature."""
     signature, options = inspect.signature(function), {}
     for name, hint in typing.get_type_hints(function, include_extras=True).items():
         option = _declared(hint)
@@ -111,7 +108,6 @@ class Schedule(LRScheduler):
     load_state_dict = set_dict
 
     def get_last_lr(self) -> list[float]:
-        """Return the present rate in a list, as PyTorch does."""
         return [self.last_lr]
 
 
@@ -231,7 +227,7 @@ ON_METRIC: set[str] = set()  # the kinds whose `step` takes a metric, with those
 def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function], _Function]:
     """Return a decorator that adds a function to the table under `name`, with checks of its arguments.
 
-    `on_metric` is the class of a schedule that follows a metric; the function passes its keywords to this class.
+    `on_metric` is the class of a schedule that follows a metric, which gets the function's keywords.
     """
 
     def add(function: _Function) -> _Function:
@@ -258,7 +254,7 @@ def kind_of(name: object) -> Kind:
 class SchedulerType(str, enum.Enum):
     """The schedules of this package: names for `get_scheduler` and a Trainer's ``--lr_scheduler_type``.
 
-    A schedule that you add with `schedules.schedule` is not a member. Give its name as a string.
+    Schedules that you add with `schedules.schedule` are no members: give their names as strings.
 
     Examples:
         >>> from paddle_ldopt.schedules import SchedulerType

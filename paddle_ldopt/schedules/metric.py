@@ -167,5 +167,10 @@ class ReduceLROnPlateau(MetricSchedule):
 
 @schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau)
 def get_reduce_on_plateau_schedule(optimizer: OptimizerOrRate, **kwargs: Any) -> ReduceLROnPlateau:
-    """Build a `ReduceLROnPlateau` with these arguments."""
+    """Build a `ReduceLROnPlateau` with these arguments.
+
+    Examples:
+        >>> get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)()
+        0.1
+    """
     return ReduceLROnPlateau(optimizer, **kwargs)

@@ -38,13 +38,17 @@ def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
 
 def finish_checkpoint(folder: str, all_written: bool = True) -> None:
     """Mark a checkpoint as complete, once; list its files unless some are still written in the background."""
-    if not os.path.exists(partial := os.path.join(folder, PARTIAL)):
-        return
-    if all_written:
-        paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-        files = sorted({os.path.relpath(path, folder) for path in paths} - {FILES, PARTIAL})
-        _write_json(folder, FILES, {"format": 1, "files": {name: digest(os.path.join(folder, name)) for name in files}})
-    os.remove(partial)
+    if os.path.exists(partial := os.path.join(folder, PARTIAL)):
+        if all_written:
+            list_files(folder)
+        os.remove(partial)
+
+
+def list_files(folder: str) -> None:
+    """Write the sizes and checksums of a checkpoint's files into it, for `check_complete`."""
+    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+    files = sorted({os.path.relpath(path, folder) for path in paths} - {FILES, PARTIAL})
+    _write_json(folder, FILES, {"format": 1, "files": {name: digest(os.path.join(folder, name)) for name in files}})
 
 
 def _write_json(folder: str, name: str, content: Any) -> None:
@@ -106,7 +110,10 @@ def last_checkpoint(output_dir: Path) -> Optional[str]:
 
 
 def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
-    """Rename the valid checkpoints after `step`, which are not this run's; return the old and the new names."""
+    """Rename the valid checkpoints of steps after `step`, which `last_checkpoint` would mistake for this run's.
+
+    Return the old and the new name of each: ``superseded-checkpoint-<step>``, with a number if this exists already.
+    """
     renamed = []
     for number, folder in _complete(output_dir):
         if number > step and _damage(folder) is None:

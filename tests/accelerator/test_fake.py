@@ -250,8 +250,6 @@ def test_the_rate_is_float32_under_a_16_bit_default_type():
 
 @every_optimizer
 def test_sparse_gradients_are_refused(name):
-    if name == "adamwdl" and os.environ.get("LDOPT_AS_CUDA"):
-        pytest.skip("CUDA has a kernel for them")
     embedding = paddle.nn.Embedding(5, 3, sparse=True)
     opt = make(name, embedding.parameters())
     embedding(paddle.to_tensor([1, 2])).sum().backward()

@@ -240,7 +240,7 @@ def test_a_resume_with_another_class_is_refused(ocr, encoder, tmp_path):
 
 def test_a_checkpoint_that_does_not_tell_its_decay_is_warned_of(ocr, encoder, tmp_path):
     state = saved(ldopt.create("adamwdl", encoder, learning_rate=0.1), tmp_path / "state.pdopt")
-    with pytest.warns(UserWarning, match="does not say its layer-wise decay, so the config"):
+    with pytest.warns(UserWarning, match="does not say its layer-wise decay, so the file"):
         ocr.AdamWDL(0.1, layerwise_decay=0.5)(encoder).set_state_dict(state)
     ocr.AdamWDL(0.1)(encoder).set_state_dict(state)  # without a decay there is nothing to confuse
     ocr.AdamWDL(0.1, layerwise_decay=0.5, allow_layerwise_change=True)(encoder).set_state_dict(state)

@@ -163,10 +163,10 @@ def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeyp
     ids=["tensor parallel", "slice"],
 )
 def test_fused_true_is_refused_in_shards(shard, monkeypatch):
-    monkeypatch.setattr(step, "topology", object)
-    monkeypatch.setattr(base, "topology", object)
     param = paddle.create_parameter([6], "float32")
     opt = Lamb(0.1, parameters=[{"params": [param]}], fused=True)
+    for module in (step, base._compat):
+        monkeypatch.setattr(module, "topology", object)
     opt.finder.find, opt.finder.is_whole = lambda every: {param.name: shard}, lambda every: False
     param.grad, before = paddle.ones([6]), param.numpy().copy()
     with pytest.raises(ValueError, match="does not support parameters in shards.* Received: fused=True"):

@@ -1,5 +1,9 @@
 """What every optimizer of ours keeps to under `to_static` and in static graphs."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import paddle
 import pytest
@@ -58,14 +62,22 @@ def test_to_static(name):
         np.testing.assert_allclose(p.numpy(), want[n], rtol=1e-4, atol=1e-5, err_msg=n)
 
 
+WAYS = {
+    "minimize": lambda opt, loss: opt.minimize(loss),
+    "apply_gradients": lambda opt, loss: opt.apply_gradients(opt.backward(loss)),  # as Paddle's static AMP
+}
+
+
+@pytest.mark.representatives(count=2)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "muon"])  # which refuses
-def test_static_program(name):
+def test_static_program(name, way):
     start, want = dygraph_result(name)
 
     def program():
         model = TinyModel()
         loss = model(paddle.static.data("batch", [2, 3], "int64")).square().mean()
-        make(name, None, set_param_lr_fun=lambda p: 0.5 if len(p.shape) == 1 else 1.0).minimize(loss)
+        WAYS[way](make(name, None, set_param_lr_fun=lambda p: 0.5 if len(p.shape) == 1 else 1.0), loss)
         return model, loss
 
     got = run_static(program, {"batch": np.array([[0, 1, 2], [3, 4, 5]])}, start, 3)
@@ -117,3 +129,29 @@ def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
         assert moved == [2, 2]
     finally:
         paddle.disable_static()
+
+
+OLD_IR = """
+import paddle
+import paddle_ldopt as ldopt
+
+paddle.enable_static()
+for name in ("AdamWDL", "Came", "Lamb", "AdamWeightDecay"):
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+        y = paddle.static.nn.fc(paddle.static.data("x", [4, 3]), 2)
+        try:
+            getattr(ldopt, name)(learning_rate=0.1).minimize((y * y).mean())
+            print(name, "works")
+        except RuntimeError as error:
+            print(name, error)
+"""
+
+
+def test_rules_refuse_the_earlier_form_of_static_graphs():
+    environment = {**os.environ, "FLAGS_enable_pir_api": "0"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OLD_IR], env=environment, capture_output=True, text=True
+    )
+    works, *refused = done.stdout.splitlines()
+    assert works == "AdamWDL works", done.stderr
+    assert len(refused) == 3 and all("set FLAGS_enable_pir_api=1. Received: optimizer=" in line for line in refused)

@@ -75,8 +75,8 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     import trainer_common as common
     from common.run_report import RunReport
 
+    import paddle_ldopt.trainer.resume as mixin
     from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
-    from paddle_ldopt.trainer import resume as resuming
 
     paddle.set_default_dtype(dtype)
 
@@ -113,7 +113,7 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     )
     if layout == "split":  # PaddleNLP asks for bfloat16 there, which Paddle cannot multiply on a CPU
         arguments.bf16, arguments.fp16_opt_level, arguments.amp_master_grad = False, "O1", False
-    logged = mock.patch.object(resuming, "logger_of", lambda trainer: logger)
+    logged = mock.patch.object(mixin, "logger_of", lambda trainer: logger)
     with paddle.utils.unique_name.guard(), logged, contextlib.redirect_stdout(io.StringIO()) as out:
         built = common.tiny_model(dropout=dropout) if model == "bert" else llama(layout == "pipeline", model == "tied")
         start = {name: np.array(param.numpy()) for name, param in built.state_dict().items()}
