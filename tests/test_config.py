@@ -183,10 +183,7 @@ WRONG = {
     "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a JSON object"),
     "rate": ({"learning_rate": 0}, "`learning_rate` must be in (0, inf). Received: learning_rate=0"),
     "no rate": ({"learning_rate": None}, "`learning_rate` must be None with `relative_step`"),
-    "two rates": (
-        {"optim": "adafactor", "optim_kwargs": {"relative_step": True}},
-        "given without it. Received: optim=",
-    ),
+    "two rates": ({"optim": "adafactor", "optim_kwargs": {"relative_step": True}}, "without it. Received: optim="),
     "decay": ({"layerwise_lr_decay": 2}, "`layerwise_lr_decay` must be in (0, 1]"),
     "key twice": ({"layerwise_towers": '{"a": 0.5, "a": 0.6}'}, "duplicate key 'a'"),
     "rules": ({"layerwise_rules": ["a"]}, "`layerwise_rules` must be a JSON object such as"),
@@ -194,10 +191,7 @@ WRONG = {
     "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: 'power' is not a known"),
     "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be a whole number of steps"),
     "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
-    "setting": (
-        {"layerwise_decay": 0.8},
-        "'layerwise_decay' is not a known setting; the nearest is 'layerwise_lr_decay'",
-    ),
+    "setting": ({"layerwise_decay": 0.8}, "is not a known setting; the nearest is 'layerwise_lr_decay'"),
 }
 
 

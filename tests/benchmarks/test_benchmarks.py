@@ -91,32 +91,6 @@ def test_a_pair_in_processes_becomes_a_page(tmp_path):
         page.write(results, tmp_path)
 
 
-def test_writing_a_section_keeps_the_others(tmp_path):
-    def about(date):
-        versions = {"cpu": "c", "cores": 1, "memory_bytes": 0, "python": "3", "versions": {}, "commit": "c"}
-        measured = {"load_before": 0, "load_after": 0, "minutes": 0, "rounds": 2, "threads": 1}
-        return {**versions, **measured, "date": date, "absent": {}, "triad": {}}
-
-    def state(label):
-        return [{"optimizer": label, "what": "", "bytes": 8, "elements": 2}]
-
-    def layerwise(label):
-        return [{"label": label, "ms": 1.0, "ratio": 1.0}]
-
-    def write(**results):
-        page.write(page.with_others(results, tmp_path), tmp_path)
-        return (tmp_path / "README.md").read_text()
-
-    (tmp_path / "README.md").write_text(f"{page.BEGIN}\n{page.END}")
-    assert "Measured" not in write(about=about("Monday"), state=state("first"), layerwise=layerwise("second"))
-    written = write(about=about("Tuesday"), state=state("third"))
-    assert "`first`" not in written and "`second`" in written and "`third`" in written
-    assert written.startswith(f"{page.BEGIN}\n\nTuesday") and "Measured on Monday" in written
-    written = write(about=about("Friday"), state=state("fourth"))
-    assert "Measured on Monday" in written and "Tuesday" not in written
-    assert "Measured" not in write(about=about("Sunday"), state=state("fifth"), layerwise=layerwise("sixth"))
-
-
 def test_who_is_not_asked_stands_still():
     process = Process("triad", 1, threads=1)
     try:

@@ -96,17 +96,6 @@ def test_a_copied_optimizer_keeps_the_decay():
     assert copy.deepcopy(opt).layers is layers, "it holds the model's parameters"
 
 
-def test_with_a_schedule_and_state():
-    model, layers = net()
-    schedule = paddle.optimizer.lr.ExponentialDecay(0.05, 0.5)
-    opt = apply_layerwise_decay(paddle.optimizer.Adam(schedule, parameters=model.parameters()), layers, 0.5)
-    train(model, opt, 1)
-    schedule.step()
-    rows = {r.label: r for r in layers.table(optimizer=opt).rows}
-    assert rows["embeddings"].learning_rate[0] == pytest.approx(0.025 * 0.125)
-    assert any("moment1" in key for key in opt.state_dict())
-
-
 class Muon(paddle.optimizer.Optimizer):
     """Stands for the class after Paddle 3.3, which asks for no rate."""
 

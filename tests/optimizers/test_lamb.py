@@ -68,15 +68,6 @@ def test_timm_counts_steps_without_a_gradient_too():
     assert apart(ours, start, timm) == pytest.approx(1.12e-5, rel=0.01)
 
 
-def test_a_schedule_needs_the_optimizers_own_count_beside_the_parameters():
-    arrays, grads = random_run(1)
-    params, _ = make_params(arrays, "float32")
-    opt = Lamb(lambda step: 0.01, parameters=list(params.values()))
-    take_steps(opt, params, grads)
-    held = sum(t.element_size() * t.size for t in opt.state_dict().values())
-    assert held == 8 * sum(a.size for a in arrays.values()) + 8 * len(arrays)
-
-
 def golden(entry, params, name_dict):
     """Turn a peer's options into a call of ours."""
     options = dict(entry["options"])

@@ -3,7 +3,7 @@
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import Net, low_precision
+from optimizer_cases import Net
 from reference import make_params, take_steps
 from reference_muon import muon, orthogonalized
 
@@ -105,22 +105,6 @@ def test_an_update_has_the_size_of_an_adamw_update():
     grad = np.random.default_rng(0).normal(size=(64, 32))
     moved = take_steps(opt, params, [{"weight": grad}])["weight"]
     assert np.sqrt((moved**2).mean()) == pytest.approx(0.01 * 0.2, rel=0.2)
-
-
-def test_bfloat16_parameters_with_masters():
-    arrays, grads = problem()
-    params, start = low_precision({name: arrays[name] for name in ("wide", "bias")}, "bfloat16")
-    names = {param.name: name for name, param in params.items()}
-    opt = built(params, names, learning_rate=0.01, weight_decay=0.2, multi_precision=True)
-    grads = [{name: grad[name] for name in params} for grad in grads]
-    rounded = [
-        {n: np.float64(paddle.to_tensor(a).astype("bfloat16").astype("float32").numpy()) for n, a in g.items()}
-        for g in grads
-    ]
-    take_steps(opt, params, grads)
-    want = muon(start, rounded, MATRICES, lr=0.01, weight_decay=0.2)
-    for name, param in params.items():
-        np.testing.assert_allclose(opt.owner_of(param).numpy(), want[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_a_static_graph_is_refused():

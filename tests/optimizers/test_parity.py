@@ -29,16 +29,12 @@ def trajectory(case, dtype):
     return got, split(load_arrays()[case["id"]], shapes), start
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_float64_is_the_peers(case):
-    size, where = error(*trajectory(case, "float64"))
-    assert size <= case["tolerance"], (where, size, case["reason"])
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_float32_is_the_peers_float64_but_for_rounding(case):
-    size, where = error(*trajectory(case, "float32"), "float32")
-    assert size <= FLOAT32.get(case["ours"]["optimizer"], 1e-6), (where, size)
+def test_it_follows_the_peers_float64_but_for_rounding(case, dtype):
+    size, where = error(*trajectory(case, dtype), dtype)
+    allowed = case["tolerance"] if dtype == "float64" else FLOAT32.get(case["ours"]["optimizer"], 1e-6)
+    assert size <= allowed, (where, size, case["reason"])
 
 
 def test_every_optimizer_has_cases():

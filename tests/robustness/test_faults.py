@@ -356,15 +356,6 @@ def test_checkpoints_of_later_steps_than_a_run_has_come_to_go_first(copied):
     assert steps(copied) == [3]
 
 
-def test_the_order_in_which_checkpoints_go():
-    saved = [f"a/checkpoint-{step}" for step in (100, 20, 3, 40, 60)]
-    order = [int(folder.rpartition("-")[2]) for folder in record.oldest_first(saved, 40, "a/checkpoint-3")]
-    assert order == [60, 100, 20, 3, 40]
-    unknown = record.oldest_first(saved, 0, "a/checkpoint-3")  # a step without a checkpoint: the newest is the last
-    assert [int(folder.rpartition("-")[2]) for folder in unknown] == [20, 40, 60, 3, 100]
-    assert record.oldest_first(["a/checkpoint-best", *saved], 40, None)[-1] == "a/checkpoint-40"
-
-
 def test_a_best_checkpoint_that_was_deleted_stops_no_training(tmp_path):
     class Deletes(common.TrainerCallback):
         def on_save(self, args, state, control, **kwargs):

@@ -127,14 +127,6 @@ def test_an_incomplete_checkpoint_is_refused(checkpoint, tmp_path):
     assert last_checkpoint(tmp_path / "nowhere") is None
 
 
-def test_resume_from_the_last_complete_checkpoint(checkpoint, tmp_path):
-    trainer = trainer_run.run(tmp_path, max_steps=4, save_steps=100, resume=True)
-    assert trainer.state.global_step == 4
-    shutil.rmtree(checkpoint)
-    with pytest.raises(ValueError, match="No valid checkpoint found in output directory: .*=True, output_dir="):
-        trainer_run.run(tmp_path, resume=True)
-
-
 @pytest.mark.parametrize(
     "name, text, message",
     [

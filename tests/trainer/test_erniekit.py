@@ -173,10 +173,7 @@ def test_without_them_nothing_changes(tmp_path):
         ({"layerwise_lr_decay_bound": 0.0}, r"`layerwise_lr_decay_bound` must be in \(0, 1\].*bound=0.0"),
         ({"vit_lr_ratio": 1.5}, r"`vit_lr_ratio` must be in \(0, 1\]. Received: vit_lr_ratio=1.5"),
         ({"moe_gate_lr_ratio": -1.0}, r"`moe_gate_lr_ratio` must be in \(0, inf\)"),
-        (
-            {"layerwise_lr_decay_bound": 0.5, "layerwise_lr_decay": 0.8},
-            "`layerwise_lr_decay_bound` and `layerwise_lr_decay` exclude each other.*layerwise_lr_decay=0.8",
-        ),
+        ({"layerwise_lr_decay_bound": 0.5, "layerwise_lr_decay": 0.8}, "exclude each other.*layerwise_lr_decay=0.8"),
         ({"vit_lr_ratio": 0.5, "layerwise_towers": '{"vision_model": 0.9}'}, "`vit_lr_ratio` and `layerwise_towers`"),
         ({"moe_gate_lr_ratio": 0.1, "layerwise_multipliers": '{"gate": 2.0}'}, "and `layerwise_multipliers` exclude"),
     ],
