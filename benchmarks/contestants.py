@@ -67,7 +67,8 @@ class Contestant:
 
     def has(self, argument):
         """Say whether its class takes the argument."""
-        return argument in inspect.signature(self.find()).parameters
+        parameters = inspect.signature(self.find()).parameters.values()
+        return any(one.name == argument or one.kind is one.VAR_KEYWORD for one in parameters)
 
     def tensors(self, shapes, gradient):
         """Return parameters with gradients of a scale, and their name_dict."""

@@ -256,7 +256,9 @@ def parts(results, of_means):
 def write_report(results_path, means_path, muon_path, page):
     """Write the tables into the page, and the picture into the folder `images` beside it."""
     results, of_means = Results(results_path), Results(means_path)
-    filled = {**parts(results, of_means), "muon": muon(of_means, muon_path)}
+    filled = parts(results, of_means)
+    if muon_path.exists():
+        filled["muon"] = muon(of_means, muon_path)
     page.write_text(fill(page.read_text(encoding="utf-8"), filled), encoding="utf-8")
     images = page.parent / "images"
     images.mkdir(exist_ok=True)

@@ -318,6 +318,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         super().set_state_dict(loadable(self, state_dict))
         self.fused_step, self.batches, self.taken, self.writes = FusedStep(), Batches(), None, {}
 
+    def load_state_dict(self, state_dict: Values) -> None:  # torch's name, which call sites of ports have
+        self.set_state_dict(state_dict)
+
     def sharded_state_dict(self, model_sharded_state_dict: Values, shards: Any = None) -> Values:
         """Return key -> ShardedWeight of all state and masters; missing state is created, to be loaded into.
 

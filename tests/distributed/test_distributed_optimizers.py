@@ -96,7 +96,7 @@ def test_refusals_of_dist_tensors(auto):
         assert "not possible: `dist.shard_optimizer`" in result["fused, wrapped"]
         assert "only supports AdamW and SGD" in result["lamb, wrapped"], "Paddle's own, at construction"
         if len(auto) > 1:
-            assert "call only `apply`" in result["synchronized"], "gloo crashed"
+            assert "call `apply` without `synchronize`" in result["synchronized"], "gloo crashed"
             assert "here=[2, 4]" in result["saved"]
 
 

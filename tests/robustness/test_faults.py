@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused_by_name(copied, damage,
             assert last_checkpoint(copied) == str(copied / "checkpoint-4")
     before = common.weights(common.tiny_model())
     trainer = common.trainer(copied, optim="adamwdl", layerwise_lr_decay=0.8)
-    with warnings.catch_warnings(), pytest.raises(ValueError, match=f"damaged: '{name}' {words}.*checkpoint-4. Rec"):
+    with warnings.catch_warnings(), pytest.raises(ValueError, match=f"damaged: '{name}' {words}.*last valid one. Rec"):
         warnings.simplefilter("error")  # the error says it all
         trainer.train(resume_from_checkpoint=str(copied / "checkpoint-6"))
     assert common.same(before, common.weights(trainer.model)) and trainer.optimizer is None

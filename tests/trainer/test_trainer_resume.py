@@ -203,7 +203,7 @@ def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form):
         assert state_of(run("resumed", str(tmp_path / f"whole/checkpoint-{step}"))) == expected, step
     for step in (6, 9):
         os.truncate(next((tmp_path / f"whole/checkpoint-{step}").glob("trainer_state*")), 10)
-    with pytest.raises(ValueError, match="damaged: .trainer_state.*whole/checkpoint-3"):
+    with pytest.raises(ValueError, match="damaged: .trainer_state.*takes the last valid one"):
         run("resumed", str(checkpoint))
 
 
