@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import paddle
 
-from ._checks import checked_bool, checked_number, differences, problem, refusal, unknown
+from ._checks import checked_bool, checked_number, differences, problem, refusal, unknown, wrong_type
 from ._compat import parameters_of
 from ._files import YAML_EXPONENT
 from .create import OFF, build_optimizer
@@ -72,9 +72,13 @@ def from_settings(
     options = numbers_read(dict(settings))
     allowed, rules = checked_bool(options.pop(_ALLOW, False), _ALLOW), options.pop("rules", None)
     decay = LayerDecay(**{key: options.pop(key) for key in DECAY_OPTIONS if key in options})
-    shapes = options.pop("example", None)
-    example = {key: paddle.zeros(shape) for key, shape in shapes.items()} if isinstance(shapes, dict) else None
-    example = paddle.zeros(shapes) if isinstance(shapes, (list, tuple)) else example
+    shapes = example = options.pop("example", None)
+    if isinstance(shapes, dict):
+        example = {key: paddle.zeros(shape) for key, shape in shapes.items()}
+    elif shapes is not None:
+        if not isinstance(shapes, (list, tuple)):
+            raise wrong_type(shapes, "example", "a shape such as [1, 3, 224, 224], or a dict of shapes")
+        example = paddle.zeros(shapes)
     known = [*info.settings, *DECAY_OPTIONS, "rules", "example", _ALLOW]
     for key, value in options.items():
         if info.setting(key) not in known:

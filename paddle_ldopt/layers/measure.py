@@ -6,7 +6,7 @@ import functools
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import paddle
@@ -54,18 +54,22 @@ def _node(tensor: paddle.Tensor) -> Any:
     return node
 
 
-def _ends(value: Any, depth: int = 0) -> list[Any]:
+def _ends(value: Any, depth: int = 0, seen: Optional[set[int]] = None) -> list[Any]:
     """Return the nodes of all tensors in a value, and the tensors that have none yet (under recompute)."""
     if isinstance(value, paddle.Tensor):
         node = _node(value)
         return [value if node is None else node]
+    seen = set() if seen is None else seen
+    if id(value) in seen:  # objects may refer to each other
+        return []
+    seen.add(id(value))
     if isinstance(value, Mapping):
         value = value.values()
     elif hasattr(value, "__dict__") and not isinstance(value, (Sublayer, type, list, tuple)):
         value = vars(value).values()  # data classes, and caches of attention
     elif not isinstance(value, (list, tuple)):
         return []
-    return [end for item in value for end in _ends(item, depth + 1)] if depth < 7 else []
+    return [end for item in value for end in _ends(item, depth + 1, seen)] if depth < 7 else []
 
 
 class Pass:

@@ -381,13 +381,13 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
         return update
 
-    _COUNT = STEP  # the state whose largest value of any parameter is the number of steps taken; a resume restores it
+    _count_state = STEP  # whose largest value of any parameter is the number of steps taken; a resume restores it
 
     def steps_taken(self) -> float:
         """Return the largest number of steps of any parameter."""
         if self.taken is not None:
             return self.taken
-        key = self.state_key(self._COUNT)
+        key = self.state_key(self._count_state)
         live = {value.name: value for value in self._accumulators.get(key, {}).values()}
         loaded = {name: value for name, value in self._accumulators_holder.items() if f"_{key}_" in name}
         taken = largest([*{**loaded, **live}.values()])

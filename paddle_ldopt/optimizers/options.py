@@ -163,6 +163,8 @@ def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
     """
 
     def add(cls: Any) -> Any:
+        if cls.__name__.lower() == "adamw":
+            raise refusal(ValueError, 'The name "adamw" is that of Paddle\'s optimizer: choose another.', cls=cls)
         arguments = _arguments(cls)
         options = {**cls.OPTIONS, **{name: option for name, option in COMMON.items() if name in arguments}}
         for name, option in options.items():

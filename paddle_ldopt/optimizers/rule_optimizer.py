@@ -170,8 +170,6 @@ class RuleOptimizer(LayerwiseOptimizer):
 class ScheduledOptimizer(RuleOptimizer):
     """An optimizer whose rate, "lr" and "weight_decay" may be a `StepFunction`; its steps are counted in the state."""
 
-    _COUNT = GLOBAL_STEP
-
     _check_lr = staticmethod(lr_or_function)
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
@@ -180,6 +178,7 @@ class ScheduledOptimizer(RuleOptimizer):
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._functions = [value for value in values if isinstance(value, StepFunction)]
         self.counts_together = bool(self._functions)
+        self._count_state = GLOBAL_STEP if self._functions else STEP
         self._check_static()
         for function in self._functions:
             function(0)  # checks it

@@ -95,7 +95,11 @@ class OneStep(Optimizer):
         pairs = list(params_grads)  # may be an iterator
         if not paddle.in_dynamic_mode():
             return super().apply_gradients(pairs)
-        return self.update([(self._grad_clip, sorted(_moving(pairs), key=lambda pair: pair[0].name))])
+        clipped: dict[int, tuple[Any, Pairs]] = {}  # by clipping, which a group may have of its own
+        for param, grad in sorted(_moving(pairs), key=lambda pair: pair[0].name):
+            clip = self.group_of(param).get("grad_clip", self._grad_clip)
+            clipped.setdefault(id(clip), (clip, []))[1].append((param, grad))
+        return self.update([*clipped.values()])
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         """Update one parameter within Paddle's loop; in a static graph, add its operations."""

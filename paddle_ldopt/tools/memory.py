@@ -3,10 +3,12 @@
 import argparse
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from .._checks import checked_choice, checked_int, checked_number, refusal, shown, unknown
+from ..layers.map import LayerMap
 from ..layers.table import rich_table
 from ..optimizers.options import REGISTRY, optimizer_class
 from ..optimizers.states import rule_shape
@@ -40,7 +42,12 @@ def estimate(
             raise ValueError(unknown(f"option of {shown(optimizer)}", name, value, info.options))
         options[name] = info.options[name].checked(value, name)
     item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]
-    for shape in shapes.values():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # only matrices of blocks matter, not which layer is a guess
+        layers = LayerMap.from_names(list(shapes)) if info.needs_layers else None
+    for name, shape in shapes.items():
+        if layers is not None:  # Muon updates the matrices of blocks, AdamW all others
+            options["use_muon"] = None if layers.layer_of(name).is_block else False
         for kind, state_dtype in info.states(options, tuple(shape)).values():
             state += math.prod(rule_shape(kind, shape)) * ITEMSIZE[state_dtype or "float32"]
     masters = 4 * size if multi_precision and dtype != "float32" else 0

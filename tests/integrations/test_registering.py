@@ -122,6 +122,8 @@ def test_settings_of_a_file(ocr, encoder):
     ]:
         with pytest.raises(ValueError, match=message):
             ocr.Came(learning_rate=0.01, **options)(encoder)
+    with pytest.raises(TypeError, match=r"must be a shape such as \[1, 3, 224, 224\].* Received: example of type str"):
+        ocr.Came(learning_rate=0.01, example="[1, 5, 8]")(encoder)
 
 
 def test_settings_that_paddleocr_passes_on_unread(ocr, encoder):

@@ -205,3 +205,22 @@ def test_the_graph_is_freed():
     )
     gc.collect()
     assert len(alive) == 1 and alive[0]() is None
+
+
+class Owner:
+    """An output whose parts all refer to each other."""
+
+    def __init__(self, value):
+        self.value, self.others = value, [self] * 30
+
+
+def test_outputs_that_refer_to_each_other_are_read_once():
+    def run(self, x):
+        owner = Owner(through(self.body, x))
+        for _ in range(20):
+            owner.others.append(Owner(owner.value))
+            owner.others[-1].others += owner.others
+        return owner
+
+    model = Net(run, body=blocks(3))
+    assert LayerMap.from_model(model, VECTORS).n_layers == 3

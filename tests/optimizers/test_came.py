@@ -230,13 +230,15 @@ def test_the_rate_before_the_first_step_is_that_of_step_1():
     params, _ = make_params({"a": np.ones((2, 2))})
     opt = Came(None, parameters=list(params.values()), relative_step=True, warmup_init=True)
     assert opt.get_lr() == pytest.approx(1e-6)
+    take_steps(opt, params, [{"a": np.ones((2, 2))}] * 5)
+    assert opt.get_lr() == pytest.approx(6e-6)
 
 
 def test_get_lr_after_loading_reads_the_count_of_steps_alone():
     arrays = {"w": np.ones([2, 2])}
     params, _ = make_params(arrays)
-    make = lambda: Came(parameters=list(params.values()), relative_step=True)  # noqa: E731
+    make = lambda: Came(parameters=list(params.values()), relative_step=True, warmup_init=True)  # noqa: E731
     run, other = make(), make()
     take_steps(run, params, [{"w": np.full([2, 2], 1e4)}])
     other.set_state_dict(run.state_dict())
-    assert other.get_lr() == run.get_lr() == pytest.approx(1e-2)
+    assert other.get_lr() == run.get_lr() == pytest.approx(2e-6)

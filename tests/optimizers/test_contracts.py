@@ -312,12 +312,15 @@ def test_its_type_is_the_kind_of_optimizer(name):
 
 
 @every_variant
-def test_minimize_and_apply_gradients_are_steps(name):
+@pytest.mark.parametrize("clipped", [False, True])
+def test_minimize_and_apply_gradients_are_steps(name, clipped):
+    """Also if a group has a clipping of its own."""
     arrays, ends = {"w": np.ones([3, 2]), "b": np.ones([2])}, []
     for how in ("step", "minimize", "apply_gradients", "apply_gradients of an iterator"):
         with paddle.utils.unique_name.guard():
             params, _ = make_params(arrays)
-            opt = make(name, list(params.values()))
+            group = {"params": list(params.values()), "grad_clip": paddle.nn.ClipGradByNorm(1e-3)}
+            opt = make(name, [group] if clipped else group["params"])
             for _ in range(2):
                 loss = sum((param * param).sum() for param in params.values())
                 loss.backward()

@@ -14,7 +14,11 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import decoder, decoder_of_size, estimate
 
-CASES = {**ROWS, **{f"came, beta1 {beta}": ({"learning_rate": 1e-3, "beta1": beta}, "") for beta in (0.0, None)}}
+CASES = {
+    **ROWS,
+    "muon": ({}, ""),
+    **{f"came, beta1 {beta}": ({"learning_rate": 1e-3, "beta1": beta}, "") for beta in (0.0, None)},
+}
 
 
 def shapes_of(model):
@@ -41,10 +45,14 @@ def test_state_and_masters_equal_the_bytes_of_real_optimizers(name, build, dtype
     params = [paddle.create_parameter(list(shape), dtype, default_initializer=zero) for shape in shapes.values()]
     for param in params:
         param.grad = paddle.full(param.shape, 1e-3, dtype)
-    name_dict = {param.name: structured for param, structured in zip(params, shapes)}
+    names = {"name_dict": {param.name: structured for param, structured in zip(params, shapes)}}
+    if name == "muon":
+        layers = ldopt.LayerMap.from_names(list(shapes))
+        layers.name_dict.update(names["name_dict"])
+        names = {"layers": layers}
     masters = {"multi_precision": True} if dtype != "float32" else {}
     cls = ldopt.optimizer_class(name.split(",")[0])
-    optimizer = cls(parameters=params, name_dict=name_dict, **masters, **arguments)
+    optimizer = cls(parameters=params, **names, **masters, **arguments)
     optimizer.step()
     options = {key: value for key, value in arguments.items() if key != "learning_rate"}
     answer = estimate(shapes, name.split(",")[0], dtype, **options)
