@@ -14,7 +14,8 @@ from paddlenlp.transformers import BartConfig, BartForConditionalGeneration
 from rich.console import Console
 
 from paddle_ldopt import LayerMap
-from paddle_ldopt.tools.cli import load_model
+from paddle_ldopt.tools import load_model
+from paddle_ldopt.tools.cli import example_of
 from paddle_ldopt.tools.cli import main as command
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -79,16 +80,18 @@ def main():
     """Draw the badges, BERT-base's layer table and rates, a measured map, the rates of a run, and a sweep."""
     draw_badges()
     os.environ["SOURCE_DATE_EPOCH"] = "0"  # matplotlib's date, so that the same picture is the same file
-    layers = LayerMap.from_model(load_model("BertForSequenceClassification"))
+    model = load_model("BertForSequenceClassification")
+    layers = LayerMap.from_model(model)
     console = Console(record=True, width=76, file=io.StringIO())
-    console.print(layers.table(layerwise_decay=0.8, learning_rate=5e-5))
+    measured = LayerMap.from_model(model, example_of(model, None))  # as the command `layers` does
+    console.print(measured.table(layerwise_decay=0.8, learning_rate=5e-5))
     console.save_svg(str(IMAGES / "layer_table.svg"), title="python -m paddle_ldopt layers", unique_id="ldopt")
     with rc_context({"svg.hashsalt": "paddle_ldopt"}):
         layers.plot(IMAGES / "layer_rates.svg", layerwise_decay=0.8, learning_rate=5e-5)
         draw_map(IMAGES / "plot_map.svg")
         draw_sweep(IMAGES / "plot_sweep.svg")
-        run = "schedule --type cosine --steps 1000 --warmup 100 --lr 5e-5 --decay 0.8 --layers 12 --plot"
-        command([*run.split(), str(IMAGES / "plot_run.svg")])
+        run = "schedule --lr_scheduler_type cosine --max_steps 1000 --warmup_steps 100 --learning_rate 5e-5"
+        command([*run.split(), "--layerwise_lr_decay=0.8", "--layers=12", f"--plot={IMAGES / 'plot_run.svg'}"])
 
 
 if __name__ == "__main__":

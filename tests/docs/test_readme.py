@@ -139,6 +139,7 @@ LOCAL = re.search(r"^## 国内镜像与中文数据\n.*?(?=^## )", CHINESE, re.S
 SAME = (
     CHINESE.replace(LOCAL, "")
     .replace("guide.zh-CN.md#使用限制", "guide.md#limits")
+    .replace("guide.zh-CN.md#cpu-以外的设备", "guide.md#devices-other-than-a-cpu")
     .replace("guide.zh-CN.md", "guide.md")
 )
 PAGES = {"README": (README, SAME), "guide": (GUIDE, CHINESE_GUIDE)}
