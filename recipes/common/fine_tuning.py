@@ -101,10 +101,10 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     if trainer.optimizer is None and args.optim.value in ("adamw", *list_optimizers()):
         report.config = LdoptConfig.from_arguments(args)
     check_data(args, parts)
-    callbacks, stop = [report, LayerLRCallback()], StopWithCheckpoint()
+    callbacks, stop = [report, LayerLRCallback(trainer.layer_map)], StopWithCheckpoint()
     if trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
         schedule = ScheduleCallback if args.verbose else FileSchedule
-        callbacks.append(schedule(f"{args.output_dir}/schedule.png"))  # also schedule.csv
+        callbacks.append(schedule(f"{args.output_dir}/schedule.png", layers=trainer.layer_map))  # also schedule.csv
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     for callback in (*callbacks, noted_arguments, stop):

@@ -62,6 +62,7 @@ def test_to_static(name):
         np.testing.assert_allclose(p.numpy(), want[n], rtol=1e-4, atol=1e-5, err_msg=n)
 
 
+every_static = pytest.mark.parametrize("name", [name for name in VARIANTS if name != "muon"])  # which refuses
 WAYS = {
     "minimize": lambda opt, loss: opt.minimize(loss),
     "apply_gradients": lambda opt, loss: opt.apply_gradients(opt.backward(loss)),  # as Paddle's static AMP
@@ -70,7 +71,7 @@ WAYS = {
 
 @pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "muon"])  # which refuses
+@every_static
 def test_static_program(name, way):
     start, want = dygraph_result(name)
 
@@ -86,7 +87,7 @@ def test_static_program(name, way):
 
 
 @pytest.mark.representatives(count=2)
-@every_variant
+@every_static
 def test_found_inf_of_a_static_program_skips_everything(name):
     paddle.enable_static()
     try:
