@@ -40,7 +40,7 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
     Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. For other architectures use ``LayerMap`` and ``layers=``.
     """
     d, n = checked_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
-    tensor = getattr(param, "name", str(param))
+    tensor = param.name if hasattr(param, "name") else str(param)
     name = name_dict.get(tensor) if isinstance(name_dict, Mapping) else None
     if name is None:
         must = "`name_dict` must map every parameter's `name` to its structured name"
