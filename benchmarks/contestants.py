@@ -47,6 +47,8 @@ class Contestant:
     def build(self, params, name_dict, options):
         """Return the optimizer over the parameters, whose structured names `name_dict` has."""
         cls, options = self.find(), {**self.options, **options}
+        if self.cls.endswith(".Muon") and not self.in_paddle:  # matrices alone
+            params = [{"params": [param for param in params if param.ndim == 2], "use_muon": True}]
         if not self.in_paddle:
             return cls(params, **options)
         if not self.layers:

@@ -151,13 +151,13 @@ class GradientAccumulator:
 
     def _divisors(self) -> list[float]:
         """Return the divisor of each sum; of an expert, the divisor of this process."""
+        local = _experts(self._parameters, len(self._sums)) if self._own else []
         both = []
-        for count, weight in [(self._count, self._weight), self._own or (0, 0.0)]:
+        for count, weight in [(self._count, self._weight), self._own if self._own and local else (0, 0.0)]:
             divisor = {"sum": 1.0, "mean": float(count), "token": weight}[self.reduction] if count else 1.0
             if divisor == 0:
                 raise ValueError(f"At least one weight must be above 0. Received: weight=0 in all of {count} calls")
             both.append(divisor)
-        local = _experts(self._parameters, len(self._sums)) if self._own else []
         return [both[i in local] for i in range(len(self._sums))]
 
     def write_gradients(self, target: Any = None) -> None:

@@ -15,6 +15,7 @@ from .layers import LayerDecay, LayerMap, as_decay
 from .layers.find import Rules
 from .layers.measure import Example
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
+from .optimizers.hook import layerwise_lr_decay
 from .optimizers.options import REGISTRY, bool_option, parameters_to_train, warn_of_absolute_rates
 from .rates import decayed_parameter_names
 
@@ -50,7 +51,8 @@ def build_optimizer(
     `chosen` is a name of `OPTIMIZERS`, or the row of a class. `model` is None if `arguments` replace all read from it.
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
-    has_hook = any(name in arguments for name in ("name_dict", "set_param_lr_fun", "lr_ratio"))
+    has_hook = any(arguments.get(name) is not None for name in ("name_dict", "lr_ratio"))
+    has_hook = has_hook or arguments.get("set_param_lr_fun") not in (None, layerwise_lr_decay)
     own_parameters = "parameters" in arguments or "params" in arguments
     if model is not None or not own_parameters:
         checked_model(model)
@@ -87,14 +89,15 @@ def build_optimizer(
     if layers is not None and (rules is not None or example is not None):
         both = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
         raise refusal(ValueError, both, rules=rules, example=type(example).__name__)
-    routed = "use_muon" in arguments or (grouped and any("use_muon" in group for group in arguments["parameters"]))
+    routed = grouped and any("use_muon" in group for group in arguments["parameters"])
+    routed = routed or arguments.get("use_muon") is not None
     if info.needs_layers and not routed and layers is None and model is not None:
         layers = LayerMap.from_model(model, example, rules)
     elif decay != OFF and layers is None and not has_hook and model is not None:
         layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
     if not issubclass(info.cls, LayerRates):
         if decay == OFF:  # else `apply_layerwise_decay` warns
-            warn_of_absolute_rates(groups or [])
+            warn_of_absolute_rates(arguments["parameters"] if groups is not None else [])
         opt = info.cls(**arguments)
         return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
     if layers is not None:

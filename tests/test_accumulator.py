@@ -333,6 +333,10 @@ def worker():
     accumulator([tensor(40000.0 + 64 * rank, dtype="float16")])
     accumulator.synchronize()
     out["float16"] = accumulator.gradients[0].tolist()
+    accumulator = GradientAccumulator("token")
+    accumulator([tensor(3.0)], weight=0 if rank else 2)  # rank 1 has padding alone
+    accumulator.synchronize()
+    out["padding"] = accumulator.gradients[0].tolist()
 
     for what, reduction, gradients in (
         ("no call", "sum", None),
@@ -376,6 +380,7 @@ def test_two_processes_that_differ(two_processes):
         for name, param in model.named_parameters():
             np.testing.assert_allclose(out[f"part/{name}"], param.grad.numpy() / 2, rtol=1e-5, atol=1e-6)
         assert out["float16"] == [80064.0]
+        assert out["padding"] == [3.0]
         assert "Call the accumulator first" in seen["no call"]
         for what in ("length", "shape", "none", "reduction"):
             assert re.search("with the same reduction, shapes and types. .*processes 0 and 1", seen[what])

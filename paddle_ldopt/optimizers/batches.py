@@ -171,7 +171,8 @@ class Batches:
             optimizer.check_param(param)
             sharing[param.data_ptr()] += 1
             rows.grads[i] = grad = in_shape(grad, param)
-            form = sharing[param.data_ptr()], tuple(param.shape), param.dtype, grad.dtype, rows.kinds[i]
+            types = param.dtype, grad.dtype, str(param.place)
+            form = sharing[param.data_ptr()], tuple(param.shape), types, rows.kinds[i]
             if 0 not in param.shape:
                 alike.setdefault(form, []).append(i)
         units = []

@@ -242,7 +242,9 @@ class OneStep(Optimizer):
         factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
         for i, factor in enumerate(factors):
             if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
-                factors[i] = float(factor) / rates[kinds[i]] if rates[kinds[i]] else 0.0
+                options.append(options[kinds[i]])
+                rates.append(float(factor))
+                kinds[i], factors[i] = len(options) - 1, 1.0
         scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
         return Rows(params, [grad for _, grad in pairs], scales, kinds, options, rates)
 

@@ -172,6 +172,16 @@ def test_a_rate_of_a_parameters_own_counts_beside_the_hooks(own, rate, clip, fus
 
 
 @pytest.mark.parametrize("fused", [None, False])
+def test_an_absolute_rate_moves_a_parameter_while_the_optimizers_rate_is_0(fused):
+    param = paddle.create_parameter([3], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
+    param.optimize_attr["learning_rate"] = paddle.to_tensor(0.1)
+    opt = AdamWDL(0.0, parameters=[param], weight_decay=0.0, fused=fused)
+    param.grad = paddle.ones([3])
+    opt.step()
+    np.testing.assert_allclose(param.numpy(), 0.9, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fused", [None, False])
 def test_a_group_that_is_added_is_updated_as_by_paddle(fused):
     seen = []
     for cls, more in ((AdamWDL, {"fused": fused}), (paddle.optimizer.AdamW, {})):
