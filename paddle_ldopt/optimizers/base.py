@@ -138,7 +138,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if multi_precision:
             _compat.count_set_value()
         self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
-        self.fused_step, self.batches, self.taken, self.writes = FusedStep(), Batches(), None, dict[str, Any]()
+        self.fused_step, self.batches, self.writes = FusedStep(), Batches(), dict[str, Any]()
+        self.taken = 0.0 if self.counts_together else None
         _compat.run_untranslated()
         return groups
 

@@ -178,7 +178,7 @@ class ScheduledOptimizer(RuleOptimizer):
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._functions = [value for value in values if isinstance(value, StepFunction)]
         self.counts_together = bool(self._functions)
-        self._count_state = GLOBAL_STEP if self._functions else STEP
+        self._count_state, self.taken = (GLOBAL_STEP, 0.0) if self._functions else (STEP, None)
         self._check_static()
         for function in self._functions:
             function(0)  # checks it
