@@ -96,6 +96,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("float64", 1e-11)])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_matches_the_float64_reference(options, dtype, rtol):

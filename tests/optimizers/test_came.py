@@ -82,6 +82,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype, rtol", [("float64", 1e-12), ("float32", 1e-5)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_matches_the_float64_reference(variant, dtype, rtol):

@@ -270,6 +270,7 @@ def test_gradients_of_16_bits_are_clipped_though_paddle_has_no_norm_of_them_on_a
 OTHER_TYPES = ["float64", "float16", "bfloat16", "int64", "int32", "bool"]
 
 
+@pytest.mark.representatives
 @every_optimizer
 @pytest.mark.parametrize(("dtype", "clipped"), [*((kind, False) for kind in OTHER_TYPES), ("int32", True)])
 def test_a_gradient_of_another_type_is_that_of_its_numbers(name, dtype, clipped):

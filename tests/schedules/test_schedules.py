@@ -122,7 +122,7 @@ def test_resume_from_a_copy(kind, how, tmp_path):
         assert rates(second, 150 - at) == whole[at:]
 
 
-@pytest.mark.representatives(count=3)
+@pytest.mark.representatives(count=1)
 @closed_kind
 def test_a_million_steps(kind):
     long = {"num_warmup_steps": 10_000, "num_training_steps": 10**6}

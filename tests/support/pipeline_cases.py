@@ -7,14 +7,16 @@ import paddle
 import paddle.nn.functional as F
 import toy_layers
 from paddle.distributed import fleet
-from toy_layers import Block, data_part, initialise, values
+from toy_layers import Block, Embed, data_part, initialise, values
 
 import paddle_ldopt as ldopt
 
 VOCABULARY, HIDDEN, LENGTH, BLOCKS = 11, 6, 5, 4
 MICRO_BATCHES, SIZE = 4, 2  # of this many rows
 IGNORED = -100
-SIZES = (VOCABULARY, HIDDEN, [(Block, HIDDEN)] * BLOCKS)
+SHAPE = {3: (0, "shape")}  # step -> (rank, fault) of another one before it
+ANY_FAULT = {0: (0, "data"), 1: (-1, "loss"), **SHAPE}  # of which a pipeline would not recover
+LAYERS = (Embed, VOCABULARY, HIDDEN), [(Block, HIDDEN)] * BLOCKS
 
 
 def mean_loss(logits, labels):
@@ -28,8 +30,8 @@ def token_loss(logits, labels):
     return (losses.flatten() * counts.flatten()).sum(), counts.sum()
 
 
-Whole = functools.partial(toy_layers.Whole, *SIZES, loss=mean_loss)
-Staged = functools.partial(toy_layers.Staged, *SIZES, loss=mean_loss)
+Whole = functools.partial(toy_layers.Whole, *LAYERS, loss=mean_loss)
+Staged = functools.partial(toy_layers.Staged, *LAYERS, loss=mean_loss)
 
 
 def batch(step, parts=1, ragged=False):
@@ -59,6 +61,15 @@ def optimizer_of(name, network, rate=1e-2, **arguments):
     if name == "sgd":
         return paddle.optimizer.SGD(schedule, network.parameters())
     return ldopt.create(name, network, learning_rate=schedule, weight_decay=0.01, **ARGUMENTS[name], **arguments)
+
+
+def steps_of(name):
+    """Return how many steps "sgd" needs to come far enough; the rounding of Came's grows with more."""
+    return 20 if name == "sgd" else 8
+
+
+def scaler():
+    return ldopt.DynamicLossScaler(2**10, 2, 3)
 
 
 def directly(name, steps, overflows=(), parts=1, ragged=False, max_norm=0.05, scaler=None):
@@ -97,13 +108,14 @@ def apart(got, direct):
 
 
 def build(hcg, kind, name, ragged=False, **arguments):
-    """Return (network, step) of a part of the processes; `kind` is "staged" or "whole"."""
+    """Return (network, step) of a part of the processes, or of this one alone; `kind` is "staged" or "whole"."""
     loss = token_loss if ragged else mean_loss
     with paddle.utils.unique_name.guard():
-        network = Staged(loss=loss, topology=hcg.topology()) if kind == "staged" else Whole(loss=loss)
-        initialise(network)
-        optimizer = fleet.distributed_optimizer(optimizer_of(name, network))
-        model = fleet.distributed_model(network)
+        stages = {"num_stages": 1} if hcg is None else {"topology": hcg.topology()}
+        network = initialise(Staged(loss=loss, **stages) if kind == "staged" else Whole(loss=loss))
+        model, optimizer = network, optimizer_of(name, network)
+        if hcg is not None:
+            optimizer, model = fleet.distributed_optimizer(optimizer), fleet.distributed_model(network)
     arguments = {"max_grad_norm": 0.05, "micro_batch_num": MICRO_BATCHES, **arguments}
     return network, ldopt.PipelineWithLossScale(model, optimizer, calculate_per_token_loss=ragged, **arguments)
 

@@ -150,7 +150,7 @@ def test_a_schedule_on_a_metric_cannot_be_shown(tmp_path):
         train(tmp_path, ScheduleCallback(tmp_path / "schedule.png"), **settings)
 
 
-@pytest.mark.representatives(count=2)
+@pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw", "came"])
 def test_one_more_layer_from_the_top_every_k_steps(tmp_path, optim):
     _, watch = train(tmp_path, GradualUnfreezeCallback(2), LayerLRCallback(), max_steps=9, logging_steps=1, optim=optim)
@@ -176,7 +176,7 @@ def test_closed_layers_do_not_count_in_clipping(tmp_path):
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.representatives(count=2)
+@pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw", "adafactor"])
 def test_a_resume_is_exact(tmp_path, optim):
     """Before a layer is opened, at the very step that opens one, and in between."""
@@ -278,7 +278,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.representatives
+@pytest.mark.representatives(count=3)
 @pytest.mark.parametrize("name, stepped", [*((n, True) for n in OPTIMIZERS), ("adamwdl", False), ("applied", False)])
 def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
     model, written, how = common.tiny_model(), [], OPTIMIZERS[name]
