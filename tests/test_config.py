@@ -295,13 +295,6 @@ def test_a_smoke_run_ends_within_the_warmup():
     assert schedule() == pytest.approx(0.1 * 5e-5)
 
 
-def test_dicts_are_copies():
-    options = {"beta1": 0.8}
-    config = LdoptConfig(optim_kwargs=options)
-    options["beta1"] = 2.0
-    assert config.optim_kwargs == {"beta1": 0.8}
-
-
 def test_each_checkpoint_has_the_config(tmp_path):
     config = LdoptConfig("lamb", {"eps": 1e-5}, layerwise_lr_decay=0.5, lr_scheduler_type="cosine_with_restarts")
     common.trainer(tmp_path, args=arguments(config, tmp_path, max_steps=4, save_steps=2)).train()  # without a report

@@ -70,52 +70,6 @@ def test_several_processes_are_one(kinds, degrees):
         cases.check(runs, case, steps_of(case), OVERFLOWS, ragged, parts, scaler(), faults=faults)
 
 
-def random_overflows(steps, kind, **degrees):
-    """A worker: infs at random steps in random processes, drawn by each on its own."""
-    hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
-    draw, now = np.random.default_rng(paddle.distributed.get_rank()), [False]
-    adaptive = ldopt.AdaptiveLossScaler(2**10, 2, 2, max_scale_window=8, min_scale_window=2)
-    network, step = cases.build(hcg, kind, "lamb", scale_sense=adaptive)
-    cases.inject(network, lambda: now[0])
-    rows, own = [], []
-    for i in range(steps):
-        now[0] = bool(draw.random() < 0.15)
-        part, parts = cases.data_part(hcg)
-        rows.append(cases.row_of(step(*cases.tensors(cases.batch(i % 10, parts), part, parts))))
-        own.append(now[0])
-    return {"rows": rows, "own": own, "weights": cases.values(network), "scaler": step.state_dict()}
-
-
-@pytest.mark.parametrize(
-    ("steps", "kind", "degrees"),
-    [
-        (100, "staged", {"pp": 2}),
-        pytest.param(1000, "staged", {"pp": 2}, marks=pytest.mark.slow),
-        pytest.param(1000, "whole", {"dp": 2}, marks=pytest.mark.slow),
-        pytest.param(1000, "staged", {"pp": 2, "dp": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_random_overflows(steps, kind, degrees):
-    ranks = math.prod(degrees.values())
-    results = launch(random_overflows, ranks=ranks, timeout=600, steps=steps, kind=kind, **degrees)
-    rows = results[0]["rows"]
-    assert all(result["rows"] == rows and result["scaler"] == results[0]["scaler"] for result in results)
-    alone = ldopt.AdaptiveLossScaler(2**10, 2, 2, max_scale_window=8, min_scale_window=2)
-    for row, own in zip(rows, zip(*(result["own"] for result in results))):
-        assert row["overflow"] == any(own)
-        assert row["scale"] == alone.get_loss_scale()
-        assert math.isfinite(row["loss"])
-        alone.update(any(own))
-    assert results[0]["scaler"] == {"scaler": alone.state_dict()}
-    assert 0.1 < np.mean([row["overflow"] for row in rows]) < 0.6
-    good = [row["loss"] for row in rows]
-    assert np.mean(good[-10:]) < np.mean(good[:10]) - 0.05, "training goes on"
-    for name, value in results[0]["weights"].items():
-        others = [result["weights"][name] for result in results if name in result["weights"]]
-        assert all(np.array_equal(value, other) for other in others)
-
-
 def interrupted(folder, steps, dies=None, also_whole=False):
     """A worker: go on from the last checkpoint in a folder; process 1 kills itself in the backward of step `dies`."""
     hcg = start_fleet(pp=2, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)

@@ -18,7 +18,6 @@ from paddle_ldopt.optimizers.options import COMMON, LAYERWISE
 
 FAMILY = cases("adamweightdecay")
 CLASS = [case for case in FAMILY if case["cls"].endswith(".AdamWeightDecay")]
-FACTORY = [case for case in FAMILY if case["cls"].endswith(".create_optimizer")]
 ANCHOR = [case for case in cases("adamweightdecay", trusts=("quirk",)) if "anchor" in case["id"]]
 
 
@@ -37,26 +36,6 @@ def test_trajectory_is_tensorflows(entry, dtype):
 @each(CLASS + ANCHOR)
 def test_trajectory_with_the_numbers_that_tensorflow_rounds(entry):
     follow(entry, "float64", lambda *where: ours(entry["effective_options"], *where), tol=entry["tol_effective"])
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@each(FACTORY)
-def test_trajectory_under_a_schedule_is_that_of_create_optimizer(entry, dtype):
-    how = entry["options"]
-    assert how["num_warmup_steps"] == 0
-    end = how["min_lr_ratio"]
-
-    def polynomial(step):
-        return (1 - end) * (1 - step / how["num_train_steps"]) ** how["power"] + end
-
-    def build(params, name_dict):
-        rate = paddle.optimizer.lr.LambdaDecay(how["init_lr"], polynomial)
-        options = {"weight_decay_rate": how["weight_decay_rate"], "epsilon": 1e-8}
-        exclude = ["LayerNorm", "layer_norm", "bias"]
-        opt, _ = ours({"learning_rate": rate, "exclude_from_weight_decay": exclude, **options}, params, name_dict)
-        return opt, rate.step
-
-    follow(entry, dtype, build)
 
 
 SHAPES = {"0-D": (), "one": (1,), "vector": (7,), "row": (1, 5), "column": (5, 1)}
@@ -112,12 +91,6 @@ def with_gaps(arrays, grads):
     """Leave out gradients: of "one" always, of "row" at first, of "vector" in every second step, of "3-D" once."""
     rng = {"one": lambda t: True, "row": lambda t: t < 4, "vector": lambda t: t % 2 == 0, "3-D": lambda t: t == 7}
     return [{n: None if rng.get(n, lambda t: False)(t) else grad[n] for n in arrays} for t, grad in enumerate(grads)]
-
-
-@pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("float64", 1e-11)])
-def test_all_parameters_share_the_step_count(dtype, rtol):
-    arrays, grads = random_run()
-    compare(arrays, with_gaps(arrays, grads), dtype, rtol, weight_decay_rate=0.1)
 
 
 def test_the_step_count_is_shared_between_groups_and_types():
@@ -334,16 +307,3 @@ def test_the_divisor_of_steps_to_come():
         opt.step()
     assert [opt.lr_divisor(ahead) for ahead in (0, 1, 5)] == pytest.approx([1.3, 1.4, 1.8])
     assert AdamWeightDecay(0.1, parameters=[param]).lr_divisor(7) == 1.0
-
-
-def test_steps_of_other_processes_count():
-    param = paddle.create_parameter([2], "float32")
-    opt, divisors = AdamWeightDecay(0.1, decay=0.1, parameters=[param]), []
-    opt.missing.names, opt.missing.params = ["of another process"], [param, param]
-    for has_gradient in (True, False, False, True, False):
-        param.clear_gradient(False)
-        if has_gradient:
-            param.grad = paddle.ones([2])
-        opt.step()
-        divisors.append(opt.lr_divisor())
-    assert divisors == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])

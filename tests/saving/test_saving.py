@@ -14,20 +14,7 @@ import processes
 import pytest
 import safetensors.paddle
 from paddle.optimizer import lr
-from saving_cases import (
-    ALL,
-    CASES,
-    HALF,
-    PADDLES,
-    UNTRAINED,
-    Run,
-    bits,
-    digest,
-    print_loaded,
-    read,
-    refused,
-    same,
-)
+from saving_cases import ALL, CASES, HALF, PADDLES, UNTRAINED, Run, bits, digest, print_loaded, read, refused, same
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._compat import create_state

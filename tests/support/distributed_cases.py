@@ -5,9 +5,6 @@ sizes that the slices of sharding version 2 end inside a matrix (2 and 4 process
 embedding (4). No gradient is zero by symmetry: CAME would make a step of the rounding.
 """
 
-import contextlib
-import types
-
 import numpy as np
 import paddle
 import paddle.distributed as dist
@@ -113,19 +110,6 @@ def muon_in_layouts(layouts):
         except ValueError as error:
             out[layout] = str(error)
     return out
-
-
-@contextlib.contextmanager
-def sums_that_stay():
-    """Let each process have its own sums for those of all: what an optimizer does that knows of no shards."""
-    from paddle_ldopt.optimizers import sharded
-
-    real = sharded.dist
-    sharded.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
-    try:
-        yield
-    finally:
-        sharded.dist = real
 
 
 # name -> (shape, axis that is split or None)
@@ -289,7 +273,7 @@ def joined(parts):
 def worker(runs):
     """Train each (layout, case, variant) in these processes; return what each gave.
 
-    The variants: "unsummed", with sums that stay in the process; "slices", which gives what sharding version 2 cuts.
+    The variant "slices" gives what sharding version 2 cuts.
     """
     out, started = {}, None
     for layout, case, variant in sorted(runs):
@@ -300,8 +284,7 @@ def worker(runs):
         elif hcg.get_model_parallel_world_size() > 1:
             result = given(hcg, case)[1]
         else:
-            with sums_that_stay() if variant == "unsummed" else contextlib.nullcontext():
-                result = trained(hcg, case)
+            result = trained(hcg, case)
         out[layout, case, variant] = result
     return out
 
