@@ -14,6 +14,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import first_few, refusal
 from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap, wrappers
+from ..checkpoint import Record, layerwise_record
 from ..config import (
     BUILT_IN,
     ERNIEKIT,
@@ -24,7 +25,6 @@ from ..config import (
     json_argument,
     mapped_options,
     name_of,
-    settings_of,
     settings_of_arguments,
 )
 from ..create import OFF, OPTIMIZERS, build_optimizer
@@ -89,7 +89,7 @@ class LdoptTrainerMixin(ResumeMixin):
 
     _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
     _own_schedule: Any = None  # the schedule that we or the Trainer built
-    _record: record.Record  # of the present training
+    _record: Record  # of the present training
     _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -268,12 +268,12 @@ class LdoptTrainerMixin(ResumeMixin):
             files[record.CONFIG] = LdoptConfig.from_arguments(self.args).to_dict()
         return files
 
-    def _settings(self) -> record.Record:
+    def _settings(self) -> Record:
         """Return the record of the optimizer that is given or that will be built."""
         args, name = self.args, name_of(self.args.optim)
         if self.optimizer is not None:
-            name, ratios = type(unwrap(self.optimizer)).__name__, layerwise_interface(self.optimizer)
-            decay, layers = ratios.decay or OFF, ratios.layers
+            name, interface = type(unwrap(self.optimizer)).__name__, layerwise_interface(self.optimizer)
+            decay, layers = interface.decay or OFF, interface.layers
         else:
             decay = decay_of_arguments(args)
             layers = None if decay == OFF else self.layer_map
@@ -282,16 +282,15 @@ class LdoptTrainerMixin(ResumeMixin):
             else:
                 with contextlib.suppress(ValueError):  # only the `create_optimizer` of a subclass knows this optimizer
                     name = self.get_optimizer_cls_and_kwargs(args)[0].__name__
-        of_layers: dict[str, Any] = {"decay": None, "layers": None, "frozen": []}
-        if decay != OFF and layers is not None:
-            frozen = [name for name, ratio in layers.ratios(decay).items() if ratio == 0]
-            of_layers = {"decay": settings_of(decay), **layers.fingerprint(), "source": layers.source, "frozen": frozen}
+        if decay == OFF:
+            layers = None
+        ratios = {} if layers is None else layers.ratios(decay)
         unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
         degrees = {axis: getattr(args, f"{axis}_parallel_degree", 1) for axis in ("sharding", "tensor", "pipeline")}
         return {
             "format": record.FORMAT,
-            "optimizer": name,
-            **of_layers,
+            **layerwise_record(name, decay, layers),
+            "frozen": [name for name, ratio in ratios.items() if ratio == 0],
             "unfreeze_every_k_steps": unfreezing[0].every_k_steps if unfreezing else None,
             "layout": {axis: max(degree, 1) for axis, degree in degrees.items()},
         }
