@@ -93,10 +93,8 @@ class GradientAccumulator:
     def gradients(self) -> list[Any]:
         """The reduced gradients as new Tensors, None without a gradient; zeros after a `reset`."""
         if not self._sums:
-            message = "The accumulator should be called first to initialize the gradients."
-            raise refusal(ValueError, message, gradients=None)
-        divisors = self._divisors()
-        return [None if total is None else _divided(total, d) for total, d in zip(self._sums, divisors)]
+            raise refusal(ValueError, "The accumulator should be called first to initialize the gradients.", step=0)
+        return [None if total is None else _divided(total, d) for total, d in zip(self._sums, self._divisors())]
 
     def __call__(self, gradients: Any, weight: Optional[float] = None) -> None:
         """Add the gradients of a micro-batch: a list, or a model after `backward`.
@@ -121,7 +119,8 @@ class GradientAccumulator:
             raise refusal(ValueError, message, parameters=names, before=self._names)
         sums: list[Any] = list(self._sums) if known else [None] * len(given)
         for place, gradient in enumerate(given):
-            _check_addable(gradient, sums[place], names[place] if names else place)
+            if gradient is not None:
+                _check_addable(gradient, sums[place], names[place] if names else place)
 
         ignored = []
         if not known:
@@ -145,8 +144,7 @@ class GradientAccumulator:
         self._count += 1
         self._weight += weight
         if ignored:
-            advice = "To include them, call the accumulator with the model, or with zeros instead of None."
-            message = f"Gradients that were None in the first call are ignored. {advice}"
+            message = "Gradients that were None in the first call are ignored: give the model, or zeros for None."
             warnings.warn(problem(message, indexes=ignored), stacklevel=2)
 
     def _divisors(self) -> list[float]:
@@ -210,9 +208,8 @@ class GradientAccumulator:
             raise refusal(ValueError, message, step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
-        part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
-        part.experts = _experts(self._parameters, len(slots))
-        parts = gathered(part, group)
+        experts, sums = _experts(self._parameters, len(slots)), (self._count, self._weight)
+        parts = gathered(_Part(self.reduction, self._names, own_names, slots, self._received, *sums, experts), group)
         _check_parts(parts)
         called = [part for part in parts if part.slots]
         sums = self._sums or [None] * len(called[0].slots)
@@ -256,9 +253,8 @@ class GradientAccumulator:
             message = "`target` must hold the parameters of these gradients."
             raise refusal(ValueError, message, target=given, gradients=shapes)
         if trained and {param.name for param in trained}.isdisjoint(param.name for param in target):
-            message = "`optimizer` must train the model that produced the gradients, or its step has no effect"
-            received = f"optimizer with none of {len(target)} parameters, such as '{target[0].name}'"
-            raise ValueError(f"{message}. Received: {received}")
+            message = "`optimizer` must train the model that produced the gradients, or its step has no effect."
+            raise refusal(ValueError, message, parameters=[param.name for param in target])
 
         divisors = self._divisors()
         _clear(target)
@@ -289,8 +285,6 @@ def _trainable(model: paddle.nn.Layer) -> tuple[list[str], list[Any]]:
 
 
 def _check_addable(gradient: Any, total: Any, place: Any) -> None:
-    if gradient is None:
-        return
     if not isinstance(gradient, paddle.Tensor):
         wrong = type(gradient).__name__
     elif gradient.is_selected_rows():
@@ -331,7 +325,7 @@ class _Part:
     received: list[bool]
     count: int
     weight: float
-    experts: set[int] = dataclasses.field(default_factory=set)  # places of parameters that differ in each process
+    experts: set[int]  # places of parameters that differ in each process
 
 
 def _experts(parameters: Optional[list[Any]], count: int) -> set[int]:

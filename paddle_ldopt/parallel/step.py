@@ -11,7 +11,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .. import _compat
-from .._checks import checked_bool, checked_number, checked_state, checked_steps, refusal
+from .._checks import checked_bool, checked_int, checked_number, checked_state, refusal
 from ..schedules import MetricSchedule
 from .gradients import Gradients, ProcessGroups, sum_of_processes
 from .scalers import LossScaler, as_scaler
@@ -272,7 +272,7 @@ class PipelineWithLossScale:
         self._spike = spike if skips else math.inf
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
         per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
-        count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
+        count = checked_int(micro_batch_num, "micro_batch_num", least=1)
         self._optimizer = optimizer
         self._groups = ProcessGroups(network, optimizer)
         self._micro_batches = MicroBatches(self._groups, count, per_token)

@@ -20,9 +20,9 @@ from .._checks import (
     Option,
     checked_bool,
     checked_choice,
+    checked_int,
     checked_number,
     checked_state,
-    checked_steps,
     nearest,
     plain_number,
     refusal,
@@ -42,10 +42,10 @@ def choice(*choices: str) -> Option:
     return Option(check=functools.partial(checked_choice, choices=choices), values=" or ".join(choices))
 
 
-Steps = Annotated[int, Option(check=checked_steps, values="an int from 0")]
-StepsFrom1 = Annotated[int, Option(check=functools.partial(checked_steps, least=1), values="an int from 1")]
+Steps = Annotated[int, Option(check=checked_int, values="an int from 0")]
+StepsFrom1 = Annotated[int, Option(check=functools.partial(checked_int, least=1), values="an int from 1")]
 # the last step taken; -1 for none
-LastStep = Annotated[int, Option(check=functools.partial(checked_steps, least=-1), values="an int from -1")]
+LastStep = Annotated[int, Option(check=functools.partial(checked_int, least=-1), values="an int from -1")]
 NonNegative = Annotated[float, Option()]
 Positive = Annotated[float, Option(ends="(]")]
 Fraction = Annotated[float, Option(high=1.0)]

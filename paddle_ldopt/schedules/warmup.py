@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_number, checked_state, checked_steps, refusal
+from .._checks import checked_int, checked_number, checked_state, refusal
 from .factory import Bool, CurveSchedule, LastStep, NonNegative, Positive, Schedule, Steps, checks_arguments
 from .metric import MetricSchedule
 
@@ -72,7 +72,7 @@ class WarmUp(Schedule):
         """Return the rate of step `step`; an inner scheduler that needs its last rate knows only the present one."""
         if step is None:
             return self.last_lr
-        return self._rate(checked_steps(step, "step"), copy.deepcopy(self._decay))
+        return self._rate(checked_int(step, "step"), copy.deepcopy(self._decay))
 
     def get_lr(self) -> float:
         return self._rate(self.last_epoch, self._decay)

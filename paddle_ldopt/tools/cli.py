@@ -1,6 +1,7 @@
 """The command line: check layers, learning rates and memory before training."""
 
 import argparse
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -12,7 +13,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import paddle
 
-from .._checks import checked_choice, checked_int, checked_number, checked_steps, nearest, refusal
+from .._checks import checked_choice, checked_int, checked_number, nearest, refusal
 from .._files import checked_path, file_errors, json_number
 from ..config import SETTINGS, decay_help, json_object, option_of
 from ..layers.decay import OPTIONS, Layer, LayerDecay
@@ -136,11 +137,11 @@ def _add_schedule(add: Callable[..., argparse.Action]) -> None:
 
 
 def _steps(text: str) -> int:
-    """Return a number of steps on the command line, such as 1e5."""
-    number = json_number(text)
-    if not isinstance(number, int):
-        raise ValueError
-    return number
+    with contextlib.suppress(ValueError):
+        number = json_number(text)
+        if isinstance(number, int):
+            return number
+    raise argparse.ArgumentTypeError(f"must be a number of steps such as 1000 or 1e5. Received: {text}")
 
 
 class _Rates(Sequence[float]):
@@ -164,7 +165,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
         problem = "`--lr_scheduler_type` must be a schedule that follows no metric."
         raise refusal(ValueError, problem, **{"--lr_scheduler_type": kind})
     checked_int(options.max_steps, "--max_steps", 1)
-    checked_steps(options.warmup_steps, "--warmup_steps")
+    checked_int(options.warmup_steps, "--warmup_steps")
     checked_number(rate, "--learning_rate", ends="(]")
     kwargs = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs") or None
     schedule: Any = get_scheduler(kind, rate, options.warmup_steps, options.max_steps, kwargs)

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import paddle
 from paddle import distributed
 
-from .._checks import checked_steps, refusal
+from .._checks import checked_int, refusal
 from .._compat import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
 from ..layers.table import short_names
@@ -153,7 +153,7 @@ class GradualUnfreezeCallback(Callback):
     """
 
     def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
-        self.every_k_steps = checked_steps(every_k_steps, "every_k_steps", 1)
+        self.every_k_steps = checked_int(every_k_steps, "every_k_steps", 1)
         self.layers: Any = layers
         self.open_ratios: dict[str, float] = {}  # of the optimizer without this callback
         self.starts: dict[tuple[str, int], int] = {}  # (tower, layer id) -> the step from which it is trained

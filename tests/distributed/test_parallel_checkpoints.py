@@ -353,6 +353,15 @@ def test_what_is_frozen_has_no_state(tmp_path):
     assert not any(key.startswith("0.weight") for key in keys) and "0.bias.moment1_0" in keys
 
 
+def test_muon_goes_on_bit_for_bit(tmp_path):
+    use_muon = {"use_muon": lambda param: param.ndim == 2}
+    run = cases.Run("muon", **use_muon).train(0, cases.HALF)
+    run.save(tmp_path / "x")
+    again = cases.Run("muon", **use_muon).load(tmp_path / "x").train(cases.HALF, cases.STEPS).values()
+    for name, value in run.train(cases.HALF, cases.STEPS).values().items():
+        np.testing.assert_array_equal(again[name], value)
+
+
 def test_the_record_says_what_it_is_of(tmp_path):
     cases.Run("lamb").save(tmp_path / "x")
     record = json.loads((tmp_path / "x" / RECORD).read_text())

@@ -48,7 +48,7 @@ def record_in(checkpoint):
         ({"layerwise_lr_decay": 0.9}, "decay was {'layerwise_decay': 0.8} and is {'layerwise_decay': 0.9} now"),
         ({"layerwise_lr_decay": 1.0}, "decay was {'layerwise_decay': 0.8} and is {} now"),
         ({"layerwise_convention": "electra"}, "{'convention': 'electra'} now"),
-        ({"layerwise_multipliers": '{"classifier": 0.1}'}, "decay was {} and is {'multipliers': {'classifier': 0.1}} now"),
+        ({"layerwise_multipliers": '{"classifier": 0.1}'}, "and is {'multipliers': {'classifier': 0.1}} now"),
         ({"layerwise_rules": '{"layers.1.linear1": "head"}'}, "linear1.weight': ['bert.encoder.layers', 2, 2]"),
         ({"optim": "adamw"}, "optimizer was 'AdamWDL' and is 'AdamW' now"),
     ],
