@@ -109,8 +109,7 @@ class GradientAccumulator:
         weight = 1.0 if weight is None else checked_number(weight, "weight")
         check_own_gradients("`apply`")
         if self._synchronized:
-            message = "The sums are already synchronized: call `reset` or `apply` before the next micro-batch."
-            raise refusal(ValueError, message, step=self._step)
+            raise refusal(ValueError, "The sums are synchronized: call `reset` or `apply` first.", step=self._step)
         known = bool(self._sums) and names == self._names
         if known and len(given) != len(self._sums):
             raise ValueError(f"Expected {len(self._sums)} gradients, but got {len(given)}")
@@ -204,8 +203,7 @@ class GradientAccumulator:
             message = "Gradients of DistTensors are summed over all processes: call `apply` without `synchronize`."
             raise refusal(ValueError, message, gradients=len(self._sums))
         if self._synchronized:
-            message = "`synchronize` must be called only once between two resets: it would add all sums again."
-            raise refusal(ValueError, message, step=self._step)
+            raise refusal(ValueError, "`synchronize` must be called once between two resets.", step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
         experts, sums = _experts(self._parameters, len(slots)), (self._count, self._weight)
@@ -250,8 +248,7 @@ class GradientAccumulator:
         shapes = [None if total is None else list(total.shape) for total in self._sums]
         given = [list(param.shape) for param in target]
         if len(given) != len(shapes) or any(shape not in (None, own) for shape, own in zip(shapes, given)):
-            message = "`target` must hold the parameters of these gradients."
-            raise refusal(ValueError, message, target=given, gradients=shapes)
+            raise refusal(ValueError, "`target` must fit the gradients.", target=given, gradients=shapes)
         if trained and {param.name for param in trained}.isdisjoint(param.name for param in target):
             message = "`optimizer` must train the model that produced the gradients, or its step has no effect."
             raise refusal(ValueError, message, parameters=[param.name for param in target])

@@ -17,7 +17,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from . import _compat
-from ._checks import checked_bool, checked_int, differences, quoted, refusal, wrong_type
+from ._checks import checked_bool, checked_int, differences, problem, quoted, refusal, wrong_type
 from ._compat import MASTER, dtype_name, parameters_of
 from ._files import Path, checked_path, file_errors
 from ._safetensors import Arrays, from_json, read_record, set_parts, to_json, write_record
@@ -169,8 +169,8 @@ def load_optimizer(
     record, arrays = read_record(path)
     with file_errors(path, "The file's record", checks=True):
         if record["naming"] != naming:
-            problem = "Parameters are matched by name: give `model` for the model's names, or no names for Paddle's."
-            raise refusal(ValueError, problem, naming=naming, in_file=record["naming"])
+            wrong = "Parameters are matched by name: give `model` for the model's names, or no names for Paddle's."
+            raise refusal(ValueError, wrong, naming=naming, in_file=record["naming"])
         by_name: States = {name: {} for name in record["with_state"]}
         for key, value in arrays.items():
             owner, _, state = key.rpartition(".")
@@ -183,8 +183,8 @@ def load_optimizer(
             unfit = quoted(map(names.get, others))
             found.append(f"the masters of {unfit} do not fit the weights: load the model before")
         if found and strict:
-            problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
-            raise refusal(ValueError, problem, path=path)
+            wrong = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
+            raise refusal(ValueError, wrong, path=path)
         was, now = record["parameters"], present["parameters"]
         matched = tuple(name for name in now if name in by_name and was[name] == now[name])
         states = {tensor: by_name[name] for tensor, name in names.items() if name in matched}
@@ -192,8 +192,7 @@ def load_optimizer(
         step = record["step"] if record["step"] is None else checked_int(record["step"], "step")
         part_states = {name: from_json(record[f"{name}_state"]) for name in parts}
         if (scaler is None) != (part_states["scaler"] is None):
-            problem = "`scaler` must be given if and only if one was saved."
-            raise refusal(ValueError, problem, scaler=scaler, in_file=part_states["scaler"])
+            raise refusal(ValueError, "`scaler` must be given if and only if one was saved.", scaler=scaler)
         to_load = [name for name, part in parts.items() if part is not None]
         if record["schedule"] != present["schedule"]:
             to_load = [name for name in to_load if name != "schedule"]
@@ -202,8 +201,7 @@ def load_optimizer(
         resume_at(parts["schedule"], step_of_state(part_states["schedule"]) if step is None else step)
     _set_states(inner, states)
     if found:
-        message = f"The file is of another optimizer: {'; '.join(found)}."
-        warnings.warn(refusal(UserWarning, message, strict=strict), stacklevel=2)
+        warnings.warn(problem(f"The file is of another optimizer: {'; '.join(found)}.", strict=strict), stacklevel=2)
     step = _steps_of(inner, states) if step is None else step
     missing = tuple(name for name in now if name not in matched)
     return LoadReport(path, step, matched, missing, tuple(sorted(by_name.keys() - set(matched))))
@@ -294,8 +292,7 @@ def _whole_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer inside its wrappers; raise unless its whole state can be read in this process."""
     inner = one_of_ours(optimizer, or_paddles=True)
     if not paddle.in_dynamic_mode() or inner._parameter_list is None:
-        problem = "In a static graph the state belongs to the program: use `paddle.static.save`."
-        raise refusal(ValueError, problem, optimizer=type(inner).__name__)
+        raise refusal(ValueError, "In a static graph, use `paddle.static.save`.", optimizer=type(inner).__name__)
     hcg, degrees = _compat.topology(), {}
     if hcg is not None:
         degrees["sharding"] = hcg.get_sharding_parallel_world_size()
@@ -317,9 +314,8 @@ def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple
     unnamed = [name for name, structured in names.items() if not structured]
     if unnamed:
         source = "`model`" if model is not None else "`layers` or `name_dict`"
-        given = "give the whole model that the optimizer trains, and build the optimizer after the model is complete"
-        problem = f"{source} must name every parameter of the optimizer: {given}."
-        raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}")
+        advice = "give the whole model that the optimizer trains, and build the optimizer after the model is complete"
+        raise ValueError(f"{source} must name every parameter: {advice}. Received: no name for {quoted(unnamed)}")
     if len(set(names.values())) < len(names):
         raise ValueError(f"Two parameters must not have the same name. Received: {quoted(sorted(names.values()))}")
     return names, "structured" if known else "paddle"
@@ -354,8 +350,8 @@ def _tensors(
         tensors[name] = tensor if live else waiting.get(f"{owner.name}_{key}_0")
     missing = sorted(name for name, value in tensors.items() if value is None)
     if live and missing:
-        problem = f"'{param.name}' had another type when its state was created: build a new optimizer for it."
-        raise refusal(ValueError, problem, dtype=dtype_name(param.dtype), missing=missing)
+        wrong = f"'{param.name}' had another type when its state was created: build a new optimizer for it."
+        raise refusal(ValueError, wrong, dtype=dtype_name(param.dtype), missing=missing)
     return None if missing else tensors
 
 
@@ -382,9 +378,8 @@ def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
             state.pop(GLOBAL_STEP, None)
         name = names[param.name]
         if set(layout) != set(state):
-            options = "the same options, such as `amsgrad` and `multi_precision`"
-            problem = f"The state of '{name}' must consist of {sorted(layout)}: give the optimizer {options}."
-            raise refusal(ValueError, problem, state=sorted(state))
+            wrong = f"The state of '{name}' must consist of {sorted(layout)}: build the optimizer as the saved one."
+            raise refusal(ValueError, wrong, state=sorted(state))
         for key, (dtype, values) in state.items():
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
 

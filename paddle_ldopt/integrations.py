@@ -156,8 +156,7 @@ def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: b
     wanted, named = tuple(parts), list(model.named_parameters())
     matched = {param.name for name, param in named if any(part in name for part in wanted)}
     if wanted and not matched:
-        message = "No parameter is excluded from weight decay by name: no name contains one of these parts."
-        warnings.warn(problem(message, parts=wanted), stacklevel=2)
+        warnings.warn(problem("No name matches, so none is excluded from weight decay.", parts=wanted), stacklevel=2)
     vectors = {param.name for name, param in named if param.ndim == 1 or name.endswith(".bias")}
     return matched | vectors if one_dimensional else matched
 
@@ -169,8 +168,7 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
     for parts, options in chosen:
         names = [name for name in ungrouped if any(part in name for part in parts)]
         if not names:
-            message = "A parameter group matches no trainable parameter outside the earlier groups."
-            raise refusal(ValueError, message, parts=parts)
+            raise refusal(ValueError, "A group matches no trainable parameter outside earlier groups.", parts=parts)
         groups.append({**numbers_read(options), "params": [ungrouped.pop(name) for name in names]})
     return [*groups, {"params": list(ungrouped.values())}] if ungrouped else groups
 
@@ -222,8 +220,7 @@ class ClasComponent(Component):
 
     def __call__(self, model_list: Any) -> Any:
         if not model_list:
-            message = "`scope` must match a part of the model, and the graph must be dynamic."
-            raise refusal(ValueError, message, model_list=model_list)
+            raise refusal(ValueError, "`scope` must match a part of a dynamic model.", model_list=model_list)
         model = model_list[0] if len(model_list) == 1 else paddle.nn.LayerList(model_list)
         for part in model_list:  # the model, and a loss with parameters
             if self._filters and hasattr(part, "no_weight_decay"):

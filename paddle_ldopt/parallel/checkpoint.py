@@ -79,8 +79,7 @@ def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer,
     together(write)
     names, listings = together(lambda: (sorted(os.listdir(folder)),) * 2)
     if any(listing != listings[0] for listing in listings):
-        message = "All processes must save to the same folder, on a shared disk: delete the written files."
-        raise refusal(ValueError, message, files=listings)
+        raise refusal(ValueError, "All processes must save to one folder, on a shared disk.", files=listings)
     _, digests = together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in names[rank::ranks]}))
 
     def finish() -> None:
@@ -267,5 +266,4 @@ def _read_pickle(folder: str, name: str) -> Any:
 
 
 def _raise_damaged(folder: str, problem: str) -> NoReturn:
-    message = f"The checkpoint is damaged: {problem}. Load another checkpoint, or restore the file."
-    raise refusal(ValueError, message, folder=folder)
+    raise refusal(ValueError, f"The checkpoint is damaged: {problem}. Load another, or restore it.", folder=folder)

@@ -80,10 +80,8 @@ class ProcessGroups:
             dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
         except Exception as lost:
             error = error or lost
-            message = "Communication failed within a training step: a process ended, failed or was too slow. Look for"
-            advice = "the first error, end all processes, and restart from the last checkpoint."
-            received = f"{type(error).__name__}: {str(error)[:200]}"
-            raise RuntimeError(f"{message} {advice} Received: {received}") from error
+            message = "Communication failed within a training step: find the first error, and restart all processes."
+            raise RuntimeError(f"{message} Received: {type(error).__name__}: {str(error)[:200]}") from error
         return reduced.item()
 
     def agree(self, error: Optional[Exception]) -> None:
@@ -125,9 +123,8 @@ def check_same_options(optimizer: Optimizer) -> None:
     for rank, theirs in enumerate(others, 1):
         for name in {**first, **theirs}:
             if first.get(name) != theirs.get(name):
-                advice = "All processes must build the optimizer with the same options."
                 received = f"{name}={first.get(name)!r} in process 0 and {theirs.get(name)!r} in process {rank}"
-                raise ValueError(f"{advice} Received: {received}")
+                raise ValueError(f"All processes must give the optimizer the same options. Received: {received}")
 
 
 class Gradients:

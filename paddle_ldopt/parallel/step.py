@@ -48,14 +48,13 @@ class MicroBatches:
         shapes = [list(value.shape) if isinstance(value, paddle.Tensor) else None for value in tensors]
         for value, shape in zip(tensors, shapes):
             if not shape or shape[0] == 0 or shape[0] % self._count:
-                message = "An input must be None, a Tensor whose first dimension is a multiple of `micro_batch_num`, or"
-                kind = {"type": type(value).__name__, "shape": shape, "micro_batch_num": self._count}
-                raise refusal(TypeError if shape is None else ValueError, f"{message} a tuple of these.", **kind)
+                error = TypeError if shape is None else ValueError
+                message = "Inputs must be Tensors with a multiple of `micro_batch_num` rows, tuples of these, or None."
+                raise refusal(error, message, type=type(value).__name__, shape=shape, micro_batch_num=self._count)
         fixed = self.has_stages and not self._groups.network._dynamic_shape
         if fixed and self._shapes not in (None, shapes):
-            message = "Stages learn their shapes in the first step: give inputs of the same shapes,"
-            todo = "or set enable_dynamic_shape in the strategy's pp_configs."
-            raise refusal(ValueError, f"{message} {todo}", shapes=shapes, first_step=self._shapes)
+            message = "Give inputs of the same shapes, or set enable_dynamic_shape in the strategy's pp_configs."
+            raise refusal(ValueError, message, shapes=shapes, first_step=self._shapes)
         self._next_shapes = shapes
 
     def forward_backward(self, inputs: tuple[Any, ...], scaler: LossScaler) -> None:
@@ -118,9 +117,8 @@ class MicroBatches:
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         loss, tokens = result if is_pair and self._per_token else (result, None)
         if is_pair < self._per_token or not isinstance(loss, paddle.Tensor) or loss.size != 1:
-            message = "A loss must be a Tensor of one element, with `calculate_per_token_loss` a pair: the sum and the"
-            kind = {"type": type(loss).__name__, "shape": getattr(loss, "shape", None)}
-            raise refusal(TypeError, f"{message} number of tokens.", **kind)
+            message = "A loss must be a Tensor of one element; per token, a pair of the sum and the number of tokens."
+            raise refusal(TypeError, message, type=type(loss).__name__, shape=getattr(loss, "shape", None))
         if self._per_token:
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
             self._tokens.append(tokens.astype("float32").reshape([1]))

@@ -27,6 +27,7 @@ from .._checks import (
     plain_number,
     refusal,
     shown,
+    unknown,
 )
 from .._compat import unwrap
 
@@ -317,10 +318,7 @@ def get_scheduler(
     specific = [option for option in kind.options if option not in _GENERAL]
     for key, value in kwargs.items():
         if key not in specific:
-            raise TypeError(
-                f"{kind.function.__name__}() got an unexpected keyword argument {shown(key)} in "
-                f"`scheduler_specific_kwargs`; it takes {', '.join(specific)}. Received: {key}={shown(value)}"
-            )
+            raise TypeError(unknown(f"option of the schedule {kind.name!r}", key, value, specific))
     general = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     arguments = {key: value for key, value in general.items() if key in kind.options and value is not None} | kwargs
     for key, option in kind.options.items():

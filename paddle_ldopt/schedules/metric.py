@@ -89,21 +89,13 @@ class ReduceLROnPlateau(MetricSchedule):
         self._var_name = None
         self.base_lr = self.last_lr = checked_peak(learning_rate, "learning_rate")
         self.last_epoch = 0
-        self.verbose = verbose
-        self.mode = mode
-        self.factor = factor
-        self.patience = patience
-        self.threshold = threshold
-        self.threshold_mode = threshold_mode
-        self.cooldown = cooldown
-        self.min_lr = min_lr
-        self.eps = eps
+        self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
+        self.factor, self.patience, self.cooldown = factor, patience, cooldown
+        self.min_lr, self.eps, self.verbose = min_lr, eps, verbose
         if threshold_mode == "rel" and threshold >= 1.0:
-            wrong = '`threshold` must be below 1 with threshold_mode="rel": it is a fraction of the best metric.'
-            raise refusal(ValueError, wrong, threshold=threshold)
-        if self.min_lr >= self.base_lr:
-            advice = "`min_lr` must be below the learning rate, or the rate could not be reduced."
-            raise refusal(ValueError, advice, min_lr=self.min_lr, learning_rate=self.base_lr)
+            raise refusal(ValueError, '`threshold` must be below 1 with threshold_mode="rel".', threshold=threshold)
+        if min_lr >= self.base_lr:
+            raise refusal(ValueError, "`min_lr` must be below the peak.", min_lr=min_lr, learning_rate=self.base_lr)
         self.best = math.inf if mode == "min" else -math.inf
         self.num_bad_epochs = self.cooldown_counter = self.warmup_step = 0
         self.num_warmup_steps = num_warmup_steps

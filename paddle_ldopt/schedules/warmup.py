@@ -54,11 +54,9 @@ class WarmUp(Schedule):
     ) -> None:
         self.initial_learning_rate = initial_learning_rate
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, (type, MetricSchedule, ReduceOnPlateau)):
-            kinds = "a function of the step or a Paddle scheduler whose `step` needs no metric"
             advice = "A schedule that follows a metric has its own `num_warmup_steps`."
-            raise refusal(
-                TypeError, f"`decay_schedule_fn` must be {kinds}. {advice}", decay_schedule_fn=decay_schedule_fn
-            )
+            wrong = f"`decay_schedule_fn` must be a function of the step or a scheduler without a metric. {advice}"
+            raise refusal(TypeError, wrong, decay_schedule_fn=decay_schedule_fn)
         self.decay_schedule_fn = decay_schedule_fn
         self.warmup_steps = warmup_steps
         self.power = power

@@ -73,8 +73,7 @@ def show(options: argparse.Namespace) -> None:
     chosen = (options.params is not None) + bool(given) + (options.model is not None)
     if chosen != 1 or (given and not {"hidden_size", "num_hidden_layers"} <= given.keys()):
         message = "Give one of `--params`, `--model`, or `--hidden_size` and `--num_hidden_layers`."
-        received = {"--params": options.params, "--model": options.model, "shape": given}
-        raise refusal(ValueError, message, **received)
+        raise refusal(ValueError, message, **{"--params": options.params, "--model": options.model, "shape": given})
     if options.model:
         named = load_model(options.model).named_parameters()
         shapes = {name: tuple(param.shape) for name, param in named if not param.stop_gradient}

@@ -215,10 +215,9 @@ class LdoptTrainerMixin(ResumeMixin):
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
             if self._other_metrics:
-                message = "The evaluation lacks the metric that the schedule follows: set `metric_for_best_model` to"
                 known = ", ".join(sorted(self._other_metrics))
-                received = {"metric_for_best_model": self.args.metric_for_best_model}
-                raise refusal(ValueError, f"{message} one of {known}.", **received)
+                message = f"The evaluation lacks the schedule's metric: set `metric_for_best_model` to one of {known}."
+                raise refusal(ValueError, message, metric_for_best_model=self.args.metric_for_best_model)
         finally:
             self._other_metrics = None
 

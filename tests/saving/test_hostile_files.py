@@ -193,7 +193,7 @@ def test_what_is_no_file_changes_nothing(saved, tmp_path, victim):
     ):
         with refused("", kind, victim, place):
             ldopt.load_optimizer(place, victim.optimizer, victim.model)
-    for place, says in ((link, "not a link"), (pipe, "a device or a pipe")):  # nothing of the system
+    for place, says in ((link, "not a link"), (pipe, "device or pipe")):  # nothing of the system
         before = os.lstat(place)
         with refused(says, ValueError, victim):
             ldopt.save_optimizer(place, victim.optimizer, victim.model)
