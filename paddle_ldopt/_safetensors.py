@@ -36,7 +36,6 @@ _JSON_ARRAYS = {name: np.dtype(name) for name in ("bool", "int32", "int64", "flo
 
 
 def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
-    """Write a file completely and to the disk, or not at all."""
     metadata = {"format": FORMAT, "version": VERSION, "sha256": "0" * 64, "record": _dumps(record)}
     header: dict[str, Any] = {"__metadata__": metadata}
     values: list[NDArray[Any]] = []

@@ -353,7 +353,6 @@ def evaluation_metric(args: Any) -> tuple[str, str]:
 
 
 def decay_of_arguments(args: Any) -> LayerDecay:
-    """Return the decay in a Trainer's arguments; ERNIEKit's own included."""
     return args.layerwise_decay if isinstance(args, DecaySettings) else with_erniekit(OFF, args)
 
 

@@ -119,7 +119,6 @@ def planned_rates(
     learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
 ) -> dict[str, Rate]:
-    """Return tensor name -> planned `Rate` of a decay."""
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         raise wrong_type(apply_decay_param_fun, "apply_decay_param_fun", "callable")
     now, peak = None, None

@@ -144,7 +144,7 @@ def _schedule(
     if num_warmup_steps > num_train_steps:
         message = "The training ends before the warm-up does, so the rate never reaches the peak."
         steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
-        warnings.warn(refusal(UserWarning, message, **steps), stacklevel=4)
+        warnings.warn(problem(message, **steps), stacklevel=4)
     length = num_train_steps - num_warmup_steps
     curve = Polynomial(decay=length or -1, power=power, end=min_lr_ratio)  # below 0 steps: the end at once
     return WarmUp(init_lr, functools.partial(_rate, init_lr, curve), num_warmup_steps)

@@ -265,7 +265,7 @@ def test_another_model_is_refused():
     accumulator = GradientAccumulator()
     model(paddle.ones([1, 2])).sum().backward()
     accumulator(model)
-    with pytest.raises(ValueError, match=r"must train the model.*Received: optimizer with none"):
+    with pytest.raises(ValueError, match=r"must train the model.*Received: parameters="):
         accumulator.apply(AdamWDL(0.1, parameters=other.parameters()))
     with pytest.raises(ValueError, match="must fit the gradients"):
         accumulator.write_gradients(net())
@@ -285,7 +285,7 @@ def test_one_process_has_nothing_to_add_but_the_order_is_checked():
         assert accumulator.gradients[0].tolist() == [mean]
         with pytest.raises(ValueError, match="must be called once"):
             accumulator.synchronize()
-        with pytest.raises(ValueError, match="call `reset` or `apply` before"):
+        with pytest.raises(ValueError, match="call `reset` or `apply` first"):
             accumulator([tensor(1.0)])
         accumulator.reset()
 

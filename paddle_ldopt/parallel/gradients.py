@@ -1,7 +1,9 @@
 """The processes of a step, and its gradients between `backward` and the optimizer: unscale, check, reduce, clip."""
 
+import contextlib
 import math
-from typing import Any, Callable, Optional
+from collections.abc import Iterator
+from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
@@ -80,7 +82,7 @@ class ProcessGroups:
             dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
         except Exception as lost:
             error = error or lost
-            message = "Communication failed within a training step: find the first error, and restart all processes."
+            message = "Communication failed within a step: find the first error, and restart from the last checkpoint."
             raise RuntimeError(f"{message} Received: {type(error).__name__}: {str(error)[:200]}") from error
         return reduced.item()
 
@@ -93,15 +95,15 @@ class ProcessGroups:
             message = "The step failed in another process and was undone in all: see the error of that process."
             raise RuntimeError(f"{message} Received: an error in process {failed - 1}")
 
-    def together(self, act: Callable[[], Any]) -> Any:
-        """Return the result of `act()`; an error in one process is raised in all."""
-        result, error = None, None
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Raise an error within the block in all processes."""
+        error: Optional[Exception] = None
         try:
-            result = act()
+            yield
         except Exception as raised:
             error = raised
         self.agree(error)
-        return result
 
 
 def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:

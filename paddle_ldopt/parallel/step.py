@@ -282,24 +282,21 @@ class PipelineWithLossScale:
         rate = _compat.unwrap(self._optimizer)._learning_rate
         takes_metric = isinstance(rate, (MetricSchedule, ReduceOnPlateau))
         schedule = rate if isinstance(rate, LRScheduler) and not takes_metric else None
-        self._groups.together(lambda: self._check(inputs, schedule))
+        with self._groups.together():
+            if schedule is not None and self._epoch not in (None, schedule.last_epoch):
+                message = "This step advances the schedule: do not call its `step`; load its state before this one's."
+                raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epoch)
+            self._micro_batches.check(inputs)
         self._gradients.check_trained()
         try:
-            if self._micro_batches.has_stages:  # after an error the other stages time out
+            # after an error in a stage the other stages time out
+            with contextlib.nullcontext() if self._micro_batches.has_stages else self._groups.together():
                 self._micro_batches.forward_backward(inputs, self.scaler)
-            else:
-                self._groups.together(lambda: self._micro_batches.forward_backward(inputs, self.scaler))
             output = self._update(schedule)
         finally:  # otherwise the next step would add to these gradients
             self._optimizer.clear_grad()
         self._epoch = getattr(schedule, "last_epoch", None)
         return output
-
-    def _check(self, inputs: tuple[Any, ...], schedule: Optional[LRScheduler]) -> None:
-        if schedule is not None and self._epoch not in (None, schedule.last_epoch):
-            message = "This step advances the schedule: do not call its `step`; load its state before this one's."
-            raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epoch)
-        self._micro_batches.check(inputs)
 
     def _update(self, schedule: Optional[LRScheduler]) -> Union[StepOutput, StepOutputWithLocalNorm]:
         groups, gradients = self._groups, self._gradients

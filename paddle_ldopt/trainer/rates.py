@@ -290,7 +290,6 @@ class LdoptTrainerMixin(ResumeMixin):
 
 
 def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler], args: Args) -> None:
-    """Raise if an optimizer contradicts the Trainer's schedule or arguments."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
     name, source = type(optimizer).__name__, optimizer._learning_rate

@@ -51,7 +51,6 @@ def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
 
 
 def _measured(trainer: Any, rules: Any) -> tuple[LayerMap, dict[str, Any]]:
-    """Return the layers measured with the first row, and their fingerprint."""
     rows = trainer.train_dataset
     if rows is None or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise TypeError("the training data has no numbered rows")
