@@ -173,6 +173,17 @@ def momentum():
     del REGISTRY["momentum"]
 
 
+def test_the_name_of_paddles_optimizer_is_refused():
+    with pytest.raises(ValueError, match='The name "adamw" is that of Paddle.* Received: cls='):
+        register("another")(type("AdamW", (RuleOptimizer,), {}))
+
+
+def test_groups_may_be_a_generator():
+    model = Net()
+    opt = ldopt.create("adamwdl", model, learning_rate=1e-3, groups=({"params": [p]} for p in model.parameters()))
+    assert [group["params"] for group in opt._param_groups] == [[p] for p in model.parameters()]
+
+
 def moved(opt, model):
     before = model.weight.numpy()
     model(paddle.ones([1, 2])).sum().backward()

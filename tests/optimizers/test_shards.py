@@ -139,7 +139,7 @@ def test_a_deep_copy_keeps_groups_layers_and_shards():
     copied = copy.deepcopy(opt)
     weight, bias = (group["params"][0] for group in copied._param_groups)
     assert weight.name != linear.weight.name
-    assert copied.options_of(weight)["beta1"] == 0.5 and copied.options_of(bias)["weight_decay"] == 0.25
+    assert copied.group_of(weight)["beta1"] == 0.5 and copied.group_of(bias)["weight_decay"] == 0.25
     assert copied.layerwise_ratio(weight) == 0.25 and copied.state_layout(bias)["moment1"][1] == [4]
 
 
