@@ -149,21 +149,17 @@ def _span(low: float, high: float, ends: str) -> str:
     return f"{left}{low:g}, {high:g}{right}"
 
 
-def checked_int(value: Any, argument: str, least: int = 0, expected: str = "an integer") -> int:
+def checked_int(value: Any, argument: str, least: int = 0) -> int:
     """Return `value` as an int; raise unless it is an integer of at least `least`."""
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Integral):
-        raise refusal(TypeError, f"`{argument}` must be {expected}.", **{argument: value})
+        raise refusal(TypeError, f"`{argument}` must be an integer.", **{argument: value})
     whole = int(number)
     if whole < least:
         raise refusal(ValueError, f"`{argument}` must be at least {least}.", **{argument: whole})
     if whole > _MOST_STEPS:
         raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {whole.bit_length()} bits")
     return whole
-
-
-def checked_steps(value: Any, argument: str, least: int = 0) -> int:
-    return checked_int(value, argument, least, "a whole number of steps, not a ratio")
 
 
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:

@@ -236,7 +236,7 @@ def test_bad_calls_are_refused_and_change_nothing():
         (accumulator, tensor(1.0, 2.0, 3.0), TypeError, "gradients of type Tensor"),
         (accumulator, None, TypeError, "gradients of type NoneType"),
         (accumulator, model, ValueError, "none with a gradient"),
-        (accumulator.apply, optimizer, ValueError, "`target` must hold the parameters of these gradients"),
+        (accumulator.apply, optimizer, ValueError, "`target` must fit the gradients"),
         (accumulator.apply, model, TypeError, "`optimizer`.*Received: optimizer of type Sequential"),
         (accumulator.write_gradients, [model[0].weight], ValueError, r"target=\[\[4, 8\]\], gradients=\[\[1\], None"),
         (accumulator.write_gradients, None, TypeError, "`target`.*Received: target of type NoneType"),
@@ -265,9 +265,9 @@ def test_another_model_is_refused():
     accumulator = GradientAccumulator()
     model(paddle.ones([1, 2])).sum().backward()
     accumulator(model)
-    with pytest.raises(ValueError, match=r"must train the model.*Received: optimizer with none"):
+    with pytest.raises(ValueError, match=r"must train the model.*Received: parameters="):
         accumulator.apply(AdamWDL(0.1, parameters=other.parameters()))
-    with pytest.raises(ValueError, match="must hold the parameters of these gradients"):
+    with pytest.raises(ValueError, match="must fit the gradients"):
         accumulator.write_gradients(net())
     before = model.weight.numpy()
     accumulator.apply(AdamWDL(0.1, parameters=[model.weight]))  # a part of the model is all right
@@ -283,9 +283,9 @@ def test_one_process_has_nothing_to_add_but_the_order_is_checked():
             accumulator([tensor(value)])
         accumulator.synchronize()
         assert accumulator.gradients[0].tolist() == [mean]
-        with pytest.raises(ValueError, match="must be called only once"):
+        with pytest.raises(ValueError, match="must be called once"):
             accumulator.synchronize()
-        with pytest.raises(ValueError, match="call `reset` or `apply` before"):
+        with pytest.raises(ValueError, match="call `reset` or `apply` first"):
             accumulator([tensor(1.0)])
         accumulator.reset()
 

@@ -167,6 +167,17 @@ def momentum():
     del REGISTRY["momentum"]
 
 
+def test_the_name_of_paddles_optimizer_is_refused():
+    with pytest.raises(ValueError, match='The name "adamw" is that of Paddle.* Received: cls='):
+        register("another")(type("AdamW", (RuleOptimizer,), {}))
+
+
+def test_groups_may_be_a_generator():
+    model = Net()
+    opt = ldopt.create("adamwdl", model, learning_rate=1e-3, groups=({"params": [p]} for p in model.parameters()))
+    assert [group["params"] for group in opt._param_groups] == [[p] for p in model.parameters()]
+
+
 def moved(opt, model):
     before = model.weight.numpy()
     model(paddle.ones([1, 2])).sum().backward()
@@ -190,7 +201,7 @@ def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsy
     assert type(trainer.optimizer) is momentum
     assert estimate({"w": [2, 2]}, "momentum")["state"] == 4 * 4 + 4
     capsys.readouterr()
-    assert main(["memory", "--params", "1e9", "--optimizer", "momentum", "momentum,mass=0", "--json"]) == 0
+    assert main(["memory", "--params", "1e9", "--optim", "momentum", "momentum,mass=0", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["bytes"]) == 2
     assert "| `mass` | decay of the momentum | momentum: `0.9` | [0, 1) | class |" in tables.options_table()
     assert "| momentum | `moment`, `beta1_pow_acc` | 4 R C + 4 | 4 n + 4 |" in tables.states_table()

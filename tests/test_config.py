@@ -190,7 +190,7 @@ WRONG = {
     "rules": ({"layerwise_rules": ["a"]}, "`layerwise_rules` must be a JSON object such as"),
     "schedule": ({"lr_scheduler_type": "cosin"}, "nearest is 'cosine'"),
     "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: 'power' is not a known"),
-    "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be a whole number of steps"),
+    "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be an integer"),
     "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
     "setting": ({"layerwise_decay": 0.8}, "is not a known setting; the nearest is 'layerwise_lr_decay'"),
 }

@@ -34,11 +34,11 @@ ARROWS = {
     "tensorflow_recipe": {"_checks", "_compat", "create", "layers", "optimizers", "rates", "schedules"},
     "config": {"_checks", "_files", "create", "layers", "optimizers", "schedules"},
     "checkpoint": {"_checks", "_compat", "_files", "_safetensors", "layers", "optimizers", "schedules", "version"},
-    "integrations": {"_checks", "_compat", "_files", "create", "layers", "optimizers", "rates"},
+    "integrations": {"_checks", "_compat", "_files", "checkpoint", "create", "layers", "optimizers", "rates"},
     "parallel": {"_checks", "_compat", "_files", "_processes", "_safetensors", "checkpoint", "schedules"},
     "tools": {"_checks", "_files", "config", "layers", "optimizers", "plots", "schedules"},
-    "trainer": {"_checks", "_compat", "_files", "_processes", "config", "create", "layers", "optimizers", "plots"}
-    | {"rates", "schedules"},
+    "trainer": {"_checks", "_compat", "_files", "_processes", "checkpoint", "config", "create", "layers", "optimizers"}
+    | {"plots", "rates", "schedules"},
     "__main__": {"tools"},
 }
 

@@ -210,11 +210,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         self.check_together({**self._defaults, **self._fixed, **own}, own)
         group.update(own)
 
-    def options_of(self, param: Tensor) -> Values:
-        """Return the options of a parameter that groups may override."""
-        group = self.group_of(param)
-        return {name: group.get(name, default) for name, default in self._defaults.items()}
-
     def values_now(self, group: Values) -> tuple[Values, float]:
         """Return the rule's options and the rate of a group ({}: none) in this step, without factor and ratios."""
         options, rate = dict(self._rule_options), group.get("lr")
@@ -280,7 +275,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return {key[begin:]: values[owner] for key, values in self._accumulators.items() if owner in values}
 
     def _states_of(self, param: Tensor) -> dict[str, State]:
-        return self.states({**self._fixed, **self.options_of(param)}, self.finder.shape(param))
+        group = self.group_of(param)
+        options = {name: group.get(name, default) for name, default in self._defaults.items()}
+        return self.states({**self._fixed, **options}, self.finder.shape(param))
 
     def state_kinds(self, param: Tensor) -> dict[str, str]:
         """Return state name -> kind, without the step counter."""
@@ -347,16 +344,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def fused_rule(self, options: Values, shape: Any) -> Union[FusedRule, str]:
         """Return the rule for the C library, or why there is none; only its flags may depend on the shape."""
         return f"the C library has no rule of {type(self).__name__}"
-
-    def in_shards(self) -> set[str]:
-        """Return the names of parameters that this process does not have whole; all processes must call this."""
-        if self.finder.is_whole(self._parameter_list):
-            return set()
-        found = dict.fromkeys(self.finder.params) | self.finder.find(self._parameter_list)
-        names = {name for name, part in found.items() if part is None or part.groups or part.slice_size is not None}
-        if names:
-            refuse_fused(self.fused, "it does not support parameters in shards (tensor parallel, sharding version 2)")
-        return names
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step."""

@@ -156,18 +156,7 @@ def plain(state_dict: Any) -> dict[str, Any]:
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     """Return a state under the names that Paddle expects; raise if Paddle, halfway, could not load it."""
-    if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
-        raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
-    for key in ("master_weights", "LR_Scheduler"):
-        if not isinstance(state_dict.get(key, {}), dict):
-            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
-    schedule, schedule_state = optimizer._learning_rate, state_dict.get("LR_Scheduler")
-    if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
-        schedule.state_keys()
-        missing = [key for key in schedule.keys if key not in (schedule_state or {})]
-        if missing:
-            wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
-            raise ValueError(f"{wrong} Received: a state without {missing}")
+    _check_form(optimizer, state_dict)
     if not paddle.in_dynamic_mode():
         return state_dict
     params = flatten_groups(optimizer._parameter_list)
@@ -185,15 +174,9 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
         for value in values.values()
     }
     forms = {**live, **{key: form for _, _, layout in waiting for key, form in layout.items()}}
-    # Paddle numbers the optimizers of a process: a key may end in another number
-    alike: dict[str, list[str]] = {}
-    for key in state_dict.keys() - forms.keys():
-        alike.setdefault(key.rstrip("0123456789"), []).append(key)
-    others = {name: alike.get(name.rstrip("0123456789"), []) for name in forms.keys() - state_dict.keys()}
-    names = {keys[0]: name for name, keys in others.items() if len(keys) == 1}
+    state_dict = _under_names(forms.keys(), state_dict)
     # `paddle.Model` repeats entries under keys with such beginnings
     added = tuple(f"{param.name}_{prefix}_" for param in params)
-    state_dict = {names.get(key, key): value for key, value in state_dict.items()}
     state_dict = {key: value for key, value in state_dict.items() if key in forms or not key.startswith(added)}
     for key, (name, form) in forms.items():
         if key in state_dict:
@@ -210,6 +193,32 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
                 copies[key].name, copies[key].persistable = _COPY.sub("", master.name), master.persistable
         state_dict = {**state_dict, "master_weights": copies}
     return state_dict
+
+
+def _check_form(optimizer: Any, state_dict: Any) -> None:
+    """Raise unless a state is a dict, with the state of the optimizer's schedule."""
+    if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
+        raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
+    for key in ("master_weights", "LR_Scheduler"):
+        if not isinstance(state_dict.get(key, {}), dict):
+            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
+    schedule, schedule_state = optimizer._learning_rate, state_dict.get("LR_Scheduler")
+    if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
+        schedule.state_keys()
+        missing = [key for key in schedule.keys if key not in (schedule_state or {})]
+        if missing:
+            wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
+            raise ValueError(f"{wrong} Received: a state without {missing}")
+
+
+def _under_names(names: Any, state_dict: Values) -> Values:
+    """Return a state with keys that differ from the names in their last number renamed: it counts optimizers."""
+    alike: dict[str, list[str]] = {}
+    for key in state_dict.keys() - names:
+        alike.setdefault(key.rstrip("0123456789"), []).append(key)
+    others = {name: alike.get(name.rstrip("0123456789"), []) for name in names - state_dict.keys()}
+    renamed = {keys[0]: name for name, keys in others.items() if len(keys) == 1}
+    return {renamed.get(key, key): value for key, value in state_dict.items()}
 
 
 def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, waiting: Any, known: set[str]) -> None:

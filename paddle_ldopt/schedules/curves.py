@@ -141,8 +141,7 @@ def get_polynomial_decay_schedule_with_warmup(
     """
     peak = checked_peak(optimizer)
     if lr_end >= peak:
-        sentence = f"lr_end ({lr_end}) must be smaller than initial lr ({peak})."
-        raise refusal(ValueError, sentence, lr_end=lr_end, peak=peak)
+        raise refusal(ValueError, f"lr_end ({lr_end}) must be smaller than initial lr ({peak}).", lr_end=lr_end)
     decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
     return scheduled(optimizer, Polynomial(num_warmup_steps, decay, power, lr_end / peak), last_epoch)
 

@@ -71,7 +71,6 @@ def decided_by_main(trainer: Trainer, ask: Callable[[], Any]) -> Any:
 
 
 def logger_of(trainer: Trainer) -> Any:
-    """Return the logger of the Trainer's package."""
     packages = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
     for package in ("paddlenlp", "paddleformers"):
         if package in packages:

@@ -88,7 +88,7 @@ def test_groups_route_before_the_layers_and_stay_alive():
     assert matrices_of(model, opt) == ["head.weight"]
     groups = opt._param_groups
     groups[0]["weight_decay"] = 0.5
-    assert opt.options_of(model.blocks[0].linear1.weight)["weight_decay"] == 0.5
+    assert opt.group_of(model.blocks[0].linear1.weight)["weight_decay"] == 0.5
 
 
 def test_a_static_graph_is_refused():

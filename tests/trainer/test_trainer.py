@@ -15,7 +15,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import LayerRates
 from paddle_ldopt.optimizers.options import REGISTRY
 from paddle_ldopt.rates import applied_rates
-from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin, OptimizerName, ResumeMixin, resume
+from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptName, LdoptTrainerMixin, ResumeMixin, resume
 
 EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 
@@ -94,7 +94,7 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
     args = common.arguments(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8, lr_scheduler_type="inverse_sqrt")
     paddle.save(args, str(tmp_path / "training_args.bin"))
     for copy in (pickle.loads(pickle.dumps(args)), paddle.load(str(tmp_path / "training_args.bin"))):
-        assert isinstance(copy.optim, OptimizerName) and copy.optim.value == "adamwdl"
+        assert isinstance(copy.optim, LdoptName) and copy.optim.value == "adamwdl"
         assert copy.lr_scheduler_type.value == args.to_dict()["lr_scheduler_type"] == "inverse_sqrt"
         assert copy.layerwise_decay == args.layerwise_decay
     assert args.to_dict()["optim"] == "adamwdl"

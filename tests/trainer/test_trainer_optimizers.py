@@ -82,7 +82,7 @@ def test_a_schedule_beside_an_optimizer_that_sets_its_rate_itself_is_refused(tmp
     show = ScheduleCallback(str(tmp_path / "schedule.png"))
     for scheduler, callbacks, message in (
         (OTHER, None, "if it sets its own rate.*learning_rate='its own'"),
-        (None, [show], "leave it out, or log them by LayerLRCallback"),
+        (None, [show], "use LayerLRCallback, which logs them"),
     ):
         with pytest.raises(ValueError, match=message):
             common.trainer(tmp_path, model=model, optimizers=(opt, scheduler), callbacks=callbacks).train()
