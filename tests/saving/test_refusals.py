@@ -113,7 +113,7 @@ def test_an_option_that_changes_the_states_is_refused(case, option, path):
     for run, other in (runs, runs[::-1]):
         ldopt.save_optimizer(path, run.optimizer, run.model)
         for strict in (True, False):
-            with refused(r"must (consist of \[|be float).* the same options", ValueError, other):
+            with refused(r"must (consist of \[|be float)", ValueError, other):
                 ldopt.load_optimizer(path, other.optimizer, other.model, strict=strict)
 
 
@@ -145,7 +145,7 @@ def test_arguments_are_checked(saved, tmp_path, victim):
         "`scaler` must be a loss scaler": lambda: save(saved, optimizer, model, scaler=1.0),
         "`step` must be an int": lambda: save(saved, optimizer, model, step=1.5),
         "`step` must be at least 0": lambda: save(saved, optimizer, model, step=-1),
-        "a folder": lambda: save(tmp_path, optimizer, model),
+        "not a link, folder": lambda: save(tmp_path, optimizer, model),
         "Received: path=None": lambda: load(None, optimizer, model),
         "Received: path=b'a'": lambda: load(b"a", optimizer, model),
         "Received: path=b'b'": lambda: save(b"b", optimizer, model),
@@ -160,6 +160,7 @@ def test_a_state_that_is_not_whole_in_this_process_is_refused(saved, victim, mon
     monkeypatch.setattr(_compat, "topology", lambda: types.SimpleNamespace(**layout))
     monkeypatch.setattr(_compat, "is_group_sharded", lambda optimizer: True)
     monkeypatch.setattr(paddle.distributed, "get_world_size", lambda: 4)
+    wrapped = paddle.incubate.LookAhead(ldopt.AdamWDL(parameters=run.model.parameters()))
     for call in (ldopt.save_optimizer, ldopt.load_optimizer):
         with refused("Received: sharding=2, tensor_parallel=2, group_sharded=4$", ValueError, victim):
             call(saved, victim.optimizer, victim.model)
@@ -241,7 +242,7 @@ def test_state_that_would_be_lost_is_refused(path):
         lambda p, opt, m: save_checkpoint(p, m, opt),
     ):
         with refused("LookAhead keeps state of its own.*Received: optimizer=LookAhead", TypeError, run):
-            call(path, paddle.incubate.LookAhead(run.optimizer), run.model)
+            call(path, wrapped, run.model)
     ldopt.save_optimizer(path, ldopt.apply_layerwise_decay(plain, layers, 1.0), run.model)
 
 
@@ -251,6 +252,7 @@ def test_a_parameter_that_was_cast_after_its_first_step_is_refused(case, path):
     for one in (fresh, run):
         one.model.head.to(dtype="bfloat16")
     ldopt.save_optimizer(path, fresh.optimizer, fresh.model)
+    wrapped = paddle.incubate.LookAhead(ldopt.AdamWDL(parameters=run.model.parameters()))
     for call in (ldopt.save_optimizer, ldopt.load_optimizer):
         with refused("'linear_3.w_0' had another type when its state was created", ValueError, run):
             call(path, run.optimizer, run.model)
