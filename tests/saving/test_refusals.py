@@ -160,7 +160,6 @@ def test_a_state_that_is_not_whole_in_this_process_is_refused(saved, victim, mon
     monkeypatch.setattr(_compat, "topology", lambda: types.SimpleNamespace(**layout))
     monkeypatch.setattr(_compat, "is_group_sharded", lambda optimizer: True)
     monkeypatch.setattr(paddle.distributed, "get_world_size", lambda: 4)
-    wrapped = paddle.incubate.LookAhead(ldopt.AdamWDL(parameters=run.model.parameters()))
     for call in (ldopt.save_optimizer, ldopt.load_optimizer):
         with refused("Received: sharding=2, tensor_parallel=2, group_sharded=4$", ValueError, victim):
             call(saved, victim.optimizer, victim.model)
@@ -236,11 +235,8 @@ def test_state_that_would_be_lost_is_refused(path):
             ldopt.save_optimizer(path, optimizer, run.model)
     with refused("one of paddle_ldopt; `paddle.save", TypeError, run):
         save_checkpoint(path, run.model, run.optimizer)
-    for call in (
-        ldopt.save_optimizer,
-        ldopt.load_optimizer,
-        lambda p, opt, m: save_checkpoint(p, m, opt),
-    ):
+    wrapped = paddle.incubate.LookAhead(ldopt.AdamWDL(parameters=run.model.parameters()))
+    for call in (ldopt.save_optimizer, ldopt.load_optimizer, lambda p, opt, m: save_checkpoint(p, m, opt)):
         with refused("LookAhead keeps state of its own.*Received: optimizer=LookAhead", TypeError, run):
             call(path, wrapped, run.model)
     ldopt.save_optimizer(path, ldopt.apply_layerwise_decay(plain, layers, 1.0), run.model)
@@ -252,7 +248,6 @@ def test_a_parameter_that_was_cast_after_its_first_step_is_refused(case, path):
     for one in (fresh, run):
         one.model.head.to(dtype="bfloat16")
     ldopt.save_optimizer(path, fresh.optimizer, fresh.model)
-    wrapped = paddle.incubate.LookAhead(ldopt.AdamWDL(parameters=run.model.parameters()))
     for call in (ldopt.save_optimizer, ldopt.load_optimizer):
         with refused("'linear_3.w_0' had another type when its state was created", ValueError, run):
             call(path, run.optimizer, run.model)
