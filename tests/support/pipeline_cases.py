@@ -206,40 +206,6 @@ def is_clear(network):
     return all(param.grad is None or not param.grad.numpy().any() for param in network.parameters())
 
 
-def accumulated(hcg, steps, empty=()):
-    """Train with `GradientAccumulator` on micro-batches; in one process (None) directly, with one backward for all.
-
-    There are no micro-batches for each (step, part of the data) of `empty`.
-    """
-    with paddle.utils.unique_name.guard():
-        network = initialise(Whole(loss=token_loss))
-        inner = optimizer = optimizer_of("sgd", network)
-        if hcg is not None:
-            optimizer = fleet.distributed_optimizer(inner)
-            wrapped = fleet.distributed_model(network)  # data parallelism has hooks in the parameters
-    accumulator = ldopt.GradientAccumulator("token")
-    mine, parts = ([0, 1], 2) if hcg is None else ([data_part(hcg)[0]], data_part(hcg)[1])
-    for step in range(steps):
-        sums, counts = [], []
-        for part in mine:
-            whole = tensors(batch(step, parts, ragged=True), part, parts)
-            for i in range(0 if (step, part) in empty else MICRO_BATCHES):
-                total, count = network(*(tensor[i * SIZE : (i + 1) * SIZE] for tensor in whole))
-                sums, counts = [*sums, total], [*counts, count]
-                if hcg is not None and count > 0:
-                    (total / count).backward()
-                    accumulator(network, weight=count)
-        if hcg is None:
-            (sum(sums) / sum(counts)).backward()
-            optimizer.step()
-            optimizer.clear_grad()
-        else:
-            accumulator.synchronize()
-            accumulator.apply(optimizer)
-        inner._learning_rate.step()
-    return values(network if hcg is None else wrapped)
-
-
 def row_of(output):
     names = {"loss": "loss", "overflow": "overflow", "loss_scale": "scale", "learning_rate": "rate"}
     row = {short: getattr(output, name).item() for name, short in names.items()}

