@@ -322,7 +322,12 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
     if kind in ON_METRIC:
-        mode = evaluation_metric(args)[1]
+        metric, mode = evaluation_metric(args)
+        given_mode = json_argument(args, "lr_scheduler_kwargs").get("mode")
+        if mode == "max" and metric != "eval_loss" and metric.endswith("loss") and given_mode is None:
+            wrong = f'"{kind}" would lower the rate when the loss falls: set greater_is_better=False.'
+            given = {"metric_for_best_model": args.metric_for_best_model, "greater_is_better": args.greater_is_better}
+            raise refusal(ValueError, wrong, **given)
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode
     return {

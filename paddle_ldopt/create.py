@@ -93,7 +93,7 @@ def build_optimizer(
     routed = routed or arguments.get("use_muon") is not None
     if info.needs_layers and not routed and layers is None and model is not None:
         layers = LayerMap.from_model(model, example, rules)
-    elif decay != OFF and layers is None and not has_hook and model is not None:
+    elif (decay != OFF or example is not None or rules) and layers is None and not has_hook and model is not None:
         layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
     if not issubclass(info.cls, LayerRates):
         if decay == OFF:  # else `apply_layerwise_decay` warns

@@ -203,6 +203,7 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
     modes = [(layer, layer.training) for layer in layers.values()]
     weights = [param for name, param in params.items() if not name.endswith(STATISTICS)]
     frozen = [param for param in weights if param.stop_gradient and param.is_floating_point()]
+    averages = [(p, p.clone()) for name, p in params.items() if name.endswith(STATISTICS) and p._is_initialized()]
     buffers = [
         (layer, key, buffer, buffer.inplace_version, buffer.clone())
         for layer in layers.values()
@@ -225,3 +226,6 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
                 setattr(layer, key, buffer)
             if buffer.inplace_version != version:
                 buffer.set_value(value)
+        for average, value in averages:  # written where the example puts the model into training mode
+            if not average.equal_all(value):
+                average.set_value(value)

@@ -1,6 +1,7 @@
 """Schedules that follow a metric, which `step` takes."""
 
 import math
+import warnings
 from typing import Annotated, Any, Optional, Union
 
 import paddle
@@ -113,6 +114,9 @@ class ReduceLROnPlateau(MetricSchedule):
         if is_called_by("get_lr"):
             inside = "A schedule that follows a metric cannot be inside another schedule: use its `num_warmup_steps`."
             raise refusal(TypeError, inside, metrics=metrics)
+        if self.warmup_step == 0 < self.num_warmup_steps:
+            idle = "The rate is 0 until the warm-up begins: call `step()` after each step of the optimizer, too."
+            warnings.warn(refusal(UserWarning, idle, num_warmup_steps=self.num_warmup_steps), stacklevel=2)
         metric: Any = metrics
         if type(metric) is not float:  # a float takes the fast path
             try:

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_ldopt import Adafactor, AdamWeightDecay, Came, Lamb
+from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers import base, batches, step
 from paddle_ldopt.optimizers.batches import prepared_shards
 from paddle_ldopt.optimizers.sharded import PartialShard, Shard, run_locally
@@ -155,6 +155,28 @@ def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeyp
     monkeypatch.setattr(batches, "run_together", lambda given: rules.extend(given) or [None] * len(given))
     prepared_shards(opt, opt._rows([]), {param.name: shards.get(kind, empty) for kind, param in params.items()})(1.0)
     assert len(rules) == 1
+
+
+def test_a_deep_copy_knows_the_names_of_its_original():
+    model = paddle.nn.Linear(2, 2)
+    names = {p.name: n for n, p in model.named_parameters()}
+    ratios = {model.weight.name: 0.25, model.bias.name: 0.5}
+    more = {"exclude_from_weight_decay": ["bias"], "name_dict": names, "set_param_lr_fun": lambda p: ratios[p.name]}
+    opt = AdamWeightDecay(0.1, weight_decay_rate=0.5, parameters=model.parameters(), **more)
+    copied, other = copy.deepcopy(copy.deepcopy((model, opt)))
+    assert [other.has_weight_decay(p) for p in copied.parameters()] == [True, False]
+    assert [other.layerwise_ratio(p) for p in copied.parameters()] == [0.25, 0.5]
+
+
+def test_a_deep_copy_has_the_state_of_a_group_that_was_added():
+    first, second = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)
+    opt = AdamWDL(0.1, parameters=[{"params": first.parameters()}])
+    opt._add_param_group({"params": second.parameters()})
+    for param in (*first.parameters(), *second.parameters()):
+        param.grad = paddle.ones_like(param)
+    opt.step()
+    copied = copy.deepcopy(opt)
+    assert copied.state_of(copied._param_groups[1]["params"][0])["moment1"].numpy().any()
 
 
 @pytest.mark.parametrize(
