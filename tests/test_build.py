@@ -76,12 +76,6 @@ def test_create_decays_neither_biases_nor_norms(name):
     assert decayed == {n for n, p in model.named_parameters() if p.ndim > 1}
 
 
-def test_names_for_new_optimizers_are_those_of_the_folder_alone():
-    extension = {"Option", "RuleOptimizer", "State", "register"}
-    assert extension <= set(ldopt.optimizers.__all__) and not extension & set(ldopt.__all__)
-    assert set(ldopt.__all__) <= set(dir(ldopt)) and "ON_METRIC" not in ldopt.__all__
-
-
 def test_the_decay_of_the_rate_is_no_layerwise_decay():
     model = Net()
     opt = ldopt.create("adamweightdecay", model, layerwise_decay=0.5, learning_rate=0.1, decay=0.25)

@@ -84,7 +84,7 @@ def test_every_option_of_a_decay_is_a_setting(cls):
         assert fields[name][0] == declared.default and fields[name][1].lower().startswith(declared.doc.lower())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs())
 def test_round_trips(tmp_path, config):
     config.to_json(tmp_path / "c.json")
@@ -141,6 +141,7 @@ def trained(model, opt, schedule):
     return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.representatives(count=3)
 @pytest.mark.parametrize("optim, kind", list(zip(sorted(OPTIONS), ["linear", "cosine"] * 3)))
 def test_a_loop_and_the_trainer_build_the_same(tmp_path, optim, kind):
     options = OPTIONS[optim]
@@ -295,13 +296,6 @@ def test_a_smoke_run_ends_within_the_warmup():
         _, schedule = LdoptConfig(warmup_steps=100).build(paddle.nn.Linear(2, 2), 10)
     schedule.step(10)
     assert schedule() == pytest.approx(0.1 * 5e-5)
-
-
-def test_dicts_are_copies():
-    options = {"beta1": 0.8}
-    config = LdoptConfig(optim_kwargs=options)
-    options["beta1"] = 2.0
-    assert config.optim_kwargs == {"beta1": 0.8}
 
 
 def test_each_checkpoint_has_the_config(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, each, follow, load
-from reference import bert_like, llrd_ratio, make_params, take_steps
+from reference import bert_like, make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 from schedule_cases import rates
 
@@ -174,16 +174,6 @@ def test_layerwise_decay_of_a_model():
     want = LayerMap.from_model(model).ratios(0.5)
     assert ratios == want
     assert ratios["layers.0.q_proj.weight"] == 0.125 and ratios["classifier.weight"] == 1.0
-
-
-def test_layerwise_decay_by_the_documented_hook():
-    arrays, _ = bert_like()
-    params, name_dict = make_params(arrays)
-    optimizer, _ = create_optimizer(
-        1e-3, 10, 2, parameters=list(params.values()), layerwise_decay=0.5, n_layers=3, name_dict=name_dict
-    )
-    for name, param in params.items():
-        assert optimizer.layerwise_ratio(param) == llrd_ratio(name, 0.5, 3)
 
 
 def test_parameters_may_be_a_part_of_the_model_or_groups():

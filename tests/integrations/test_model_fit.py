@@ -114,6 +114,7 @@ def test_a_resume_is_exact(name, tmp_path):
     assert_same(fit(again), want)
 
 
+@pytest.mark.representatives
 @every_name
 @pytest.mark.parametrize("prefix", [None, "mine"])
 @pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])

@@ -41,6 +41,7 @@ def test_every_model_has_a_map_and_every_map_a_model():
     assert NOT_RUN.keys() <= ZOO.keys()
 
 
+@pytest.mark.representatives(count=32)
 @pytest.mark.parametrize("model", [model for model in ZOO if model not in NOT_RUN])
 def test_a_measured_map(model):
     network = build(model)
@@ -49,6 +50,7 @@ def test_a_measured_map(model):
     check(layers, [name for name, _ in network.named_parameters()], MAPS[model])
 
 
+@pytest.mark.representatives(count=40)
 @pytest.mark.parametrize("model", MAPS)
 def test_a_map_by_names_is_right_or_says_what_it_guesses(model):
     source = build(model) if model in ZOO else spelled(NAMES[model])

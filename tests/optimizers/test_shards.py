@@ -1,6 +1,5 @@
 """Update rules over shards of a parameter give what they give over all of it: every rule, every kind of cut."""
 
-import copy
 import math
 from types import SimpleNamespace
 
@@ -9,8 +8,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers import base, batches, step
-from paddle_ldopt.optimizers.batches import prepared_shards
+from paddle_ldopt.optimizers import base, step
 from paddle_ldopt.optimizers.sharded import PartialShard, Shard, run_locally
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
@@ -130,31 +128,6 @@ def test_an_optimizer_refuses_a_fused_buffer_and_changes_nothing(optim):
     with pytest.raises(ValueError, match="fused parameters into buffers"):
         opt.step()
     np.testing.assert_array_equal(linear.weight.numpy(), before)
-
-
-def test_a_deep_copy_keeps_groups_layers_and_shards():
-    linear = paddle.nn.Linear(3, 4)
-    groups = [{"params": [linear.weight], "beta1": 0.5}, {"params": [linear.bias], "weight_decay": 0.25}]
-    opt = Lamb(0.1, parameters=groups, set_param_lr_fun=lambda param: 0.5 ** len(param.shape))
-    copied = copy.deepcopy(opt)
-    weight, bias = (group["params"][0] for group in copied._param_groups)
-    assert weight.name != linear.weight.name
-    assert copied.group_of(weight)["beta1"] == 0.5 and copied.group_of(bias)["weight_decay"] == 0.25
-    assert copied.layerwise_ratio(weight) == 0.25 and copied.state_layout(bias)["moment1"][1] == [4]
-
-
-def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeypatch):
-    kinds = ("whole", "frozen", "ratio 0", "without a gradient", "without one here", "updated")
-    params = {kind: paddle.create_parameter([6], "float32") for kind in kinds}
-    still, empty = params["ratio 0"].name, PartialShard([6], span=(0, 0), groups=(None,), slice_size=0)
-    opt = Lamb(0.1, parameters=list(params.values()), set_param_lr_fun=lambda param: float(param.name != still))
-    params["frozen"].stop_gradient = True
-    opt.missing.names = [params["without a gradient"].name]
-    shards = {"whole": Shard([6]), "without one here": PartialShard([6], span=(0, 6), groups=(None,), slice_size=6)}
-    rules = []
-    monkeypatch.setattr(batches, "run_together", lambda given: rules.extend(given) or [None] * len(given))
-    prepared_shards(opt, opt._rows([]), {param.name: shards.get(kind, empty) for kind, param in params.items()})(1.0)
-    assert len(rules) == 1
 
 
 def test_a_deep_copy_knows_the_names_of_its_original():

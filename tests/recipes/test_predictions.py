@@ -68,6 +68,7 @@ def test_long_texts_are_tagged_to_their_ends(start, tmp_path, capsys):  # noqa: 
     assert row["words"] == text.split() and len(row["tags"]) == len(row["probabilities"]) == 120
 
 
+@pytest.mark.slow
 def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
     for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
         (tmp_path / f"{split}.txt").write_text("张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n\n" * rows, encoding="utf-8")
@@ -78,6 +79,7 @@ def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_pa
     assert row["words"] == list("李四在京") and len(row["tags"]) == 4
 
 
+@pytest.mark.slow
 def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
     start("image_classification", *two_steps("image_classification", tmp_path / "out"))
     for number in (1, 2):

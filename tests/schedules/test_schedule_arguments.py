@@ -8,7 +8,7 @@ import pytest
 from schedule_cases import KINDS, every_kind, make, optimizer_of, rates
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.schedules import ON_METRIC, CurveSchedule, get_scheduler
+from paddle_ldopt.schedules import ON_METRIC, get_scheduler
 
 
 @every_kind
@@ -88,11 +88,6 @@ def test_illegal_values_are_refused(kind, bad):
     with pytest.raises(ValueError, match=f"Received: .*{next(iter(bad))}="):
         make(kind, optimizer, **bad)
     assert optimizer._learning_rate == 0.1, "nothing was attached"
-
-
-def test_a_curve_must_be_callable():
-    with pytest.raises(TypeError, match="`curve` must be callable. Received: curve=0.5"):
-        CurveSchedule(0.1, 0.5)
 
 
 def test_the_stable_steps_of_wsd_override_the_training():

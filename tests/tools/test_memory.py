@@ -36,6 +36,7 @@ def llama():
     return shapes_of(LlamaForCausalLM(config))
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("build", [bert, llama])
 @pytest.mark.parametrize("name", CASES)

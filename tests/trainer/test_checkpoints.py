@@ -233,14 +233,6 @@ def one_array(folder):
     return folder.parent / "arrays.npz"
 
 
-def test_only_the_process_that_saves_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(common.Arguments, "should_save", False)
-    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.5)
-    monkeypatch.setattr(common.Trainer, "_save_checkpoint", lambda *args, **kwargs: None)
-    trainer._save_checkpoint(trainer.model)
-    assert not os.path.exists(tmp_path / "checkpoint-0")
-
-
 def test_other_gradual_unfreezing_is_refused(tmp_path):
     def run(k, **kwargs):
         callbacks = [GradualUnfreezeCallback(k)] if k else None

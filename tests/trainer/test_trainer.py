@@ -1,11 +1,8 @@
 """The arguments mixin and the Trainer mixin: what each argument does, and what each error says."""
 
 import json
-import os
 import pickle
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,8 +107,6 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
         ({"layerwise_lr_decay": "0.8"}, "`layerwise_lr_decay` must be a number"),
         ({"layerwise_lr_decay": 0.8, "layerwise_convention": "bert"}, "must be one of 'paddlenlp'"),
         ({"optim": "none such"}, "adamw.*paddle_ldopt's own: 'adamwdl'.*Received: optim='none such'$"),
-        ({"optim_kwargs": '{"beta2": 0.9}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'.*optim='adamw', "),
-        ({"optim": "came", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets the beta1 of 'came': leave it"),
         ({"optim": "came", "optim_kwargs": '{"none": 0.8}'}, "`optim_kwargs`: 'none' is not a known option"),
         ({"layerwise_towers": "{"}, """`layerwise_towers` must be a JSON object such as '{"vision_model": 0.65}'"""),
         ({"layerwise_multipliers": '{"(": 2}'}, "The keys of `layerwise_multipliers` must be regular expressions"),
@@ -143,12 +138,6 @@ def test_mixins_come_first():
         @dataclass
         class LateArguments(common.TrainingArguments, LdoptArgumentsMixin):
             pass
-
-
-def test_importing_the_mixins_imports_no_trainer():
-    code = "import sys, paddle_ldopt.trainer; sys.exit(bool({'paddlenlp', 'paddleformers'} & set(sys.modules)))"
-    root = os.path.dirname(os.path.dirname(os.path.abspath(ldopt.__file__)))
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}).returncode == 0
 
 
 DECAYS = {

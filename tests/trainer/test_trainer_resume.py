@@ -64,7 +64,7 @@ def assert_exact(tmp_path, step, form="plain", **settings):
     return resumed
 
 
-@pytest.mark.representatives
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("optim", [name for name in OPTIMIZERS if name != "adamwdl"])
 def test_resume_is_exact_with_every_optimizer(tmp_path, form, optim):
@@ -82,6 +82,7 @@ def test_resume_with_frozen_layers_is_exact(tmp_path, form):
     assert start[name].tobytes() == end[name].tobytes()
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize(
     "settings, step",
     [
