@@ -16,7 +16,8 @@ from .._checks import refusal, wrong_type
 from .decay import STATISTICS
 
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
-_SAME_VALUE = ("Cast", "Reshape", "Transpose", "Scale", "Assign")  # nodes that only prepare a parameter for its use
+# names of nodes that only prepare a parameter for its use
+_SAME_VALUE = ("Cast", "Reshape", "Transpose", "Scale", "Assign", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand")
 _Record = tuple[str, list[Any], list[Any]]  # path of a sublayer, ends of its arguments, of its outputs
 
 

@@ -18,8 +18,7 @@ _LISTS = (nn.Sequential, nn.LayerList, nn.LayerDict)
 # What the graph does not say: which of the chains in a model are its blocks. "Weights" are without biases.
 _LEAST_WEIGHTS = (3, 2, 1)  # of a block: a residual or attention block has three; plain convolutions have fewer
 _SHARE = 1 / 3  # of the model's weights that its blocks have at least, else thinner blocks are tried
-_LIGHT = 1 / 4  # of the weights of the heaviest block: a stack of lighter ones is a neck or a head
-_LIGHT_ITEM = 1 / 3  # of those of a list's heaviest item: lighter ones of another kind are a stem or a head
+_LIGHT = 1 / 3  # of the weights of the heaviest block: a stack, or item of a list, of less is a neck, stem or head
 _STAGE = 0.6  # of an item's weights that its lists have if it is a stage; the rest is downsampling
 _TURNS = 1 / 2  # of the weights of a block, that a part between two blocks has if it is one too
 
@@ -123,16 +122,16 @@ class Measured:
         """Return whether the second part is computed from the first."""
         return any(self._made[node] & self._bit[one] for call in self.calls[other] for node in call.outputs)
 
-    def _feeds_main(self, one: str, other: str) -> bool:
+    def feeds_main(self, one: str, other: str) -> bool:
         """Return whether the first argument of the second part is computed from the first part."""
         mains = [node for call in self.calls[other] for node in call.main]
         return any((self._made[node] | self._seeds.get(node, 0)) & self._bit[one] for node in mains)
 
     def _feeds_tower(self, one: Tower, other: Tower) -> bool:
-        return any(self._feeds_main(path, other.blocks[0][0]) for path in one.paths)
+        return any(self.feeds_main(path, other.blocks[0][0]) for path in one.paths)
 
     def _is_chain(self, blocks: list[Block]) -> bool:
-        return all(self._feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
+        return all(self.feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
 
     def _alike(self, one: str, other: str) -> bool:
         return self.kinds[one] is self.kinds[other] and (self._is_own(one) or self.tree.alike(one, other))
@@ -168,13 +167,13 @@ class Measured:
         largest = max(children, key=tree.weight, default="")
         groups: dict[object, list[str]] = {}
         for child in children:
-            if not is_list or tree.weight(child) > _LIGHT_ITEM * tree.weight(largest) or self._alike(child, largest):
+            if not is_list or tree.weight(child) > _LIGHT * tree.weight(largest) or self._alike(child, largest):
                 groups.setdefault(None if is_list else self.kinds[child], []).append(child)
         for group in groups.values():
             # kinds that repeat make one list (Jamba's two kinds of blocks); an encoder and its head do not
             partners = sum(any(a is not b and self._alike(a, b) for b in group) for a in group)
             may_differ = is_list and 2 * partners >= len(group)
-            follows = self._feeds if is_list else self._feeds_main  # a decoder beside an encoder only attends to it
+            follows = self._feeds if is_list else self.feeds_main  # a decoder beside an encoder only attends to it
             run: list[str] = []
             for child in [*group, ""]:
                 if child and (not run or (follows(run[-1], child) and (may_differ or self._alike(run[-1], child)))):
@@ -189,8 +188,8 @@ class Measured:
 
     def _is_half(self, *paths: str) -> bool:
         """Return whether parts have one norm at most, as half of a block has."""
-        owners = {name.rpartition(".")[0].rpartition(".")[2] for path in paths for name in self.tree.inside[path]}
-        return sum(map(bool, map(_NORM.search, owners))) < 2
+        owners = {name.rpartition(".")[0] for path in paths for name in self.tree.inside[path]}
+        return sum(bool(_NORM.search(owner.rpartition(".")[2])) for owner in owners) < 2
 
     def _in_halves(self, run: list[str]) -> list[Block]:
         """Return the blocks of a list; items of two or three kinds in turns are parts of a block (x-transformers)."""
@@ -215,7 +214,7 @@ class Measured:
         tower = dataclasses.replace(run, blocks=[], stages=[])
         for block in run.blocks:
             item = block[0]
-            lists = [stack for stack in self._outermost(runs, item) if stack.is_list]
+            lists = [stack for stack in self._outermost(runs, item) if stack.is_list or not self._is_half(*stack.blocks[0])]
             of_item = [block for stack in lists for block in stack.blocks]
             share = self.tree.weight(*[path for stack in lists for path in stack.paths])
             is_stage = len(block) == 1 and self._is_chain(of_item) and share > _STAGE * self.tree.weight(item)
@@ -247,18 +246,22 @@ class Measured:
         """Add a later stack to a tower if its blocks come between or behind the tower's; return whether they do."""
         both = tower.blocks + stack.blocks
         mixed = sorted(both, key=lambda block: self._when(block[0]))
-        if not self._is_chain(mixed):
+        if not all(self._feeds(one[-1], other[0]) for one, other in zip(mixed, mixed[1:])):
             return False
-        kinds, known = ({self.kinds[path] for path in t.paths} - {*_LISTS} for t in (stack, tower))
-        weights = sorted(map(self._weight, (tower, stack)))
+        same_parent, is_chain = tower.parent == stack.parent, self._is_chain(mixed)
+        light, heavy = sorted((stack, tower), key=self._weight)
         if mixed == both:
-            if not in_sequence or (tower.parent != stack.parent and kinds.isdisjoint(known)):
+            kinds = ({self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}) - {*_LISTS}
+            if not (in_sequence and is_chain and (same_parent or kinds)):
                 return False
-        elif mixed[::2] == tower.blocks and tower.depth == stack.depth and tower.parent == stack.parent:
+        elif mixed[::2] == tower.blocks and tower.depth == stack.depth and same_parent:
             mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
-        elif weights[0] <= _TURNS * weights[1]:
+        elif self._weight(light) <= _TURNS * self._weight(heavy):
+            vars(tower).update(vars(heavy))  # adapters, or heads that refine
+            return True
+        elif not is_chain:
             return False
-        if mixed != both and not (tower.is_list or stack.is_list) and tower.parent == stack.parent:
+        if mixed != both and not (tower.is_list or stack.is_list) and same_parent:
             tower.name = _name_of(tower.parent, [block[0] for block in mixed])
         elif stack.depth > tower.depth:
             tower.name = stack.name
@@ -275,7 +278,7 @@ class Measured:
         """Return the largest of the only items of lists and of parts that run on their own result (ALBERT)."""
         lists = [parts for path, parts in self.tree.children.items() if path and issubclass(self.kinds[path], _LISTS)]
         found = [items[0] for items in lists if len(items) == 1 and items[0] in self.calls]
-        found = self._singles([*found, *(path for path in self.calls if path and self._feeds_main(path, path))])
+        found = self._singles([*found, *(path for path in self.calls if path and self.feeds_main(path, path))])
         most = max(map(self._weight, found), default=0)
         return [tower for tower in found if 2 * self._weight(tower) > most]
 
@@ -304,6 +307,6 @@ def _name_of(parent: str, items: list[str]) -> str:
     """Return the name of a list: `layers` of ``layers.0``, `layer` of ``layer1``."""
     ends = [item[len(parent) :].strip("._") for item in items]
     stem = re.sub(r"[_\d]+$", "", os.path.commonprefix(ends).strip("._"))
-    if not all(re.match(r"[._]?\d", end[len(stem) :]) or len(end) - len(stem) < 3 for end in ends):
+    if not all(re.match(r"[._]?\d", end[len(stem) :]) or (stem and len(end) < len(stem) + 3) for end in ends):
         return items[0]  # a sentence encoder below a document encoder
     return ".".join(part for part in (parent, stem) if part) or "model"
