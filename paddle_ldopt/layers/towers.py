@@ -207,14 +207,20 @@ class Measured:
         inner = [run for run in runs if within in ancestors(place[id(run)])]
         blocks = {path for run in inner for path in run.paths} - {within}
         outer = [run for run in inner if blocks.isdisjoint(ancestors(place[id(run)]))]
-        return self._joined([self._numbered_through(run, runs) for run in outer])
+        return self._joined(outer if within else [self._numbered_through(run, runs) for run in outer])
+
+    def _ends_with(self, item: str, stack: Tower) -> bool:
+        """Return whether a part returns the sum that the last block of a stack returns: it only holds its blocks."""
+        outputs = self.calls[item][0].outputs
+        is_sum = self.measured.concats.isdisjoint(outputs)  # DenseNet's layers are parts of its dense blocks
+        return is_sum and outputs == self.calls[stack.blocks[-1][-1]][0].outputs
 
     def _numbered_through(self, run: Tower, runs: list[Tower]) -> Tower:
         """Return the blocks of all stages one after another if the items of a list are such stages."""
         tower = dataclasses.replace(run, blocks=[], stages=[])
         for block in run.blocks:
             item = block[0]
-            lists = [stack for stack in self._outermost(runs, item) if stack.is_list or not self._is_half(*stack.blocks[0])]
+            lists = [stack for stack in self._outermost(runs, item) if stack.is_list or self._ends_with(item, stack)]
             of_item = [block for stack in lists for block in stack.blocks]
             share = self.tree.weight(*[path for stack in lists for path in stack.paths])
             is_stage = len(block) == 1 and self._is_chain(of_item) and share > _STAGE * self.tree.weight(item)
