@@ -19,9 +19,9 @@ from common.fine_tuning import Score, entry_point, fine_tune
 from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
 from common.pretrained import load_model, load_tokenizer, longest
-from common.rows import Encoded, set_length, warn_of_unknown
+from common.rows import Encoded, set_length
 from common.text_scores import best_lead, rouge, words
-from common.trainers import ScoringTuner
+from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import set_seed
 
@@ -68,9 +68,9 @@ class Pairs(Encoded):
             source, target = _cut(source, options.max_length), _cut(target, options.max_target_length)
             self.append({"input_ids": source, "attention_mask": [1] * len(source), "labels": target})
 
-    def account(self, rows):
+    def account(self, split):
         """Return in words what became of the rows."""
-        return f"{super().account(rows)}, {self.sources_cut} sources cut"
+        return f"{super().account(split)}, {self.sources_cut} sources cut"
 
     def score(self, prediction):
         """Return ROUGE of the outputs against the whole targets, also those that training cuts."""
@@ -84,7 +84,7 @@ def _cut(ids, length):
     return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
 
 
-class Writer(ScoringTuner):
+class Writer(FineTuner):
     """The Trainer; it evaluates texts that the model writes by greedy search."""
 
     max_new_tokens = 8  # tokens of an output
@@ -106,22 +106,20 @@ class Writer(ScoringTuner):
 
 
 def build(args, options, parts):
-    """Return a Trainer with a model for the rows, and the test rows as a data set."""
+    """Return a Trainer with a model for the rows."""
     set_seed(args.seed)
     tokenizer = load_tokenizer(options.model)
     small = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "bos_token_id": 0}
-    model = load_model(
-        options.model, task="ConditionalGeneration", config=small if options.model == Options.model else {}
-    )
+    config = small if options.model == Options.model else {}
+    model = load_model(options.model, task="ConditionalGeneration", config=config)
     for column, name in enumerate(("max_length", "max_target_length")):
         count = lambda row: len(tokenizer(row[column], verbose=False)["input_ids"])  # noqa: B023, E731
         set_length(options, parts.train, count, longest(model, tokenizer), name)
     data = parts.each(lambda rows: Pairs(rows, tokenizer, options))
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
-    sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
-    trainer = Writer(model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)
+    trainer = Writer(model, args, data, collator, tokenizer)
     trainer.max_new_tokens = options.max_target_length
-    return trainer, data["test"]
+    return trainer
 
 
 def run(argv):
@@ -129,11 +127,10 @@ def run(argv):
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_pairs(options, own={"dates": written_dates})
     first = best_lead(parts.train)
-    lead = [" ".join(words(source)[:first]) for source, _ in parts.test]
-    trainer, test = build(args, options, parts)
-    print(f"{parts.description}{warn_of_unknown(trainer.train_dataset, trainer.tokenizer)}", flush=True)
-    score = Score("rouge_1", f"the first {first} words", rouge(lead, test.targets)["rouge_1"])
-    fine_tune(trainer, test, score, options, argv, parts)
+    leads = [" ".join(words(source)[:first]) for source, _ in parts.test]
+    baseline = rouge(leads, [target for _, target in parts.test])["rouge_1"]
+    trainer = build(args, options, parts)
+    fine_tune(trainer, Score("rouge_1", f"the first {first} words", baseline), options, argv, parts)
 
 
 main = entry_point(run)

@@ -190,7 +190,7 @@ class Continuations:
 
             model = LoRAModel.from_pretrained(model, folder)
         self.model, self.length, self.most = model, options.max_length, longest(model, self.tokenizer)
-        self.tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer, getattr(options, "chat", True))
+        self.tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer)
         self.model.eval()
 
     def _apply(self, inputs):
