@@ -142,7 +142,9 @@ def say(argv):
     expected, notes = noted(args.folder), Notes()
     inputs = iter(read_inputs(args, expected.get("columns", {}), 2 if expected.get("pair") else 1, notes))
     from common.predictors import Predictor  # imports Paddle, which takes seconds
+    from paddlenlp.utils.log import logger
 
+    logger.set_level("WARNING")
     predictor = Predictor(args.folder, args.max_length)
 
     def predictions():

@@ -10,6 +10,8 @@ source and a target, such as `article` and `summary`, or `instruction`, `input` 
 """
 
 import dataclasses
+import re
+from collections import Counter
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
@@ -20,10 +22,11 @@ from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
 from common.pretrained import load_model, load_tokenizer, longest
 from common.rows import Encoded, set_length
-from common.text_scores import best_lead, rouge, words
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import set_seed
+
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 
 
 @dataclasses.dataclass
@@ -103,6 +106,46 @@ class Writer(FineTuner):
             greedily = {"max_new_tokens": self.max_new_tokens, "decode_strategy": "greedy_search"}
             written = self.model.generate(**read, **greedily)[0]
         return loss, written, inputs["labels"]
+
+
+def words(text):
+    """Return the words that ROUGE compares, without punctuation, around which some tokenizers put spaces."""
+    return re.findall(rf"[{_CJK}]|[^\W{_CJK}]+", text.casefold())
+
+
+def rouge(texts, references):
+    """Return the mean F1 of common words, ROUGE-1, and of the longest common subsequence, ROUGE-L; 1 is best."""
+    both = [(words(a), words(b)) for a, b in zip(texts, references)]
+    counts = {"rouge_1": _in_common, "rouge_l": _longest_common}
+    return {name: sum(_f1(count(a, b), a, b) for a, b in both) / len(both) for name, count in counts.items()}
+
+
+def best_lead(rows):
+    """Return the number of first words of a source that have the highest ROUGE-1 with its target."""
+    split = [(words(source), words(target)) for source, target in rows[:300]]
+
+    def score(n):
+        return sum(_f1(_in_common(source[:n], target), source[:n], target) for source, target in split)
+
+    return max(range(1, 4 * max(len(target) for _, target in split) + 2), key=score)
+
+
+def _in_common(a, b):
+    return sum((Counter(a) & Counter(b)).values())
+
+
+def _f1(common, a, b):
+    """Return the F1 of two texts with this many common words; 1 if both are empty."""
+    return 2 * common / (len(a) + len(b)) if a or b else 1.0
+
+
+def _longest_common(a, b):
+    best = [0] * (len(b) + 1)
+    for word in a:
+        before = 0
+        for j, other in enumerate(b, 1):
+            before, best[j] = best[j], before + 1 if word == other else max(best[j], best[j - 1])
+    return best[-1]
 
 
 def build(args, options, parts):

@@ -67,13 +67,7 @@ def rates_of(layers, args):
 def fine_tune(trainer, score, options, argv, parts, noted=None):
     """Train, evaluate on the test rows, write results and report; print the score and the baseline.
 
-    Args:
-        trainer (FineTuner): with its data.
-        score (Score): the metric and the baseline.
-        options (dataclass): of the recipe, with `model` and `data`.
-        argv (list[str]): the command line, for a resume.
-        parts (Parts): the rows.
-        noted (dict, optional): further facts that predictions need.
+    `options` are the recipe's, `argv` is the command line for a resume, `noted` has further facts for predictions.
     """
     args, test, noted_arguments = trainer.args, trainer.data["test"], NoteArguments(argv)
     lengths = {name: value for name, value in vars(options).items() if name in ("max_length", "max_target_length")}

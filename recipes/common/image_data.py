@@ -108,14 +108,20 @@ class Images:
 
     def __getitem__(self, index):
         image, name = self.rows[index]
+        try:
+            pixels = self._pixels(image)
+        except OSError as cause:
+            raise error(f"The image cannot be read ({cause}).", image=image) from cause
+        return {"pixel_values": pixels, "labels": self.names.index(name)}
+
+    def _pixels(self, image):
         with Image.open(image) if isinstance(image, Path) else Image.fromarray(image) as opened:
             upright = ImageOps.exif_transpose(opened)
             if upright.mode.startswith("I"):  # 16 bits, which `convert` would clip
                 upright = Image.fromarray((np.asarray(upright) // 257).astype("uint8"))
             pixels = np.asarray(upright.convert("RGB").resize((self.size, self.size)), "float32") / 255
         mean, deviation = self.norm
-        scaled = ((pixels - mean) / deviation).astype("float32").transpose(2, 0, 1)
-        return {"pixel_values": scaled, "labels": self.names.index(name)}
+        return ((pixels - mean) / deviation).astype("float32").transpose(2, 0, 1)
 
 
 def collate(rows):

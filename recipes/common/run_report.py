@@ -25,15 +25,9 @@ from . import report_page as page
 class RunReport(Callback):
     """Write ``report.html``: date, machine and versions, results, curves, layer table and settings.
 
-    Add it with ``trainer.add_callback(report)`` and call `write` when the run has ended or failed. The page needs no
-    network and no other file, and links to the files beside it. ``history.jsonl`` keeps losses and metrics, so the
-    report of a resumed run also shows the part before. Only the main process writes. `config`, a `LdoptConfig`, is
-    shown as "Optimizer and schedule".
-
-    Args:
-        folder (str): folder of both files, usually the Trainer's `output_dir`.
-        title (str): heading of the report.
-        layers (LayerMap): the layers whose rates are shown.
+    Call `write` when the run has ended or failed. The page needs no network and no other file, and links to the files
+    beside it. ``history.jsonl`` keeps losses and metrics, so the report of a resumed run also shows the part before.
+    Only the main process writes. `config`, a `LdoptConfig`, is shown as "Optimizer and schedule".
     """
 
     def __init__(self, folder, title, layers):
@@ -74,12 +68,8 @@ class RunReport(Callback):
     def write(self, results, settings, description="", *, tables=None, baseline=None):
         """Write the report; return its path, or None before training and in all processes except the main one.
 
-        Args:
-            results (dict): name -> value, shown first. Lists and dicts are skipped; `tables` show them.
-            settings (dict): settings of the run that differ from their defaults.
-            description (str): a description of the training data.
-            tables (dict, optional): further results: title -> (header, rows).
-            baseline (tuple, optional): (metric, name, value), a line in the plot of the metric.
+        Lists and dicts in `results` are skipped; `tables`, title -> (header, rows), show them. `settings` differ from
+        their defaults; `baseline`, (metric, name, value), is a line in the plot of the metric.
         """
         if self._table is None:
             return None
