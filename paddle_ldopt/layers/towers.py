@@ -97,7 +97,9 @@ class Measured:
         self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
         for tower in self.towers:
             before = [t for t in self.towers if t is not tower and self._feeds_tower(t, tower)]
-            direct = [t.name for t in before if not any(self._feeds_tower(t, other) for other in before if other is not t)]
+            direct = [
+                t.name for t in before if not any(self._feeds_tower(t, other) for other in before if other is not t)
+            ]
             self.apart += [(direct, tower.name)] if direct else []
 
     @cached_property
@@ -197,7 +199,9 @@ class Measured:
             kinds = run[:period]
             if len(run) < 2 * period or len(run) % period or any(self._alike(a, b) for a, b in zip(kinds, kinds[1:])):
                 continue
-            if all(self._alike(kinds[i % period], path) for i, path in enumerate(run)) and all(map(self._is_half, kinds)):
+            if all(self._alike(kinds[i % period], path) for i, path in enumerate(run)) and all(
+                map(self._is_half, kinds)
+            ):
                 return [tuple(run[i : i + period]) for i in range(0, len(run), period)]
         return [(path,) for path in run]
 
@@ -257,7 +261,9 @@ class Measured:
         same_parent, is_chain = tower.parent == stack.parent, self._is_chain(mixed)
         light, heavy = sorted((stack, tower), key=self._weight)
         if mixed == both:
-            kinds = ({self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}) - {*_LISTS}
+            kinds = ({self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}) - {
+                *_LISTS
+            }
             if not (in_sequence and is_chain and (same_parent or kinds)):
                 return False
         elif mixed[::2] == tower.blocks and tower.depth == stack.depth and same_parent:
