@@ -206,8 +206,9 @@ class GradientAccumulator:
             raise refusal(ValueError, "`synchronize` must be called once between two resets.", step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
-        experts, sums = _experts(self._parameters, len(slots)), (self._count, self._weight)
-        parts = gathered(_Part(self.reduction, self._names, own_names, slots, self._received, *sums, experts), group)
+        experts = _experts(self._parameters, len(slots))
+        part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight, experts)
+        parts = gathered(part, group)
         _check_parts(parts)
         called = [part for part in parts if part.slots]
         sums = self._sums or [None] * len(called[0].slots)
