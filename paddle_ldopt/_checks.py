@@ -6,7 +6,7 @@ import inspect
 import math
 import numbers
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, Callable, Optional, TypeVar
 
 E = TypeVar("E", bound=Exception)
@@ -86,18 +86,6 @@ def unknown(
     plain = key if isinstance(key, str) and len(key) <= len(name) else name
     near, received = nearest(key, names, 0.4), received or f"{plain}={shown(value)}"
     return f"{name} is not a known {noun}{near}.{valid}{advice and ' ' + advice} Received: {received}"
-
-
-def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return "decay was 0.8 and is 0.9 now" for each entry that differs; of dicts, the part."""
-    sentences = []
-    for name in (name for name in now if was[name] != now[name]):
-        old, new = was[name], now[name]
-        if isinstance(old, dict) and isinstance(new, dict):
-            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-            old, new = ({key: one[key] for key in keys if key in one} for one in (old, new))
-        sentences.append(f"{name} was {shown(old)} and is {shown(new)} now")
-    return sentences
 
 
 # ---- checks

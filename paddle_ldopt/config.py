@@ -115,9 +115,9 @@ class DecaySettings:
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of the settings."""
+        """The `LayerDecay` of all settings, of ERNIEKit's own arguments too."""
         values = {option: getattr(self, name, OPTIONS[option].default) for option, name in SETTINGS.items()}
-        return LayerDecay(**{option: option_of(value, option) for option, value in values.items()})
+        return with_erniekit(LayerDecay(**{option: option_of(value, option) for option, value in values.items()}), self)
 
 
 # ---- the object
