@@ -189,6 +189,7 @@ class Option:
     read: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the number to check, such as 0 for None
     check: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the checked value; None: a number in the range
     values: str = ""  # in words, for the docs, with a `check` other than `checked_bool`
+    choices: Collection[str] = ()  # the permitted words
     argument: bool = True  # False if only a group can have it
     in_rule: bool = True  # False if the update rule does not take it
 
@@ -197,6 +198,8 @@ class Option:
         name = self.called or name
         if value is None and self.optional:
             return None
+        if self.choices:
+            return checked_choice(value, name, self.choices)
         if self.check is not None:
             return self.check(value, name)
         read = value if self.read is None else self.read(value, name)
@@ -205,5 +208,6 @@ class Option:
     @property
     def span(self) -> str:
         """The permitted values as short text: "[0, 1)", "a bool"."""
-        text = self.values or ("a bool" if self.check is checked_bool else _span(self.low, self.high, self.ends))
+        text = self.values or " or ".join(self.choices)
+        text = text or ("a bool" if self.check is checked_bool else _span(self.low, self.high, self.ends))
         return f"{text} or None" if self.optional else text

@@ -16,7 +16,6 @@ from .._checks import (
     REQUIRED,
     Option,
     checked_bool,
-    checked_choice,
     checked_int,
     checked_number,
     nearest,
@@ -56,11 +55,6 @@ COMMON = {
 def decay_option(doc: str, **more: Any) -> Option:
     """Return the option for the decay rate of a moving average."""
     return Option(doc=doc, high=1.0, ends="[)", group=True, **more)
-
-
-def choice(doc: str, *choices: str, **more: Any) -> Option:
-    check = functools.partial(checked_choice, choices=choices)
-    return Option(doc=doc, check=check, values=" or ".join(f'"{one}"' for one in choices), **more)
 
 
 def numbers(*ends: str, low: float = 0.0) -> Callable[[Any, str], tuple[float, ...]]:
