@@ -24,7 +24,7 @@ from .._checks import (
     shown,
     wrong_type,
 )
-from .._compat import flatten_groups, is_sharded
+from .._compat import flatten_groups
 from .hook import N_LAYERS, layerwise_lr_decay
 from .states import SCALAR, STEP, State, StepFunction
 
@@ -204,12 +204,6 @@ def optimizer_class(name: str) -> type:
 
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
 _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
-
-
-def parameters_to_train(model: Any) -> list[Any]:
-    """Return a model's parameters; under sharding, whose version 2 refuses them, without frozen ones."""
-    sharded = is_sharded()
-    return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
 
 def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
