@@ -383,7 +383,7 @@ def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
             state.pop(GLOBAL_STEP, None)
         name = names[param.name]
         if set(layout) != set(state):
-            wrong = f"The state of '{name}' must consist of {sorted(layout)}: build the optimizer as the saved one."
+            wrong = f"The state of '{name}' must consist of {sorted(layout)}: give the optimizer the same options."
             raise refusal(ValueError, wrong, state=sorted(state))
         for key, (dtype, values) in state.items():
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
