@@ -58,8 +58,8 @@ def from_settings(
     """Return the optimizer that a framework's YAML file describes; `name` is its class, such as "AdamWDL".
 
     `settings` are as in the module's docstring, and `example`: the shape of an input such as [1, 3, 224, 224], or a
-    dict from keywords to shapes, with which one forward pass measures the layers. `undecayed` are the names (`param.name`)
-    that the framework excludes from weight decay; `own` are its settings, which the error about an unknown one names.
+    dict from keywords to shapes, with which one forward pass measures the layers. `undecayed` are the names
+    (`param.name`) that the framework excludes from weight decay; `own` are its settings, for the error about others.
     """
     info = REGISTRY[NAMES[name]]
     options = numbers_read(dict(settings))
