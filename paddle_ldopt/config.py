@@ -99,8 +99,8 @@ def decay_help(option: str) -> str:
     declared = OPTIONS[option]
     if declared.check is checked_bool:
         return declared.doc
-    span = declared.span.removesuffix(" or None")
-    return f"{declared.doc}{': ' if declared.values else '; range '}{span}" + ", as JSON" * (option in _DICTS)
+    how = ": " if declared.values or declared.choices else "; range "
+    return declared.doc + how + declared.span.removesuffix(" or None") + ", as JSON" * (option in _DICTS)
 
 
 def _setting(default: Any, help_text: str) -> Any:
@@ -115,9 +115,9 @@ class DecaySettings:
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of the settings."""
+        """The `LayerDecay` of all settings, of ERNIEKit's own arguments too."""
         values = {option: getattr(self, name, OPTIONS[option].default) for option, name in SETTINGS.items()}
-        return LayerDecay(**{option: option_of(value, option) for option, value in values.items()})
+        return with_erniekit(LayerDecay(**{option: option_of(value, option) for option, value in values.items()}), self)
 
 
 # ---- the object

@@ -17,13 +17,12 @@ from .factory import (
     attach,
     checked_peak,
     checks_arguments,
-    choice,
     schedule,
 )
 
 Factor = Annotated[float, Option(high=1.0, ends="()")]  # of a reduction
-Mode = Annotated[str, choice("min", "max")]
-ThresholdMode = Annotated[str, choice("rel", "abs")]
+Mode = Annotated[str, Option(choices=("min", "max"))]
+ThresholdMode = Annotated[str, Option(choices=("rel", "abs"))]
 Metric = Union[float, paddle.Tensor]  # a Tensor has one element
 
 

@@ -1,5 +1,6 @@
 """Update rules over shards of a parameter give what they give over all of it: every rule, every kind of cut."""
 
+import copy
 import math
 from types import SimpleNamespace
 

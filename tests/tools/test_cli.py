@@ -95,7 +95,7 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
         (["--model", "BertTokenizer"], "Received: --model='BertTokenizer'"),
         (["--model", "{folder}"], "Received: --model='{folder}'"),
         (["--model", "{small}", DECAY, "1.5"], "must be in (0, 1]. Received: --layerwise_lr_decay=1.5"),
-        (["--model", "{small}", "--learning_rate", "-1"], "Received: --learning_rate=-1.0"),
+        (["--model", "{small}", "--learning_rate", "-1"], "Received: learning_rate=-1.0"),
         (
             ["--model", "{small}", "--layerwise_towers", "[]"],
             """`--layerwise_towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
