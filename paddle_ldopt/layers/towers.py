@@ -290,9 +290,9 @@ class Measured:
         """Return the largest of the only items of lists and of parts that run on their own result (ALBERT)."""
         lists = [parts for path, parts in self.tree.children.items() if path and issubclass(self.kinds[path], _LISTS)]
         found = [items[0] for items in lists if len(items) == 1 and items[0] in self.calls]
-        found = self._singles([*found, *(path for path in self.calls if path and self.feeds_main(path, path))])
-        most = max(map(self._weight, found), default=0)
-        return [tower for tower in found if 2 * self._weight(tower) > most]
+        towers = self._singles([*found, *(path for path in self.calls if path and self.feeds_main(path, path))])
+        most = max(map(self._weight, towers), default=0)
+        return [tower for tower in towers if 2 * self._weight(tower) > most]
 
     def _like_blocks(self, stacks: list[Tower]) -> list[Tower]:
         """Return parts of the class of the blocks that are in no stack, stage or gap between blocks."""
