@@ -93,15 +93,10 @@ class Task(evidence.Task):
         validation, train = (
             [splits.train[i] for i in sorted(some)] for some in np.split(order, [wanted.validation_rows])
         )
-        note = f" The {len(splits.validation)} validation rows are added to the test rows. "
-        note += f"{len(validation)} of the training rows serve as validation rows."
-        return dataclasses.replace(
-            splits,
-            train=train,
-            validation=validation,
-            test=splits.test + splits.validation,
-            description=splits.description + note,
-        )
+        note = f"; the {len(splits.validation)} validation rows are added to the test rows"
+        source = f"{splits.source}{note}, and {len(validation)} of the training rows serve as validation rows"
+        test = splits.test + splits.validation
+        return dataclasses.replace(splits, train=train, validation=validation, test=test, source=source)
 
     def _sample(self, rows, seed):
         if self.protocol.balanced:

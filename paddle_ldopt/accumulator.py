@@ -206,8 +206,9 @@ class GradientAccumulator:
             raise refusal(ValueError, "`synchronize` must be called once between two resets.", step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
-        experts, sums = _experts(self._parameters, len(slots)), (self._count, self._weight)
-        parts = gathered(_Part(self.reduction, self._names, own_names, slots, self._received, *sums, experts), group)
+        experts = _experts(self._parameters, len(slots))
+        part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight, experts)
+        parts = gathered(part, group)
         _check_parts(parts)
         called = [part for part in parts if part.slots]
         sums = self._sums or [None] * len(called[0].slots)
@@ -342,11 +343,9 @@ def _check_parts(parts: list[_Part]) -> None:
             for mine, other in zip(part.slots, slots)
         )
         if (part.reduction, part.names, fits) != (first.reduction, first.names, True):
-            message = "All processes must accumulate the same gradients, with the same reduction, shapes and types"
-            only = sorted(set(part.names or ()) ^ set(first.names or ()))
-            if only:
-                advice, received = ": freeze a parameter in all of them or in none", f"{only[0]!r} in one only"
-            else:
-                advice, received = "", shown([(one.reduction, *one.slots) for one in (first, part)])
-            raise ValueError(f"{message}{advice}. Received: {received} of processes {first_rank} and {rank}")
+            message = "All processes must accumulate the same gradients, with the same reduction, shapes and types."
+            only = sorted(set(part.names or ()) ^ set(first.names or ()))  # such as frozen in one process
+            both = [(one.reduction, *one.slots) for one in (first, part)]
+            received = f"{only[0]!r} in one only" if only else shown(both)
+            raise ValueError(f"{message} Received: {received} of processes {first_rank} and {rank}")
         slots = [mine or other for mine, other in zip(part.slots, slots)]

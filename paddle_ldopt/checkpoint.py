@@ -17,7 +17,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from . import _compat
-from ._checks import checked_bool, checked_int, differences, problem, quoted, refusal, wrong_type
+from ._checks import checked_bool, checked_int, problem, quoted, refusal, shown, wrong_type
 from ._compat import MASTER, dtype_name, parameters_of
 from ._files import Path, checked_path, file_errors
 from ._safetensors import Arrays, from_json, read_record, set_parts, to_json, write_record
@@ -222,13 +222,18 @@ def layerwise_record(optimizer: str, decay: Optional[LayerDecay], layers: Option
 
 
 def record_differences(saved: Record, present: Record) -> list[str]:
-    """Return sentences for the differences of two records; layers are compared by the names that both have."""
-    common = sorted(saved["layers"].keys() & present["layers"].keys())
-    sides = []
-    for record in (saved, present):
-        compared = {name: record[name] for name in _COMPARED if name in present}
-        sides.append({**compared, "layers": {name: record["layers"][name] for name in common}})
-    return differences(*sides)
+    """Return "decay was {...} and is {...} now" for each entry that differs; of dicts, the part."""
+    sentences = []
+    for entry in (entry for entry in _COMPARED if entry in present):
+        old, new = saved[entry], present[entry]
+        if isinstance(old, dict) and isinstance(new, dict):
+            # only the layers of parameters that both have
+            names = [name for name in {**old, **new} if entry != "layers" or (name in old and name in new)]
+            changed = [name for name in names if old.get(name) != new.get(name)]
+            old, new = ({name: one[name] for name in changed if name in one} for one in (old, new))
+        if old != new:
+            sentences.append(f"{entry} was {shown(old)} and is {shown(new)} now")
+    return sentences
 
 
 def tensor_type(dtype: Any, shape: Iterable[int]) -> str:
@@ -378,7 +383,7 @@ def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
             state.pop(GLOBAL_STEP, None)
         name = names[param.name]
         if set(layout) != set(state):
-            wrong = f"The state of '{name}' must consist of {sorted(layout)}: build the optimizer as the saved one."
+            wrong = f"The state of '{name}' must consist of {sorted(layout)}: give the optimizer the same options."
             raise refusal(ValueError, wrong, state=sorted(state))
         for key, (dtype, values) in state.items():
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)

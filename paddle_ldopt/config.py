@@ -99,8 +99,8 @@ def decay_help(option: str) -> str:
     declared = OPTIONS[option]
     if declared.check is checked_bool:
         return declared.doc
-    span = declared.span.removesuffix(" or None")
-    return f"{declared.doc}{': ' if declared.values else '; range '}{span}" + ", as JSON" * (option in _DICTS)
+    how = ": " if declared.values or declared.choices else "; range "
+    return declared.doc + how + declared.span.removesuffix(" or None") + ", as JSON" * (option in _DICTS)
 
 
 def _setting(default: Any, help_text: str) -> Any:
@@ -115,9 +115,9 @@ class DecaySettings:
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of the settings."""
+        """The `LayerDecay` of all settings, of ERNIEKit's own arguments too."""
         values = {option: getattr(self, name, OPTIONS[option].default) for option, name in SETTINGS.items()}
-        return LayerDecay(**{option: option_of(value, option) for option, value in values.items()})
+        return with_erniekit(LayerDecay(**{option: option_of(value, option) for option, value in values.items()}), self)
 
 
 # ---- the object
@@ -322,7 +322,12 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
     if kind in ON_METRIC:
-        mode = evaluation_metric(args)[1]
+        metric, mode = evaluation_metric(args)
+        given_mode = json_argument(args, "lr_scheduler_kwargs").get("mode")
+        if mode == "max" and metric != "eval_loss" and metric.endswith("loss") and given_mode is None:
+            wrong = f'"{kind}" would lower the rate when the loss falls: set greater_is_better=False.'
+            given = {"metric_for_best_model": args.metric_for_best_model, "greater_is_better": args.greater_is_better}
+            raise refusal(ValueError, wrong, **given)
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode
     return {

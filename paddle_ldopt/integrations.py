@@ -55,19 +55,11 @@ def from_settings(
     groups: Optional[list[Any]] = None,
     own: Iterable[str] = (),
 ) -> Any:
-    """Return the optimizer that a framework's YAML file describes.
+    """Return the optimizer that a framework's YAML file describes; `name` is its class, such as "AdamWDL".
 
-    Args:
-        name: the class name in the file, such as "AdamWDL".
-        model: the network.
-        settings: as in the module's docstring, and `example`: the shape of an input such as [1, 3, 224, 224], or a dict
-            from keywords to shapes, with which one forward pass measures the layers.
-        learning_rate: a number or a schedule.
-        weight_decay: None for the class's default, a number or a `paddle.regularizer.L2Decay`.
-        grad_clip: the framework's clipping, or None.
-        undecayed: `param.name` of the parameters that the framework excludes from weight decay.
-        groups: parameters or parameter groups; all parameters of the model by default.
-        own: the framework's settings, which are read before; the error for an unknown setting names them too.
+    `settings` are as in the module's docstring, and `example`: the shape of an input such as [1, 3, 224, 224], or a
+    dict from keywords to shapes, with which one forward pass measures the layers. `undecayed` are the names
+    (`param.name`) that the framework excludes from weight decay; `own` are its settings, for the error about others.
     """
     info = REGISTRY[NAMES[name]]
     options = numbers_read(dict(settings))

@@ -53,12 +53,8 @@ class Arguments(RecipeArguments):
 class Options:
     """Model and data."""
 
-    model: Optional[str] = option(
-        None, "a model of paddle.vision (resnet50), a folder or hub name of a CLIP model, or digits"
-    )
-    weights: Optional[str] = option(
-        None, "a .pdparams file for paddle.vision, or none for random weights; else a download"
-    )
+    model: Optional[str] = option(None, "a model of paddle.vision (resnet50), a CLIP model's folder or name, or digits")
+    weights: Optional[str] = option(None, "a .pdparams file for paddle.vision, or none (random); by default a download")
     data: str = option("digits", "digits, a folder with one subfolder per class, paddlenlp:NAME, datasets:NAME")
     examples_per_class: Optional[int] = option(None, "training images per class; by default all, or 20 for digits")
     flip: bool = option(True, "mirror half of the training images, except digits; False for letters and signs")
@@ -68,8 +64,8 @@ class Options:
             self.examples_per_class = 20 if self.examples_per_class is None else self.examples_per_class
             self.model, self.flip = self.model or "digits", False
         if self.model is None:
-            problem = "Images of your own need a model, such as `--model resnet50`; `--model digits` is a toy for tests"
-            raise error(f"{problem}.", data=self.data, model=None)
+            problem = "Images of your own need a model, such as `--model resnet50`; `digits` is a toy for tests."
+            raise error(problem, data=self.data, model=None)
 
 
 class VisionClassifier(CLIPPretrainedModel):
@@ -167,8 +163,8 @@ def load_classifier(options, names, seed):
         try:
             model = VisionClassifier.from_pretrained(options.model, num_labels=len(names), ignore_mismatched_sizes=True)
         except Exception as cause:  # OSError offline, RuntimeError for a bad file
-            problem = f"The model cannot be loaded ({cause}). Accepted: a model of paddle.vision, a folder, a hub name"
-            raise error(f"{problem}, digits.", model=options.model) from cause
+            accepted = "a model of paddle.vision, a folder, a hub name, digits"
+            raise error(f"The model cannot be loaded ({cause}). Accepted: {accepted}.", model=options.model) from cause
     name_classes(model, names)
     return model, model.config.image_size, CLIP
 
@@ -183,7 +179,7 @@ def saved_model(folder, noted):
 
 
 def build(args, options, parts):
-    """Return a Trainer with a model for the rows, the test rows as a data set, and the names of the classes."""
+    """Return a Trainer with a model for the rows, and the names of the classes."""
     names = sorted({name for rows in parts.each(list).values() for _, name in rows})
     if len(names) < 2:
         raise error(f"A classifier needs at least two classes; the images have {names}.", data=options.data)
@@ -191,16 +187,9 @@ def build(args, options, parts):
     larger = size if options.model == "digits" else size * 8 // 7
     sizes = {"train": larger, "validation": size, "test": size}
     data = {split: Images(getattr(parts, split), names, sizes[split], norm) for split in sizes}
-    trainer = ImageTuner(
-        model=model,
-        args=args,
-        data_collator=collate,
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
-        compute_metrics=lambda prediction: classification.class_scores(prediction.predictions, prediction.label_ids),
-    )
+    trainer = ImageTuner(model, args, data, collate)
     trainer.size, trainer.flip = size, options.flip
-    return trainer, data["test"], names
+    return trainer, names
 
 
 def run(argv):
@@ -209,11 +198,9 @@ def run(argv):
     parts = load_images(options.data)
     if options.examples_per_class is not None:
         parts = few(parts, options.examples_per_class)
-    print(parts.description, flush=True)
-    trainer, test, names = build(args, options, parts)
-    score = classification.majority_score(parts.test)
-    judge = classification.judge(names, [image for image, _ in parts.test])
-    fine_tune(trainer, test, score, options, argv, parts, judge, {"classes": names, "size": trainer.size})
+    trainer, names = build(args, options, parts)
+    noted = {"classes": names, "size": trainer.size}
+    fine_tune(trainer, classification.majority_score(parts.test), options, argv, parts, noted)
 
 
 main = entry_point(run)

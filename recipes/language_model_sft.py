@@ -56,12 +56,9 @@ class Options(FileOptions):
 
     model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
     lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off", least=0)
-    data: str = option(
-        "docstrings", "docstrings, a .json, .jsonl or table file or folder, paddlenlp:NAME, datasets:NAME"
-    )
+    data: str = option("docstrings", "docstrings, a JSON or table file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: Optional[str] = option(None, "column of the prompt")
     target_field: Optional[str] = option(None, "column of the answer")
-    chat: bool = option(True, "use the tokenizer's chat template, if it has one")
     max_length: Optional[int] = option(None, "maximum tokens of a row; by default 99 % of the rows fit", least=8)
 
 
@@ -92,13 +89,12 @@ def collate(rows):
 def named_functions():
     """Return the `Parts` of conversations: the name of a function, its description."""
     parts = function_names()
-    return dataclasses.replace(
-        parts, **parts.each(lambda rows: [(("user", f"{b}: "), ("assistant", a)) for a, b in rows])
-    )
+    talks = parts.each(lambda rows: [(("user", f"{b}: "), ("assistant", a)) for a, b in rows])
+    return dataclasses.replace(parts, **talks)
 
 
 def build(args, options, parts):
-    """Return a Trainer with a model for the rows, the test rows, and the unigram perplexity of the test rows."""
+    """Return a Trainer with a model for the rows, and the unigram perplexity of the test rows."""
     set_seed(args.seed)
     own = options.model == Options.model
     if own and options.lora_rank:
@@ -106,7 +102,7 @@ def build(args, options, parts):
     model = load_model(options.model, task="CausalLM", config=SMALL if own else {})
     vocabulary = model.config.vocab_size
     tokenizer = None if vocabulary == VOCABULARY else load_tokenizer(options.model)
-    tokens = by_bytes if tokenizer is None else by_tokenizer(tokenizer, options.chat)
+    tokens = by_bytes if tokenizer is None else by_tokenizer(tokenizer)
     if options.lora_rank:
         rank = options.lora_rank
         model = LoRAModel(model, LoRAConfig(target_modules=ADAPTED, r=rank, lora_alpha=2 * rank))
@@ -116,21 +112,18 @@ def build(args, options, parts):
     for part, rows in data.items():
         if not rows:
             raise error(f"No row of {part} has an answer to learn.", max_length=options.max_length)
-    trainer = Writer(
-        model=model, args=args, data_collator=collate, train_dataset=data["train"], eval_dataset=data["validation"]
-    )
+    trainer = Writer(model, args, data, collate, tokenizer)
     train, test = (np.concatenate([row["labels"] for row in data[part]]) for part in ("train", "test"))
     train, test = train[train != IGNORED], test[test != IGNORED]
-    return trainer, data["test"], math.exp(unigram(train, test, vocabulary))
+    return trainer, math.exp(unigram(train, test, vocabulary))
 
 
 def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_pairs(options, own={"docstrings": named_functions}, conversations=True)
-    print(parts.description, flush=True)
-    trainer, test, baseline = build(args, options, parts)
-    fine_tune(trainer, test, Score("perplexity", "unigram", baseline), options, argv, parts)
+    trainer, baseline = build(args, options, parts)
+    fine_tune(trainer, Score("perplexity", "unigram", baseline), options, argv, parts)
 
 
 main = entry_point(run)

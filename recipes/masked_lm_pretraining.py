@@ -21,15 +21,15 @@ import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import FileOptions, RecipeArguments, option, parse
-from common.errors import error
-from common.files import SUFFIXES, Notes, read_table
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import docstring_texts
 from common.pretrained import load_encoder, longest
-from common.rows import Encoded, load_parts, rows_of_columns, set_length, table_of, warn_of_unknown
+from common.rows import Encoded, load_tables, rows_of_columns, set_length
 from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
+
+MASKED = 0.15  # share of the tokens
 
 
 @dataclasses.dataclass
@@ -53,14 +53,7 @@ class Options(FileOptions):
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
-    masked_share: float = option(0.15, "fraction of tokens to mask and predict, in (0, 1)")
-    max_length: Optional[int] = option(
-        None, "tokens per row; longer texts are several rows; by default 99 % fit", least=8
-    )
-
-    def __post_init__(self):
-        if not 0 < self.masked_share < 1:
-            raise error("`masked_share` must be in (0, 1).", masked_share=self.masked_share)
+    max_length: Optional[int] = option(None, "tokens per row, else a text is several; by default 99 % fit", least=8)
 
 
 class Rows(Encoded):
@@ -91,25 +84,25 @@ class Rows(Encoded):
         """Return perplexity and accuracy."""
         return token_scores(prediction)
 
-    def account(self, rows):
+    def account(self, split):
         """Return in words what became of the rows."""
-        return f"{super().account(rows)}, {self.pieces} texts in several rows"
+        return f"{super().account(split)}, {self.pieces} texts in several rows"
 
 
 class Guesser(TokenTrainer):
     """The Trainer: it masks tokens as BERT does, anew in each step."""
 
-    def prepare(self, options):
-        """Set the recipe's own options."""
-        self.options = options
-        self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
+    @property
+    def takes_places(self):
+        """Whether the model can compute the logits of some places alone."""
+        return "masked_positions" in inspect.signature(self.model.forward).parameters
 
     def hide(self, ids, step):
         """Return (tokens after masking, mask); each row has at least one masked token, and each step another mask."""
         draw = np.random.default_rng([self.args.seed, step, zlib.crc32(ids.tobytes())])
         special = np.isin(ids, self.tokenizer.all_special_ids)
         chance = np.where(special, 2.0, draw.random(ids.shape))
-        hidden = (chance < self.options.masked_share) | (chance == chance.min(axis=1, keepdims=True)) & ~special
+        hidden = (chance < MASKED) | (chance == chance.min(axis=1, keepdims=True)) & ~special
         kind = draw.random(ids.shape)
         shown = np.where(hidden & (kind < 0.8), self.tokenizer.mask_token_id, ids)
         others = draw.integers(len(self.tokenizer), size=ids.shape)
@@ -137,29 +130,19 @@ def begin_with_shares(model, counts):
 
 
 def build(args, options, parts):
-    """Return a Trainer, the test rows as a data set, and the share of the most frequent token in these."""
+    """Return a Trainer, and the share of the most frequent token in the test rows."""
     set_seed(args.seed)
     tokenizer, model = load_encoder(options, "MaskedLM")
     special = set(tokenizer.all_special_ids)
     count = lambda text: len(tokenizer(text, verbose=False)["input_ids"])  # noqa: E731
     set_length(options, parts.train, count, longest(model, tokenizer))
     data = parts.each(lambda texts: Rows(texts, tokenizer, options.max_length))
-    trained, tested = (
-        Counter(token for row in data[split] for token in row["input_ids"] if token not in special)
-        for split in ("train", "test")
-    )
+    tokens = lambda rows: Counter(t for row in rows for t in row["input_ids"] if t not in special)  # noqa: E731
+    trained, tested = tokens(data["train"]), tokens(data["test"])
     if options.model == "minilm" or options.model.endswith("ForMaskedLM"):
         begin_with_shares(model, trained)
-    trainer = Guesser(
-        model=model,
-        args=args,
-        data_collator=DataCollatorWithPadding(tokenizer),
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
-        tokenizer=tokenizer,
-    )
-    trainer.prepare(options)
-    return trainer, data["test"], tested[trained.most_common(1)[0][0]] / sum(tested.values())
+    trainer = Guesser(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
+    return trainer, tested[trained.most_common(1)[0][0]] / sum(tested.values())
 
 
 def run(argv):
@@ -171,18 +154,9 @@ def run(argv):
         others = {"text_column": ("0",)} if len(names) == 1 else {}
         return [str(text) for (text,) in rows_of_columns(names, table, wanted, source, notes, others)]
 
-    parts = load_parts(
-        options,
-        own={"docstrings": docstring_texts},
-        suffixes=SUFFIXES,
-        read=lambda path, notes: texts(*read_table(path, wanted, encoding=options.encoding, notes=notes), path, notes),
-        rows_of=lambda data, split: texts(*table_of(data), split, Notes()),
-        key=str,
-    )
-    trainer, test, baseline = build(args, options, parts)
-    print(f"{parts.description}{warn_of_unknown(trainer.train_dataset, trainer.tokenizer)}", flush=True)
-    score = Score("accuracy", "most frequent token", baseline)
-    fine_tune(trainer, test, score, options, argv, parts)
+    parts = load_tables(options, wanted, texts, own={"docstrings": docstring_texts}, key=str)
+    trainer, baseline = build(args, options, parts)
+    fine_tune(trainer, Score("accuracy", "most frequent token", baseline), options, argv, parts)
 
 
 main = entry_point(run)

@@ -12,18 +12,23 @@ module of Python's standard library. The recipe starts its own processes unless 
 them. The loss is the mean over all tokens, even if the micro-batches have different numbers of tokens.
 """
 
-import argparse
+import dataclasses
 import glob
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from common.arguments import option, parse_line
 from common.errors import error
+from common.fine_tuning import entry_point
 from common.language_data import IGNORED, VOCABULARY, Messages, padded, unigram
 from common.text_data import load_splits
 from paddle.distributed import fleet
@@ -34,52 +39,58 @@ import paddle_ldopt as ldopt
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
 
 
-def arguments():
-    """Return the parsed command line."""
-    steps = lambda text: {int(step) for step in text.split(",")}  # noqa: E731
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data",
-        default="docstrings",
-        help="docstrings, a file, a folder or a hub's data set, as in text_classification.py",
-    )
-    parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers(), help="optimizer (adamwdl)")
-    for name, default, text in (
-        ("learning_rate", 2e-3, "peak learning rate of the head; the schedule is a cosine"),
-        ("layerwise_decay", 0.9, "rate of a layer / rate of the layer above; 1 is uniform"),
-        ("max_grad_norm", 1.0, "global norm to which gradients are clipped"),
-        ("loss_scale", 2.0**12, "initial loss scale; it doubles after 50 steps without an overflow"),
-        ("steps", 200, "number of steps, including steps that overflow"),
-        ("stages", 2, "number of pipeline stages; additional processes hold data-parallel replicas"),
-        ("micro_batch_num", 4, "micro-batches per step"),
-        ("micro_batch_size", 8, "rows per micro-batch"),
-        ("length", 64, "maximum bytes per row; longer rows are cut"),
-        ("seed", 0, "seed of the weights and the order of the rows"),
-        ("save_steps", 100, "steps between two checkpoints"),
-    ):
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default:g})")
-    parser.add_argument("--inject_overflow", type=steps, default=(), help="steps with an inf gradient, such as 5,9")
-    parser.add_argument("--float16", action="store_true", help="train in float16 with autocast; on a GPU only")
-    parser.add_argument("--output_dir", help="folder of the checkpoints; by default none are saved")
-    parser.add_argument(
-        "--resume", action="store_true", help="resume from the last complete checkpoint in --output_dir"
-    )
-    args = parser.parse_args()
-    if args.stages < 2 or (args.float16 and paddle.get_device() == "cpu"):
-        wrong = "--stages must be at least 2, and --float16 needs a GPU."
-        parser.error(f"{wrong} Received: stages={args.stages}, float16={args.float16}")
-    return args
+@dataclasses.dataclass
+class Options:
+    """Data, optimizer and processes."""
+
+    data: str = option("docstrings", "docstrings, a file, folder or hub's data set, as in text_classification.py")
+    optim: str = option("adamwdl", f"optimizer: {', '.join(ldopt.list_optimizers())}")
+    learning_rate: float = option(2e-3, "peak learning rate of the head; the schedule is a cosine")
+    layerwise_decay: float = option(0.9, "rate of a layer / rate of the layer above; 1 is uniform")
+    max_grad_norm: float = option(1.0, "global norm to which gradients are clipped")
+    loss_scale: float = option(2.0**12, "initial loss scale; it doubles after 50 steps without an overflow")
+    steps: int = option(200, "number of steps, including steps that overflow", least=1)
+    stages: int = option(2, "number of pipeline stages; additional processes hold data-parallel replicas", least=2)
+    micro_batch_num: int = option(4, "micro-batches per step", least=1)
+    micro_batch_size: int = option(8, "rows per micro-batch", least=1)
+    length: int = option(64, "maximum bytes per row; longer rows are cut", least=8)
+    seed: int = option(0, "seed of the weights and the order of the rows")
+    inject_overflow: str = option("", "steps with an inf gradient, such as 5,9")
+    float16: bool = option(False, "train in float16 with autocast; on a GPU only")
+    output_dir: Optional[str] = option(None, "folder of the checkpoints; by default none are saved")
+    save_steps: int = option(100, "steps between two checkpoints", least=1)
+    resume: bool = option(False, "resume from the last complete checkpoint in output_dir")
+
+    def __post_init__(self):
+        self.overflows = {int(step) for step in self.inject_overflow.split(",") if step}
+        if self.optim not in ldopt.list_optimizers():
+            raise error(f"`optim` must be one of {', '.join(ldopt.list_optimizers())}.", optim=self.optim)
+        if self.float16 and paddle.get_device() == "cpu":
+            raise error("`float16` needs a GPU.", float16=True, device="cpu")
 
 
 def launched(args):
-    """Return True in a launched process; otherwise start the processes and exit with their exit code."""
+    """Return in a launched process; otherwise start the processes and exit with their code, or on a signal."""
     if "PADDLE_TRAINER_ID" in os.environ:
-        return True
+        return
+    asked = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, _: asked.append(number))
     threads = max((os.cpu_count() or 1) // args.stages, 1)  # more threads than cores are slow
+    environment = {"OMP_NUM_THREADS": str(threads), "GLOG_minloglevel": "1", **os.environ}
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(args.stages)]
     with tempfile.TemporaryDirectory() as logs:
-        command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(args.stages)]
-        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-        sys.exit(subprocess.run([*command, "--log_dir", logs, *sys.argv], env=environment, check=False).returncode)
+        command += ["--log_level", "WARNING", "--log_dir", logs, *sys.argv]
+        # in a session of its own, so that Ctrl-C reaches this process alone
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        while process.poll() is None and not asked:
+            time.sleep(0.1)
+        if asked:
+            process.terminate()  # it ends the processes that it has started
+            process.wait()
+            print("ended by a signal; `--resume` continues from the checkpoints in --output_dir", file=sys.stderr)
+        sys.exit(128 + asked[0] if asked else process.returncode)
 
 
 def start(args):
@@ -98,10 +109,10 @@ def start(args):
 
 
 def encode(rows, names, length):
-    """Return inputs and labels of "class: text", byte by byte; only the text has labels."""
+    """Return `Messages` of "class: text", byte by byte; only the text has labels."""
     texts = [text if isinstance(text, str) else " / ".join(text) for text, _ in rows]
     asked = [(("user", f"{names[label]}: "), ("assistant", text)) for text, (_, label) in zip(texts, rows)]
-    return padded(Messages(asked, length), length)
+    return Messages(asked, length)
 
 
 def llama(length):
@@ -142,19 +153,22 @@ def last_step(args):
     return max(steps, default=0)
 
 
-def main():
+def run(argv):
     """Train."""
-    args = arguments()
+    (args,) = parse_line(argv, Options)
     launched(args)
     hcg = start(args)
     done = last_step(args)
     console = Console(quiet=dist.get_rank() != 0, soft_wrap=True, highlight=False)
     splits = load_splits(args.data)
-    inputs, labels = encode(splits.train, splits.labels, args.length)
+    data = {split: encode(getattr(splits, split), splits.labels, args.length) for split in ("train", "test")}
     rows = args.micro_batch_num * args.micro_batch_size
-    tested = encode(splits.test[: len(splits.test) // rows * rows], splits.labels, args.length)
-    if not len(tested[0]):
+    if len(data["test"]) < rows:
         raise error(f"The test split has fewer rows than a batch of {rows}.", data=args.data)
+    console.print(splits.description + splits.warning, markup=False)
+    console.print("; ".join(f"{split}: {found.account(split)}" for split, found in data.items()) + ".")
+    inputs, labels = padded(data["train"], args.length)
+    tested = padded(data["test"][: len(data["test"]) // rows * rows], args.length)
 
     network, layers = llama(args.length)
     schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)
@@ -177,7 +191,7 @@ def main():
     now = [0]
     if dist.get_rank() == dist.get_world_size() - 1:  # in one process: all others must detect it
         broken = network.parameters()[0]
-        broken.register_hook(lambda gradient: gradient * np.inf if now[0] in args.inject_overflow else gradient)
+        broken.register_hook(lambda gradient: gradient * np.inf if now[0] in args.overflows else gradient)
 
     console.print(" step     loss overflow loss_scale learning_rate global_norm")
     mine = slice(hcg.get_data_parallel_rank() * rows, (hcg.get_data_parallel_rank() + 1) * rows)
@@ -196,10 +210,13 @@ def main():
     batches = [[paddle.to_tensor(part[i : i + rows]) for part in tested] for i in range(0, len(tested[0]), rows)]
     loss = np.mean([model.eval_batch(batch, compute_loss=True).item() for batch in batches])
     baseline = unigram(labels[labels != IGNORED], tested[1][tested[1] != IGNORED], VOCABULARY)
-    console.print(f"loss on {len(tested[0])} test texts: {loss:.3f}; unigram baseline: {baseline:.3f}")
+    covered = f"scores cover {len(tested[0])} of {len(data['test'])} texts, in whole batches"
+    console.print(f"loss on the test texts: {loss:.3f}; unigram baseline: {baseline:.3f}; {covered}")
     dist.barrier()  # a process that ends early closes the connections of the others
     dist.destroy_process_group()
 
+
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

@@ -10,6 +10,8 @@ source and a target, such as `article` and `summary`, or `instruction`, `input` 
 """
 
 import dataclasses
+import re
+from collections import Counter
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
@@ -19,11 +21,12 @@ from common.fine_tuning import Score, entry_point, fine_tune
 from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
 from common.pretrained import load_model, load_tokenizer, longest
-from common.rows import Encoded, set_length, warn_of_unknown
-from common.text_scores import best_lead, rouge, words
-from common.trainers import ScoringTuner
+from common.rows import Encoded, set_length
+from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import set_seed
+
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 
 
 @dataclasses.dataclass
@@ -68,9 +71,9 @@ class Pairs(Encoded):
             source, target = _cut(source, options.max_length), _cut(target, options.max_target_length)
             self.append({"input_ids": source, "attention_mask": [1] * len(source), "labels": target})
 
-    def account(self, rows):
+    def account(self, split):
         """Return in words what became of the rows."""
-        return f"{super().account(rows)}, {self.sources_cut} sources cut"
+        return f"{super().account(split)}, {self.sources_cut} sources cut"
 
     def score(self, prediction):
         """Return ROUGE of the outputs against the whole targets, also those that training cuts."""
@@ -84,7 +87,7 @@ def _cut(ids, length):
     return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
 
 
-class Writer(ScoringTuner):
+class Writer(FineTuner):
     """The Trainer; it evaluates texts that the model writes by greedy search."""
 
     max_new_tokens = 8  # tokens of an output
@@ -105,23 +108,61 @@ class Writer(ScoringTuner):
         return loss, written, inputs["labels"]
 
 
+def words(text):
+    """Return the words that ROUGE compares, without punctuation, around which some tokenizers put spaces."""
+    return re.findall(rf"[{_CJK}]|[^\W{_CJK}]+", text.casefold())
+
+
+def rouge(texts, references):
+    """Return the mean F1 of common words, ROUGE-1, and of the longest common subsequence, ROUGE-L; 1 is best."""
+    both = [(words(a), words(b)) for a, b in zip(texts, references)]
+    counts = {"rouge_1": _in_common, "rouge_l": _longest_common}
+    return {name: sum(_f1(count(a, b), a, b) for a, b in both) / len(both) for name, count in counts.items()}
+
+
+def best_lead(rows):
+    """Return the number of first words of a source that have the highest ROUGE-1 with its target."""
+    split = [(words(source), words(target)) for source, target in rows[:300]]
+
+    def score(n):
+        return sum(_f1(_in_common(source[:n], target), source[:n], target) for source, target in split)
+
+    return max(range(1, 4 * max(len(target) for _, target in split) + 2), key=score)
+
+
+def _in_common(a, b):
+    return sum((Counter(a) & Counter(b)).values())
+
+
+def _f1(common, a, b):
+    """Return the F1 of two texts with this many common words; 1 if both are empty."""
+    return 2 * common / (len(a) + len(b)) if a or b else 1.0
+
+
+def _longest_common(a, b):
+    best = [0] * (len(b) + 1)
+    for word in a:
+        before = 0
+        for j, other in enumerate(b, 1):
+            before, best[j] = best[j], before + 1 if word == other else max(best[j], best[j - 1])
+    return best[-1]
+
+
 def build(args, options, parts):
-    """Return a Trainer with a model for the rows, and the test rows as a data set."""
+    """Return a Trainer with a model for the rows."""
     set_seed(args.seed)
     tokenizer = load_tokenizer(options.model)
     small = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "bos_token_id": 0}
-    model = load_model(
-        options.model, task="ConditionalGeneration", config=small if options.model == Options.model else {}
-    )
+    config = small if options.model == Options.model else {}
+    model = load_model(options.model, task="ConditionalGeneration", config=config)
     for column, name in enumerate(("max_length", "max_target_length")):
         count = lambda row: len(tokenizer(row[column], verbose=False)["input_ids"])  # noqa: B023, E731
         set_length(options, parts.train, count, longest(model, tokenizer), name)
     data = parts.each(lambda rows: Pairs(rows, tokenizer, options))
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
-    sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
-    trainer = Writer(model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)
+    trainer = Writer(model, args, data, collator, tokenizer)
     trainer.max_new_tokens = options.max_target_length
-    return trainer, data["test"]
+    return trainer
 
 
 def run(argv):
@@ -129,11 +170,10 @@ def run(argv):
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_pairs(options, own={"dates": written_dates})
     first = best_lead(parts.train)
-    lead = [" ".join(words(source)[:first]) for source, _ in parts.test]
-    trainer, test = build(args, options, parts)
-    print(f"{parts.description}{warn_of_unknown(trainer.train_dataset, trainer.tokenizer)}", flush=True)
-    score = Score("rouge_1", f"the first {first} words", rouge(lead, test.targets)["rouge_1"])
-    fine_tune(trainer, test, score, options, argv, parts)
+    leads = [" ".join(words(source)[:first]) for source, _ in parts.test]
+    baseline = rouge(leads, [target for _, target in parts.test])["rouge_1"]
+    trainer = build(args, options, parts)
+    fine_tune(trainer, Score("rouge_1", f"the first {first} words", baseline), options, argv, parts)
 
 
 main = entry_point(run)

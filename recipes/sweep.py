@@ -42,8 +42,7 @@ class Options:
     def __post_init__(self):
         self.output_dir = self.output_dir or time.strftime("runs/sweep-%Y%m%d-%H%M%S")
         files = Path(__file__).parent.glob("*.py")
-        known = sorted(path.stem for path in files if "\nmain = entry_point(run)" in path.read_text())
-        known.remove("sweep")
+        known = sorted(path.stem for path in files if "\nclass Arguments(" in path.read_text(encoding="utf-8"))
         if self.recipe not in known:
             raise error(f"`recipe` must be one of {', '.join(known)}.", recipe=self.recipe)
         ours = [name for name in OURS if name in names_in(shlex.split(self.arguments))]

@@ -18,19 +18,19 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 import predict
 from common import classification
-from common.arguments import LOWER_IS_BETTER, FileOptions, RecipeArguments, option, parse
+from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.comparison import Study
 from common.errors import error
 from common.fine_tuning import entry_point, fine_tune
 from common.pretrained import load_encoder, longest
-from common.rows import set_length, warn_of_unknown
-from common.run_folder import without
-from common.text_data import TextDataset, load_splits, tokens_of
+from common.rows import Encoded, set_length
+from common.text_data import load_splits, tokens_of
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 
-READING = ("text_column", "text_pair_column", "label_column", "has_header", "encoding", "kind", "label_separator")
+READING = ("text_column", "text_pair_column", "label_column", "has_header", "encoding", "kind")
+READING += ("label_separator", "examples_per_class")
 
 
 @dataclasses.dataclass
@@ -60,55 +60,37 @@ class Options(FileOptions):
     compare_seeds: int = option(3, "number of seeds of --compare; the first is --seed", least=1)
 
 
+class Texts(Encoded):
+    """Tokenized rows of `Splits`, with the scores of a model's logits; what `max_length` cuts is counted."""
+
+    def __init__(self, rows, tokenizer, max_length, splits):
+        super().__init__()
+        self.rows, self.splits, self.scores = rows, splits, classification.of_kind(splits).scores
+        for text, label in rows:
+            self.append({**tokens_of(text, tokenizer, max_length, self), "labels": splits.target(label)})
+
+    def score(self, prediction):
+        """Return the scores of a prediction."""
+        return self.scores(prediction.predictions, prediction.label_ids)
+
+    def judge(self, logits, labels):
+        """Return scores by class and mistakes, as results and as tables."""
+        texts = [text for text, _ in self.rows]
+        return classification.judge(logits, labels, self.splits.labels, texts, self.splits.kind)
+
+
 def build(args, options, splits):
-    """Return a Trainer with a new model for `splits`, and the test rows as a data set."""
+    """Return a Trainer with a new model for `splits`."""
     set_seed(args.seed)
     tokenizer, model = load_encoder(options, classes=splits.labels)
-    count = lambda row: len(tokens_of(row[0], tokenizer, 10**9)["input_ids"])  # noqa: E731
+    count = lambda row: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
     set_length(options, splits.train, count, longest(model, tokenizer))
     by_length = {part: sorted(getattr(splits, part), key=lambda row: len(row[0])) for part in ("validation", "test")}
     rows = {"train": splits.train, **by_length}  # less padding
-    data = {part: TextDataset(rows[part], tokenizer, options.max_length, splits) for part in rows}
-    kind = classification.of_kind(splits)
-    trainer = FineTuner(
-        model=model,
-        args=args,
-        data_collator=DataCollatorWithPadding(tokenizer),
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
-        tokenizer=tokenizer,
-        compute_metrics=lambda prediction: kind.scores(prediction.predictions, prediction.label_ids),
-    )
-    trainer.loss = kind.loss
-    return trainer, data["test"]
-
-
-def compare(argv, args, options):
-    """Train with a uniform rate and with the decay, at several rates with the same seeds; write a report."""
-    flags = ("compare_learning_rates", "compare_seeds", "learning_rate", "layerwise_lr_decay", "seed", "output_dir")
-    given = [word for word in argv if word not in ("--compare", "--compare=True")]
-    for name in flags:
-        given = without(given, name)
-    given += ["--evaluation_strategy=no", "--save_strategy=no", "--no_load_best_model_at_end"]
-    seeds = list(range(args.seed, args.seed + options.compare_seeds))
-    Study(
-        "text_classification",
-        given,
-        options.compare_learning_rates,
-        [1.0, args.layerwise_lr_decay],
-        seeds,
-        args.output_dir,
-    ).run()
-
-
-def choose_metric(args, kind, argv):
-    """Have the first metric of the kind of labels choose the best model, unless the command line names another."""
-    if "metric_for_best_model" not in " ".join(argv):
-        args.metric_for_best_model = kind.names[0]
-        args.greater_is_better = kind.names[0] not in LOWER_IS_BETTER
-    elif args.metric_for_best_model not in (*kind.names, "loss"):
-        valid = ", ".join((*kind.names, "loss"))
-        raise error(f"These labels have the metrics {valid}.", metric_for_best_model=args.metric_for_best_model)
+    data = {part: Texts(rows[part], tokenizer, options.max_length, splits) for part in rows}
+    trainer = FineTuner(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
+    trainer.loss = classification.of_kind(splits).loss
+    return trainer
 
 
 def run(argv):
@@ -119,25 +101,23 @@ def run(argv):
             problem = "`compare` needs a `layerwise_lr_decay` below 1; to go on, give its `output_dir` again."
             received = {name: getattr(args, name) for name in ("layerwise_lr_decay", "resume_from_checkpoint")}
             raise error(problem, **received)
-        compare(argv, args, options)
+        unsaved = ["--evaluation_strategy=no", "--save_strategy=no", "--no_load_best_model_at_end"]
+        decays, seeds = [1.0, args.layerwise_lr_decay], range(args.seed, args.seed + options.compare_seeds)
+        given = [*argv, "--compare=False", *unsaved]  # each run adds its own rate, decay, seed and folder
+        Study(args.recipe, given, options.compare_learning_rates, decays, seeds, args.output_dir).run()
         return
-    if options.data == "docstrings":  # two cores learn them in minutes
-        options.max_length = options.max_length or 64
-        options.examples_per_class = 50 if options.examples_per_class is None else options.examples_per_class
+    if options.data == "docstrings" and options.examples_per_class is None:  # two cores learn them in minutes
+        options.examples_per_class = 50
     reading = {name: getattr(options, name) for name in READING}
-    splits = load_splits(options.data, **reading, examples_per_class=options.examples_per_class, seed=args.seed)
-    print(splits.description, flush=True)
-    kind, pair = classification.of_kind(splits), "text_pair_column" in splits.notes.columns
-    choose_metric(args, kind, argv)
-    trainer, test = build(args, options, splits)
-    if warning := warn_of_unknown(trainer.train_dataset, trainer.tokenizer):
-        print(warning.strip(), flush=True)
-    judge = classification.judge(splits.labels, [text for text, _ in test.rows], splits.kind)
-    noted = {"pair": pair, "columns": splits.notes.columns, "kind": splits.kind}
+    splits = load_splits(options.data, **reading, seed=args.seed)
+    kind = classification.of_kind(splits)
+    choose_metric(args, kind.names, argv)
+    trainer = build(args, options, splits)
+    noted = {"pair": "text_pair_column" in splits.notes.columns, "columns": splits.notes.columns, "kind": splits.kind}
     noted |= {"scale": splits.scale} if splits.kind == "scores" else {}
-    fine_tune(trainer, test, kind.baseline(), options, argv, splits, judge, noted)
+    fine_tune(trainer, kind.baseline(), options, argv, splits, noted)
     if trainer.is_world_process_zero():
-        print(f"label texts: {predict.command(args.output_dir, pair)}")
+        print(f"label texts: {predict.command(args.output_dir, noted['pair'])}")
 
 
 main = entry_point(run)

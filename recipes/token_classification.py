@@ -20,14 +20,15 @@ from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
 import numpy as np
-from common.arguments import FileOptions, RecipeArguments, option, parse
+from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
+from common.classification import shown, table_of_scores
 from common.errors import error
-from common.files import TAG_FIELDS, TAGGED, read_tagged, tagged
+from common.files import TAGGED, read_tagged, tagged
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder, longest
-from common.rows import Encoded, label_names, load_parts, set_length, warn_of_unknown
-from common.trainers import ScoringTuner
+from common.rows import Encoded, load_parts, set_length
+from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
 from seqeval.metrics import classification_report, f1_score
@@ -95,16 +96,46 @@ class TaggedWords(Encoded):
             out[index] += list(row[here != IGNORED])
         return out
 
+    def tags_by(self, logits, labels):
+        """Return the tags of each word of each sentence."""
+        return [[self.tags[i] for i in row] for row in self.gathered(np.argmax(logits, axis=-1), labels)]
+
     def score(self, prediction):
         """Return the scores over all words of all sentences."""
-        found = self.gathered(np.argmax(prediction.predictions, axis=-1), prediction.label_ids)
-        return tag_scores([[self.tags[i] for i in row] for row in found], [list(tags) for _, tags in self.rows])
+        found = self.tags_by(prediction.predictions, prediction.label_ids)
+        return tag_scores(found, [tags for _, tags in self.rows])
 
-    def account(self, rows):
-        """Return in words what became of the rows."""
-        several = Counter(index for index, _ in self.places)
-        long = sum(count > 1 for count in several.values())
-        return f"{self.lost} of {self.units} words lost, {long} of {rows} sentences in several windows"
+    def judge(self, logits, labels):
+        """Return the scores of each type of entity and sentences with mistakes, as results and as tables."""
+        found, expected = bioes(self.tags_by(logits, labels)), bioes(tags for _, tags in self.rows)
+        if not has_entities(self.tags):
+            return {}, {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = classification_report(expected, found, output_dict=True, zero_division=0)
+        types = {name: scores for name, scores in report.items() if not name.endswith(" avg")}
+        types = {name: {key: float(value) for key, value in scores.items()} for name, scores in types.items()}
+        tables = {"Entities by type": table_of_scores("type", types, ("precision", "recall", "f1-score", "support"))}
+        mistakes = []
+        for (words, _), tags, other in zip(self.rows, expected, found):
+            right, got = set(get_entities(tags)), set(get_entities(other))
+            if right != got:
+                cells = joined(words), _spans(words, right - got), _spans(words, got - right)
+                mistakes.append(tuple(map(shown, cells)))
+        if mistakes:
+            tables["Sentences with mistakes"] = (("sentence", "missed", "wrongly found"), mistakes[:10])
+        return {"entities": types}, tables
+
+    def account(self, split):
+        """Return in words what became of the rows: no word is cut."""
+        long = sum(count > 1 for count in Counter(index for index, _ in self.places).values())
+        whole = "0 words lost" if split == "train" else f"scores cover {self.units} of {self.units} words"
+        return f"{whole}, {long} of {len(self.rows)} sentences in several windows"
+
+
+def joined(words):
+    """Return words as a text; without spaces if all are single characters, as in Chinese."""
+    return ("" if all(len(word) == 1 for word in words) else " ").join(words)
 
 
 def pieces_of(words, tokenizer):
@@ -139,15 +170,9 @@ def windows(sizes, room):
         first, begin = min(back, middle), middle
 
 
-def hub_rows(data, split):
-    """Return [(words, tags), ...] of a hub's data set, whose tags are numbers with names."""
-    column = next((name for name in TAG_FIELDS if name in data[0]), None)
-    return [tagged(row, split, label_names(data, column)) for row in data]
-
-
-def _bioes(tags):
-    """Return tags as seqeval reads them: M- of BMES is I-."""
-    return [f"I{tag[1:]}" if tag[:2] in ("M-", "m-") else tag for tag in tags]
+def bioes(rows):
+    """Return lists of tags as seqeval reads them: M- of BMES is I-."""
+    return [[f"I{tag[1:]}" if tag[:2] in ("M-", "m-") else tag for tag in tags] for tags in rows]
 
 
 def has_entities(tags):
@@ -162,52 +187,20 @@ def tag_scores(predicted, expected):
     if has_entities({b for _, b in flat}):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of rows without an entity
-            scores["f1"] = float(
-                f1_score(*([_bioes(row) for row in rows] for rows in (expected, predicted)), zero_division=0)
-            )
+            scores["f1"] = float(f1_score(bioes(expected), bioes(predicted), zero_division=0))
     return scores
-
-
-def judge(test):
-    """Return a function (logits, labels) -> scores of each type and the most frequent mistakes, and their tables."""
-
-    def judged(logits, labels):
-        found = [[test.tags[i] for i in row] for row in test.gathered(np.argmax(logits, axis=-1), labels)]
-        expected = [list(tags) for _, tags in test.rows]
-        if not has_entities({tag for row in expected for tag in row}):
-            return {}, {}
-        found, expected = [_bioes(row) for row in found], [_bioes(row) for row in expected]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            report = classification_report(expected, found, output_dict=True, zero_division=0)
-        types = {n: {k: float(v) for k, v in row.items()} for n, row in report.items() if not n.endswith(" avg")}
-        columns, tables = ("precision", "recall", "f1-score"), {}
-        cells = [(n, *(f"{row[k]:.3f}" for k in columns), int(row["support"])) for n, row in types.items()]
-        tables["Entities by type"] = (("type", "precision", "recall", "F1", "entities"), cells)
-        mistakes = []
-        for (words, _), tags, other in zip(test.rows, expected, found):
-            right, got = set(get_entities(tags)), set(get_entities(other))
-            if right != got and len(mistakes) < 10:
-                mistakes.append((" ".join(words)[:200], _spans(words, right - got), _spans(words, got - right)))
-        if mistakes:
-            tables["Sentences with mistakes"] = (("sentence", "missed", "wrongly found"), mistakes)
-        return {"entities": types}, tables
-
-    return judged
 
 
 def _spans(words, entities):
     """Return entities in words: their texts and types."""
-    between = "" if all(len(word) == 1 for word in words) else " "
     found = sorted(entities, key=lambda entity: entity[1])
-    return ", ".join(f"{between.join(words[begin : end + 1])} ({kind})" for kind, begin, end in found)
+    return ", ".join(f"{joined(words[begin : end + 1])} ({kind})" for kind, begin, end in found)
 
 
 def entities_of(words, tags):
     """Return the entities of a tagged sentence: text, type, first word and the word after the last."""
-    between = "" if all(len(word) == 1 for word in words) else " "
-    found = get_entities(_bioes(tags)) if has_entities(tags) else []
-    return [{"text": between.join(words[a : b + 1]), "type": t, "begin": a, "end": b + 1} for t, a, b in found]
+    found = get_entities(*bioes([tags])) if has_entities(tags) else []
+    return [{"text": joined(words[a : b + 1]), "type": t, "begin": a, "end": b + 1} for t, a, b in found]
 
 
 def most_frequent_tags(train, test):
@@ -222,7 +215,7 @@ def most_frequent_tags(train, test):
 
 
 def build(args, options, parts):
-    """Return a Trainer with a new model for the rows, and the test rows as a data set."""
+    """Return a Trainer with a new model for the rows."""
     set_seed(args.seed)
     tags = sorted({tag for rows in parts.each(list).values() for _, row in rows for tag in row})
     if len(tags) < 2:
@@ -232,15 +225,7 @@ def build(args, options, parts):
     count = lambda row: special + sum(map(len, pieces_of(row[0], tokenizer)))  # noqa: E731
     set_length(options, parts.train, count, longest(model, tokenizer))
     data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, options.max_length))
-    trainer = ScoringTuner(
-        model=model,
-        args=args,
-        data_collator=DataCollatorForTokenClassification(tokenizer),
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
-        tokenizer=tokenizer,
-    )
-    return trainer, data["test"]
+    return FineTuner(model, args, data, DataCollatorForTokenClassification(tokenizer), tokenizer)
 
 
 def run(argv):
@@ -251,18 +236,15 @@ def run(argv):
         own={"docstrings": tagged_docstrings},
         suffixes=TAGGED,
         read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
-        rows_of=hub_rows,
+        rows_of=lambda records, split, _: [tagged(row, split) for row in records],
         key=lambda row: " ".join(row[0]),
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
-    metric = "f1" if "f1" in baseline else "accuracy"
-    if args.metric_for_best_model not in (*baseline, "loss"):
-        raise error("F1 needs tags of the form B-, I-, O: use accuracy.", metric_for_best_model="f1")
-    trainer, test = build(args, options, parts)
-    print(f"{parts.description}{warn_of_unknown(trainer.train_dataset, trainer.tokenizer)}", flush=True)
+    choose_metric(args, list(baseline)[::-1], argv)  # F1, if the tags are those of entities
+    metric = list(baseline)[-1]
     score = Score(metric, "each word's usual tag", baseline[metric])
     characters = all(len(word) == 1 for words, _ in parts.train for word in words)  # as in Chinese data
-    fine_tune(trainer, test, score, options, argv, parts, judge(test), {"characters": characters})
+    fine_tune(build(args, options, parts), score, options, argv, parts, {"characters": characters})
 
 
 main = entry_point(run)

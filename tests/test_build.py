@@ -172,6 +172,13 @@ def test_the_name_of_paddles_optimizer_is_refused():
         register("another")(type("AdamW", (RuleOptimizer,), {}))
 
 
+def test_an_example_gives_layers_also_at_decay_1():
+    opt = ldopt.create("adamwdl", Net(), 1.0, learning_rate=1e-3, example=paddle.to_tensor([[1, 2, 3]]))
+    assert opt.layers.source == "measured" and set(opt.ratios.values()) == {1.0}
+    with pytest.raises(ValueError, match="rules"):
+        ldopt.create("adamwdl", Net(), 1.0, learning_rate=1e-3, rules={"nothing_like_it": "head"})
+
+
 def test_groups_may_be_a_generator():
     model = Net()
     opt = ldopt.create("adamwdl", model, learning_rate=1e-3, groups=({"params": [p]} for p in model.parameters()))

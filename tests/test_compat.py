@@ -20,7 +20,7 @@ FUSION = f"{FLEET}.utils.tensor_fusion_helper"
 PRIVATE = {
     "paddle.optimizer.Optimizer": "_accumulators _accumulators_holder _add_accumulator _add_param_group "
     "_already_create_accumulator _append_optimize_op _apply_optimize _create_accumulators _create_global_learning_rate "
-    "_create_master_weight _create_param_lr _default_dict _finish_update _get_accumulator_master _get_auxiliary_var "
+    "_create_master_weight _create_param_lr _default_dict _get_accumulator_master _get_auxiliary_var "
     "_global_learning_rate _grad_clip _is_dtype_fp16_or_bf16 _learning_rate _master_weights _name _param_groups "
     "_parameter_list _set_auxiliary_var",
     "paddle.optimizer.AdamW": "_apply_decay_param_fun _multi_precision _weight_decay",

@@ -116,6 +116,9 @@ def test_a_schedule_on_accuracy_waits_for_its_maximum(tmp_path):
     args.lr_scheduler_type, args.metric_for_best_model = "reduce_lr_on_plateau", "accuracy"
     args.greater_is_better = None
     assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"mode": "max"}, "as the Trainer's schedule"
+    args.metric_for_best_model, args.greater_is_better = "eval_a_loss", True  # as PaddleNLP sets it
+    with pytest.raises(ValueError, match="would lower the rate when the loss falls: set greater_is_better=False"):
+        LdoptConfig.from_arguments(args)
 
 
 def test_arguments_with_a_default_of_their_own(tmp_path):

@@ -56,10 +56,10 @@ def layers_of_model(
     if bypassing := [name for name in measured.bypassing() if name not in places]:
         doubts.append(f"{quoted(bypassing, 12)} feed the head also past all blocks and count as embeddings")
     left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in places}
-    for first, second in measured.order.apart:
-        if first in left or second in left:
+    for before, second in measured.order.apart:
+        if {second, *before} & left:
             how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
-            doubts.append(f"'{second}' is computed from '{first}', but both count as towers of their own: {how}")
+            doubts.append(f"'{second}' is computed from {quoted(before)}, but counts as a tower of its own: {how}")
     layers = _overridden(layers, places, numbered)
     return Found(layers, "measured", [*doubts, *_doubts(layers, params)])
 

@@ -135,7 +135,11 @@ class MeasuredModel:
         return place[1] - (self._deepest if place[0] is None else self.towers[place[0]].depth)
 
     def _place_lists(self) -> None:
-        """Move the last item of a list with an item per stage from the head to its stage: SegFormer's norms."""
+        """Mend lists whose last item alone is in the head, as nothing follows it.
+
+        With an item for each block they are heads that refine each other's result (RT-DETR); else the last item goes
+        with its stage as the others do (SegFormer's norms).
+        """
         lists: dict[str, list[str]] = {}
         for path in self.tree.inside:
             parent, _, last = path.rpartition(".")
@@ -145,10 +149,13 @@ class MeasuredModel:
             found = [{self.places.get(name, (None, 0)) for name in self.tree.inside[item]} for item in items]
             ((t, last_id),) = found[-1] if len(found[-1]) == 1 else ((None, 0),)
             ids = [index for places in found for at, index in places if at == t]
-            if t is not None and len(ids) == len(items) > 1 and ids == sorted({*ids}) and ids[0] > 0:
-                depth = self.towers[t].depth
-                if last_id == depth + 1 and ids[-2] < depth:
-                    self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, depth)))
+            if t is None or not 1 < len(ids) == len(items) or ids != sorted({*ids}) or ids[0] == 0:
+                continue
+            depth, blocks = self.towers[t].depth, self.towers[t].blocks
+            if last_id == depth + 1 and len(items) == depth and not self.order.feeds_main(items[0], blocks[1][0]):
+                self.places.update(dict.fromkeys((n for item in items for n in self.tree.inside[item]), (t, last_id)))
+            elif last_id == depth + 1 and ids[-2] < depth:
+                self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, depth)))
 
     def _keep_within_stages(self) -> None:
         """Keep a stage's own parameters in its blocks, and statistics beside their weights."""

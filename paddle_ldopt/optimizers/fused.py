@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .base import LayerwiseOptimizer
     from .step import Rows
 
+_HAS_DEVICES = paddle.is_compiled_with_cuda() or bool(paddle.device.get_all_custom_device_type())
 _ANY_TYPE = 2  # the index of the state that may have 16 bits; the others have 32
 _SMALLEST = float(np.finfo("float32").tiny)
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
@@ -70,9 +71,13 @@ class Plan:
         self.optimizer, self.params, self.forms = optimizer, params, forms
         self.row = {id(param): row for row, param in enumerate(params)}
         self.structs, self.refused = np.zeros(len(params), kernels.TENSOR), dict[int, str]()
+        seen = set[Any]()
         for row, (param, form) in enumerate(zip(params, forms)):
             optimizer.check_param(param)
-            why = self._fill(self.structs[row], param, options[form])
+            why, address = self._fill(self.structs[row], param, options[form]), param.data_ptr()
+            if why is None and address in seen and param.size:
+                why = "another parameter has its memory"
+            seen.add(address)
             if why is not None:
                 self.refused[row] = why
         self._state, self.dtypes = self._state_now(), list(map(_dtype, params))
@@ -218,7 +223,11 @@ class FusedStep:
         structs = plan.structs[at_row]
         left = {i: plan.refused[row] for i, row in enumerate(at_row) if row in plan.refused} if plan.refused else {}
         types, at = structs["copy_type"], list(map(Tensor.data_ptr, grads))
-        plain = None not in at and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
+        plain = (
+            None not in at
+            and not _HAS_DEVICES
+            and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
+        )
         plain = plain and all(map(Tensor.is_same_shape, grads, params)) and all(map(Tensor.is_contiguous, grads))
         if not plain:
             types = [0] * len(grads)

@@ -284,8 +284,9 @@ class ShardFinder:
 
     def is_whole(self, parameter_list: Any) -> bool:
         """Return whether this process has each parameter whole."""
-        sliced = self.is_sliced(parameter_list)
-        return not sliced and not any(shard.groups for shard in self.find(parameter_list).values())
+        return not any(shard.groups for shard in self.find(parameter_list).values()) and not self.is_sliced(
+            parameter_list
+        )
 
     def is_part(self, param: Tensor, parameter_list: Any) -> bool:
         """Return whether this process has only a part of a parameter, or a padded slice."""

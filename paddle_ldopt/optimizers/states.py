@@ -9,7 +9,7 @@ from paddle import Tensor, _C_ops
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from .._checks import checked_number, checked_state, refusal, shown, wrong_type
-from .._compat import dtype_name, flatten_groups, write_of
+from .._compat import count_set_value, dtype_name, parameters_of, write_of
 
 # The kinds of state: one number per element of the parameter, per row, per column (of the last two axes), one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -84,6 +84,7 @@ class StepFunction:
 
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
     """Let masters follow parameters that were written since the last step."""
+    count_set_value()
     for param in params if hasattr(optimizer, "writes") else ():
         master = optimizer._master_weights.get(param.name)
         write = write_of(param), write_of(optimizer.finder.params.get(param.name, param))  # it may be a slice
@@ -96,7 +97,7 @@ def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
 
 def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
     """Return the names of parameters that differ from their rounded masters, given as (dtype, array) or None."""
-    params = flatten_groups(optimizer._parameter_list) if hasattr(optimizer, "has_master") else []
+    params = parameters_of(optimizer) if hasattr(optimizer, "has_master") else []
     given = [(param, masters[param.name]) for param in params if optimizer.has_master(param)]
     present = [(param, master[1]) for param, master in given if master and list(master[1].shape) == list(param.shape)]
     return [p.name for p, master in present if bool((paddle.to_tensor(master).astype(p.dtype) != p).any())]
@@ -104,7 +105,7 @@ def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
 
 def rename_state(optimizer: Any, other: Any) -> None:
     """Give the state of a copy the names of the copied parameters: Paddle's names of copies find no state."""
-    pairs = zip(flatten_groups(optimizer._parameter_list or []), flatten_groups(other._parameter_list or []))
+    pairs = zip(parameters_of(optimizer), parameters_of(other))
     names = {mine.name: its.name for mine, its in pairs}
 
     def renamed(values: dict[str, Tensor], copies: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -144,7 +145,7 @@ def plain(state_dict: Any) -> dict[str, Any]:
     plain_state = {}
     for key, value in state_dict.items():
         owner, infix, rest = str(key).partition(_INFIX)
-        of_parameter = infix and f"{owner}_fp32_master_0" not in names
+        of_parameter = infix and not any(name.startswith(f"{owner}_fp32_master_") for name in names)
         if isinstance(value, Tensor) and not value.shape:
             value = value.reshape([1])
         plain_state[f"{owner}_{rest}" if of_parameter else key] = value
@@ -159,7 +160,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     _check_form(optimizer, state_dict)
     if not paddle.in_dynamic_mode():
         return state_dict
-    params = flatten_groups(optimizer._parameter_list)
+    params = parameters_of(optimizer)
     masters, prefix, waiting = state_dict.get("master_weights", {}), optimizer.state_key(""), []
     for param in params:
         if param.name not in optimizer._already_create_accumulator:

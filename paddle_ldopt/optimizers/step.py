@@ -3,7 +3,7 @@
     step, minimize, apply_gradients and fleet's wrappers
       -> OneStep.update         overflow? clipping, ratios, rates, options: so far nothing has moved
            -> FusedStep.read    the C library, on a CPU
-           -> Batches.update    the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
+           -> Batch.update      the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
                                 Paddle's AdamW kernel; tensors split over processes in `prepared_shards`
 
 In a static graph and in `dist.shard_optimizer`, Paddle calls `_append_optimize_op` for one parameter after another,
@@ -11,7 +11,6 @@ which runs the same rule.
 """
 
 import itertools
-import operator
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -23,14 +22,13 @@ from paddle.base.dygraph.base import in_to_static_mode
 from paddle.optimizer import Optimizer
 
 from .._compat import check_weight_decay_in_step, create_state, get_fsdp_context, in_auto_dp_mode, topology
-from .fused import FusedStep, can_clip, clip_gradients, refuse_fused, update_fused
+from .fused import FusedStep, can_clip, clip_gradients, refuse_fused, unsupported_here, update_fused
 from .sharded import MissingGradients, ShardFinder
 from .states import Values, refresh_masters
 
 _HALF = {paddle.float16, paddle.bfloat16}
 _FLOATS = {*_HALF, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
-_CLIP, _PARAMS = operator.methodcaller("get", "grad_clip"), operator.itemgetter("params")
 _NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
@@ -72,19 +70,21 @@ class OneStep(Optimizer):
         groups = self._param_groups
         if not paddle.in_dynamic_mode() or in_to_static_mode() or in_auto_dp_mode() or get_fsdp_context():
             super().step()  # Paddle's loop
+            self._end_loop()
         elif not isinstance(groups[0], dict):
             self.update([(self._grad_clip, pairs_of(groups))])
-        elif any(map(_CLIP, groups)):
-            self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
         else:
-            self.update([(None, pairs_of(itertools.chain.from_iterable(map(_PARAMS, groups))))])
+            self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         """Take a step, as `minimize` and the wrappers of fleet do."""
         grouped = isinstance(params_grads, dict)
         if not paddle.in_dynamic_mode() or in_auto_dp_mode() or get_fsdp_context():
             self.check_graph([param for param, _ in (params_grads["params"] if grouped else params_grads)])
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+            done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+            if not grouped:  # one of several groups in `step`
+                self._end_loop()
+            return done
         if grouped:
             return self.update([(params_grads.get("grad_clip"), _moving(params_grads["params"]))])
         return self.update([(self._grad_clip, _moving(self.missing.drop_from(params_grads)))])
@@ -105,6 +105,7 @@ class OneStep(Optimizer):
         param, grad = pair
         check_gradient(self, param, grad)
         if not paddle.in_dynamic_mode():
+            refuse_fused(self.fused, unsupported_here())
             ratio = self.layerwise_ratio(param)
             frozen = (isinstance(ratio, float) and ratio == 0.0) or 0 in param.shape
             return None if frozen else self._append_to_graph(block, param_and_grad)
@@ -118,10 +119,9 @@ class OneStep(Optimizer):
         self.prepared(rows)(self._count_in_loop)
         return None
 
-    def _finish_update(self, block: Any, parameters_and_grads: Any) -> Any:
+    def _end_loop(self) -> None:
         if self._count_in_loop is not None:
             self.taken, self._count_in_loop = self._count_in_loop or None, None
-        return super()._finish_update(block, parameters_and_grads)
 
     def has_weight_decay(self, param: Tensor) -> bool:
         return self._apply_decay_param_fun is None or bool(self._apply_decay_param_fun(param.name))
@@ -140,7 +140,7 @@ class OneStep(Optimizer):
         several = topology() is not None
         if several:
             check_weight_decay_in_step(self)
-            if not self.is_elementwise and not self.finder.is_whole(self._parameter_list):
+            if not self.finder.is_whole(self._parameter_list) and not self.is_elementwise:  # all processes must ask
                 why = "it does not support parameters in shards (tensor parallel, sharding version 2)"
                 refuse_fused(self.fused, why)
         structs, rows, left = self._read(clipped)
@@ -148,7 +148,7 @@ class OneStep(Optimizer):
         if structs is None or left or several:
             update_left = self.prepared(rows if structs is None else rows.take(left))
         count = self.taken
-        others_move = 0 < len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
+        others_move = len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
         if self.counts_together and (rows.params or others_move):
             count = self.steps_taken() + 1.0
         if self.agree is not None:
@@ -172,7 +172,7 @@ class OneStep(Optimizer):
             self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
         fused = self.fused is not False and bool(pairs) and self.fused_step.is_possible(self, pairs[0][0])
         # settings alone decide which of the two clips: they round differently, and a resume must have the same bits
-        by_library = fused and bool(clips) and all(map(can_clip, clips)) and not (penalty or self.rule_clips)
+        by_library = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
         by_library = by_library and 0.0 not in self.ratios.values()  # their gradients count, too
         rows = self._rows(pairs if by_library or not (clips or penalty) else self._clipped(clipped))
         if self._master_weights:

@@ -119,7 +119,8 @@ def check_same_options(optimizer: Optimizer) -> None:
     inner = _compat.unwrap(optimizer)
     given = {**vars(inner).get("_fixed", {}), **vars(inner).get("_defaults", inner._default_dict)}
     mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
-    mine.update(optimizer=type(inner).__name__, learning_rate=inner.get_lr())
+    own_rate = getattr(inner, "sets_own_lr", False)  # such a rate may be that of a parameter
+    mine.update(optimizer=type(inner).__name__, learning_rate=None if own_rate else inner.get_lr())
     mine["layerwise_decay"] = repr(getattr(inner, "layerwise_decay", 1.0))
     first, *others = gathered(mine)
     for rank, theirs in enumerate(others, 1):

@@ -19,7 +19,6 @@ from .._checks import (
     REQUIRED,
     Option,
     checked_bool,
-    checked_choice,
     checked_int,
     checked_number,
     checked_state,
@@ -37,10 +36,6 @@ OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of 
 
 
 # ---- types of options
-
-
-def choice(*choices: str) -> Option:
-    return Option(check=functools.partial(checked_choice, choices=choices), values=" or ".join(choices))
 
 
 Steps = Annotated[int, Option(check=checked_int, values="an int from 0")]

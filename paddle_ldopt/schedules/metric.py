@@ -1,6 +1,7 @@
 """Schedules that follow a metric, which `step` takes."""
 
 import math
+import warnings
 from typing import Annotated, Any, Optional, Union
 
 import paddle
@@ -16,13 +17,12 @@ from .factory import (
     attach,
     checked_peak,
     checks_arguments,
-    choice,
     schedule,
 )
 
 Factor = Annotated[float, Option(high=1.0, ends="()")]  # of a reduction
-Mode = Annotated[str, choice("min", "max")]
-ThresholdMode = Annotated[str, choice("rel", "abs")]
+Mode = Annotated[str, Option(choices=("min", "max"))]
+ThresholdMode = Annotated[str, Option(choices=("rel", "abs"))]
 Metric = Union[float, paddle.Tensor]  # a Tensor has one element
 
 
@@ -113,6 +113,9 @@ class ReduceLROnPlateau(MetricSchedule):
         if is_called_by("get_lr"):
             inside = "A schedule that follows a metric cannot be inside another schedule: use its `num_warmup_steps`."
             raise refusal(TypeError, inside, metrics=metrics)
+        if self.warmup_step == 0 < self.num_warmup_steps:
+            idle = "The rate is 0 until the warm-up begins: call `step()` after each step of the optimizer, too."
+            warnings.warn(refusal(UserWarning, idle, num_warmup_steps=self.num_warmup_steps), stacklevel=2)
         metric: Any = metrics
         if type(metric) is not float:  # a float takes the fast path
             try:

@@ -4,7 +4,7 @@ import copy
 import math
 from typing import Any, Callable, Optional, Union
 
-from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
+from paddle.optimizer.lr import LinearLR, LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_int, checked_number, checked_state, refusal
 from .factory import Bool, CurveSchedule, LastStep, NonNegative, Positive, Schedule, Steps, checks_arguments
@@ -133,6 +133,9 @@ def resume_at(schedule: Any, step: Optional[int] = None) -> None:
     if not ours and (type(schedule).__module__ != LRScheduler.__module__ or isinstance(schedule, ReduceOnPlateau)):
         return
     loaded, rate = schedule.state_dict(), schedule.last_lr
-    schedule.step(schedule.last_epoch if step is None else step)
+    target, parts = schedule.last_epoch if step is None else step, vars(schedule).values()
+    recursive = any(isinstance(part, LinearLR) for part in (schedule, *parts))  # its rate is a factor times the last
+    for at in range(0 if recursive else target, target + 1):
+        schedule.step(at)
     if step is None and math.isclose(schedule.last_lr, rate, rel_tol=1e-6):
         schedule.set_state_dict(loaded)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Optional
 
 from .._checks import refusal
-from ..config import BUILT_IN, DecaySettings, LdoptConfig, json_argument, name_of, settings_of_arguments, with_erniekit
+from ..config import BUILT_IN, DecaySettings, LdoptConfig, json_argument, name_of, settings_of_arguments
 from ..layers.decay import LayerDecay
 from ..optimizers.options import REGISTRY
 from ..schedules.factory import ON_METRIC, SCHEDULES
@@ -139,8 +139,3 @@ class LdoptArgumentsMixin(_Settings, Args):
             super().print_config(*args, **kwargs)
         finally:
             self.ldopt_served = before
-
-    @property
-    def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of all arguments."""
-        return with_erniekit(super().layerwise_decay, self)

@@ -162,8 +162,8 @@ class LdoptTrainerMixin(ResumeMixin):
         if frozen or decay.freeze_below:
             found = {layers.layer_of(param.name) for param in frozen}
             labels = [layer.label for layer in sorted(found, key=lambda layer: (layer.tower, layer.index))]
-            counts = f"layerwise_freeze_below={decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters"
-            self._inform(f"{counts}: {', '.join(labels) or 'no layer has a smaller ratio'}")
+            counts = f"The layer-wise decay freezes {len(frozen)} of {len(params)} parameters"
+            self._inform(f"{counts}: {', '.join(labels) or 'no layer has a ratio below `layerwise_freeze_below`'}")
 
     def create_scheduler(self, num_training_steps: int) -> LRScheduler:
         """Return the Trainer's schedule, or create ours."""
@@ -238,15 +238,20 @@ class LdoptTrainerMixin(ResumeMixin):
 
     def _check_optimizer(self) -> None:
         """Raise if the optimizer contradicts the arguments, the Trainer's schedule or its model."""
-        if self.optimizer is not None and unwrap(self.optimizer) is not self._own_optimizer:
-            check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
+        if self.optimizer is not None:
+            if unwrap(self.optimizer) is not self._own_optimizer:
+                check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
+            elif decay_of_arguments(self.args) != (layerwise_interface(self.optimizer).decay or OFF):
+                wrong = "The decay has changed since the optimizer was built: set `trainer.optimizer = None`."
+                raise refusal(ValueError, wrong, layerwise_decay=decay_of_arguments(self.args))
         layers = [one for one in (self.model, getattr(self, "criterion", None)) if isinstance(one, paddle.nn.Layer)]
         known = {id(param) for layer in layers for param in layer.parameters()}
         plain = self.optimizer is not None and len(wrappers(self.optimizer)) == 1  # wrappers may cut parameters
         params = parameters_of(self.optimizer) if plain else []
         if others := [param.name for param in params if id(param) not in known and not param.stop_gradient]:
-            wrong = "The optimizer must train the model's own parameters: build it after a layer was replaced."
-            raise refusal(ValueError, wrong, others=first_few(others))
+            wrong = "The optimizer must train the model's own parameters: build it after a layer was replaced;"
+            beside = "layers that it trains beside the model go into `trainer.criterion`."
+            raise refusal(ValueError, f"{wrong} {beside}", others=first_few(others))
 
     def _check_checkpoint(self, folder: str) -> None:
         super()._check_checkpoint(folder)

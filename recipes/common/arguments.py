@@ -18,9 +18,8 @@ from paddle_ldopt import SchedulerType, list_optimizers
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
 from .errors import check_least, error, refuse
-from .run_folder import check_folder, take, with_arguments_of_run
-from .start import config_of
-from .start import unknown as _unknown
+from .run_folder import check_folder, names_in, take, with_arguments_of_run
+from .start import check, config_of
 
 HELP = {  # help of the Trainer's own arguments and of arguments with another default here
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
@@ -33,6 +32,7 @@ HELP = {  # help of the Trainer's own arguments and of arguments with another de
     "weight_decay": "weight decay of all parameters except biases and norms",
     "max_grad_norm": "global norm to which gradients are clipped; 0 is off",
     "layerwise_lr_decay": "rate of a layer / rate of the layer above; 1 is uniform",
+    "layerwise_preserve_mean": "divide all ratios by their mean over the blocks; by default true for a decay below 1",
     "layerwise_head_ratio": "ratio of the head, above 0",
     "num_train_epochs": "number of epochs",
     "max_steps": "number of steps, instead of --num_train_epochs; -1 is off",
@@ -44,8 +44,9 @@ HELP = {  # help of the Trainer's own arguments and of arguments with another de
     "device": "cpu or gpu",
     "early_stopping_patience": "evaluations without improvement before the training stops",
     "fp16": "train in float16; on a GPU only",
+    "verbose": "print the Trainer's log and the schedule",
 }
-SHOWN = (*HELP, "verbose", "allow_layerwise_change", "config")  # by --help, of the Trainer's arguments
+SHOWN = (*HELP, "allow_layerwise_change", "config")  # by --help, of the Trainer's arguments
 LOWER_IS_BETTER = ("loss", "perplexity", "rmse")
 
 
@@ -63,10 +64,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     learning_rate: float = 3e-4
     optim: str = "adamwdl"
     layerwise_lr_decay: float = 0.8  # chosen by the second study of docs/evidence.md, with the mean preserved
-    layerwise_preserve_mean: Optional[bool] = dataclasses.field(
-        default=None,
-        metadata={"help": "divide all ratios by their mean over the blocks; by default true for a decay other than 1"},
-    )
+    layerwise_preserve_mean: Optional[bool] = None  # true for a decay other than 1
     weight_decay: float = 0.01
     warmup_ratio: float = 0.1
     num_train_epochs: float = 8
@@ -80,7 +78,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     metric_for_best_model: str = "accuracy"
     early_stopping_patience: int = 3
     device: str = paddle.get_device().partition(":")[0]  # the installed Paddle's: gpu, xpu, npu or cpu
-    verbose: bool = dataclasses.field(default=False, metadata={"help": "print the Trainer's log and the schedule"})
+    verbose: bool = False
 
     def __post_init__(self):
         if self.layerwise_preserve_mean is None:
@@ -106,32 +104,16 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
         for name in ("fp16", "bf16"):
             if getattr(self, name) and self.device.startswith("cpu"):
                 yield error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)
-        if self.fp16 and self.bf16:
-            yield error("Choose one of `fp16` and `bf16`.", fp16=True, bf16=True)
         for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
             if (degree := getattr(self, name)) > paddle.distributed.get_world_size():
                 launch = "start the recipe with `python -m paddle.distributed.launch`"
                 yield error(f"`{name}` exceeds the number of processes: {launch}.", **{name: degree})
 
 
-def decay_name(args):
-    """Return the decay of a Trainer's arguments in words, for tables and headings."""
-    return f"decay {args.layerwise_lr_decay:g}" + " with preserve_mean" * args.layerwise_preserve_mean
-
-
-class Help(str):
-    """A help text, with the least value of its option."""
-
-    least = None
-
-
 def option(default, text, least=None):
-    """Return a field of the command line; `start` reads `least` from the source."""
-    text = Help(text.replace("%", "%%"))  # argparse formats it
-    text.least = least
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata={"help": text})
-    return dataclasses.field(default=default, metadata={"help": text})
+    """Return a field of the command line; `start.check` reads `least` from the source."""
+    more = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
+    return dataclasses.field(**more, metadata={"help": text.replace("%", "%%")})  # argparse formats it
 
 
 @dataclasses.dataclass
@@ -150,11 +132,11 @@ def parse(argv, *classes):
     Raises:
         ValueError: an argument is unknown, wrong or without an effect, or the folder is another run's.
     """
-    argv = with_arguments_of_run(_with_config(argv, classes))
+    argv = with_arguments_of_run(_with_config(argv))
     found = parse_line(argv, *classes)
     patience, _ = take(argv, "early_stopping_patience")
     if patience is not None and not found[-1].load_best_model_at_end:
-        problem = "Early stopping needs `load_best_model_at_end`: set this, or leave out `early_stopping_patience`."
+        problem = "Early stopping needs `load_best_model_at_end`."
         raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
     check_folder(found[-1])
     if found[-1].verbose:
@@ -162,40 +144,40 @@ def parse(argv, *classes):
     return (*found, argv)
 
 
+def choose_metric(args, names, argv):
+    """Have the first of these metrics choose the best model, unless the command line names another of them or loss."""
+    if "metric_for_best_model" not in names_in(argv):
+        args.metric_for_best_model = names[0]
+        args.greater_is_better = names[0] not in LOWER_IS_BETTER
+    elif args.metric_for_best_model not in (*names, "loss"):
+        valid = ", ".join((*names, "loss"))
+        raise error(f"These labels have the metrics {valid}.", metric_for_best_model=args.metric_for_best_model)
+
+
 def parse_line(argv, *classes):
     """Return one object of each of these dataclasses, as `parse` does, without resuming a run.
 
     ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` prints all.
     """
-    usage = "%(prog)s [--config FILE] [arguments]"
-    if issubclass(classes[-1], TrainingArguments):
+    usage, trains = "%(prog)s [--config FILE] [arguments]", issubclass(classes[-1], TrainingArguments)
+    if trains:
         usage += "; --help-all also shows all arguments of PaddleNLP's Trainer"
     parser = PdArgumentParser(classes, usage=usage, allow_abbrev=False)  # `take` finds whole names
-    parser.add_argument(
-        "--config",
-        default=argparse.SUPPRESS,
-        metavar="FILE",
-        help="YAML file of arguments; the command line overrides it",
-    )
-    if issubclass(classes[-1], TrainingArguments):
+    text = "YAML file of arguments; the command line overrides it"
+    parser.add_argument("--config", default=argparse.SUPPRESS, metavar="FILE", help=text)
+    if trains:
         texts = {**HELP, "metric_for_best_model": f"{HELP['metric_for_best_model']}: {', '.join(classes[-1].metrics)}"}
         for action in parser._actions:
             action.help = texts.get(action.dest, action.help)
     if {"-h", "--help"} & set(argv):
         _hide(parser, classes)
+    if {"-h", "--help", "--help-all", "--help_all"} & set(argv):
         parser.print_help()
         sys.exit(0)
-    if {"--help-all", "--help_all"} & set(argv):
-        parser.print_help()
-        sys.exit(0)
-    *found, unknown = parser.parse_args_into_dataclasses(_with_config(argv, classes), return_remaining_strings=True)
-    known = sorted(name for action in parser._actions for name in action.option_strings)
-    wrong = [word for word in unknown if word.startswith("-")] or unknown  # their values are among the others
-    refuse(_unknown(word.partition("=")[0], known, argument=word) for word in wrong)
-    for options in found:
-        helps = {field.name: field.metadata.get("help") for field in dataclasses.fields(options)}
-        least = {name: text.least for name, text in helps.items() if getattr(text, "least", None) is not None}
-        check_least(options, **least)
+    check(sys.modules[classes[0].__module__].__file__, argv)
+    *found, rest = parser.parse_args_into_dataclasses(_with_config(argv), return_remaining_strings=True)
+    if rest:
+        raise error("Arguments begin with `--`.", arguments=rest)
     return found
 
 
@@ -221,17 +203,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.option_strings[-1]} {action.metavar}".rstrip()
 
 
-def _with_config(argv, classes):
+def _with_config(argv):
+    """Return a command line with the settings of its config before its own arguments."""
     path, rest = take(argv, "config")
-    if path is None:
-        return argv
-    settings = config_of(path)
-    known = [field.name for cls in classes for field in dataclasses.fields(cls) if field.init]
-    refuse(_unknown(str(name), known, **{str(name): value}) for name, value in settings.items() if name not in known)
-    empty = [name for name, value in settings.items() if value is None]
-    refuse(error(f"`{name}` needs a value: leave it out for its default.", **{name: None}) for name in empty)
     first = []
-    for name, value in settings.items():
+    for name, value in config_of(path).items() if path is not None else ():
         if isinstance(value, list):
             first += [f"--{name}", *map(str, value)]
         else:  # in one word, because a value may begin with --

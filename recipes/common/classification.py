@@ -1,7 +1,7 @@
 """Scores of classes, sets of labels and scores, by scikit-learn and SciPy; confusions and mistakes.
 
-of_kind(splits).metrics(prediction)      # of the Trainer's `compute_metrics`
-of_kind(splits).judge(texts)(logits, right)   # -> details for results.json, tables for the report
+of_kind(splits).scores(logits, right)    # of the Trainer's `compute_metrics`
+judge(logits, right, names, texts)       # -> details for results.json, tables for the report
 """
 
 import dataclasses
@@ -77,10 +77,8 @@ def class_scores(logits, labels):
 def label_scores(logits, labels):
     """Return micro F1, macro F1 and the share of rows with exactly the right labels."""
     predicted, right = np.asarray(logits_of(logits)) > 0, np.asarray(labels) > 0.5
-    found = {
-        f"{kind}_f1": metrics.f1_score(right, predicted, average=kind, zero_division=0) for kind in ("micro", "macro")
-    }
-    return {**{name: float(value) for name, value in found.items()}, "exact": float((predicted == right).all(1).mean())}
+    f1 = lambda kind: float(metrics.f1_score(right, predicted, average=kind, zero_division=0))  # noqa: E731
+    return {"micro_f1": f1("micro"), "macro_f1": f1("macro"), "exact": float((predicted == right).all(1).mean())}
 
 
 def _scores_of(splits):
@@ -94,79 +92,56 @@ def _scores_of(splits):
     return scores
 
 
-def judge(names, inputs=None, kind="classes"):
-    """Return a function (logits, labels) -> `details`, and their `tables`."""
+def judge(logits, right, names, inputs, kind="classes"):
+    """Return scores by class, the confusion matrix and the most confident mistakes as results, and as tables.
 
-    def judged(logits, labels):
-        logits = np.asarray(logits_of(logits), "float64")
-        if kind == "scores":
-            return {}, {}
-        if kind == "labels":
-            each = metrics.precision_recall_fscore_support(np.asarray(labels) > 0.5, logits > 0, zero_division=0)
-            found = {"classes": _by_class(names, each)}
-            return found, {"Test rows by label": _class_table(found["classes"])}
-        more = details(logits, labels, names, inputs)
-        shown = tables(more)
-        for mistake in more["mistakes"]:  # results.json has the name of an image, and not its pixels
-            kept = isinstance(mistake["input"], (str, tuple))
-            mistake["input"] = mistake["input"] if kept else getattr(mistake["input"], "name", "an image")
-        return more, shown
-
-    return judged
-
-
-def _by_class(names, each):
-    columns = ("precision", "recall", "f1", "rows")
-    return {name: dict(zip(columns, map(float, row))) for name, *row in zip(names, *each)}
-
-
-def details(logits, right, names, inputs=None):
-    """Return precision, recall and F1 of each class, the confusion matrix, the most confident mistakes.
-
-    `right` are the class numbers of the rows. Mistakes are listed if `inputs` are given: texts, pairs, images.
+    `right` are the labels as the loss takes them; `inputs` are texts, pairs or images.
     """
-    probabilities, right = softmax(logits, axis=-1), np.asarray(right)
-    predicted, numbers = probabilities.argmax(-1), np.arange(len(names))
+    logits, right = np.asarray(logits_of(logits), "float64"), np.asarray(right)
+    if kind == "scores":
+        return {}, {}
+    if kind == "labels":
+        each = metrics.precision_recall_fscore_support(right > 0.5, logits > 0, zero_division=0)
+        return _by_class(names, each, "label")
+    shares, numbers = softmax(logits, axis=-1), np.arange(len(names))
+    predicted, sure = shares.argmax(-1), shares.max(-1)
     each = metrics.precision_recall_fscore_support(right, predicted, labels=numbers, zero_division=0)
-    matrix, sure = metrics.confusion_matrix(right, predicted, labels=numbers), probabilities.max(-1)
-    wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]] if inputs is not None else []
-    rows = [(inputs[i], names[right[i]], names[predicted[i]], float(sure[i])) for i in wrong[:MISTAKES]]
-    return {
-        "classes": _by_class(names, each),
-        "confusion matrix": {"rows are the true classes, columns the predicted": matrix.tolist(), "classes": names},
-        "mistakes": [dict(zip(MISTAKE, row)) for row in rows],
-    }
-
-
-def _class_table(classes):
-    """Return header and rows; a class without test rows has no scores."""
-    cells = [
-        (
-            name,
-            *(f"{row[column]:.3f}" if row["rows"] else "-" for column in ("precision", "recall", "f1")),
-            int(row["rows"]),
-        )
-        for name, row in classes.items()
-    ]
-    return ("class", "precision", "recall", "F1", "rows"), cells
-
-
-def tables(results):
-    """Return the result of `details` as tables: title -> (header, rows)."""
-    names, (matrix, _) = list(results["classes"]), results["confusion matrix"].values()
-    out = {"Test rows by class": _class_table(results["classes"])}
+    found, tables = _by_class(names, each, "class")
+    matrix = metrics.confusion_matrix(right, predicted, labels=numbers)
     if len(names) <= MOST:
-        out["Confusion matrix"] = (("true \\ predicted", *names), [(n, *row) for n, row in zip(names, matrix)])
+        rows = [(name, *row) for name, row in zip(names, matrix)]
+        tables["Confusion matrix"] = (("true \\ predicted", *names), rows)
     else:
-        pairs = [(a, b, matrix[i][j]) for i, a in enumerate(names) for j, b in enumerate(names) if i != j]
-        often = [pair for pair in sorted(pairs, key=lambda pair: -pair[2])[:20] if pair[2]]
-        if often:
-            out["Most frequent confusions"] = (("true class", "predicted", "rows"), often)
-    if results["mistakes"]:
-        rows = [tuple(mistake[name] for name in MISTAKE) for mistake in results["mistakes"]]
-        rows = [(shown(given), label, predicted, f"{share:.3f}") for given, label, predicted, share in rows]
-        out["Most confident mistakes"] = (("input", *MISTAKE[1:]), rows)
-    return out
+        pairs = [(matrix[i, j], names[i], names[j]) for i in numbers for j in numbers if i != j and matrix[i, j]]
+        often = [(true, other, rows) for rows, true, other in sorted(pairs, key=lambda pair: -pair[0])[:20]]
+        tables["Most frequent confusions"] = (("true class", "predicted", "rows"), often)
+    wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]][:MISTAKES]
+    mistakes = [(inputs[i], names[right[i]], names[predicted[i]], float(sure[i])) for i in wrong]
+    rows = [(shown(given), *labels, f"{share:.3f}") for given, *labels, share in mistakes]
+    tables["Most confident mistakes"] = (("input", *MISTAKE[1:]), rows)
+    found["confusion matrix"] = {"rows are the true classes, columns the predicted": matrix.tolist(), "classes": names}
+    found["mistakes"] = [dict(zip(MISTAKE, (_named(given), *others))) for given, *others in mistakes]
+    return found, {title: cells for title, cells in tables.items() if cells[1]}
+
+
+def _by_class(names, each, title):
+    """Return precision, recall, F1 and rows of each class as results and as a table."""
+    columns = ("precision", "recall", "f1", "rows")
+    found = {name: dict(zip(columns, map(float, row))) for name, *row in zip(names, *each)}
+    return {"classes": found}, {f"Test rows by {title}": table_of_scores(title, found, columns)}
+
+
+def table_of_scores(title, found, columns):
+    """Return header and rows for name -> {column: score}; the last column counts, and without a count is no score."""
+    *scores, count = columns
+    cell = lambda row, column: f"{row[column]:.3f}" if row[count] else "-"  # noqa: E731
+    rows = [(name, *(cell(row, column) for column in scores), int(row[count])) for name, row in found.items()]
+    return (title, *columns), rows
+
+
+def _named(given):
+    """Return an input for results.json, which has the name of an image, and not its pixels."""
+    return given if isinstance(given, (str, tuple)) else getattr(given, "name", "an image")
 
 
 def shown(given, most=200):

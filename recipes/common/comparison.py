@@ -30,6 +30,7 @@ from .fine_tuning import Score
 from .report_page import paragraph, plots, section, side_by_side, table, write_page
 from .run_folder import ARGUMENTS, write_json
 
+CELL = ("learning_rate", "layerwise_lr_decay", "seed")
 DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite
 BOUNDED = ("accuracy", "macro_f1", "micro_f1", "f1", "rouge_1", "rouge_l")  # scores from 0 to 1
 
@@ -58,29 +59,29 @@ class Study:
         if before != made:
             raise error(f"The folder has the runs of another sweep: {before}.", output_dir=self.folder, **made)
         write_json(self.folder, "sweep.json", made)
-        results = {
-            (line["learning_rate"], line["layerwise_lr_decay"], line["seed"]): line for line in read_results(path)
-        }
+        results = {tuple(line[name] for name in CELL): line for line in read_results(path)}
         todo = [run for run in self.plan() if run not in results]
         _print(f"{len(todo)} runs of {self.recipe} to do, {len(results)} done: {path}")
         for number, run in enumerate(todo, 1):
             results[run] = self._train(*run)
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(results[run]) + "\n")
-            _print(f"[{number}/{len(todo)}] {name_of(*run)}: {results[run]}")
+            scores = "validation {validation:.3f}, test {test:.3f}, {seconds:.0f} s"
+            said = results[run].get("failed") or scores.format(**results[run])
+            _print(f"[{number}/{len(todo)}] {name_of(*run)}: {said}")
         self.report([results[run] for run in self.plan()])
 
     def _train(self, rate, decay, seed):
         """Return the validation and the test score of one run, the baseline, and the metric's name."""
         folder = Path(self.folder, name_of(rate, decay, seed))
         argv = [*self.arguments, "--output_dir", str(folder)]
-        argv += [f"--learning_rate={rate}", f"--layerwise_lr_decay={decay}", f"--seed={seed}"]
+        argv += [f"--{name}={value}" for name, value in zip(CELL, (rate, decay, seed))]
         if last_checkpoint(folder):
             argv = ["--resume_from_checkpoint", str(folder)]
         elif folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        began, run = time.perf_counter(), {"learning_rate": rate, "layerwise_lr_decay": decay, "seed": seed}
+        began, run = time.perf_counter(), dict(zip(CELL, (rate, decay, seed)))
         try:
             with quiet(folder / "log.txt"), paddle.utils.unique_name.guard():
                 importlib.import_module(self.recipe).run(argv)
@@ -119,16 +120,12 @@ class Study:
         best = {decay: best_rate(runs, rates, decay) for decay in decays}
         found = {decay: scores_of(runs, "test", best[decay], decay) for decay in decays}
         said = [f"decay {d:g}: {spread(found[d])} at learning rate {best[d]:g}, the best by validation" for d in decays]
-        said += [
-            verdict(found[decays[0]], found[decay], f"decay {decays[0]:g}", f"decay {decay:g}", score)
-            for decay in decays[1:]
-        ]
+        first, *others = decays
+        said += [verdict(found[first], found[d], f"decay {first:g}", f"decay {d:g}", score) for d in others]
         _print("\n".join(said))
         chart = plots("test score by rate", _draw, runs, rates, decays, score)
-        parts = [
-            *map(paragraph, said[::-1]),
-            side_by_side(section(title, table(header, rows)), section("With 95 % intervals", chart)),
-        ]
+        found = side_by_side(section(title, table(header, rows)), section("With 95 % intervals", chart))
+        parts = [*map(paragraph, said[::-1]), found]
         write_page(path := str(Path(self.folder, "report.html")), f"{self.recipe}: learning rates and decays", parts)
         _print(f"report: {path}")
 

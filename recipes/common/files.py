@@ -8,6 +8,7 @@ import codecs
 import csv
 import io
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -41,8 +42,9 @@ RECIPES = ("text_classification", "token_classification", "seq2seq", "language_m
 
 @dataclass
 class Notes:
-    """What reading the files of a data set found: columns, reasons why rows were dropped, encodings."""
+    """What reading the files of a data set found: rows, columns, reasons why rows were dropped, encodings."""
 
+    rows: int = 0
     columns: dict = field(default_factory=dict)  # of the training rows: option -> name
     dropped: Counter = field(default_factory=Counter)  # reason -> rows
     encodings: set = field(default_factory=set)
@@ -52,7 +54,8 @@ class Notes:
         columns = f" Columns: {', '.join(f'{role} = {name!r}' for role, name in roles.items())}." if roles else ""
         read = f" Read as {', '.join(sorted(self.encodings))}." if self.encodings else ""
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items() if count)
-        return f"{columns}{read} Rows dropped: {dropped or 'none'}."
+        kept = f"{dropped}; scores cover {self.rows - sum(self.dropped.values())} of {self.rows} rows"
+        return f"{columns}{read} Rows dropped: {kept if dropped else 'none'}."
 
 
 def decode(path, encoding=None, notes=None):
@@ -124,7 +127,7 @@ def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=No
 def _json_records(text):
     """Yield (place, dict) of a JSON list, of such a list as `data`, or of one object per line."""
     try:
-        whole = json.loads(text, object_pairs_hook=_unique_keys) if text.lstrip()[:1] in ("[", "{") else None
+        whole = json.loads(text) if text.lstrip()[:1] in ("[", "{") else None
     except json.JSONDecodeError as cause:
         if text.lstrip().startswith("["):
             raise ValueError(f"line {cause.lineno} is not JSON ({cause.msg})") from cause
@@ -133,20 +136,13 @@ def _json_records(text):
         whole = next((whole[name] for name in ("data", "rows", "examples") if name in whole), [whole])
     if whole is None:
         lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
-        found = ((f"Line {n}", json.loads(line, object_pairs_hook=_unique_keys)) for n, line in lines)
+        found = ((f"Line {n}", json.loads(line)) for n, line in lines)
     else:
         found = ((f"Row {n}", record) for n, record in enumerate(whole, 1))
     for place, record in found:
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")
         yield place, record
-
-
-def _unique_keys(pairs):
-    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    if twice:
-        raise ValueError(f"several values have the same name: {twice}")
-    return dict(pairs)
 
 
 def flatten(records):
@@ -183,21 +179,12 @@ def _delimiter(text, suffix):
 
 
 def _is_quoted(text, delimiter):
-    """Return whether a .tsv quotes cells as pandas does; in other files a quote is an ordinary character."""
-    rows = "\n".join(line for line in text.replace("\r\n", "\n").split("\n") if line)
-    if '"' not in rows:
-        return False
+    """Return whether a .tsv quotes cells, as pandas does; in other files a quote is an ordinary character."""
     try:
-        read = list(csv.reader(io.StringIO(rows, newline=""), delimiter=delimiter, strict=True))
+        widths = {len(cells) for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)}
     except csv.Error:
         return False
-
-    def written(quoting):
-        out = io.StringIO()
-        csv.writer(out, delimiter=delimiter, lineterminator="\n", quoting=quoting).writerows(read)
-        return out.getvalue().rstrip("\n")
-
-    return rows in (written(csv.QUOTE_MINIMAL), written(csv.QUOTE_ALL))
+    return '"' in text and len(widths - {0}) == 1
 
 
 def _is_header(first, wanted, likely):
@@ -218,16 +205,17 @@ def _begins_with_label_name(records, wanted, path):
         return False
     if labels[0].strip().lower() in USUAL_NAMES["label_column"]:
         return True
-    if _is_number(labels[0]):
+    if is_number(labels[0]):
         return False
     problem = f"No other row has the first row's label {labels[0]!r}. If the first row holds column names, pass"
     advice = "`--text_column` and `--label_column` with two of them; if not, `--has_header False`"
     raise error(f"{problem} {advice}.", source=path, has_header=None)
 
 
-def _is_number(text):
+def is_number(text):
+    """Return whether a text is a finite number."""
     try:
-        return float(text) == float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
 
@@ -271,18 +259,18 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
     return rows
 
 
-def tagged(record, source, names=None):
-    """Return (words, tags) of a dict: lists of words and of tags (numbers of `names`), or a text and spans."""
+def tagged(record, source):
+    """Return (words, tags) of a dict: lists of words and of tags, or a text and spans."""
     words = next((record[name] for name in ("tokens", "words", "text") if record.get(name)), None)
     found = next((record[name] for name in (*TAG_FIELDS, "entities", "spans") if record.get(name) is not None), None)
     if words is None or not isinstance(found, (list, dict)):
-        problem = "`tokens` and `ner_tags`, `labels` or `tags`, or `text` and `entities` are required"
-        raise error(f"{problem}; the row has {list(record)}.", source=source)
+        needed = "`tokens` and `ner_tags`, `labels` or `tags`, or `text` and `entities` are required"
+        raise error(f"{needed}; the row has {list(record)}.", source=source)
     words = list(words)
     if isinstance(found, list) and not (found and isinstance(found[0], (list, dict))) and (found or not words):
         if len(found) != len(words):
             raise error(f"A row has {len(words)} words, but {len(found)} tags.", source=source)
-        return words, [names[tag] if names and isinstance(tag, int) else str(tag) for tag in found]
+        return words, list(map(str, found))
     tags = ["O"] * len(words)
     for begin, end, kind in _spans(found):
         if not 0 <= begin < end <= len(words):

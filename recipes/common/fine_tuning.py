@@ -1,6 +1,6 @@
 """A recipe's training with its callbacks, its results and its report.
 
-fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, argv, parts)
+fine_tune(trainer, Score("accuracy", "majority class", 0.33), options, argv, parts)
 main = entry_point(run)  # run(argv); errors in the input are printed in one line
 """
 
@@ -20,12 +20,12 @@ from paddle_ldopt import LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 
-from .arguments import LOWER_IS_BETTER, decay_name
-from .progress import replace_progress
+from .arguments import LOWER_IS_BETTER
+from .callbacks import StopWithCheckpoint, replace_progress
+from .rows import warn_of_unknown
 from .run_folder import NoteArguments, check_data, names_in, note_for_predictions, write_json
 from .run_report import RunReport
 from .start import end_at_once
-from .stopping import StopWithCheckpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,53 +56,38 @@ class FileSchedule(ScheduleCallback):
 
 def rates_of(layers, args):
     """Return in words the peak rates of head, top block and embeddings."""
-    rows = layers.table(args.layerwise_decay, args.learning_rate).rows
-    blocks = [row for row in rows if row.label.startswith("block")]
-    named = {row.label: row for row in rows if not row.label.startswith("block")}
-    if blocks:
-        named["top block"] = max(blocks, key=lambda row: row.index)
-    shown = [
-        (label, named[label].ratio[1] * args.learning_rate)
-        for label in ("head", "top block", "embeddings")
-        if label in named
-    ]
+    named = {}
+    for row in layers.table(args.layerwise_decay, args.learning_rate).rows:  # from the embeddings to the head
+        named["top block" if row.label.startswith("block") else row.label] = row.ratio[1] * args.learning_rate
+    shown = ", ".join(f"{name} {named[name]:.2g}" for name in ("head", "top block", "embeddings") if name in named)
     meaning = "the mean of the blocks" if args.layerwise_preserve_mean else "that of a layer whose ratio is 1"
-    found = ", ".join(f"{label} {rate:.2g}" for label, rate in shown)
-    return f"peak rates: {found} (learning_rate {args.learning_rate:g} is {meaning})."
+    return f"peak rates: {shown} (learning_rate {args.learning_rate:g} is {meaning})."
 
 
-def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None):
-    """Train, evaluate on the test split, write results and report; print the score and the baseline.
+def fine_tune(trainer, score, options, argv, parts, noted=None):
+    """Train, evaluate on the test rows, write results and report; print the score and the baseline.
 
-    Args:
-        trainer (Trainer): with its data.
-        test (Dataset): evaluated at the end.
-        score (Score): the metric and the baseline.
-        options (dataclass): of the recipe, with `model` and `data`.
-        argv (list[str]): the command line, for a resume.
-        parts (Parts): the rows.
-        judge (callable, optional): (logits, labels) of the test rows -> further results, and tables for the report.
-        noted (dict, optional): further facts that predictions need.
+    `options` are the recipe's, `argv` is the command line for a resume, `noted` has further facts for predictions.
     """
-    args, noted_arguments = trainer.args, NoteArguments(argv)
-    sets = {"train": trainer.train_dataset, "validation": trainer.eval_dataset, "test": test}
-    account = {
-        split: data.account(len(getattr(parts, split))) for split, data in sets.items() if hasattr(data, "account")
-    }
-    if account and trainer.is_world_process_zero():
-        length = getattr(options, "max_length", None)
-        print(f"max_length={length}: " + "; ".join(f"{split}: {said}" for split, said in account.items()) + ".")
-    settings = changed_settings(argv, options, args)
-    rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
-    title = f"{options.model} on {options.data}, {decay_name(args)}, learning rate {rate}"
-    if trainer.is_world_process_zero() and trainer.optimizer is None:
+    args, test, noted_arguments = trainer.args, trainer.data["test"], NoteArguments(argv)
+    lengths = {name: value for name, value in vars(options).items() if name in ("max_length", "max_target_length")}
+    account = {split: data.account(split) for split, data in trainer.data.items() if hasattr(data, "account")}
+    said = parts.description + parts.warning + warn_of_unknown(trainer.train_dataset, trainer.tokenizer)
+    if trainer.is_world_process_zero():
+        print(said)
+        if account:
+            most = ", ".join(f"{name}={value}" for name, value in lengths.items())
+            print(f"{most}: {'; '.join(map(': '.join, account.items()))}.")
         print(rates_of(trainer.layer_map, args), flush=True)
+    settings = changed_settings(argv, options, args)
+    decay = f"decay {args.layerwise_lr_decay:g}" + " with preserve_mean" * args.layerwise_preserve_mean
+    title = f"{options.model} on {options.data}, {decay}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, title, trainer.layer_map)
-    if trainer.optimizer is None and args.optim.value in ("adamw", *list_optimizers()):
+    if args.optim.value in ("adamw", *list_optimizers()):
         report.config = LdoptConfig.from_arguments(args)
     check_data(args, parts)
     callbacks, stop = [report, LayerLRCallback(trainer.layer_map)], StopWithCheckpoint()
-    if trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
+    if args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
         schedule = ScheduleCallback if args.verbose else FileSchedule
         callbacks.append(schedule(f"{args.output_dir}/schedule.png", layers=trainer.layer_map))  # also schedule.csv
     if args.load_best_model_at_end:
@@ -116,7 +101,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
         try:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         except BaseException as error:  # also report a run that diverged or was interrupted
-            report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
+            report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, said)
             raise
     seconds, best = time.perf_counter() - began, trainer.state.best_metric
     if args.evaluation_strategy.value == "no":
@@ -125,20 +110,25 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
         print(f"This run already ended, at step {state.global_step}: only the test is repeated.", flush=True)
     trainer.remove_callback(EarlyStoppingCallback)  # it would count the test as an evaluation
-    if judge is None:
-        tested, found, tables = trainer.evaluate(test, metric_key_prefix="test"), {}, {}
-    else:
+    if hasattr(test, "judge"):
         predicted = trainer.predict(test, metric_key_prefix="test")
-        tested, (found, tables) = predicted.metrics, judge(predicted.predictions, predicted.label_ids)
+        tested, (found, tables) = predicted.metrics, test.judge(predicted.predictions, predicted.label_ids)
+    else:
+        tested, found, tables = trainer.evaluate(test, metric_key_prefix="test"), {}, {}
     ignored = ("_runtime", "_per_second", f"test_{score.metric}", "test_ppl")
     others = {key: value for key, value in tested.items() if key.startswith("test_") and not key.endswith(ignored)}
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(args.dataset_world_size, 1)
-    more = {
+    baseline, reached = f"{score.baseline.replace(' ', '-')} baseline", tested[f"test_{score.metric}"]
+    results = {
+        f"test {score.metric}": reached,
+        baseline: score.value,
+        "verdict": score.verdict(reached),
         **{key.replace("_", " ", 1): value for key, value in others.items()},
         f"best validation {args.metric_for_best_model}": best,
         "kept": _kept(args, state),
         "stopped": _why_it_stopped(args, state),
-        **{f"{split} rows": said for split, said in account.items()},
+        **lengths,
+        **{f"{split} rows": text for split, text in account.items()},
         "steps": state.global_step,
         "seconds" + (" since it was resumed" if args.resume_from_checkpoint else ""): seconds,
         "training rows per second": steps * rows / seconds,
@@ -146,11 +136,9 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     }
     trainer.save_model(args.output_dir)
     note_for_predictions(args.output_dir, args.recipe, options, **(noted or {}))
-    baseline, reached = f"{score.baseline.replace(' ', '-')} baseline", tested[f"test_{score.metric}"]
-    results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}
     write_json(args.output_dir, "results.json", results)
     line = (score.metric, score.baseline, score.value)
-    path = report.write(results, settings, parts.description, tables=tables, baseline=line)
+    path = report.write(results, settings, said, tables=tables, baseline=line)
     if path:  # in the main process
         print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
         print(", ".join(f"{key.replace('_', ' ', 1)} {value:.3f}" for key, value in others.items()))

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from PIL import Image
+from PIL import Image, ImageFile, ImageOps
 from sklearn.datasets import load_digits
 
+from . import classification
 from .errors import error
 from .files import Notes
-from .rows import STEMS, check_examples, deal, hub_rows, label_names
+from .rows import STEMS, check_examples, deal, hub_rows
 from .start import HUBS
 
+ImageFile.LOAD_TRUNCATED_IMAGES = True  # the rest of such a file is grey
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 # mean and deviation of the training pixels of CLIP and of ImageNet
 CLIP = ((0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758))
@@ -44,6 +46,7 @@ def folder_rows(path, notes):
                 rows.append((file, file.parent.name))
         except OSError:
             notes.dropped["that cannot be opened"] += 1
+    notes.rows += len(files)
     return rows
 
 
@@ -52,12 +55,11 @@ def hub_images(data, split):
     image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
     if image is None or label is None:
         raise error("The columns `label` and `image` or `img` are required.", split=split, has=list(data[0]))
-    names = label_names(data, label)
-    return [(np.array(row[image]), names[row[label]] if names else str(row[label])) for row in data]
+    return [(np.array(row[image]), str(row[label])) for row in data]
 
 
 def load_images(source):
-    """Return the `Parts` of images and the names of their classes."""
+    """Return the `Parts` of images and the names of their classes, (image, name)."""
     hub, _, name = source.partition(":")
     notes = Notes()
     if source == "digits":
@@ -84,8 +86,7 @@ def few(parts, per_class):
     counts = Counter(name for _, name in parts.train)
     check_examples(counts, per_class, "images")
     train = [row for name in sorted(counts) for row in [r for r in parts.train if r[1] == name][:per_class]]
-    used = f"{parts.description} Trained on {len(train)}, {per_class} of each class."
-    return dataclasses.replace(parts, train=train, description=used)
+    return dataclasses.replace(parts, train=train)
 
 
 class Images:
@@ -97,13 +98,30 @@ class Images:
     def __len__(self):
         return len(self.rows)
 
+    def score(self, prediction):
+        """Return the scores of a prediction."""
+        return classification.class_scores(prediction.predictions, prediction.label_ids)
+
+    def judge(self, logits, labels):
+        """Return scores by class and mistakes, as results and as tables."""
+        return classification.judge(logits, labels, self.names, [image for image, _ in self.rows])
+
     def __getitem__(self, index):
         image, name = self.rows[index]
+        try:
+            pixels = self._pixels(image)
+        except OSError as cause:
+            raise error(f"The image cannot be read ({cause}).", image=image) from cause
+        return {"pixel_values": pixels, "labels": self.names.index(name)}
+
+    def _pixels(self, image):
         with Image.open(image) if isinstance(image, Path) else Image.fromarray(image) as opened:
-            pixels = np.asarray(opened.convert("RGB").resize((self.size, self.size)), "float32") / 255
+            upright = ImageOps.exif_transpose(opened)
+            if upright.mode.startswith("I"):  # 16 bits, which `convert` would clip
+                upright = Image.fromarray((np.asarray(upright) // 257).astype("uint8"))
+            pixels = np.asarray(upright.convert("RGB").resize((self.size, self.size)), "float32") / 255
         mean, deviation = self.norm
-        scaled = ((pixels - mean) / deviation).astype("float32").transpose(2, 0, 1)
-        return {"pixel_values": scaled, "labels": self.names.index(name)}
+        return ((pixels - mean) / deviation).astype("float32").transpose(2, 0, 1)
 
 
 def collate(rows):

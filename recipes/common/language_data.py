@@ -8,8 +8,7 @@ loss = unigram(train, test, VOCABULARY)                               # per toke
 import numpy as np
 
 from .errors import error
-from .files import Notes, read_table
-from .rows import Encoded, load_parts, rows_of_columns, table_of
+from .rows import Encoded, load_tables, rows_of_columns
 
 IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the vocabulary of bytes
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
@@ -18,47 +17,39 @@ ROLES |= {"bot": "assistant", "observation": "user", "function_call": "assistant
 
 def load_pairs(options, own, conversations=False):
     """Return the `Parts` of (source, target) rows, or of conversations, of `options.data`."""
+    wanted = {"source_field": options.source_field, "target_field": options.target_field}
 
     def rows(names, table, source, notes):
         if {"instruction", "output"} <= set(names) and options.source_field is None:  # Alpaca
-            columns = ["instruction", *(["input"] if "input" in names else []), "output"]
-            cells = [(place, [row[names.index(name)] for name in columns]) for place, row in table]
-            table = [(p, ["\n".join(filter(None, row[:-1])) if row[0] else None, row[-1]]) for p, row in cells]
-            names = ["instruction", "output"]
+            asked = [names.index(name) for name in ("instruction", "input") if name in names]
+            answer = names.index("output")
+            prompt = lambda row: "\n".join(filter(None, (row[i] for i in asked))) if row[asked[0]] else None  # noqa: E731
+            table = [(place, [prompt(row), row[answer]]) for place, row in table]
+            names = [" + ".join(names[i] for i in asked), "output"]
         if conversations and (column := next((n for n in ("conversations", "messages") if n in names), None)):
             return _conversations(names, table, column, source, notes)
-        wanted = {"source_field": options.source_field, "target_field": options.target_field}
         others = {"source_field": ("0",), "target_field": ("1",)} if len(names) == 2 else {}
         found = rows_of_columns(names, table, wanted, source, notes, others)
         return [(("user", str(a)), ("assistant", str(b))) for a, b in found] if conversations else found
 
-    wanted = {"source_field": options.source_field, "target_field": options.target_field}
-    return load_parts(
-        options,
-        own=own,
-        read=lambda path, notes: rows(*read_table(path, wanted, encoding=options.encoding, notes=notes), path, notes),
-        rows_of=lambda data, split: rows(*table_of(data), split, Notes()),
-        key=lambda row: row[0] if isinstance(row[0], str) else row[0][1],
-    )
+    return load_tables(options, wanted, rows, own=own, key=lambda row: row[0] if isinstance(row[0], str) else row[0][1])
 
 
 def _conversations(names, table, column, source, notes):
     """Return [((role, text), ...), ...] of ShareGPT's or OpenAI's conversations; drop those without an answer."""
     rows, system = [], names.index("system") if "system" in names else None
+    notes.rows += len(table)
     for place, cells in table:
         try:
-            turns = [
-                (ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content")))
-                for t in cells[names.index(column)]
-            ]
+            turns = cells[names.index(column)]
+            turns = [(ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content"))) for t in turns]
         except (KeyError, AttributeError, TypeError) as cause:
-            problem = f"{place} is no conversation of turns with `from` and `value`, or `role` and `content` ({cause})"
-            raise error(f"{problem}.", source=source, roles=sorted(ROLES)) from cause
+            problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
+            raise error(problem, source=source, roles=sorted(ROLES)) from cause
         if system is not None and cells[system]:
             turns = [("system", cells[system]), *turns]
-        answered = any(role == "assistant" and text for role, text in turns) and all(
-            isinstance(t, str) for _, t in turns
-        )
+        answered = any(role == "assistant" and text for role, text in turns)
+        answered = answered and all(isinstance(text, str) for _, text in turns)
         rows += [tuple(turns)] if answered else []
         notes.dropped["without an answer"] += not answered
     return rows
@@ -66,17 +57,14 @@ def _conversations(names, table, column, source, notes):
 
 def by_bytes(messages):
     """Return [(tokens, whether they are learnt), ...] of a conversation, in bytes; a line break ends an answer."""
-    return [
-        (list(f"{text}\n".encode() if role == "assistant" else text.encode()), role == "assistant")
-        for role, text in messages
-    ]
+    ended = [(f"{text}\n" if role == "assistant" else text, role == "assistant") for role, text in messages]
+    return [(list(text.encode()), answer) for text, answer in ended]
 
 
-def by_tokenizer(tokenizer, chat=True):
-    """Return a function of a conversation, as `by_bytes`; with `chat` it writes the tokenizer's chat template."""
-    template = (
-        tokenizer.chat_template if chat and hasattr(getattr(tokenizer, "chat_template", None), "render") else None
-    )
+def by_tokenizer(tokenizer):
+    """Return a function of a conversation, as `by_bytes`; it writes the tokenizer's chat template, if there is one."""
+    template = getattr(tokenizer, "chat_template", None)
+    template = template if hasattr(template, "render") else None
 
     def rendered(messages, answers):
         turns = [{"role": role, "content": text} for role, text in messages]
@@ -106,7 +94,7 @@ class Messages(Encoded):
     A row that is too long loses the beginning of its first prompt, down to half of the room, then the end.
     """
 
-    unit = "answer tokens"
+    unit, prompts_cut = "answer tokens", 0
 
     def __init__(self, rows, length, tokens=by_bytes):
         super().__init__()
@@ -123,12 +111,12 @@ class Messages(Encoded):
             self.count(answers, answers - left, left)
             if left:
                 self.append({"input_ids": np.array(ids[:length][: len(kept)]), "labels": np.array(kept)})
-            self.prompts_cut = getattr(self, "prompts_cut", 0) + (over > 0 and len(parts[0][0]) < before)
+            self.prompts_cut += over > 0 and len(parts[0][0]) < before
 
-    def account(self, rows):
+    def account(self, split):
         """Return in words what became of the rows."""
         prompts = f", {self.prompts_cut} prompts without their beginning" if self.prompts_cut else ""
-        return super().account(rows) + prompts
+        return super().account(split) + prompts
 
 
 def padded(rows, length):

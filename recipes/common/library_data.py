@@ -60,10 +60,10 @@ def docstring_kinds():
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the library: its name, the names of its arguments with their defaults or None, its docstring."""
+    """A function of the library: its name, the names of its arguments, its docstring."""
 
     name: str
-    arguments: dict
+    arguments: set
     docstring: str
 
 
@@ -71,23 +71,15 @@ class Function:
 def functions():
     """Return the functions of the library that have a docstring, one for each opening of a docstring."""
     found = {}
-    for tree in library_trees():
-        for node in ast.walk(tree):
-            text = ast.get_docstring(node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
-            opening = " ".join(re.findall(r"\w+", (text or "").casefold())[:6])
-            if opening:
-                found.setdefault(opening, Function(node.name, _arguments(node.args), text))
+    for node in (node for tree in library_trees() for node in ast.walk(tree)):
+        text = ast.get_docstring(node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+        opening = " ".join(re.findall(r"\w+", (text or "").casefold())[:6])
+        if opening:
+            args = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+            found.setdefault(opening, Function(node.name, args - {"self", "cls"}, text))
     if len(found) < 1000:
         raise error(NO_DOCSTRINGS, data="docstrings")
     return sorted(found.values(), key=lambda function: draw(function.docstring))
-
-
-def _arguments(args):
-    names = [*args.posonlyargs, *args.args]
-    defaults = [*[None] * (len(names) - len(args.defaults)), *args.defaults]
-    pairs = [*zip(names, defaults), *zip(args.kwonlyargs, args.kw_defaults)]
-    pairs = [(arg.arg, value) for arg, value in pairs if arg.arg not in ("self", "cls")]
-    return {name: None if value is None else ast.unparse(value) for name, value in pairs}
 
 
 def _source(what):

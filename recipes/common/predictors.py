@@ -6,7 +6,6 @@ predictor([("a text",), ("another text",)])   # [{"text": ..., "label": ..., "pr
 
 import functools
 import importlib
-import os
 import types
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
 from scipy.special import expit, log_softmax, softmax
 
-from .errors import error
 from .files import noted
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
 from .pretrained import check_length, load_tokenizer, longest
@@ -51,7 +49,7 @@ def _logits(outputs):
 class _Model:
     """A saved model with its tokenizer; `_apply` returns a dict for each input."""
 
-    recipe, task, collator = "", "", DataCollatorWithPadding
+    task, collator = "", DataCollatorWithPadding
 
     def __init__(self, folder, options):
         self.options, self.tokenizer = options, load_tokenizer(folder)
@@ -59,7 +57,6 @@ class _Model:
         check_length(self.model, options.max_length)
         self.model.eval()
         self.collate = self.collator(self.tokenizer)
-        self.module = importlib.import_module(self.recipe) if self.recipe else None
 
     def tokens(self, texts):
         """Return the tokens of an input, and {"tokens left out": their number} if it is cut."""
@@ -108,9 +105,6 @@ class Images:
 
     def _apply(self, inputs):
         paths = [path for (path,) in inputs]
-        missing = [path for path in paths if not os.path.isfile(path)]
-        if missing:
-            raise error("The image does not exist.", image=missing[0])
         names = self.options.classes
         data = self.recipe.Images([(Path(p), names[0]) for p in paths], names, self.options.size, self.norm)
         batch = self.recipe.collate([data[i] for i in range(len(data))])
@@ -121,14 +115,15 @@ class Images:
 class Tags(_Model):
     """A tag for each word of a text, or each character if it was trained on these, and the entities."""
 
-    recipe, task, collator = "token_classification", "TokenClassification", DataCollatorForTokenClassification
+    task, collator = "TokenClassification", DataCollatorForTokenClassification
 
     def _apply(self, inputs):
+        recipe = importlib.import_module("token_classification")
         names, sentences = self.model.config.id2label, [text.split() for (text,) in inputs]
         if getattr(self.options, "characters", False):
             sentences = [list("".join(words)) for words in sentences]
         rows = [(words, [names[0]] * len(words)) for words in sentences]
-        data = self.module.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
+        data = recipe.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
         values, labels = [], []
         for first in range(0, len(data), 32):
             batch = self.collate(data[first : first + 32])
@@ -137,7 +132,7 @@ class Tags(_Model):
         out = []
         for words, row in zip(sentences, data.gathered(values, labels)):
             tags = [names[int(shares.argmax())] for shares in row]
-            entities = self.module.entities_of(words, tags)
+            entities = recipe.entities_of(words, tags)
             shares = [float(shares.max()) for shares in row]
             out.append({"words": words, "tags": tags, "entities": entities, "probabilities": shares})
         return out
@@ -190,7 +185,7 @@ class Continuations:
 
             model = LoRAModel.from_pretrained(model, folder)
         self.model, self.length, self.most = model, options.max_length, longest(model, self.tokenizer)
-        self.tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer, getattr(options, "chat", True))
+        self.tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer)
         self.model.eval()
 
     def _apply(self, inputs):
@@ -210,12 +205,8 @@ class Continuations:
         logits = _logits(self.model(paddle.to_tensor([[*ids, *found]])))[0]
         shown = found[:-1] if found[-1:] == [end] else found
         text = bytes(shown).decode(errors="replace") if self.bytes else self.tokenizer.decode(shown)
-        return {
-            "source": prompt,
-            **left,
-            "output": text,
-            "probability": _mean_probability(logits[len(ids) - 1 :], found),
-        }
+        probability = _mean_probability(logits[len(ids) - 1 :], found)
+        return {"source": prompt, **left, "output": text, "probability": probability}
 
 
 KINDS = {

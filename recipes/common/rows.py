@@ -1,6 +1,7 @@
 """Rows of any kind for training, validation and test, from files, a hub or the recipe itself, and their accounting.
 
 parts = load_parts(options, own={"dates": written_dates}, read=..., rows_of=..., key=..., suffixes=SUFFIXES)
+parts = load_tables(options, wanted, rows, own={"dates": written_dates}, key=...)   # of columns
 """
 
 import hashlib
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import error
-from .files import SUFFIXES, Notes, column_of, flatten
+from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, read_table
 from .start import HUBS
 
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -22,34 +23,60 @@ DROPPED = 0.05  # the largest share of rows without a text that is dropped; more
 
 @dataclass(frozen=True)
 class Parts:
-    """Three lists of rows, their description, and what reading them found."""
+    """Three lists of rows, where they are from, and what reading them found."""
 
     train: list
     validation: list
     test: list
-    description: str
+    source: str
     notes: Notes = field(default_factory=Notes)
+
+    def __post_init__(self):
+        for split, rows in self.each(list).items():
+            if not rows:
+                problem = f"No rows are left for {split}: give more rows, or a {split} file."
+                raise error(problem, source=self.source)
 
     def each(self, function):
         """Return split -> the result of `function` for its rows."""
         return {split: function(getattr(self, split)) for split in SPLITS}
 
+    @property
+    def sizes(self):
+        """The number of rows in each split as text."""
+        return ", ".join(f"{len(rows)} {split}" for split, rows in self.each(list).items())
+
+    @property
+    def description(self):
+        """Source, sizes and notes in words."""
+        return f"{self.source}: {self.sizes} rows.{self.notes}"
+
+    @property
+    def warning(self):
+        """A line that warns if the validation or test rows are too few to judge a model by, or ""."""
+        judged = {"validation": self.validation, "test": self.test}
+        few = ", ".join(f"{len(rows)} {split}" for split, rows in judged.items() if len(rows) < FEW)
+        advice = f"scores on fewer than {FEW} rows mean little; give more rows, or a file for each of these splits"
+        return f"\nwarning: few rows to judge by ({few}): {advice}." if few else ""
+
 
 class Encoded(list):
     """Rows of tokens with what became of their units (`unit`: words, answer tokens): `units` of them, `lost` cut."""
 
-    unit, units, lost, rows_cut, nothing_left = "tokens", 0, 0, 0, 0
+    unit, rows_read, units, lost, rows_cut, nothing_left = "tokens", 0, 0, 0, 0, 0
 
     def count(self, units, lost, left=1):
         """Count one row: its units, how many of them are cut, and how many there are to learn from."""
-        self.units, self.lost = self.units + units, self.lost + lost
+        self.rows_read, self.units, self.lost = self.rows_read + 1, self.units + units, self.lost + lost
         self.rows_cut, self.nothing_left = self.rows_cut + (lost > 0), self.nothing_left + (left == 0)
 
-    def account(self, rows):
-        """Return in words what became of the rows of a split."""
-        share = f" ({self.rows_cut / max(rows, 1):.1%})" if self.rows_cut else ""
-        cut = f"{self.rows_cut} of {rows} rows cut{share}, {self.lost} of {self.units} {self.unit} lost"
-        return cut + (f", {self.nothing_left} rows left without anything to learn" if self.nothing_left else "")
+    def account(self, split):
+        """Return in words what became of the rows of a split, and how much of the scored ones the scores cover."""
+        share = f" ({self.rows_cut / self.rows_read:.1%})" if self.rows_cut else ""
+        kept = f"scores cover {self.units - self.lost} of {self.units} {self.unit}"
+        kept = f"{self.lost} of {self.units} {self.unit} lost" if split == "train" else kept
+        said = f"{self.rows_cut} of {self.rows_read} rows cut{share}, {kept}"
+        return said + (f", {self.nothing_left} rows left without anything to learn" if self.nothing_left else "")
 
 
 def set_length(options, rows, count, limit, name="max_length", share=0.99):
@@ -66,24 +93,39 @@ def set_length(options, rows, count, limit, name="max_length", share=0.99):
 def load_parts(options, *, own, read, rows_of, key, suffixes=SUFFIXES):
     """Return the `Parts` of `options.data`; raise ValueError if it does not exist or has no rows.
 
-    Args:
-        options (object): has `data`.
-        own (dict): name -> function that returns `Parts`.
-        read (callable): (path, notes) -> rows of a file.
-        rows_of (callable): (data, split) -> rows of a hub's data set.
-        key (callable): row -> its text, for `assign`.
-        suffixes (tuple[str]): endings of files.
+    `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file, `rows_of(records,
+    split, notes)` those of a hub's data set; `key(row)` is the text of a row, for `assign`.
     """
     if options.data in own:
         return own[options.data]()
     notes = Notes()
-    hub, _, name = str(options.data).partition(":")
+    return deal(read_parts(options.data, read, rows_of, notes, suffixes, own), key, options.data, notes)
+
+
+def load_tables(options, wanted, rows, *, own, key):
+    """Return the `Parts` of tables, JSON or a hub; `rows(names, table, source, notes)` are those of one file."""
+    read, rows_of = readers(wanted, rows, options.encoding)
+    return load_parts(options, own=own, read=read, rows_of=rows_of, key=key)
+
+
+def readers(wanted, rows, encoding=None, has_header=None):
+    """Return the functions `read` and `rows_of` of `read_parts` for tables."""
+
+    def read(path, notes):
+        return rows(*read_table(path, wanted, has_header, encoding, notes=notes), path, notes)
+
+    def rows_of(records, split, notes):
+        return rows(*flatten([(f"Row {number}", row) for number, row in enumerate(records)]), split, notes)
+
+    return read, rows_of
+
+
+def read_parts(data, read, rows_of, notes, suffixes=SUFFIXES, own=()):
+    """Return split -> rows of a hub's data set, of a file (for training), or of the files in a folder."""
+    hub, _, name = str(data).partition(":")
     if hub in HUBS and name:
-        parts = hub_rows(hub, name, rows_of)
-    else:
-        files = split_files(Path(options.data), suffixes, own)
-        parts = {split: read(file, notes) for split, file in files.items()}
-    return deal(parts, key, str(options.data), notes)
+        return hub_rows(hub, name, lambda records, split: rows_of(records, split, notes))
+    return {split: read(file, notes) for split, file in split_files(Path(data), suffixes, own).items()}
 
 
 def split_files(path, suffixes, own=()):
@@ -95,9 +137,8 @@ def split_files(path, suffixes, own=()):
         if path.suffix.lower() not in suffixes:
             raise error(f"The name of a data file must end in {', '.join(suffixes)}.", source=path)
         return {"train": path}
-    found = {}
+    found, inside = {}, [file for file in sorted(path.iterdir()) if file.is_file() and file.suffix.lower() in suffixes]
     for split, stems in STEMS.items():
-        inside = [file for file in sorted(path.iterdir()) if file.is_file() and file.suffix.lower() in suffixes]
         files = [file for file in inside if file.name.split(".")[0] in stems]  # also train.char.bmes
         if len(files) > 1 or (split == "train" and not files):
             names = [file.name for file in files]
@@ -112,29 +153,32 @@ def rows_of_columns(names, table, wanted, source, notes, others=None):
     if not table:
         raise error("The file has no rows.", source=source)
     others = others or {}
-    columns = {
-        option: column_of(names, option, name, source, others.get(option, ())) for option, name in wanted.items()
-    }
+    find = lambda option: column_of(names, option, wanted[option], source, others.get(option, ()))  # noqa: E731
+    columns = {option: find(option) for option in wanted}
     if len(set(columns.values())) < len(columns):
         raise error(f"These must be different columns of {names}.", source=source, **wanted)
-    odd = [f"{place} must have {len(names)} columns, not {len(row)}" for place, row in table if len(row) != len(names)]
-    if odd:
-        raise error(f"{'; '.join(odd[:SHOWN])}; {len(odd)} of {len(table)} rows are wrong.", source=source)
-    rows, empty = [], []
+    rows, wrong, dropped = [], [], []
     for place, cells in table:
+        if len(cells) != len(names):
+            wrong.append(f"{place} must have {len(names)} columns, not {len(cells)}")
+            continue
         lacking = [option for option, i in columns.items() if cells[i] is None or str(cells[i]).strip() in ("", "nan")]
-        empty += [f"{place} has no {lacking[0].rpartition('_')[0].replace('_', ' ')}"] if lacking else []
-        rows += [] if lacking else [tuple(cells[i] for i in columns.values())]
-    if len(empty) > DROPPED * len(table):
-        raise error(f"{'; '.join(empty[:SHOWN])}; {len(empty)} of {len(table)} rows are wrong.", source=source)
-    for said in empty:
-        notes.dropped[said.partition(" has ")[2].replace("no ", "without a ")] += 1
+        if lacking:
+            dropped.append((place, lacking[0].rpartition("_")[0].replace("_", " ")))
+        else:
+            rows.append(tuple(cells[i] for i in columns.values()))
+    if len(dropped) > DROPPED * len(table):
+        wrong = wrong or [f"{place} has no {name}" for place, name in dropped]
+    if wrong:
+        raise error(f"{'; '.join(wrong[:SHOWN])}; {len(wrong)} of {len(table)} rows are wrong.", source=source)
+    notes.rows += len(table)
+    notes.dropped.update(f"without a {name}" for _, name in dropped)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
     return rows
 
 
 def hub_rows(hub, name, rows_of):
-    """Return split -> rows of NAME or NAME:CONFIG on a hub; `rows_of(data, split)` gives none if labels are hidden."""
+    """Return split -> rows of NAME or NAME:CONFIG on a hub; `rows_of(records, split)` is [] if labels are hidden."""
     name, _, config = name.partition(":")
     try:
         found = (_load_paddlenlp if hub == "paddlenlp" else _load_datasets)(name, config or None)
@@ -143,7 +187,7 @@ def hub_rows(hub, name, rows_of):
     parts = {}
     for split, stems in STEMS.items():
         for data in (found[stem] for stem in stems if stem in found):
-            if rows := rows_of(data, split):
+            if rows := rows_of(records_of(data), split):
                 parts[split] = rows
     if "train" not in parts:
         raise error(f"This data set has no labelled training rows; its splits: {list(found)}.", source=f"{hub}:{name}")
@@ -169,35 +213,32 @@ def _load_datasets(name, config):
     return dict(load_dataset(name, config))
 
 
-def table_of(data):
-    """Return names and (place, cells) of a hub's data set, as `read_table` does."""
-    return flatten([(f"Row {index}", record) for index, record in enumerate(data)])
+def records_of(data):
+    """Return the rows of a hub's data set, with names of classes in place of their numbers, None for hidden ones."""
+    known = dict.fromkeys(TAG_FIELDS, getattr(data, "label_list", None))
+    for column, feature in (getattr(data, "features", None) or {}).items():
+        known[column] = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or a list of classes
+    known = {column: names for column, names in known.items() if names}
+
+    def named(value, names):
+        if isinstance(value, list):
+            return [named(one, names) for one in value]
+        return value if not isinstance(value, int) else names[value] if value >= 0 else None
+
+    return [{**row, **{name: named(row[name], known[name]) for name in known if name in row}} for row in data]
 
 
-def label_names(data, column):
-    """Return the class names of a column of a hub's data set, or of the lists in it; None without names."""
-    feature = (getattr(data, "features", None) or {}).get(column)
-    return getattr(data, "label_list", None) or getattr(getattr(feature, "feature", feature), "names", None)
-
-
-def deal(parts, key, description, notes=None):
+def deal(parts, key, source, notes=None):
     """Return the `Parts` of split -> rows, or of training rows; missing splits are taken from the training rows."""
-    parts, notes = {"train": parts} if isinstance(parts, list) else parts, notes or Notes()
+    parts = {"train": parts} if isinstance(parts, list) else parts
     taken = missing(parts)
-    dealt = {**parts, **assign(parts["train"], taken, key)}
-    check_rows(dealt, description)
-    said = f"{description}{say_taken(taken)}: {sizes(dealt)} rows.{notes}{warn_of_few(dealt)}"
-    return Parts(**dealt, description=said, notes=notes)
+    said = f" ({' and '.join(taken)} taken from its training rows, by a hash of each row)" if taken else ""
+    return Parts(**{**parts, **assign(parts["train"], taken, key)}, source=f"{source}{said}", notes=notes or Notes())
 
 
 def missing(parts):
     """Return the splits that are missing, with their shares of the training rows."""
     return {split: share for split, share in SHARES.items() if split not in parts}
-
-
-def say_taken(shares):
-    """Return a note on the splits that were taken from the training rows."""
-    return f" ({' and '.join(shares)} taken from its training rows by a hash of the text)" if shares else ""
 
 
 def assign(rows, shares, key):
@@ -219,33 +260,14 @@ def draw(text, seed=""):
     return int(hashlib.sha1(f"{seed}\n{words}".encode("utf-8", "replace")).hexdigest()[:12], 16) / 16**12
 
 
-def sizes(parts):
-    """Return the number of rows in each split as text."""
-    return ", ".join(f"{len(parts[split])} {split}" for split in SPLITS)
-
-
 def warn_of_unknown(rows, tokenizer, limit=0.05):
     """Return a warning if a tokenizer does not know more than `limit` of the tokens of `rows`, otherwise ""."""
-    tokens = [token for row in rows[:1000] for token in row["input_ids"]]
-    unknown = tokens.count(tokenizer.unk_token_id) / max(len(tokens), 1)
+    tokens = [token for row in rows[:1000] for token in row["input_ids"]] if tokenizer is not None else []
+    unknown = tokens.count(tokenizer.unk_token_id) / len(tokens) if tokens else 0
     if unknown <= limit:
         return ""
     advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
     return f"\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}."
-
-
-def warn_of_few(parts):
-    """Return a line that warns if the validation or test rows are too few to judge a model by, or "" if not."""
-    few = [f"{len(parts[split])} {split}" for split in ("validation", "test") if len(parts[split]) < FEW]
-    advice = f"scores on fewer than {FEW} rows mean little; give more rows, or a separate file for each of these splits"
-    return f"\nwarning: few rows to judge by ({', '.join(few)}): {advice}." if few else ""
-
-
-def check_rows(parts, source):
-    """Raise ValueError if a split has no rows."""
-    for split, rows in parts.items():
-        if not rows:
-            raise error(f"No rows are left for {split}: give more rows, or a {split} file.", source=source)
 
 
 def check_examples(counts, per_class, rows):

@@ -25,7 +25,7 @@ from .errors import error
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
 _CHECKPOINT = r"checkpoint-\d+"  # the name of a checkpoint's folder
-ENCODING = ("model", "max_length", "max_target_length", "lora_rank", "chat")
+ENCODING = ("model", "max_length", "max_target_length", "lora_rank")
 
 
 class NoteArguments(TrainerCallback):
@@ -35,16 +35,11 @@ class NoteArguments(TrainerCallback):
         self._argv, self.first_step = argv, 0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Write them, and note the step."""
-        self.first_step = state.global_step
-        note_arguments(args.output_dir, self._argv)
-
-
-def note_arguments(folder, argv):
-    """Write a command line without its folder and checkpoint, for `with_arguments_of_run`."""
-    for name in ("output_dir", "resume_from_checkpoint"):
-        _, argv = take(argv, name)
-    write_json(folder, ARGUMENTS, argv)
+        """Write them without folder and checkpoint, for `with_arguments_of_run`, and note the step."""
+        self.first_step, argv = state.global_step, self._argv
+        for name in ("output_dir", "resume_from_checkpoint"):
+            _, argv = take(argv, name)
+        write_json(args.output_dir, ARGUMENTS, argv)
 
 
 def note_for_predictions(folder, recipe, options, **more):
@@ -61,15 +56,6 @@ def take(argv, name):
     return getattr(given, name), rest
 
 
-def without(argv, name):
-    """Return a command line without an argument and its values."""
-    kept, inside = [], False
-    for word in argv:
-        inside = word.partition("=")[0] == f"--{name}" or (inside and not word.startswith("--"))
-        kept += [] if inside else [word]
-    return kept
-
-
 def names_in(argv):
     """Return the names of the arguments in a command line."""
     return {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
@@ -80,16 +66,13 @@ def with_arguments_of_run(argv):
     given, rest = take(argv, "resume_from_checkpoint")
     if given is None:
         return argv
-    checkpoint = given.rstrip("/")
-    if not re.fullmatch(_CHECKPOINT, os.path.basename(checkpoint)):
-        checkpoint = last_checkpoint(given)
+    named = re.fullmatch(_CHECKPOINT, os.path.basename(given.rstrip("/")))
+    checkpoint = given.rstrip("/") if named else last_checkpoint(given)
     if checkpoint is None or not os.path.exists(os.path.join(checkpoint, "trainer_state.json")):
         raise error("There is no complete checkpoint to resume from.", resume_from_checkpoint=given)
     folder = os.path.dirname(checkpoint) or "."
-    path, first = os.path.join(folder, ARGUMENTS), []
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            first = json.load(file)
+    path = Path(folder, ARGUMENTS)
+    first = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return [*first, "--output_dir", folder, *rest, "--resume_from_checkpoint", checkpoint]
 
 
@@ -99,33 +82,23 @@ def check_folder(args):
     if checkpoint and os.path.realpath(os.path.dirname(checkpoint) or ".") != os.path.realpath(folder):
         problem = "A run is resumed in its own folder: leave `output_dir` out, or copy the folder first."
         raise error(problem, output_dir=folder, resume_from_checkpoint=checkpoint)
-    if checkpoint:
-        return
-    if last_checkpoint(folder):
+    found = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json") if not checkpoint]
+    if any(re.fullmatch(_CHECKPOINT, path.name) and not any(path.glob("*.partial")) for path in found):
         advice = f"pass `--resume_from_checkpoint {folder}` to resume it, or another `output_dir`"
         raise error(f"The folder has checkpoints of another run: {advice}.", output_dir=folder)
-    found = sorted(path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json"))
-    named = [path for path in found if re.fullmatch(_CHECKPOINT, path.name)]  # not "checkpoint-2.unfinished"
-    damaged = [path.name for path in named if not any(path.glob("*.partial"))]  # others are incomplete
-    if damaged:
-        problem = f"The folder has checkpoints of another run, all of them damaged ({', '.join(damaged)})"
-        raise error(f"{problem}: give another `output_dir`, or remove them to start over.", output_dir=folder)
 
 
 def check_data(args, parts):
     """Write checksums of a run's rows; raise ValueError if a resumed run has other rows."""
-    now = parts.each(_digest)
-    path = os.path.join(args.output_dir, DATA)
-    if not args.resume_from_checkpoint or not os.path.exists(path):
+    now, path = parts.each(_digest), Path(args.output_dir, DATA)
+    if not args.resume_from_checkpoint or not path.exists():
         write_json(args.output_dir, DATA, now)
         return
-    with open(path, encoding="utf-8") as file:
-        was = json.load(file)
+    was = json.loads(path.read_text(encoding="utf-8"))
     changed = [split for split, digest in now.items() if was.get(split) != digest]
     if changed:
-        problem = f"The {', '.join(changed)} rows changed after the run began: restore them, begin a new run, or remove"
-        advice = f"{path!r} to continue with the new rows (the resume skips as many rows as were trained on)"
-        raise error(f"{problem} {advice}.", data=parts.description)
+        advice = f"restore them, begin a new run, or remove '{path}' to continue with the new rows"
+        raise error(f"The {', '.join(changed)} rows changed after the run began: {advice}.", data=parts.source)
 
 
 def _digest(rows):

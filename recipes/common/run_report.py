@@ -25,15 +25,9 @@ from . import report_page as page
 class RunReport(Callback):
     """Write ``report.html``: date, machine and versions, results, curves, layer table and settings.
 
-    Add it with ``trainer.add_callback(report)`` and call `write` when the run has ended or failed. The page needs no
-    network and no other file, and links to the files beside it. ``history.jsonl`` keeps losses and metrics, so the
-    report of a resumed run also shows the part before. Only the main process writes. `config`, a `LdoptConfig`, is
-    shown as "Optimizer and schedule".
-
-    Args:
-        folder (str): folder of both files, usually the Trainer's `output_dir`.
-        title (str): heading of the report.
-        layers (LayerMap): the layers whose rates are shown.
+    Call `write` when the run has ended or failed. The page needs no network and no other file, and links to the files
+    beside it. ``history.jsonl`` keeps losses and metrics, so the report of a resumed run also shows the part before.
+    Only the main process writes. `config`, a `LdoptConfig`, is shown as "Optimizer and schedule".
     """
 
     def __init__(self, folder, title, layers):
@@ -43,17 +37,12 @@ class RunReport(Callback):
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
         """Take the layer table; drop the lines logged after the checkpoint that the run resumes from."""
-        self._recording = state.is_world_process_zero
-        self._facts = {} if args is None else run_facts(args)
+        self._recording, rate = state.is_world_process_zero, args.learning_rate
         table = self.layers.table(optimizer=all_layers_open(optimizer)[0])  # in all processes: each may have a stage
-        if self._recording:
-            self._table, rate = table, getattr(args, "learning_rate", None)
-            if rate is not None:  # the peaks say more than the rates of the first step
-                peaks = [tuple(ratio * rate for ratio in row.ratio) for row in table.rows]
-                rows = [
-                    dataclasses.replace(r, learning_rate=None, peak_learning_rate=p) for r, p in zip(table.rows, peaks)
-                ]
-                self._table = dataclasses.replace(table, rows=rows)
+        if self._recording:  # the peaks say more than the rates of the first step
+            peak = lambda row: (row.ratio[0] * rate, row.ratio[1] * rate)  # noqa: E731
+            rows = [dataclasses.replace(r, learning_rate=None, peak_learning_rate=peak(r)) for r in table.rows]
+            self._facts, self._table = run_facts(args), dataclasses.replace(table, rows=rows)
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []
             os.makedirs(self.folder, exist_ok=True)
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
@@ -79,12 +68,8 @@ class RunReport(Callback):
     def write(self, results, settings, description="", *, tables=None, baseline=None):
         """Write the report; return its path, or None before training and in all processes except the main one.
 
-        Args:
-            results (dict): name -> value, shown first. Lists and dicts are skipped; `tables` show them.
-            settings (dict): settings of the run that differ from their defaults.
-            description (str): a description of the training data.
-            tables (dict, optional): further results: title -> (header, rows).
-            baseline (tuple, optional): (metric, name, value), a line in the plot of the metric.
+        Lists and dicts in `results` are skipped; `tables`, title -> (header, rows), show them. `settings` differ from
+        their defaults; `baseline`, (metric, name, value), is a line in the plot of the metric.
         """
         if self._table is None:
             return None
@@ -95,24 +80,19 @@ class RunReport(Callback):
             own = type(self.config)().to_dict()
             used = {name: value for name, value in self.config.to_dict().items() if value != own.get(name)}
             config["Optimizer and schedule"] = page.pairs(used)
-        logs = self._facts.get("logging folder")
         curves = page.plots("loss and metrics by step", _draw, history, baseline, panels=len(_quantities(history)))
-        curves += page.paragraph(f"In VisualDL: visualdl --logdir {logs}") if logs else ""
+        curves += page.paragraph(f"In VisualDL: visualdl --logdir {self._facts['logging folder']}")
         schedule = Path(self.folder, "schedule.png")  # by `ScheduleCallback`
+        rates = page.section("Learning rates", page.picture(schedule)) if schedule.is_file() else ""
         layers = page.table(*self._table.cells()) + page.paragraph(self._table.caption)
+        config["Files"] = _links(self.folder)
         parts = [
             page.paragraph(description),
-            page.section("Run", page.pairs(self._facts)) if self._facts else "",
+            page.section("Run", page.pairs(self._facts)),
             page.side_by_side(page.section("Results", page.pairs(shown)), page.section("Loss and metrics", curves)),
             page.side_by_side(*(page.section(name, page.table(*cells)) for name, cells in (tables or {}).items())),
-            page.side_by_side(
-                page.section("Layers", layers),
-                page.section("Learning rates", page.picture(schedule)) if schedule.is_file() else "",
-            ),
-            page.side_by_side(
-                *(page.section(name, content) for name, content in config.items()),
-                page.section("Files", _links(self.folder)),
-            ),
+            page.side_by_side(page.section("Layers", layers), rates),
+            page.side_by_side(*(page.section(name, content) for name, content in config.items())),
         ]
         page.write_page(path := os.path.join(self.folder, "report.html"), self.title, parts)
         return path
@@ -153,23 +133,22 @@ def _links(folder):
 
 def run_facts(args):
     """Return date, versions, machine, command, batch, seed and length of the run with these Trainer's arguments."""
-    processes, accumulated = paddle.distributed.get_world_size(), getattr(args, "gradient_accumulation_steps", 1)
     names = [name for name in ("paddle_ldopt", "paddle", "paddlenlp", "paddleformers") if name in sys.modules]
     versions = [f"{name} {sys.modules[name].__version__}" for name in names]
-    facts = {
+    rows, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    processes = paddle.distributed.get_world_size()
+    length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": args.num_train_epochs}
+    return {
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
         "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
         "machine": f"{_processor()}, {os.cpu_count()} cores; {platform.platform(terse=True)}",
         "device": paddle.get_device(),
         "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "batch": f"{rows * accumulated * processes}: {rows} rows, {accumulated} accumulated, {processes} process(es)",
+        "seed": args.seed,
+        **length,
+        "logging folder": args.logging_dir,
     }
-    if (batch := getattr(args, "per_device_train_batch_size", None)) is not None:
-        facts["batch"] = batch * accumulated * processes
-        if accumulated * processes > 1:
-            facts["batch"] = f"{facts['batch']}: {batch} rows, {accumulated} accumulated, {processes} process(es)"
-    length = {"steps": "max_steps"} if getattr(args, "max_steps", -1) > 0 else {"epochs": "num_train_epochs"}
-    fields = {"seed": "seed", **length, "logging folder": "logging_dir"}
-    return {**facts, **{name: getattr(args, field) for name, field in fields.items() if hasattr(args, field)}}
 
 
 def _processor():

@@ -1,4 +1,4 @@
-"""The first import of a recipe, before Paddle: a fast processor path, a quick end on Ctrl-C, wrong arguments refused.
+"""The first import of a recipe, before Paddle: a fast processor path, wrong arguments refused.
 
 The imports of Paddle and PaddleNLP take seconds. Before them, this module refuses unknown arguments, wrong numbers and
 missing paths of a recipe's command line. It reads the names of the arguments from the sources, without importing them.
@@ -8,15 +8,15 @@ import ast
 import difflib
 import importlib.util
 import os
-import signal
 import sys
 from pathlib import Path
 
+from . import RECIPES
 from .errors import error, refuse
 
 HUBS = ("paddlenlp", "datasets")
 NUMBERS = {"int": int, "float": float}
-MEANT = {"--lr": "--learning_rate", "--batch_size": "--per_device_train_batch_size"}  # which no spelling is near to
+MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size"}  # which no spelling is near to
 
 
 def use_avx2(cpuinfo="/proc/cpuinfo"):
@@ -70,16 +70,15 @@ def check(script, argv):
     known, given = arguments_of(script), list(_given(argv))
     config = dict(given).get("config")
     if config:
-        settings = config_of(config).items()
-        given = [*((str(n), None if isinstance(v, (list, dict)) else v) for n, v in settings), *given]
+        given = [*((n, None if isinstance(v, (list, dict)) else v) for n, v in config_of(config).items()), *given]
     refuse(problem for name, value in given if (problem := _problem(name, value, known)))
 
 
 def _given(argv):
     """Yield the name and the value (None without one) of each argument of a command line."""
     for word, after in zip(argv, [*argv[1:], "--"]):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
+        name, equals, value = word[2:].partition("=")
+        if word.startswith("--") and " " not in name:  # not `--arguments "--data reviews.csv"`
             yield name, value if equals else None if after.startswith("--") else after
 
 
@@ -95,7 +94,9 @@ def config_of(path):
         raise error(f"This is not a YAML file: {' '.join(str(cause).split())}.", config=path) from cause
     if not isinstance(settings, dict):
         raise error("A config must hold `name: value` lines.", config=path)
-    return settings
+    empty = [name for name, value in settings.items() if value is None]
+    refuse(error(f"`{name}` needs a value: leave it out for its default.", **{name: None}) for name in empty)
+    return {str(name): value for name, value in settings.items()}
 
 
 def _problem(name, value, known):
@@ -104,7 +105,7 @@ def _problem(name, value, known):
         return None
     if name not in known:
         off = name.startswith("no_") and known.get(name[3:], ("",))[0] == "bool"
-        return None if off else unknown(f"--{name}", [f"--{one}" for one in known], argument=name)
+        return None if off else _unknown(name, known)
     kind, default = known[name]
     kind = kind.removeprefix("Optional[").removesuffix("]")
     if kind in NUMBERS and value is not None:
@@ -132,24 +133,22 @@ def _on_hub(source):
     return hub in HUBS and name != ""
 
 
-def unknown(name, known, /, **received):
+def _unknown(name, known):
     """Return an error for an unknown argument, with the nearest known one."""
     near = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, 1, 0.4)
-    return error(f"{name!r} is not a known argument{''.join(f'; the nearest is {one!r}' for one in near)}.", **received)
+    nearest = "".join(f"; the nearest is '--{one}'" for one in near)
+    return error(f"'--{name}' is not a known argument{nearest}.", argument=name)
 
 
 def start():
     """Prepare the process of a recipe; exit with an error if its command line is wrong."""
     use_avx2()
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script and Path(script).resolve().parent == Path(__file__).resolve().parents[1]:
-        if Path(script).stem != "pipeline_sft":  # which ends the processes that it started
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within an import in C; `entry_point` sets a handler
-        if Path(script).stem not in ("predict", "pipeline_sft"):  # these have parsers of their own
-            try:
-                check(script, sys.argv[1:])
-            except (ValueError, OSError) as problem:
-                sys.exit("error: " + " ".join(str(problem).split()))
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()
+    if script.parent == RECIPES and script.stem != "predict":  # which has a parser of its own
+        try:
+            check(script, sys.argv[1:])
+        except (ValueError, OSError) as problem:
+            sys.exit("error: " + " ".join(str(problem).split()))
 
 
 start()

@@ -1,4 +1,4 @@
-"""The Trainers of the recipes: for classifiers, for data sets with their own scores, for models that predict tokens."""
+"""The Trainers of the recipes, for classifiers and for models that predict tokens; data sets score predictions."""
 
 import numpy as np
 import paddle
@@ -14,9 +14,17 @@ def logits_of(outputs):
 
 
 class FineTuner(LdoptTrainerMixin, Trainer):
-    """PaddleNLP's Trainer with layer-wise rates, for any classifier of texts or tokens."""
+    """PaddleNLP's Trainer with layer-wise rates, for any classifier of texts, tokens or images.
+
+    `data` is split -> data set with a method `score(prediction)`.
+    """
 
     loss = staticmethod(cross_entropy)
+
+    def __init__(self, model, args, data, collator, tokenizer=None):
+        sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
+        super().__init__(model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)
+        self.data = data
 
     def compute_loss(self, model, inputs, return_outputs=False):
         """Return the loss; with `return_outputs` also (loss, logits)."""
@@ -24,10 +32,6 @@ class FineTuner(LdoptTrainerMixin, Trainer):
         logits = logits_of(model(**inputs))
         loss = self.loss(logits, labels)
         return (loss, (loss, logits)) if return_outputs else loss
-
-
-class ScoringTuner(FineTuner):
-    """A Trainer for data sets that score predictions themselves (`score`)."""
 
     def evaluate(self, eval_dataset=None, *args, **kwargs):
         """Evaluate with the data set's own score."""
@@ -40,7 +44,7 @@ class ScoringTuner(FineTuner):
         return super().predict(test_dataset, *args, **kwargs)
 
 
-class TokenTrainer(ScoringTuner):
+class TokenTrainer(FineTuner):
     """Base of a recipe's Trainer, which defines `guesses`."""
 
     def guesses(self, model, inputs):

@@ -47,7 +47,7 @@ def test_a_small_test_split_takes_the_validation_rows(encoder_and_texts):
     enough, small = task_of(encoder_and_texts), task_of(encoder_and_texts, test_rows=12)
     assert [len(enough.test), len(small.test)] == [9, 12]
     assert len(enough.validation) == len(small.validation) == 4
-    assert "validation rows are added to the test rows. 4 of the training rows" in small.description
+    assert "validation rows are added to the test rows, and 4 of the training rows" in small.description
 
 
 def test_all_rows_and_the_texts_that_are_cut(encoder_and_texts):

@@ -38,7 +38,7 @@ from paddle.distributed import fleet
 from toy_layers import apart, data_part, gathered, joined
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.optimizers.options import parameters_to_train
+from paddle_ldopt._compat import is_sharded
 
 STEPS, LR, CLIP = 8, 4e-2, 0.5
 RATIOS = {"embed": 0.5, "inner.0": 2.0, "inner.1": 1.5}  # 1 elsewhere
@@ -106,7 +106,7 @@ def optimizer_of(case, network, features, clips=True):
     decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
     optimizer = cls(
         **{"lr" if case == "adafactor" else "learning_rate": schedule or rate},
-        parameters=parameters_to_train(network),
+        parameters=[p for p in network.parameters() if not (is_sharded() and p.stop_gradient)],
         set_param_lr_fun=lambda param: ratios[param.name],
         name_dict=names,
         apply_decay_param_fun=decayed.__contains__,

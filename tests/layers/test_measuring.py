@@ -114,6 +114,14 @@ def test_a_failed_pass_says_why():
     assert not model._forward_pre_hooks and not model._forward_post_hooks
 
 
+def test_averages_of_batches_are_kept():
+    """Paddle's kernel also writes them in evaluation mode if `use_global_stats` is False."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(D, D), nn.BatchNorm1D(D, use_global_stats=False)) for _ in "123"))
+    before = {name: value.numpy() for name, value in model.state_dict().items()}
+    LayerMap.from_model(model, paddle.randn([4, D]))
+    assert all((value.numpy() == before[name]).all() for name, value in model.state_dict().items())
+
+
 @pytest.mark.filterwarnings("ignore:When training")
 def test_the_pass_leaves_no_trace():
     def run(self, x):

@@ -87,6 +87,35 @@ def test_it_can_be_switched_in_mid_run(name):
     close(got, want, arrays)
 
 
+@pytest.mark.parametrize("option", ["clipvalue", "clipnorm"])
+def test_the_clipping_of_a_group_follows_that_of_all(option):
+    arrays, grads = problem(steps=3, shapes={n: SHAPES[n] for n in ("odd", "small", "volume")})
+
+    def train(fused):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(arrays)
+            first, *rest = params.values()
+            groups = [{"params": [first], option: 0.05}, {"params": rest}]
+            clip = paddle.nn.ClipGradByGlobalNorm(0.5)
+            opt = ldopt.AdamWeightDecay(0.01, parameters=groups, grad_clip=clip, fused=fused)
+            return take_steps(opt, params, grads)
+
+    close(train(True), train(False), arrays, tolerance("adamweightdecay"))
+
+
+def test_parameters_of_one_memory_take_turns():
+    param, other = (paddle.create_parameter([3], "float32") for _ in range(2))
+    param._share_buffer_to(other)
+    opt = ldopt.AdamWDL(0.1, parameters=[param, other], weight_decay=0.0)
+    before = param.numpy().copy()
+    param.grad, other.grad = paddle.ones([3]), paddle.ones([3])
+    opt.step()
+    np.testing.assert_allclose(before - other.numpy(), 0.2, rtol=1e-5)
+    opt.fused = True
+    with pytest.raises(ValueError, match="another parameter has its memory.* Received: fused=True"):
+        opt.step()
+
+
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
 def test_rates_ratios_and_gradients_may_change(name):
     arrays, all_grads = bert_like(steps=9)

@@ -1,5 +1,6 @@
 """Update rules over shards of a parameter give what they give over all of it: every rule, every kind of cut."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_ldopt import Adafactor, AdamWeightDecay, Came, Lamb
+from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers import base, step
 from paddle_ldopt.optimizers.sharded import PartialShard, Shard, run_locally
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
@@ -128,6 +129,28 @@ def test_an_optimizer_refuses_a_fused_buffer_and_changes_nothing(optim):
     with pytest.raises(ValueError, match="fused parameters into buffers"):
         opt.step()
     np.testing.assert_array_equal(linear.weight.numpy(), before)
+
+
+def test_a_deep_copy_knows_the_names_of_its_original():
+    model = paddle.nn.Linear(2, 2)
+    names = {p.name: n for n, p in model.named_parameters()}
+    ratios = {model.weight.name: 0.25, model.bias.name: 0.5}
+    more = {"exclude_from_weight_decay": ["bias"], "name_dict": names, "set_param_lr_fun": lambda p: ratios[p.name]}
+    opt = AdamWeightDecay(0.1, weight_decay_rate=0.5, parameters=model.parameters(), **more)
+    copied, other = copy.deepcopy(copy.deepcopy((model, opt)))
+    assert [other.has_weight_decay(p) for p in copied.parameters()] == [True, False]
+    assert [other.layerwise_ratio(p) for p in copied.parameters()] == [0.25, 0.5]
+
+
+def test_a_deep_copy_has_the_state_of_a_group_that_was_added():
+    first, second = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)
+    opt = AdamWDL(0.1, parameters=[{"params": first.parameters()}])
+    opt._add_param_group({"params": second.parameters()})
+    for param in (*first.parameters(), *second.parameters()):
+        param.grad = paddle.ones_like(param)
+    opt.step()
+    copied = copy.deepcopy(opt)
+    assert copied.state_of(copied._param_groups[1]["params"][0])["moment1"].numpy().any()
 
 
 @pytest.mark.parametrize(

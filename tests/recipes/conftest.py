@@ -31,7 +31,7 @@ def tiny(offline_encoder, tmp_path_factory):
     """A folder with a very small untrained encoder; its vocabulary is the offline encoder's."""
     folder = tmp_path_factory.mktemp("tiny")
     paddle.seed(0)
-    with contextlib.redirect_stdout(None), pytest.warns(UserWarning, match="RANDOMLY"):
+    with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
         pretrained.load_model("BertForSequenceClassification", 2, TINY).bert.save_pretrained(folder)
         pretrained.load_tokenizer("BertForSequenceClassification").save_pretrained(folder)
     return str(folder)
@@ -42,7 +42,7 @@ def tiny_llama(tmp_path_factory):
     """A folder with a very small untrained language model of bytes."""
     folder = tmp_path_factory.mktemp("llama")
     paddle.seed(0)
-    with contextlib.redirect_stdout(None), pytest.warns(UserWarning, match="RANDOMLY"):
+    with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
         config = {**language_model_sft.SMALL, **TINY}
         pretrained.load_model("LlamaForCausalLM", config=config, task="CausalLM").save_pretrained(folder)
     return str(folder)

@@ -36,9 +36,9 @@ def call(argv, code=None):
     build = recipe.build
 
     def listened(*args):
-        trainer, test = build(*args)
+        trainer = build(*args)
         trainer.add_callback(Listener())
-        return trainer, test
+        return trainer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["no such file"])
@@ -72,7 +72,9 @@ def finished(files, tiny):
 
 def test_a_run_says_what_it_uses_and_what_came_of_it(finished):
     assert "Columns: text = 'text', label = 'label'. Rows dropped: none." in finished.out
-    assert re.search(r"^max_length=6: train: \d+ of \d+ rows cut .*; test: .* tokens lost\.$", finished.out, re.M)
+    assert re.search(
+        r"^max_length=6: train: \d+ of \d+ rows cut .*; test: .*, scores cover \d+ of \d+ tokens\.$", finished.out, re.M
+    )
     rates = r"^peak rates: head [\d.e-]+, top block [\d.e-]+, embeddings [\d.e-]+ \(learning_rate 0.0003 is the mean of"
     assert re.search(rates, finished.out, re.M)
     assert finished.results["test rows"] in finished.out
@@ -124,7 +126,7 @@ def test_the_scores_are_scikit_learns():
     assert scores["accuracy"] == pytest.approx(4 / 6) and scores["macro_f1"] == pytest.approx(sum(f1) / 3)
     assert scores["matthews"] == pytest.approx((4 * 6 - 14 + 2) / np.sqrt((36 - 12) * (36 - 14)))
     logits = np.log(np.eye(3)[found] * [[0.5], [0.6], [0.9], [0.5], [0.7], [0.6]] + 0.1)
-    details, tables = classification.judge(["a", "b", "c"], list("uvwxyz"))(logits, np.array(right))
+    details, tables = classification.judge(logits, right, ["a", "b", "c"], list("uvwxyz"))
     assert details["classes"]["a"] == {"precision": 1.0, "recall": 2 / 3, "f1": pytest.approx(4 / 5), "rows": 3.0}
     matrix, names = details["confusion matrix"].values()
     assert matrix == [[2, 1, 0], [0, 1, 1], [0, 0, 1]] and names == ["a", "b", "c"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from common import files, library_data, rows, text_data
-from common.text_data import TextDataset, load_splits
+from common.text_data import load_splits
+from text_classification import Texts
 
 ROWS = [(f"Text number {i}, in full.", ("good", "bad")[i % 2]) for i in range(60)]
 
@@ -198,7 +199,7 @@ def test_a_folder_keeps_its_splits_and_names_what_it_lacks(tmp_path):
     splits = load_splits(tmp_path)
     assert [(text, splits.labels[label]) for text, label in splits.test] == [("Unseen text", "bad"), ROWS[0]]
     assert len(splits.train) + len(splits.validation) == 60 and splits.validation
-    assert "(validation taken from its training rows by a hash of the text)" in splits.description
+    assert "(validation taken from its training rows, by a hash of each row)" in splits.description
     assert ROWS[0][0] in texts(splits.train) and "in the test rows as well: 1." in splits.description
     write(tmp_path / "dev.jsonl", ROWS[:5])
     splits = load_splits(tmp_path)
@@ -258,11 +259,10 @@ MISTAKES = {  # name: (files, source, options, what the message says)
     "unique labels": of_file(
         "a.tsv",
         tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS)),
-        "60 of 60 rows have a unique label.*identifier",
+        "60 of 60 rows have a unique label: use another column, or `--kind scores`.*label_column='1'",
         has_header=False,
     ),
     "one name twice": of_file("a.csv", "text,label,text\na,b,c\n", r"the same name: \['text'\]"),
-    "one key twice": of_file("a.jsonl", '{"text": "a", "text": "b"}', r"the same name: \['text'\]"),
     "pair in train alone": (
         {
             "train.tsv": "premise\thypothesis\tlabel\n" + "".join(f"{t}\tb\t{y}\n" for t, y in ROWS),
@@ -282,13 +282,6 @@ MISTAKES = {  # name: (files, source, options, what the message says)
         "a.tsv", GOOD + "no tab\n" * 4, "Line 61 must have 2 .*; Line 63 .*; 4 of 64 rows are wrong"
     ),
     "many empty rows": of_file("a.tsv", GOOD + " \tgood\n" * 4, "Line 61 has no text; .*; 4 of 64 rows are wrong"),
-    "continuous labels": of_file(
-        "a.tsv",
-        tsv((text, i % 30 / 7) for i, (text, _) in enumerate(ROWS)),
-        r"continuous numbers \(0.0, 0.14.*`--kind scores`.*label_column='1'",
-        has_header=False,
-        kind="classes",
-    ),
     "unknown kind of labels": of_file("a.tsv", GOOD, "`kind` must be auto, classes, labels, scores", kind="tags"),
     "scores that are words": of_file("a.tsv", GOOD, "Scores must be numbers.*label='good'", kind="scores"),
     "open quote": of_file("a.csv", 'a,x\n"b,y\nc,x\n', "after line 1 cannot be read"),
@@ -401,11 +394,16 @@ def tokenizer(tmp_path_factory):
     return BertTokenizer(str(path))
 
 
+def splits_of(rows):
+    return text_data.Splits(rows, rows, rows, "made up", labels=["a", "b", "c"])
+
+
 def test_what_is_cut_is_counted(tokenizer):
     made = [("one", 0)] * 18 + [("one two three", 1), (("two", "three"), 0)]
-    whole, cut = (TextDataset(made, tokenizer, max_length=length) for length in (5, 4))
-    assert whole.account(20) == "0 of 20 rows cut, 0 of 64 tokens lost"
-    assert cut.account(20) == "2 of 20 rows cut (10.0%), 2 of 64 tokens lost"
+    whole, cut = (Texts(made, tokenizer, length, splits_of(made)) for length in (5, 4))
+    assert whole.account("train") == "0 of 20 rows cut, 0 of 64 tokens lost"
+    assert cut.account("train") == "2 of 20 rows cut (10.0%), 2 of 64 tokens lost"
+    assert cut.account("test") == "2 of 20 rows cut (10.0%), scores cover 62 of 64 tokens"
     assert [len(row["input_ids"]) for row in cut] == [3] * 18 + [4, 4]
 
 
@@ -423,8 +421,8 @@ def test_the_default_length_covers_the_rows():
 
 def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):
     made = [("one two three", 0)] * 18 + [("one 汉 two", 1)] * 2
-    assert rows.warn_of_unknown(TextDataset(made, tokenizer, 5), tokenizer) == ""  # 2 of 100 tokens
-    assert rows.warn_of_unknown(TextDataset(made[-5:], tokenizer, 5), tokenizer) == (
+    assert rows.warn_of_unknown(Texts(made, tokenizer, 5, splits_of(made)), tokenizer) == ""  # 2 of 100 tokens
+    assert rows.warn_of_unknown(Texts(made[-5:], tokenizer, 5, splits_of(made)), tokenizer) == (
         "\nwarning: the tokenizer does not know 8.0% of the tokens ([UNK]); "
         "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese."
     )
@@ -435,7 +433,7 @@ def test_rows_become_padded_batches(tokenizer):
     from paddlenlp.data import DataCollatorWithPadding
 
     rows = [("one two three four", 1), (("two", "three"), 0), ("one", 2)]
-    ready = TextDataset(rows, tokenizer, max_length=5)
+    ready = Texts(rows, tokenizer, 5, splits_of(rows))
     assert ready[1] == {"input_ids": [2, 6, 3, 7, 3], "token_type_ids": [0, 0, 0, 1, 1], "labels": 0}
     batch = next(iter(paddle.io.DataLoader(ready, batch_size=3, collate_fn=DataCollatorWithPadding(tokenizer))))
     assert batch["input_ids"].tolist() == [[2, 5, 6, 7, 3], [2, 6, 3, 7, 3], [2, 5, 3, 0, 0]]

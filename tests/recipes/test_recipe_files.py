@@ -31,7 +31,10 @@ def test_western_bytes_are_not_taken_for_chinese(tmp_path):
 def test_few_rows_without_a_text_or_label_are_dropped_and_counted(tmp_path):
     (tmp_path / "a.tsv").write_text(GOOD + " \tgood\ntext\t \n")
     splits = load_splits(tmp_path / "a.tsv")
-    assert len(everything(splits)) == 60 and "Rows dropped: 1 without a text, 1 without a label." in splits.description
+    assert (
+        len(everything(splits)) == 60
+        and "Rows dropped: 1 without a text, 1 without a label; scores cover 60 of 62 rows." in splits.description
+    )
 
 
 @pytest.mark.parametrize("name", ["list.json", "lines.json", "inside.json", "lines.jsonl"])
@@ -123,14 +126,16 @@ def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
     write(tmp_path / "train.tsv", ROWS, ("text", "label"))
     write(tmp_path / "dev.tsv", ROWS[:19], ("text", "label"))
     write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
-    (warning,) = load_splits(tmp_path).description.splitlines()[1:]
-    assert warning.startswith("warning: few rows to judge by (19 validation): scores on fewer than 20 rows mean little")
+    warning = load_splits(tmp_path).warning
+    assert warning.startswith(
+        "\nwarning: few rows to judge by (19 validation): scores on fewer than 20 rows mean little"
+    )
     write(tmp_path / "test.tsv", ROWS[:2], ("text", "label"))
-    assert "\nwarning: few rows to judge by (19 validation, 2 test): " in load_splits(tmp_path).description
+    assert "\nwarning: few rows to judge by (19 validation, 2 test): " in load_splits(tmp_path).warning
     write(tmp_path / "dev.tsv", ROWS[:20], ("text", "label"))
-    assert "\nwarning: few rows to judge by (2 test): " in load_splits(tmp_path).description
+    assert "\nwarning: few rows to judge by (2 test): " in load_splits(tmp_path).warning
     write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
-    assert "warning" not in load_splits(tmp_path).description
+    assert "warning" not in load_splits(tmp_path).warning
 
 
 def test_rows_of_empty_cells_count_as_blank(tmp_path):

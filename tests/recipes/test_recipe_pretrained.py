@@ -111,10 +111,10 @@ def test_a_folder_of_hugging_face_is_converted_and_stays_as_it_is(offline_encode
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_a_class_is_built_small_with_a_loud_warning_and_comes_back_from_a_directory(minilm, tmp_path):
+def test_a_class_is_built_small_with_a_loud_warning_and_comes_back_from_a_directory(minilm, tmp_path, capsys):
     paddle.seed(7)
-    with pytest.warns(UserWarning, match="RANDOMLY INITIALISED"):
-        model = load_model(ERNIE, 4, config=TINY)
+    model = load_model(ERNIE, 4, config=TINY)
+    assert "RANDOMLY INITIALISED" in capsys.readouterr().err
     assert type(model).__name__ == ERNIE and model.config.num_hidden_layers == 2
     tokenizer = load_tokenizer(ERNIE)
     model.save_pretrained(str(tmp_path))
@@ -128,24 +128,11 @@ def test_a_class_is_built_small_with_a_loud_warning_and_comes_back_from_a_direct
 
 
 def test_a_tokenizer_of_a_folder_gives_only_what_its_model_takes(minilm, tmp_path):
-    with pytest.warns(UserWarning, match="RANDOMLY"):
-        load_model("DistilBertForSequenceClassification", 2, TINY).save_pretrained(tmp_path)
+    load_model("DistilBertForSequenceClassification", 2, TINY).save_pretrained(tmp_path)
     load_tokenizer("minilm").save_pretrained(tmp_path)
     assert list(load_tokenizer(tmp_path)("a b")) == ["input_ids"], "DistilBERT takes no token_type_ids"
     (tmp_path / "config.json").write_text('{"architectures": ["Unheard"]}')
     assert "token_type_ids" in load_tokenizer(tmp_path)("a b")
-
-
-@pytest.mark.parametrize("name", [ERNIE])
-def test_an_unknown_override_is_refused(minilm, name):
-    with pytest.raises(ValueError, match=r"these keys. Valid: .*'hidden_size'.*Received: config=\['num_layers'\]"):
-        load_model(name, 2, config={"num_layers": 3})
-
-
-def test_sizes_that_do_not_go_together_are_refused(minilm):
-    with pytest.raises(ValueError, match=f"{ERNIE} cannot be built.*Received: config=") as info:
-        load_model(ERNIE, 2, config={"hidden_size": 30, "num_attention_heads": 4})
-    assert info.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("name", ["ErnyForSequenceClassification", "BertModel", "./no/such/folder", "a b", ""])
@@ -175,9 +162,3 @@ def test_a_hub_name_reaches_paddlenlp_with_its_overrides(monkeypatch):
     monkeypatch.setattr(auto, "from_pretrained", lambda name, **kwargs: seen.update(kwargs, name=name))
     load_model("org/model-x", 5, config={"hidden_dropout_prob": 0.0})
     assert seen == {"name": "org/model-x", "num_labels": 5, "hidden_dropout_prob": 0.0}
-
-
-@pytest.mark.parametrize("num_classes", [0, "3", 2.0, True])
-def test_a_wrong_number_of_classes_is_refused(num_classes):
-    with pytest.raises(ValueError, match=r"integer of 1 or more. Received: num_classes="):
-        load_model("minilm", num_classes)

@@ -57,7 +57,7 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
         start.check(SCRIPTS["text_classification"], argv)
 
 
-@pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"predict", "pipeline_sft"}))
+@pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"predict"}))
 def test_a_right_command_line_is_let_through(name, tmp_path):
     (tmp_path / "c.yaml").write_text("output_dir: out\n")
     argv = ["--output_dir", "out", "--config", str(tmp_path / "c.yaml"), "--help"]
@@ -80,14 +80,15 @@ def test_a_wrong_path_ends_a_process_before_paddle_is_imported(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after", [0.2, 1, 2, 4])
+@pytest.mark.parametrize("after", [0.1, 0.2, 0.5, 1, 2, 4])
 def test_a_signal_in_the_imports_ends_the_process(tmp_path, number, after):
     command = [sys.executable, str(SCRIPTS["token_classification"]), "--output_dir", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment())
     time.sleep(after)
     process.send_signal(number)
     began = time.monotonic()
-    process.communicate(timeout=60)
-    in_python = 1 if after < 1 else -number  # before the first line of ours, Python ends with a traceback
-    assert process.returncode in (-number, 128 + number, in_python) and time.monotonic() - began < 20
+    out, _ = process.communicate(timeout=60)
+    in_python = process.returncode == 1 and b"init_import_site" in out  # the interpreter was not ready yet
+    assert process.returncode in (-number, 128 + number) or in_python
+    assert time.monotonic() - began < 20
     assert search_path() and not (tmp_path / "out").exists()

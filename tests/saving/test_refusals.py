@@ -145,7 +145,7 @@ def test_arguments_are_checked(saved, tmp_path, victim):
         "`scaler` must be a loss scaler": lambda: save(saved, optimizer, model, scaler=1.0),
         "`step` must be an int": lambda: save(saved, optimizer, model, step=1.5),
         "`step` must be at least 0": lambda: save(saved, optimizer, model, step=-1),
-        "not a link, folder": lambda: save(tmp_path, optimizer, model),
+        "must be a regular file": lambda: save(tmp_path, optimizer, model),
         "Received: path=None": lambda: load(None, optimizer, model),
         "Received: path=b'a'": lambda: load(b"a", optimizer, model),
         "Received: path=b'b'": lambda: save(b"b", optimizer, model),

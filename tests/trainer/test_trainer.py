@@ -318,11 +318,11 @@ def test_freezing_is_done_before_the_optimizer_and_told(tmp_path, said):
     assert set(frozen) == {name for name, _ in trainer.model.named_parameters() if layer_of(name) < LAST}
     state = trainer.optimizer.state_dict()
     assert not any(key.startswith(param.name) for key in state for param in frozen.values())
-    line = next(line for line in said if "layerwise_freeze_below=0.5 freezes" in line)
+    line = next(line for line in said if "The layer-wise decay freezes" in line)
     assert f"{len(frozen)} of {len(list(trainer.model.parameters()))} parameters: embeddings, block 0" in line
     trainer = train(tmp_path, layerwise_lr_decay=0.9, layerwise_freeze_below=0.1)
     assert not any(param.stop_gradient for param in trainer.model.parameters())
-    assert any("freezes 0 of" in line and "no layer has a smaller ratio" in line for line in said)
+    assert any("freezes 0 of" in line and "no layer has a ratio below" in line for line in said)
 
 
 def test_a_model_without_blocks(tmp_path):

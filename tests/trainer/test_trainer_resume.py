@@ -1,5 +1,6 @@
 """Resume: exact where the settings are the same, refused where they are not."""
 
+import json
 import os
 import random
 import re
@@ -167,7 +168,10 @@ def test_early_stopping_counts_on_after_a_resume(tmp_path):
         return trainer_run.run(tmp_path / folder, callbacks=[early], resume=resume, **settings).state.global_step
 
     assert run("whole") == 18, "the first epoch is the best, then two"
+    counted = json.loads((tmp_path / "whole/checkpoint-12/ldopt_epoch_rng.json").read_text())
+    assert counted["evaluations_without_gain"] == [1]
     assert run("resumed", str(tmp_path / "whole/checkpoint-12")) == 18
+    assert run("run's folder", str(tmp_path / "whole")) == 18
     assert run("over", str(tmp_path / "whole/checkpoint-18")) == 18 and not os.listdir(tmp_path / "over")
 
 
