@@ -209,22 +209,6 @@ def test_a_wrong_setting_is_refused(case):
             LdoptConfig(**values)
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'"),
-        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets"),
-        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` sets"),
-        ({"optim": "lamb", "optim_kwargs": "[" * 10**5}, "`optim_kwargs` must be a JSON object"),
-        ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers=`"),
-        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),
-    ],
-)
-def test_a_wrong_argument_is_refused(tmp_path, wrong, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        common.arguments(tmp_path, **wrong)
-
-
 def test_rules_of_the_arguments_override_those_of_the_trainer(tmp_path):
     trainer = common.trainer(
         tmp_path, common.tiny_model(), layerwise_lr_decay=0.5, layerwise_rules='{"pooler": "head"}'

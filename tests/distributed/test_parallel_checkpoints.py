@@ -284,7 +284,7 @@ REFUSED = {
     "compression": "is of another optimizer or network: .*float16",
     "alone": "is of another optimizer or network: schedule was",
     "folders": "must load the same checkpoint",
-    "apart": "must save to the same folder.*1_0.distcp",
+    "apart": "must save to one folder.*1_0.distcp",
     "argument": "TypeError: `rename` must be a function",
 }
 

@@ -40,6 +40,7 @@ INPUTS = {
 OUTPUTS = {"token_classification": "tags"}
 
 
+@pytest.mark.representatives(count=3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa: F811
     short = ["--max_length", "44"] if name == "language_model_sft" else []  # it generates token by token

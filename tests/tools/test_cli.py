@@ -88,32 +88,6 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
         load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (["--model", "NoSuchModel"], "Received: --model='NoSuchModel'"),
-        (["--model", "BertTokenizer"], "Received: --model='BertTokenizer'"),
-        (["--model", "{folder}"], "Received: --model='{folder}'"),
-        (["--model", "{small}", DECAY, "1.5"], "must be in (0, 1]. Received: --layerwise_lr_decay=1.5"),
-        (["--model", "{small}", "--learning_rate", "-1"], "Received: learning_rate=-1.0"),
-        (
-            ["--model", "{small}", "--layerwise_towers", "[]"],
-            """`--layerwise_towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
-        ),
-        (
-            ["--model", "{small}", DECAY, "0.5", "--layerwise_towers", '{{"vision": 0.9}}'],
-            "blocks in a part of this name",
-        ),
-        (["--model", "{small}", "--plot", "rates.txt"], "Received: --plot='rates.txt'"),
-    ],
-)
-def test_errors(arguments, says, small, tmp_path, capsys):
-    arguments, says = [a.format(folder=tmp_path, small=small) for a in arguments], says.format(folder=tmp_path)
-    assert main(["layers", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert says in shown.err and not shown.out
-
-
 def test_it_runs_as_a_module():
     run = processes.run(["-m", "paddle_ldopt", "layers", "--help"])
     assert run.returncode == 0 and "--layerwise_freeze_below" in run.stdout
@@ -211,18 +185,40 @@ def test_it_draws_a_file(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "options, says",
+    "arguments, says",
     [
-        ({"--warmup_steps": "-1"}, "Received: num_warmup_steps=-1"),
-        ({"--lr_scheduler_kwargs": "{min_lr}"}, "Received: --lr_scheduler_kwargs='{min_lr}'"),
-        ({"--lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
-        ({DECAY: "0.8"}, "Received: --layerwise_lr_decay=0.8, --layers=None"),
-        ({"--layers": "12"}, "Received: --layers=12"),
-        ({"--plot": "out.txt"}, "Received: --plot='out.txt'"),
+        (["layers", "--model", "NoSuchModel"], "Received: --model='NoSuchModel'"),
+        (["layers", "--model", "BertTokenizer"], "Received: --model='BertTokenizer'"),
+        (["layers", "--model", "{folder}"], "Received: --model='{folder}'"),
+        (["layers", "--model", "{small}", DECAY, "1.5"], "must be in (0, 1]. Received: --layerwise_lr_decay=1.5"),
+        (["layers", "--model", "{small}", "--learning_rate", "-1"], "Received: learning_rate=-1.0"),
+        (
+            ["layers", "--model", "{small}", "--layerwise_towers", "[]"],
+            """`--layerwise_towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
+        ),
+        (
+            ["layers", "--model", "{small}", DECAY, "0.5", "--layerwise_towers", '{{"vision": 0.9}}'],
+            "blocks in a part of this name",
+        ),
+        (["layers", "--model", "{small}", "--plot", "rates.txt"], "Received: --plot='rates.txt'"),
+        ([*COSINE, "--warmup_steps", "-1"], "Received: num_warmup_steps=-1"),
+        ([*COSINE, "--lr_scheduler_kwargs", "{{min_lr}}"], "Received: --lr_scheduler_kwargs='{{min_lr}}'"),
+        ([*COSINE, "--lr_scheduler_kwargs", '{{"no_such": 1}}'], "no_such"),
+        ([*COSINE, DECAY, "0.8"], "Received: --layerwise_lr_decay=0.8, --layers=None"),
+        ([*COSINE, "--layers", "12"], "Received: --layers=12"),
+        ([*COSINE, "--plot", "out.txt"], "Received: --plot='out.txt'"),
+        (["memory"], "Received: --params=None, --model=None, shape={{}}"),
+        (["memory", "--params", "7e9", "--hidden_size", "8"], "shape={{'hidden_size': 8}}"),
+        (["memory", "--params", "7"], "`--params` must be in [1e+09, 1e+14]. Received: --params=7.0"),
+        (["memory", "--hidden_size", "8"], "shape={{'hidden_size': 8}}"),
+        (["memory", "--hidden_size", "0", "--num_hidden_layers", "1"], "Received: --hidden_size=0"),
+        (["memory", "--params", "7e9", "--optim", "came,name=lamb"], "Received: --optim='came,name=lamb'"),
+        (["memory", "--params", "7e9", "--optim", "came,beta1"], "Received: beta1=True"),
+        (["memory", "--params", "7e9", "--optim", "adam"], "the nearest is 'adamwdl'"),
     ],
 )
-def test_errors_of_the_schedule(options, says, capsys):
-    wanted = {**dict(zip(COSINE[1::2], COSINE[2::2])), **options}
-    assert main(["schedule", *(word for pair in wanted.items() for word in pair)]) == 2
+def test_errors(arguments, says, small, tmp_path, capsys):
+    arguments, says = [a.format(folder=tmp_path, small=small) for a in arguments], says.format(folder=tmp_path)
+    assert main(arguments) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith("error: ") and says in shown.err and not shown.out
+    assert "error: " in shown.err and says in shown.err and not shown.out

@@ -106,25 +106,6 @@ def test_json(capsys):
     }
 
 
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        ([], "Received: --params=None, --model=None, shape={}"),
-        (["--params", "7e9", "--hidden_size", "8"], "shape={'hidden_size': 8}"),
-        (["--params", "7"], "`--params` must be in [1e+09, 1e+14]. Received: --params=7.0"),
-        (["--hidden_size", "8"], "shape={'hidden_size': 8}"),
-        (["--hidden_size", "0", "--num_hidden_layers", "1"], "Received: --hidden_size=0"),
-        (["--params", "7e9", "--optim", "came,name=lamb"], "Received: --optim='came,name=lamb'"),
-        (["--params", "7e9", "--optim", "came,beta1"], "Received: beta1=True"),
-        (["--params", "7e9", "--optim", "adam"], "the nearest is 'adamwdl'"),
-    ],
-)
-def test_errors_of_the_command(options, says, capsys):
-    assert main(["memory", *options]) == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith("error: ") and says in shown.err and not shown.out
-
-
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
 def test_the_tables_of_a_page_are_those_of_the_declarations(page):
     text = page.read_text(encoding="utf-8")

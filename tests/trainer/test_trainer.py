@@ -110,10 +110,22 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
         ({"optim": "came", "optim_kwargs": '{"none": 0.8}'}, "`optim_kwargs`: 'none' is not a known option"),
         ({"layerwise_towers": "{"}, """`layerwise_towers` must be a JSON object such as '{"vision_model": 0.65}'"""),
         ({"layerwise_multipliers": '{"(": 2}'}, "The keys of `layerwise_multipliers` must be regular expressions"),
+        ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'"),
+        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets"),
+        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` sets"),
+        ({"optim": "lamb", "optim_kwargs": "[" * 10**5}, "`optim_kwargs` must be a JSON object"),
+        ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers=`"),
+        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),
+        ({"lr_scheduler_type": "no_such"}, "'inverse_sqrt'.*Received: lr_scheduler_type='no_such'$"),
+        ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": '{"a": 1}'}, "lr_scheduler_kwargs.*a"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "{a}"}, "must be a JSON object.*kwargs='{a}'$"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "[1]"}, "must be a JSON object.*kwargs='.1.'$"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: evaluation_strategy='no'"),
     ],
 )
 def test_bad_arguments(tmp_path, kwargs, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError), match=f"(?s){message}"):
         common.arguments(tmp_path, **kwargs)
 
 
