@@ -50,16 +50,21 @@ class MeasuredModel:
         self.unused = [name for name in params if name not in self.places]
 
     def bypassing(self) -> list[str]:
-        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's."""
-        placed = {name: place for name, place in self.places.items() if name in self._bits}
-        kinds = {name: (place[1], self._above_head(place) > 0) for name, place in placed.items()}
+        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's.
+
+        There are none if no embeddings go through the blocks alone: these have their residual sums outside of them.
+        """
+        kinds = {name: (place[1], self._above_head(place) > 0) for name, place in self.places.items() if name in self._bits}
         uses = {name: self.measured.uses(name) for name in kinds}
         inner = {node for name, (index, is_head) in kinds.items() if index and not is_head for node in uses[name]}
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         below = self.measured.collect(leaves, frozenset(inner | self._ends))
         past = _union(below[node] for name, (_, is_head) in kinds.items() if is_head for node in uses[name])
-        found = [name for name in self._bits if past & self._bits[name] and kinds.get(name, (1, True))[0] == 0]
-        return [name for name in found if not any(self._made[node] for node in uses[name])]  # but for tied ones
+        first = [name for name, (index, _) in kinds.items() if not index and not any(self._made[n] for n in uses[name])]
+        found = [name for name in first if past & self._bits[name]]
+        after = _union(self._bits[name] for name in found)
+        through = any(not (past & self._bits[name] or any(below[n] & after for n in uses[name])) for name in first)
+        return found if through else []
 
     def layers(self) -> dict[str, Layer]:
         depths: dict[Optional[int], tuple[str, int]] = {None: ("", self._deepest)}
@@ -187,7 +192,8 @@ class MeasuredModel:
         depth = max((tower.depth for tower in self.towers if tower.name in towers), default=0)
         position = self.tree.names.index
         blocks = [n for tower in self.towers if tower.name in towers for path in tower.paths for n in inside[path]]
-        is_head = position(name) > max(map(position, blocks), default=-1)
+        is_embedding = "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
+        is_head = position(name) > max(map(position, blocks), default=-1) and not is_embedding
         return Layer(towers.pop() if len(towers) == 1 else "", (depth + 1) * is_head, depth)
 
 

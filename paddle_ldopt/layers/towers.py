@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from statistics import median
 
@@ -41,6 +41,14 @@ class Tree:
     def weight(self, *paths: str) -> int:
         """Return the number of weights in parts, without biases and statistics."""
         return sum(not name.endswith(("bias", *STATISTICS)) for path in paths for name in self.inside[path])
+
+    def parts(self, names: Collection[str]) -> list[str]:
+        """Return names, or the paths of parts in the place of all their parameters."""
+        found = {}
+        for name in names:
+            above = [path for path in ancestors(name.rpartition(".")[0]) if path]
+            found[next((path for path in reversed(above) if {*names}.issuperset(self.inside[path])), name)] = None
+        return [*found]
 
     def alike(self, one: str, other: str) -> bool:
         """Return whether at least half of the names of two parts are the same."""
@@ -154,8 +162,10 @@ class Measured:
             if least == 1 and (single := self._only_items()):
                 return single
             outer = self._outermost([run for run in runs if self._weight(run) >= least], "")
-            most = max(map(self._weight, outer), default=0)
-            found = [stack for stack in outer if self._weight(stack) > _LIGHT * most][: 1 if least == 1 else None]
+            sizes = [(self._weight(stack), tree.weight(*stack.paths)) for stack in outer]
+            most = [_LIGHT * max(column) for column in zip(*sizes)]
+            found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
+            found = found[:1] if least == 1 else found
             share = sum(tree.weight(*stack.paths) for stack in found)
             best = max(best, (share, found), key=lambda choice: choice[0])
             if share >= _SHARE * tree.weight(""):
@@ -266,13 +276,13 @@ class Measured:
             }
             if not (in_sequence and is_chain and (same_parent or kinds)):
                 return False
-        elif mixed[::2] == tower.blocks and tower.depth == stack.depth and same_parent:
-            mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
         elif self._weight(light) <= _TURNS * self._weight(heavy):
             vars(tower).update(vars(heavy))  # adapters, or heads that refine
             return True
         elif not is_chain:
             return False
+        elif mixed[::2] == tower.blocks and tower.depth == stack.depth and same_parent:
+            mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
         if mixed != both and not (tower.is_list or stack.is_list) and same_parent:
             tower.name = _name_of(tower.parent, [block[0] for block in mixed])
         elif stack.depth > tower.depth:

@@ -26,7 +26,6 @@ from .._checks import (
     plain_number,
     refusal,
     shown,
-    unknown,
 )
 from .._compat import unwrap
 
@@ -313,7 +312,8 @@ def get_scheduler(
     specific = [option for option in kind.options if option not in _GENERAL]
     for key, value in kwargs.items():
         if key not in specific:
-            raise TypeError(unknown(f"option of the schedule {kind.name!r}", key, value, specific))
+            wrong = f"{kind.function.__name__}() got an unexpected keyword argument {shown(key)}"  # as in transformers
+            raise TypeError(f"{wrong}: it takes {', '.join(specific)}. Received: {key}={shown(value)}")
     general = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     arguments = {key: value for key, value in general.items() if key in kind.options and value is not None} | kwargs
     for key, option in kind.options.items():
