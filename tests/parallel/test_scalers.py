@@ -153,7 +153,7 @@ def test_state_goes_on_where_it_was(name, tmp_path):
 def test_a_state_that_is_wrong_changes_nothing(state, message):
     scaler = AdaptiveLossScaler()
     before = scaler.state_dict()
-    wrong = state if "must be that" in message else {**before, **state}
+    wrong = state if "has the keys" in message else {**before, **state}
     with pytest.raises(ValueError, match=message):
         scaler.set_state_dict(wrong)
     assert scaler.state_dict() == before
