@@ -58,7 +58,7 @@ def factored_ema(
     beta = 1 - one_minus_beta
     if len(shard.shape) < 2:
         return {name: ema_(state[name], new, beta, one_minus_beta)}
-    asked = [shard.row_sums(new), shard.col_sums(new)]
+    asked = [shard.leading_sums(new, len(shard.shape) - 1), shard.col_sums(new)]
     del new  # no memory as large as the parameter while other processes are awaited
     row, col = yield asked
     *_, rows, cols = shard.shape

@@ -55,9 +55,6 @@ class Shard:
             return _C_ops.matmul(flat, flat, False, True).reshape([-1, *[1] * rank])  # type: ignore[no-untyped-call]
         return _C_ops.sum(x * x, list(range(-rank, 0)), None, True) if rank else x * x
 
-    def row_sums(self, x: Any) -> Any:
-        return _C_ops.sum(x, [-1], None, True)
-
     def col_sums(self, x: Any) -> Any:
         by_product = len(x.shape) in _PRODUCTS and math.prod(x.shape) > 4096 and paddle.in_dynamic_mode()
         if by_product and x.place.is_cpu_place():
@@ -104,9 +101,6 @@ class PartialShard(Shard):
 
     def square_sum(self, x: Any) -> Any:
         return _C_ops.squared_l2_norm(x).reshape([])
-
-    def row_sums(self, x: Any) -> Any:
-        return self.leading_sums(x, len(self.shape) - 1)
 
     def leading_sums(self, x: Any, dims: int) -> Any:
         if self.span is None:
