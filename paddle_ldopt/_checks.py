@@ -52,9 +52,9 @@ def wrong_type(value: Any, name: str, expected: str) -> TypeError:
     return TypeError(f"`{name}` must be {expected}. Received: {name} of type {type(value).__name__}")
 
 
-def first_few(items: Iterable[str], limit: int = 4, separator: str = ", ") -> str:
+def first_few(items: Iterable[str], limit: int = 4) -> str:
     every = list(items)
-    return separator.join([*every[:limit], *([f"... {len(every) - limit} more"] if len(every) > limit else [])])
+    return ", ".join([*every[:limit], *([f"... {len(every) - limit} more"] if len(every) > limit else [])])
 
 
 def quoted(names: Iterable[Any], limit: int = 3) -> str:

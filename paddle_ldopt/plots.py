@@ -1,20 +1,19 @@
 """Pictures and text plots of learning rates, by step and by layer.
 
-The extension of a path decides the format of a picture (.png, .svg, .pdf). `series` holds the rates of each layer by
-step, all of one length, from step `first`. Drawing a picture imports matplotlib.
+The extension of a path decides the format of a picture (.png, .svg, .pdf). Drawing a picture imports matplotlib.
 """
 
 import csv
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
 
 from ._checks import refusal
 from ._files import Path, checked_path
 
-Series = Mapping[str, Sequence[float]]  # layer -> its rates by step
+Series = Mapping[str, Callable[[int], float]]  # layer -> its rate at a step
 # matplotlib finds the file of all Noto Sans CJK under the name of the Japanese one
 CHINESE_FONTS = ["Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Hiragino Sans GB", "SimHei"]
 CHINESE_FONTS += ["WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS"]
@@ -22,23 +21,21 @@ _HEIGHT = {True: "learning rate at the peak", False: "ratio to the head's learni
 MOST_POINTS = 10_000  # of a schedule in a file; longer ones show every k-th step
 
 
-def write_schedule(path: Path, first: int, series: Series) -> None:
+def write_schedule(path: Path, steps: int, series: Series) -> None:
     """Write the rate of every layer by step as CSV; every k-th step if there are more than 10,000."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", *series])
-        for i in _points(len(next(iter(series.values())))):
-            writer.writerow([first + i, *(repr(rates[i]) for rates in series.values())])
+        for step in _points(steps):
+            writer.writerow([step, *(repr(rate(step)) for rate in series.values())])
 
 
-def plot_schedule(path: Path, first: int, series: Series) -> str:
+def plot_schedule(path: Path, steps: int, series: Series) -> str:
     """Draw the rate of every layer by step and return the path."""
-    axes = _new_axes(path)
-    points = _points(len(next(iter(series.values()))))
-    for i, (label, rates) in enumerate(series.items(), 1):  # from the embeddings (light) to the head (dark)
+    axes, points = _new_axes(path), _points(steps)
+    for i, (label, rate) in enumerate(series.items(), 1):  # from the embeddings (light) to the head (dark)
         named = label if i in (1, len(series)) else None
-        heights = [rates[at] for at in points]
-        axes.plot([first + at for at in points], heights, color=str(0.8 * (1 - i / len(series))), lw=1.2, label=named)
+        axes.plot(points, list(map(rate, points)), color=str(0.8 * (1 - i / len(series))), lw=1.2, label=named)
     name_lines(axes)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return _write(axes, path, "step", "learning rate")
@@ -116,23 +113,23 @@ def font_families() -> list[str]:
     return [*rcParams["font.family"], *(name for name in CHINESE_FONTS if name in installed)]
 
 
-def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> str:
+def text_plot(steps: int, series: Series, width: int = 72, height: int = 12) -> str:
     """Return a plot of rates by step in ASCII: "*" for the last series, "." for the others.
 
     Examples:
         >>> from paddle_ldopt.plots import text_plot
-        >>> print(text_plot(0, {"lr": [0.0, 1.0, 2.0, 1.0, 0.0]}, width=5, height=3))
+        >>> print(text_plot(5, {"lr": [0.0, 1.0, 2.0, 1.0, 0.0].__getitem__}, width=5, height=3))
            2 |  *
            1 | * *
            0 |*   *
              +-----
               0..4
     """
-    names, count = list(series), len(next(iter(series.values())))
-    width, every = width if count >= width else count * (width // count), math.ceil(count / MOST_POINTS)
-    starts = [column * count // width for column in range(width + 1)]
+    names = list(series)
+    width, every = width if steps >= width else steps * (width // steps), math.ceil(steps / MOST_POINTS)
+    starts = [column * steps // width for column in range(width + 1)]
     ends = [(start, max(end, start + 1)) for start, end in zip(starts, starts[1:])]
-    parts = {name: [[rates[i] for i in range(*end, every)] for end in ends] for name, rates in series.items()}
+    parts = {name: [[rate(step) for step in range(*end, every)] for end in ends] for name, rate in series.items()}
     top = max((max(part) for columns in parts.values() for part in columns), default=0.0) or 1.0
     grid = [[" "] * width for _ in range(height)]
     for name, columns in parts.items():
@@ -145,7 +142,7 @@ def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> 
     labels = {0: f"{top:.3g}", middle: f"{top * (height - 1 - middle) / (height - 1):.3g}", height - 1: "0"}
     margin = max(4, *map(len, labels.values()))
     lines = [f"{labels.get(i, ''):>{margin}} |{''.join(row)}".rstrip() for i, row in enumerate(grid)]
-    lines += [f"{'':>{margin}} +{'-' * width}", f"{'':>{margin}}  {first}..{first + count - 1}"]
+    lines += [f"{'':>{margin}} +{'-' * width}", f"{'':>{margin}}  0..{steps - 1}"]
     if len(names) > 1:
         lines.append(f"  * {names[-1]}   . {names[0]} and all between")
     return "\n".join(lines)

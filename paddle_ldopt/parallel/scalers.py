@@ -50,8 +50,7 @@ class LossScaler:
         least = {"window_index": -1}
         counts = {k: checked_int(v, k, least.get(k, 0)) for k, v in state_dict.items() if k != "loss_scale"}
         if counts.get("window_index", -1) >= len(self.windows):
-            message = "The state must be that of a scaler with the same windows."
-            raise refusal(ValueError, message, window_index=counts["window_index"], windows=self.windows)
+            raise refusal(ValueError, "The state must be of the same windows.", window_index=counts["window_index"])
         self._state = {"loss_scale": scale, **counts}
 
     load_state_dict = set_state_dict

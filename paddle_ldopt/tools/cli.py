@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import sys
@@ -19,7 +20,7 @@ from ..config import SETTINGS, decay_help, json_object, option_of
 from ..layers.decay import OPTIONS, Layer, LayerDecay
 from ..layers.map import LayerMap
 from ..plots import Series, check_picture, plot_schedule, text_plot
-from ..schedules import ON_METRIC, CurveSchedule, get_scheduler
+from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.factory import SCHEDULES
 from . import MODEL, load_model, memory
 
@@ -138,26 +139,17 @@ def _steps(text: str) -> int:
     raise argparse.ArgumentTypeError(f"must be a number of steps such as 1000 or 1e5. Received: {text}")
 
 
-class _Rates(Sequence[float]):
-    """The rates of all steps of a schedule, each computed when it is read."""
-
-    def __init__(self, schedule: CurveSchedule, count: int, ratio: float = 1.0):
-        self._schedule, self._count, self._ratio = schedule, count, ratio
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, step: Any) -> Any:
-        return self._ratio * self._schedule.base_lr * self._schedule.curve(range(self._count)[step])
-
-
 def _show_schedule(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot, "--plot")
     kwargs, steps = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs"), options.max_steps
     kind, rate = options.lr_scheduler_type, options.learning_rate
     schedule: Any = get_scheduler(kind, rate, options.warmup_steps, checked_int(steps, "--max_steps", 1), kwargs)
-    series: Series = {"lr": _Rates(schedule, steps)}
+
+    def rate_at(step: int, ratio: float = 1.0) -> float:
+        return ratio * schedule.base_lr * schedule.curve(step)
+
+    series: Series = {"lr": rate_at}
 
     n, given = options.layers, _given_decay(options)
     if (n is None) != (not given):
@@ -165,11 +157,11 @@ def _show_schedule(options: argparse.Namespace) -> None:
         raise refusal(ValueError, "Give both `--layers` and a decay, or neither.", **received, **{"--layers": n})
     if n is not None:
         decay, layers = LayerDecay(**given), range(checked_int(n, "--layers", 1) + 2)
-        series = {Layer("", i, n).label: _Rates(schedule, steps, decay.ratio(i, n)) for i in layers}
+        series = {Layer("", i, n).label: functools.partial(rate_at, ratio=decay.ratio(i, n)) for i in layers}
     if options.plot:
-        print("plotted to", plot_schedule(options.plot, 0, series), file=sys.stderr)
+        print("plotted to", plot_schedule(options.plot, steps, series), file=sys.stderr)
     else:
-        print(text_plot(0, series))
+        print(text_plot(steps, series))
 
 
 def example_of(model: paddle.nn.Layer, path: Optional[str]) -> dict[str, paddle.Tensor]:

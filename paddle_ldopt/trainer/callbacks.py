@@ -116,12 +116,13 @@ class ScheduleCallback(Callback):
         for row in rows:
             ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
             closed = starts.get((row.tower, row.index), 0)
-            series[short[row.tower] + row.label] = [ratio * rate * (i >= closed) for i, rate in enumerate(rates)]
+            own = [ratio * rate * (i >= closed) for i, rate in enumerate(rates)]
+            series[short[row.tower] + row.label] = own.__getitem__
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        plot_schedule(self.path, 0, series)
+        plot_schedule(self.path, len(rates), series)
         table = os.path.splitext(self.path)[0] + ".csv"
-        write_schedule(table, 0, series)
-        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(0, series)}")
+        write_schedule(table, len(rates), series)
+        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(len(rates), series)}")
 
 
 class GradualUnfreezeCallback(Callback):
