@@ -63,8 +63,8 @@ class Worker:
         self.optimizer = None
         gc.collect()
         params, name_dict = self.contestant.tensors(shapes, gradient)
-        _trim()
-        self.resident = _memory("VmRSS")
+        trim()
+        self.resident = memory("VmRSS")
         self.optimizer = self.contestant.build(params, name_dict, self.options)
         self.optimizer.step()
         self.state = self.contestant.state_bytes(self.optimizer)
@@ -107,7 +107,7 @@ class Worker:
             return None
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins again at what is resident
         self.optimizer.step()
-        return _memory("VmHWM") - self.resident - self.state
+        return memory("VmHWM") - self.resident - self.state
 
 
 class TriadWorker:
@@ -129,7 +129,7 @@ class TriadWorker:
         return Triad.bandwidth(time.perf_counter() - began)
 
 
-def _memory(field):
+def memory(field):
     """Return a field of this process's status in bytes, or None if there is no such file."""
     with contextlib.suppress(FileNotFoundError):
         for line in pathlib.Path("/proc/self/status").read_text().splitlines():
@@ -138,7 +138,7 @@ def _memory(field):
     return None
 
 
-def _trim():
+def trim():
     """Give freed memory back, so that the state cannot hide in it."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):

@@ -1,12 +1,18 @@
 """Count the bytes of each optimizer's state for the parameters of BERT-base, after a step.
 
     python benchmarks/state_bytes.py
+    python benchmarks/state_bytes.py --layers bert     # or llama: time and memory of measuring the layers
 
 `make bench` writes the same table into benchmarks/README.md.
 """
 
 import argparse
+import pathlib
+import statistics
+import time
 
+import paddle
+from process import memory, trim
 from shapes import bert_base_shapes, count, parameters
 
 import paddle_ldopt as ldopt
@@ -45,10 +51,47 @@ def rows(shapes):
         yield {"optimizer": name, "bytes": size, "elements": elements, "what": what}
 
 
+def network(name):
+    """Return BERT-base, or a LLaMA of a billion parameters."""
+    from paddlenlp import transformers
+
+    if name == "bert":
+        return transformers.BertForSequenceClassification(transformers.BertConfig())
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632, "num_attention_heads": 32}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=4, vocab_size=32000, **sizes))
+
+
+def cost(run):
+    """Return the seconds of a run, and by how many bytes the resident memory peaks above what it was."""
+    trim()
+    before, began = memory("VmRSS"), time.perf_counter()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins again at what is resident
+    run()
+    return time.perf_counter() - began, memory("VmHWM") - before
+
+
+def measure_layers(name, rounds=3):
+    """Print what measuring costs beside a forward and backward pass, in turns, on one row of 128 tokens."""
+    model, tokens = network(name), paddle.randint(1, 1000, [1, 128])
+
+    def train():
+        out = model(tokens)
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+        model.clear_gradients(set_to_zero=False)
+
+    turns = [[cost(lambda: ldopt.LayerMap.from_model(model, tokens)), cost(train)] for _ in range(rounds + 1)][1:]
+    print(f"{name}: {sum(param.size for param in model.parameters()):,} parameters")
+    for what, unit, column in (("time", "s", 0), ("memory", "GiB", 1)):
+        ours, step = (statistics.median(turn[i][column] / (1, 2**30)[column] for turn in turns) for i in (0, 1))
+        print(f"{what}: measuring {ours:.3f} {unit}, forward and backward {step:.3f} {unit}, ratio {ours / step:.2f}")
+
+
 def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    parser.add_argument("--layers", choices=("bert", "llama"))
+    if layers := parser.parse_args().layers:
+        return measure_layers(layers)
     print("| optimizer | state, MiB | bytes per parameter |\n| --- | --: | --: |")
     for row in rows(bert_base_shapes()):
         size = row["bytes"]

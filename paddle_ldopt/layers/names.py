@@ -14,7 +14,7 @@ _BLOCKS = frozenset(["layers", "layer", "h", "block", "blocks", "stages", "stage
 _HEAD = re.compile(
     r"\w*heads?(_\w+)?|(pre_)?classifier|cls|pooler|predict(ions?|or)|score|logits?(_scale)?|ln_f|norm_f|fc\d*|fc_norm"
     r"|final_(ln|norm|layer_?norm)|ln_(post|final)|post_layer_?norm|after_norm|qa_outputs|outputs?|out|output_layer"
-    r"|embed_out|pred_layer|last_conv",
+    r"|embed_out|pred_layer|last_conv|(\w*encoder_|\w*decoder_)?norm|ln",
     re.I,
 )
 _EMBEDDINGS = re.compile(
@@ -26,7 +26,6 @@ _EMBEDDINGS = re.compile(
 _OWN_EMBEDDINGS = re.compile(
     r"(cls|class|mask|dist|query)_(token|embedding)s?|(abs\w*_)?pos(ition\w*)?_emb\w*|masked_spec_embed|mask_emb", re.I
 )
-_NORM = re.compile(r"(\w*encoder_|\w*decoder_)?norm|ln", re.I)
 _ROLES = re.compile(r"(?:^|[._])(encoder|decoder|vision|visual|image|audio|text|generator|discriminator)(?=[._]|$)")
 _HOW = "Give `example=`, a batch for one forward pass that measures the layers, or `rules`, which may be a function."
 
@@ -44,7 +43,7 @@ class NamedModel:
         self.tree, self.embeddings, self.placed = Tree(names), embeddings, placed
         self._position = {name: i for i, name in reversed([*enumerate(names)])}
         lists = self._lists("")
-        thick = [found for found in lists if median(map(self.tree.weight, found.paths)) >= 3 or self._holds_list(found)]
+        thick = [found for found in lists if median(map(self.tree.weight, found.paths)) >= 3]
         known = [found for found in thick or lists if self._is_known(found)]
         self.unknown = [found for found in thick if found not in known and not all(map(self._is_placed, found.paths))]
         self._holding: list[str] = []  # towers with lists in their items that count as parts of one block
@@ -96,10 +95,6 @@ class NamedModel:
             return 2 * len(kinds[one] & kinds[other]) >= min(len(kinds[one]), len(kinds[other]))
 
         return [path for path in paths if not any(is_like(path, other) for other in paths if other != path)]
-
-    def _holds_list(self, tower: Tower) -> bool:
-        parts = [path for item in tower.paths for path in self.tree.children.get(item, [])]
-        return any(path.rpartition(".")[2].isdigit() for path in parts)
 
     def _numbered_through(self, tower: Tower) -> Tower:
         """Return the blocks of all stages one after another: of ``layer1.0`` or ``stages.0.blocks.1``."""
@@ -178,9 +173,6 @@ class NamedModel:
         is_head = self._by_words(parts, before, behind, name in self.embeddings)
         if is_head is False and len({t.depth for t in towers}) > 1 and not re.search("shared|word_embeddings", name):
             is_head = None  # whose embeddings are they?
-        beside = not towers or any(tower.name.count(".") == common for tower in towers)
-        if is_head is None and len(parts) == 2 and _NORM.fullmatch(parts[0]) and beside and behind:
-            is_head = True
         if is_head is None:
             named = behind or any(_HEAD.fullmatch(part) for part in parts[:-1])
             is_head = named and len(parts) > 1 and name not in self.embeddings

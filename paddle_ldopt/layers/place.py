@@ -52,19 +52,20 @@ class MeasuredModel:
     def bypassing(self) -> list[str]:
         """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's.
 
-        There are none if no embeddings go through the blocks alone: these have their residual sums outside of them.
+        Where all embeddings do and no head is without blocks below it, the blocks have their residual sums outside.
         """
-        kinds = {name: (place[1], self._above_head(place) > 0) for name, place in self.places.items() if name in self._bits}
+        placed = {name: self.places[name] for name in self._bits if name in self.places}
+        kinds = {name: (place[1], self._above_head(place) > 0) for name, place in placed.items()}
         uses = {name: self.measured.uses(name) for name in kinds}
         inner = {node for name, (index, is_head) in kinds.items() if index and not is_head for node in uses[name]}
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         below = self.measured.collect(leaves, frozenset(inner | self._ends))
-        past = _union(below[node] for name, (_, is_head) in kinds.items() if is_head for node in uses[name])
+        heads = {node for name, (_, is_head) in kinds.items() if is_head for node in uses[name]}
+        past, alone = (_union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [name for name, (index, _) in kinds.items() if not index and not any(self._made[n] for n in uses[name])]
-        found = [name for name in first if past & self._bits[name]]
-        after = _union(self._bits[name] for name in found)
-        through = any(not (past & self._bits[name] or any(below[n] & after for n in uses[name])) for name in first)
-        return found if through else []
+        after = past & _union(self._bits[name] for name in first)
+        through = any(not past & self._bits[name] and not any(below[n] & after for n in uses[name]) for name in first)
+        return [name for name in first if (past if through else alone) & self._bits[name]]
 
     def layers(self) -> dict[str, Layer]:
         depths: dict[Optional[int], tuple[str, int]] = {None: ("", self._deepest)}

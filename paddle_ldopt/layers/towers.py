@@ -157,7 +157,6 @@ class Measured:
         """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
         tree = self.tree
         runs = [run for parent in tree.children for run in self._runs(parent)]
-        best: tuple[float, list[Tower]] = (0, [])
         for least in _LEAST_WEIGHTS:
             if least == 1 and (single := self._only_items()):
                 return single
@@ -167,10 +166,9 @@ class Measured:
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
             found = found[:1] if least == 1 else found
             share = sum(tree.weight(*stack.paths) for stack in found)
-            best = max(best, (share, found), key=lambda choice: choice[0])
             if share >= _SHARE * tree.weight(""):
                 break
-        return best[1]
+        return found
 
     def _runs(self, parent: str) -> Iterator[Tower]:
         """Yield the children of a part that are alike and follow one another."""
@@ -247,11 +245,8 @@ class Measured:
     def _are_halves(self, run: Tower, parts: list[Block]) -> bool:
         """Return whether a few like parts make one block: equal lists of lists, in which each part has its norm."""
         names = [[name[len(item) :] for name in self.tree.inside[item]] for item in run.paths]
-        children = [path for item in run.paths for path in self.tree.children.get(item, [])]
-        is_plain = all(path.rpartition(".")[2].isdigit() for path in children) and {*children} >= {*parts[0]}
-        is_list = run.is_list and not run.name.endswith(("stages", "stage"))
-        few = len(parts) <= 3 and self._is_half(*parts[0])
-        return is_list and is_plain and few and all(other == names[0] for other in names)
+        few = len(parts) <= 3 and self._is_half(*parts[0]) and parts[0][0].rpartition(".")[0] in run.paths
+        return few and not re.search("stages?$", run.name) and all(other == names[0] for other in names)
 
     def _joined(self, stacks: list[Tower], in_sequence: bool = False) -> list[Tower]:
         """Return stacks in the order of the pass, those that make one chain as one."""
@@ -312,9 +307,7 @@ class Measured:
         known = [path for path in blocks if not issubclass(self.kinds[path], _LISTS)]
         found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
         found = [path for path in found if any(self._alike(path, block) for block in known)]
-        # what lies between two blocks of a stack (a UNet's middle) goes with the one before
-        ends = [(stack.blocks[0][0], stack.blocks[-1][-1]) for stack in stacks]
-        return self._singles(p for p in found if not any(self._feeds(a, p) and self._feeds(p, b) for a, b in ends))
+        return self._singles(found)
 
     @staticmethod
     def _singles(paths: Iterable[str]) -> list[Tower]:
