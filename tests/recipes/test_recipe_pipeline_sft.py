@@ -128,6 +128,7 @@ def test_the_last_step_is_found_in_a_folder_with_any_name(tmp_path):
 
 
 def test_a_row_is_a_prompt_and_what_is_to_be_learnt():
-    inputs, labels = recipe.padded(recipe.encode([("xyz", 1), (("a", "b"), 0)], ["no", "yes"], 8), 8)
+    asked = recipe.conversations([("xyz", 1), (("a", "b"), 0)], ["no", "yes"])
+    inputs, labels = recipe.padded(recipe.Messages(asked, 8), 8)
     assert bytes(inputs[0].astype("uint8")) == b"yes: xyz" and labels[0].tolist() == [recipe.IGNORED] * 4 + [*b"xyz\n"]
     assert bytes(inputs[1].astype("uint8")) == b"no: a / " and labels[1].tolist() == [recipe.IGNORED] * 3 + [*b"a / b"]
