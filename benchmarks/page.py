@@ -143,24 +143,25 @@ def _cost(measured):
 
 
 def _layerwise(results):
-    rows = results["layerwise"]
-    cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{1 / row['ratio']:.3f}"] for row in rows]
     return (
         f'## Cost of layer-wise decay\n\nBERT-base, {results["about"]["threads"]} threads. "this / AdamW" is the '
         'median ratio of neighbouring steps, not the ratio of the medians. "A step" is a separate measurement, so its '
         "times differ. `layers` is a layer map, `name_dict` PaddleNLP's argument for the parameter names.\n\n"
-        + table(["optimizer", "median step, ms", "this / AdamW"], cells)
+        + _compared(["optimizer", "median step, ms", "this / AdamW"], results["layerwise"], power=-1)
     )
 
 
 def _muon(results):
-    rows = results["muon"]
-    cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{row['ratio']:.3f}"] for row in rows]
     return (
         f"## Muon\n\nThe six matrices of a block of BERT-base, {results['about']['threads']} threads. Ours has "
         "float32 products on a CPU; the peers have bfloat16 products only, for which few CPUs have instructions.\n\n"
-        + table(["optimizer", "step, ms", "ours / this"], cells)
+        + _compared(["optimizer", "step, ms", "ours / this"], results["muon"])
     )
+
+
+def _compared(head, rows, power=1):
+    cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{row['ratio'] ** power:.3f}"] for row in rows]
+    return table(head, cells)
 
 
 def _denormal(results):

@@ -6,7 +6,7 @@ import inspect
 import math
 import numbers
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, Callable, Optional, TypeVar
 
 E = TypeVar("E", bound=Exception)
@@ -88,18 +88,6 @@ def unknown(
     return f"{name} is not a known {noun}{near}.{valid}{advice and ' ' + advice} Received: {received}"
 
 
-def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return "decay was 0.8 and is 0.9 now" for each entry that differs; of dicts, the part."""
-    sentences = []
-    for name in (name for name in now if was[name] != now[name]):
-        old, new = was[name], now[name]
-        if isinstance(old, dict) and isinstance(new, dict):
-            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-            old, new = ({key: one[key] for key in keys if key in one} for one in (old, new))
-        sentences.append(f"{name} was {shown(old)} and is {shown(new)} now")
-    return sentences
-
-
 # ---- checks
 
 REQUIRED = inspect.Parameter.empty  # the default of a required argument
@@ -149,21 +137,17 @@ def _span(low: float, high: float, ends: str) -> str:
     return f"{left}{low:g}, {high:g}{right}"
 
 
-def checked_int(value: Any, argument: str, least: int = 0, expected: str = "an integer") -> int:
+def checked_int(value: Any, argument: str, least: int = 0) -> int:
     """Return `value` as an int; raise unless it is an integer of at least `least`."""
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Integral):
-        raise refusal(TypeError, f"`{argument}` must be {expected}.", **{argument: value})
+        raise refusal(TypeError, f"`{argument}` must be an integer.", **{argument: value})
     whole = int(number)
     if whole < least:
         raise refusal(ValueError, f"`{argument}` must be at least {least}.", **{argument: whole})
     if whole > _MOST_STEPS:
         raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {whole.bit_length()} bits")
     return whole
-
-
-def checked_steps(value: Any, argument: str, least: int = 0) -> int:
-    return checked_int(value, argument, least, "a whole number of steps, not a ratio")
 
 
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
@@ -205,6 +189,7 @@ class Option:
     read: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the number to check, such as 0 for None
     check: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the checked value; None: a number in the range
     values: str = ""  # in words, for the docs, with a `check` other than `checked_bool`
+    choices: Collection[str] = ()  # the permitted words
     argument: bool = True  # False if only a group can have it
     in_rule: bool = True  # False if the update rule does not take it
 
@@ -213,6 +198,8 @@ class Option:
         name = self.called or name
         if value is None and self.optional:
             return None
+        if self.choices:
+            return checked_choice(value, name, self.choices)
         if self.check is not None:
             return self.check(value, name)
         read = value if self.read is None else self.read(value, name)
@@ -221,5 +208,6 @@ class Option:
     @property
     def span(self) -> str:
         """The permitted values as short text: "[0, 1)", "a bool"."""
-        text = self.values or ("a bool" if self.check is checked_bool else _span(self.low, self.high, self.ends))
+        text = self.values or " or ".join(self.choices)
+        text = text or ("a bool" if self.check is checked_bool else _span(self.low, self.high, self.ends))
         return f"{text} or None" if self.optional else text

@@ -211,7 +211,6 @@ def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dic
 
 
 def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
-    """Return whether a Paddle optimizer applies weight decay to `param` in `group`."""
     chosen = getattr(optimizer, "_apply_decay_param_fun", None)
     excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
     if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
@@ -245,7 +244,6 @@ def wrappers(optimizer: Optimizer) -> list[Any]:
 
 
 def unwrap(optimizer: Optimizer) -> Any:
-    """Return the optimizer inside all wrappers."""
     return wrappers(optimizer)[-1]
 
 
@@ -277,7 +275,6 @@ def parameters_of(optimizer: Optimizer) -> list[Any]:
 
 
 def unwrap_model(model: paddle.nn.Layer) -> paddle.nn.Layer:
-    """Return the network inside all wrappers."""
     while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):
         inside = next((layer for key in _INSIDE for layer in [model._sub_layers.get(key)] if layer), None)
         if inside is None:
@@ -290,7 +287,6 @@ def unwrap_model(model: paddle.nn.Layer) -> paddle.nn.Layer:
 
 
 def fleet_part(path: str) -> Any:
-    """Return an object in `paddle.distributed.fleet`."""
     module, _, name = f"paddle.distributed.fleet.{path}".rpartition(".")
     return getattr(importlib.import_module(module), name)
 

@@ -33,8 +33,7 @@ def checked_path(path: Any, argument: str = "path") -> str:
 def check_regular(path: str) -> None:
     """Raise ValueError for a link, a folder, a device or a pipe; a missing file is no error."""
     if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):
-        message = "`path` must be a regular file, not a link, a folder, a device or a pipe."
-        raise refusal(ValueError, message, path=path, target=os.path.realpath(path))
+        raise refusal(ValueError, "`path` must be a regular file, not a link, folder, device or pipe.", path=path)
 
 
 def write_file(path: str, parts: Iterable[Any]) -> None:

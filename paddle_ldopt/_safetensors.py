@@ -36,7 +36,6 @@ _JSON_ARRAYS = {name: np.dtype(name) for name in ("bool", "int32", "int64", "flo
 
 
 def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
-    """Write a file completely and to the disk, or not at all."""
     metadata = {"format": FORMAT, "version": VERSION, "sha256": "0" * 64, "record": _dumps(record)}
     header: dict[str, Any] = {"__metadata__": metadata}
     values: list[NDArray[Any]] = []
@@ -67,24 +66,21 @@ def read_record(path: str) -> tuple[dict[str, Any], Arrays]:
                 metadata = header.metadata() or {}
             found = {key: metadata.get(key) for key in ("format", "version")}
             if found != {"format": FORMAT, "version": VERSION}:
-                advice = "use the paddle_ldopt that wrote it"
-                wrong = f"The file is not of `save_optimizer` in format {VERSION}: {advice}."
+                wrong = f"The file is not of `save_optimizer` in format {VERSION}: use the paddle_ldopt that wrote it."
                 raise refusal(ValueError, wrong, path=path, **found)
             with open(path, "rb") as file:
                 data = file.read()
             begin = 8 + struct.unpack("<Q", data[:8])[0]
             checksum = _checksum(data[:8], _SUM.sub(_UNSUMMED, data[8:begin]), memoryview(data)[begin:])
             if _SUM.findall(data[8:begin]) != [checksum.encode()]:
-                wrong = f"The file is damaged: its checksum is {checksum}."
-                raise refusal(ValueError, wrong, path=path, sha256=metadata.get("sha256"))
+                raise refusal(ValueError, "The file is damaged: its checksum differs.", path=path, sha256=checksum)
             for name, tensor in safetensors.deserialize(data):  # type: ignore[no-untyped-call]
                 dtype = _DTYPES[tensor["dtype"]]
                 values = np.frombuffer(tensor["data"], "uint16" if dtype == "bfloat16" else dtype)
                 arrays[name] = dtype, values.reshape(tensor["shape"])
             return json.loads(metadata["record"], object_pairs_hook=unique_keys), arrays
         except safetensors.SafetensorError as error:
-            wrong = f"This is no safetensors file, or a damaged one: {error}."
-            raise refusal(ValueError, wrong, path=path) from None
+            raise refusal(ValueError, f"This is no safetensors file, or a damaged one: {error}.", path=path) from None
 
 
 def _checksum(*parts: Any) -> str:
@@ -140,8 +136,7 @@ def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     before = [(part, part.state_dict()) for part, _ in parts]
     for (part, state), (_, present) in zip(parts, before):
         if _keys(state) != _keys(present):
-            wrong = f"The state of {type(part).__name__} must have the keys {_keys(present)}."
-            raise refusal(ValueError, wrong, keys=_keys(state))
+            raise refusal(ValueError, f"A {type(part).__name__} has the keys {_keys(present)}.", keys=_keys(state))
     try:
         for part, state in parts:
             _set_part(part, state)

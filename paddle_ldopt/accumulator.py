@@ -93,10 +93,8 @@ class GradientAccumulator:
     def gradients(self) -> list[Any]:
         """The reduced gradients as new Tensors, None without a gradient; zeros after a `reset`."""
         if not self._sums:
-            message = "The accumulator should be called first to initialize the gradients."
-            raise refusal(ValueError, message, gradients=None)
-        divisors = self._divisors()
-        return [None if total is None else _divided(total, d) for total, d in zip(self._sums, divisors)]
+            raise refusal(ValueError, "The accumulator should be called first to initialize the gradients.", step=0)
+        return [None if total is None else _divided(total, d) for total, d in zip(self._sums, self._divisors())]
 
     def __call__(self, gradients: Any, weight: Optional[float] = None) -> None:
         """Add the gradients of a micro-batch: a list, or a model after `backward`.
@@ -111,8 +109,7 @@ class GradientAccumulator:
         weight = 1.0 if weight is None else checked_number(weight, "weight")
         check_own_gradients("`apply`")
         if self._synchronized:
-            message = "The sums are already synchronized: call `reset` or `apply` before the next micro-batch."
-            raise refusal(ValueError, message, step=self._step)
+            raise refusal(ValueError, "The sums are synchronized: call `reset` or `apply` first.", step=self._step)
         known = bool(self._sums) and names == self._names
         if known and len(given) != len(self._sums):
             raise ValueError(f"Expected {len(self._sums)} gradients, but got {len(given)}")
@@ -121,7 +118,8 @@ class GradientAccumulator:
             raise refusal(ValueError, message, parameters=names, before=self._names)
         sums: list[Any] = list(self._sums) if known else [None] * len(given)
         for place, gradient in enumerate(given):
-            _check_addable(gradient, sums[place], names[place] if names else place)
+            if gradient is not None:
+                _check_addable(gradient, sums[place], names[place] if names else place)
 
         ignored = []
         if not known:
@@ -145,8 +143,7 @@ class GradientAccumulator:
         self._count += 1
         self._weight += weight
         if ignored:
-            advice = "To include them, call the accumulator with the model, or with zeros instead of None."
-            message = f"Gradients that were None in the first call are ignored. {advice}"
+            message = "Gradients that were None in the first call are ignored: give the model, or zeros for None."
             warnings.warn(problem(message, indexes=ignored), stacklevel=2)
 
     def _divisors(self) -> list[float]:
@@ -206,12 +203,11 @@ class GradientAccumulator:
             message = "Gradients of DistTensors are summed over all processes: call `apply` without `synchronize`."
             raise refusal(ValueError, message, gradients=len(self._sums))
         if self._synchronized:
-            message = "`synchronize` must be called only once between two resets: it would add all sums again."
-            raise refusal(ValueError, message, step=self._step)
+            raise refusal(ValueError, "`synchronize` must be called once between two resets.", step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
-        part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
-        part.experts = _experts(self._parameters, len(slots))
+        experts = _experts(self._parameters, len(slots))
+        part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight, experts)
         parts = gathered(part, group)
         _check_parts(parts)
         called = [part for part in parts if part.slots]
@@ -253,12 +249,10 @@ class GradientAccumulator:
         shapes = [None if total is None else list(total.shape) for total in self._sums]
         given = [list(param.shape) for param in target]
         if len(given) != len(shapes) or any(shape not in (None, own) for shape, own in zip(shapes, given)):
-            message = "`target` must hold the parameters of these gradients."
-            raise refusal(ValueError, message, target=given, gradients=shapes)
+            raise refusal(ValueError, "`target` must fit the gradients.", target=given, gradients=shapes)
         if trained and {param.name for param in trained}.isdisjoint(param.name for param in target):
-            message = "`optimizer` must train the model that produced the gradients, or its step has no effect"
-            received = f"optimizer with none of {len(target)} parameters, such as '{target[0].name}'"
-            raise ValueError(f"{message}. Received: {received}")
+            message = "`optimizer` must train the model that produced the gradients, or its step has no effect."
+            raise refusal(ValueError, message, parameters=[param.name for param in target])
 
         divisors = self._divisors()
         _clear(target)
@@ -289,8 +283,6 @@ def _trainable(model: paddle.nn.Layer) -> tuple[list[str], list[Any]]:
 
 
 def _check_addable(gradient: Any, total: Any, place: Any) -> None:
-    if gradient is None:
-        return
     if not isinstance(gradient, paddle.Tensor):
         wrong = type(gradient).__name__
     elif gradient.is_selected_rows():
@@ -331,7 +323,7 @@ class _Part:
     received: list[bool]
     count: int
     weight: float
-    experts: set[int] = dataclasses.field(default_factory=set)  # places of parameters that differ in each process
+    experts: set[int]  # places of parameters that differ in each process
 
 
 def _experts(parameters: Optional[list[Any]], count: int) -> set[int]:
@@ -351,11 +343,9 @@ def _check_parts(parts: list[_Part]) -> None:
             for mine, other in zip(part.slots, slots)
         )
         if (part.reduction, part.names, fits) != (first.reduction, first.names, True):
-            message = "All processes must accumulate the same gradients, with the same reduction, shapes and types"
-            only = sorted(set(part.names or ()) ^ set(first.names or ()))
-            if only:
-                advice, received = ": freeze a parameter in all of them or in none", f"{only[0]!r} in one only"
-            else:
-                advice, received = "", shown([(one.reduction, *one.slots) for one in (first, part)])
-            raise ValueError(f"{message}{advice}. Received: {received} of processes {first_rank} and {rank}")
+            message = "All processes must accumulate the same gradients, with the same reduction, shapes and types."
+            only = sorted(set(part.names or ()) ^ set(first.names or ()))  # such as frozen in one process
+            both = [(one.reduction, *one.slots) for one in (first, part)]
+            received = f"{only[0]!r} in one only" if only else shown(both)
+            raise ValueError(f"{message} Received: {received} of processes {first_rank} and {rank}")
         slots = [mine or other for mine, other in zip(part.slots, slots)]

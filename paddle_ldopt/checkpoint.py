@@ -17,11 +17,12 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from . import _compat
-from ._checks import checked_bool, checked_int, differences, quoted, refusal, wrong_type
+from ._checks import checked_bool, checked_int, problem, quoted, refusal, shown, wrong_type
 from ._compat import MASTER, dtype_name, parameters_of
 from ._files import Path, checked_path, file_errors
 from ._safetensors import Arrays, from_json, read_record, set_parts, to_json, write_record
-from .layers.decay import OPTIONS
+from .layers.decay import OPTIONS, LayerDecay
+from .layers.map import LayerMap
 from .optimizers import LayerwiseOptimizer
 from .optimizers.apply import plain_class
 from .optimizers.states import GLOBAL_STEP, STEP, check_value, refresh_masters, unfit_masters
@@ -168,8 +169,8 @@ def load_optimizer(
     record, arrays = read_record(path)
     with file_errors(path, "The file's record", checks=True):
         if record["naming"] != naming:
-            problem = "Parameters are matched by name: give `model` for the model's names, or no names for Paddle's."
-            raise refusal(ValueError, problem, naming=naming, in_file=record["naming"])
+            wrong = "Parameters are matched by name: give `model` for the model's names, or no names for Paddle's."
+            raise refusal(ValueError, wrong, naming=naming, in_file=record["naming"])
         by_name: States = {name: {} for name in record["with_state"]}
         for key, value in arrays.items():
             owner, _, state = key.rpartition(".")
@@ -182,83 +183,79 @@ def load_optimizer(
             unfit = quoted(map(names.get, others))
             found.append(f"the masters of {unfit} do not fit the weights: load the model before")
         if found and strict:
-            problem = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
-            raise refusal(ValueError, problem, path=path)
-        was, now = parameter_types(record), parameter_types(present)
+            wrong = f"The file is of another optimizer: {'; '.join(found)}. strict=False resumes all the same."
+            raise refusal(ValueError, wrong, path=path)
+        was, now = record["parameters"], present["parameters"]
         matched = tuple(name for name in now if name in by_name and was[name] == now[name])
         states = {tensor: by_name[name] for tensor, name in names.items() if name in matched}
         _fit(inner, states, names)
         step = record["step"] if record["step"] is None else checked_int(record["step"], "step")
-        to_load = _parts_to_load(record, parts)
-    set_parts(to_load)
-    schedule = parts["schedule"]
-    if schedule is not None and schedule not in (part for part, _ in to_load):
-        resume_at(schedule, step_of_state(from_json(record["schedule_state"])) if step is None else step)
+        part_states = {name: from_json(record[f"{name}_state"]) for name in parts}
+        if (scaler is None) != (part_states["scaler"] is None):
+            raise refusal(ValueError, "`scaler` must be given if and only if one was saved.", scaler=scaler)
+        to_load = [name for name, part in parts.items() if part is not None]
+        if record["schedule"] != present["schedule"]:
+            to_load = [name for name in to_load if name != "schedule"]
+    set_parts([(parts[name], part_states[name]) for name in to_load])
+    if parts["schedule"] is not None and "schedule" not in to_load:
+        resume_at(parts["schedule"], step_of_state(part_states["schedule"]) if step is None else step)
     _set_states(inner, states)
     if found:
-        message = f"The file is of another optimizer: {'; '.join(found)}."
-        warnings.warn(refusal(UserWarning, message, strict=strict), stacklevel=2)
+        warnings.warn(problem(f"The file is of another optimizer: {'; '.join(found)}.", strict=strict), stacklevel=2)
     step = _steps_of(inner, states) if step is None else step
     missing = tuple(name for name in now if name not in matched)
     return LoadReport(path, step, matched, missing, tuple(sorted(by_name.keys() - set(matched))))
 
 
-# ---- the record of class, layers and decay
+# ---- the record of class, decay and layers, which also the Trainer's and other frameworks' checkpoints have
 
 
-def describe(optimizer: Optimizer, names: dict[str, str], params: Optional[Iterable[paddle.Tensor]] = None) -> Record:
-    """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the checkpoint."""
-    # the only reads of an optimizer's layer-wise settings
-    layers, decay = getattr(optimizer, "layers", None), getattr(optimizer, "decay", None)
-    layerwise: Record = {}
-    if decay is not None:
-        layerwise = dataclasses.asdict(decay)
-    elif optimizer.layerwise_decay != 1.0:  # of a hook
-        layerwise = {"layerwise_decay": optimizer.layerwise_decay, "n_layers": optimizer.n_layers}
-    parameters: dict[str, Record] = {}
-    for param in parameters_of(optimizer) if params is None else params:
-        entry: Record = {"shape": list(param.shape), "dtype": dtype_name(param.dtype)}
-        if layers is not None:
-            at = layers.layer_of(param.name)
-            entry["layer"] = [at.tower, at.index, at.depth]
-        parameters[names[param.name]] = entry
-    schedule = schedule_of(optimizer)
-    return {
-        "optimizer": _paddles_class(optimizer) or type(optimizer).__name__,
-        "layerwise": layerwise,
-        **({} if layers is None else {"source": layers.source}),
-        "schedule": None if schedule is None else {"class": type(schedule).__name__},
-        "parameters": parameters,
-    }
+_COMPARED = ("optimizer", "decay", "layers", "schedule", "parameters", "unfreeze_every_k_steps")
+
+
+def layerwise_record(optimizer: str, decay: Optional[LayerDecay], layers: Optional[LayerMap]) -> Record:
+    """Return the record of an optimizer's class, the options of its decay other than defaults, and its layers."""
+    options = {} if decay is None else decay.to_dict()
+    chosen = {name: value for name, value in options.items() if value != OPTIONS[name].default}
+    found = {} if layers is None else {"source": layers.source}
+    return {"optimizer": optimizer, "decay": chosen, "layers": layers.fingerprint() if layers else {}, **found}
 
 
 def record_differences(saved: Record, present: Record) -> list[str]:
-    """Return sentences for the differences between a saved record of `describe` and the present one."""
-    settings = []
-    for record in (saved, present):
-        parameters, common = record["parameters"], saved["parameters"].keys() & present["parameters"].keys()
-        compared = {"optimizer": record["optimizer"], "schedule": schedule_class(record)}
-        compared["decay"] = _chosen(record["layerwise"])
-        compared["layers"] = {name: parameters[name].get("layer") for name in sorted(common)}
-        settings.append({**compared, "parameters": parameter_types(record)})
-    return differences(*settings)
+    """Return "decay was {...} and is {...} now" for each entry that differs; of dicts, the part."""
+    sentences = []
+    for entry in (entry for entry in _COMPARED if entry in present):
+        old, new = saved[entry], present[entry]
+        if isinstance(old, dict) and isinstance(new, dict):
+            # only the layers of parameters that both have
+            names = [name for name in {**old, **new} if entry != "layers" or (name in old and name in new)]
+            changed = [name for name in names if old.get(name) != new.get(name)]
+            old, new = ({name: one[name] for name in changed if name in one} for one in (old, new))
+        if old != new:
+            sentences.append(f"{entry} was {shown(old)} and is {shown(new)} now")
+    return sentences
 
 
-def schedule_class(record: Record) -> Optional[str]:
-    return record["schedule"] and record["schedule"]["class"]
+def tensor_type(dtype: Any, shape: Iterable[int]) -> str:
+    return f"{dtype_name(dtype)} {[*map(int, shape)]}"
 
 
-def parameter_types(record: Record) -> dict[str, str]:
-    return {name: f"{entry['dtype']} {entry['shape']}" for name, entry in record["parameters"].items()}
+def describe(optimizer: Optimizer, names: dict[str, str], types: Optional[dict[str, str]] = None) -> Record:
+    """Return the record of an optimizer, its schedule and its parameters.
 
-
-def _chosen(decay: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a decay that are not defaults."""
-    known = {name: option.default for name, option in OPTIONS.items()}
-    chosen = {name: value for name, value in decay.items() if value not in (None, known.get(name))}
-    if "towers" in chosen:
-        chosen["towers"] = {tower: _chosen(options) for tower, options in chosen["towers"].items()}
-    return chosen
+    ``param.name`` is the key of `names` (in the checkpoint) and `types` (by default, of the optimizer's parameters).
+    """
+    types = types or {param.name: tensor_type(param.dtype, param.shape) for param in parameters_of(optimizer)}
+    layers, schedule = getattr(optimizer, "layers", None), schedule_of(optimizer)
+    name = _paddles_class(optimizer) or type(optimizer).__name__
+    record = layerwise_record(name, getattr(optimizer, "decay", None), layers)
+    if layers is not None:
+        places = layers.fingerprint()
+        record["layers"] = {name: places[layers.name_of(tensor)] for tensor, name in names.items()}
+    elif optimizer.layerwise_decay != 1.0:  # of a hook
+        record["decay"] = {"layerwise_decay": optimizer.layerwise_decay, "n_layers": optimizer.n_layers}
+    record["schedule"] = None if schedule is None else type(schedule).__name__
+    return {**record, "parameters": {name: types[tensor] for tensor, name in names.items()}}
 
 
 # ---- schedules and loss scalers
@@ -273,17 +270,6 @@ def _parts(optimizer: Optimizer, scaler: Any) -> dict[str, Any]:
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
         raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
     return {"schedule": schedule_of(optimizer), "scaler": scaler}
-
-
-def _parts_to_load(record: Record, parts: dict[str, Any]) -> list[tuple[Any, Any]]:
-    states = {name: from_json(record[f"{name}_state"]) for name in parts}
-    if (parts["scaler"] is None) != (states["scaler"] is None):
-        problem = "`scaler` must be given if and only if one was saved."
-        raise refusal(ValueError, problem, scaler=parts["scaler"], in_file=states["scaler"])
-    schedule = parts["schedule"]
-    if schedule is not None and schedule_class(record) != type(schedule).__name__:
-        parts = {"scaler": parts["scaler"]}
-    return [(part, states[name]) for name, part in parts.items() if part is not None]
 
 
 # ---- the optimizer's state
@@ -311,8 +297,7 @@ def _whole_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer inside its wrappers; raise unless its whole state can be read in this process."""
     inner = one_of_ours(optimizer, or_paddles=True)
     if not paddle.in_dynamic_mode() or inner._parameter_list is None:
-        problem = "In a static graph the state belongs to the program: use `paddle.static.save`."
-        raise refusal(ValueError, problem, optimizer=type(inner).__name__)
+        raise refusal(ValueError, "In a static graph, use `paddle.static.save`.", optimizer=type(inner).__name__)
     hcg, degrees = _compat.topology(), {}
     if hcg is not None:
         degrees["sharding"] = hcg.get_sharding_parallel_world_size()
@@ -334,9 +319,8 @@ def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple
     unnamed = [name for name, structured in names.items() if not structured]
     if unnamed:
         source = "`model`" if model is not None else "`layers` or `name_dict`"
-        given = "give the whole model that the optimizer trains, and build the optimizer after the model is complete"
-        problem = f"{source} must name every parameter of the optimizer: {given}."
-        raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}")
+        advice = "give the whole model that the optimizer trains, and build the optimizer after the model is complete"
+        raise ValueError(f"{source} must name every parameter: {advice}. Received: no name for {quoted(unnamed)}")
     if len(set(names.values())) < len(names):
         raise ValueError(f"Two parameters must not have the same name. Received: {quoted(sorted(names.values()))}")
     return names, "structured" if known else "paddle"
@@ -371,8 +355,8 @@ def _tensors(
         tensors[name] = tensor if live else waiting.get(f"{owner.name}_{key}_0")
     missing = sorted(name for name, value in tensors.items() if value is None)
     if live and missing:
-        problem = f"'{param.name}' had another type when its state was created: build a new optimizer for it."
-        raise refusal(ValueError, problem, dtype=dtype_name(param.dtype), missing=missing)
+        wrong = f"'{param.name}' had another type when its state was created: build a new optimizer for it."
+        raise refusal(ValueError, wrong, dtype=dtype_name(param.dtype), missing=missing)
     return None if missing else tensors
 
 
@@ -399,9 +383,8 @@ def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
             state.pop(GLOBAL_STEP, None)
         name = names[param.name]
         if set(layout) != set(state):
-            options = "the same options, such as `amsgrad` and `multi_precision`"
-            problem = f"The state of '{name}' must consist of {sorted(layout)}: give the optimizer {options}."
-            raise refusal(ValueError, problem, state=sorted(state))
+            wrong = f"The state of '{name}' must consist of {sorted(layout)}: give the optimizer the same options."
+            raise refusal(ValueError, wrong, state=sorted(state))
         for key, (dtype, values) in state.items():
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
 

@@ -14,12 +14,12 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ._checks import Option, checked_bool, checked_number, checked_steps, plain_number, refusal, unknown
+from ._checks import Option, checked_bool, checked_int, checked_number, plain_number, refusal, unknown
 from ._files import Path, checked_path, json_number, read_json, read_yaml, unique_keys
 from .create import OFF, OPTIMIZERS, build_optimizer, info_of
 from .layers.decay import OPTIONS, LayerDecay
 from .layers.measure import Example
-from .optimizers import Adafactor, AdafactorSchedule, OptimizerInfo
+from .optimizers import Adafactor, AdafactorSchedule
 from .schedules import ON_METRIC, get_scheduler
 from .schedules.factory import SCHEDULES, kind_of
 
@@ -99,8 +99,8 @@ def decay_help(option: str) -> str:
     declared = OPTIONS[option]
     if declared.check is checked_bool:
         return declared.doc
-    span = declared.span.removesuffix(" or None")
-    return f"{declared.doc}{': ' if declared.values else '; range '}{span}" + ", as JSON" * (option in _DICTS)
+    how = ": " if declared.values or declared.choices else "; range "
+    return declared.doc + how + declared.span.removesuffix(" or None") + ", as JSON" * (option in _DICTS)
 
 
 def _setting(default: Any, help_text: str) -> Any:
@@ -115,9 +115,9 @@ class DecaySettings:
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of the settings."""
+        """The `LayerDecay` of all settings, of ERNIEKit's own arguments too."""
         values = {option: getattr(self, name, OPTIONS[option].default) for option, name in SETTINGS.items()}
-        return LayerDecay(**{option: option_of(value, option) for option, value in values.items()})
+        return with_erniekit(LayerDecay(**{option: option_of(value, option) for option, value in values.items()}), self)
 
 
 # ---- the object
@@ -192,9 +192,9 @@ class LdoptConfig(DecaySettings):
         options = {info.setting(name): value for name, value in given.items()}
         if len(options) < len(given):
             raise refusal(ValueError, "`optim_kwargs` has two names for one option.", optim_kwargs=given)
-        schedule, of_kind = json_object(self.lr_scheduler_kwargs, "lr_scheduler_kwargs"), dict(kind.options)
-        for general in ("num_warmup_steps", "num_training_steps", "learning_rate"):
-            of_kind.pop(general, None)
+        schedule = json_object(self.lr_scheduler_kwargs, "lr_scheduler_kwargs")
+        general = ("num_warmup_steps", "num_training_steps", "learning_rate")
+        of_kind = {name: option for name, option in kind.options.items() if name not in general}
         values = {
             "optim_kwargs": _checked_options(options, info.settings, "optim_kwargs"),
             "weight_decay": checked_number(self.weight_decay, "weight_decay"),
@@ -202,7 +202,7 @@ class LdoptConfig(DecaySettings):
             "layerwise_rules": json_object(self.layerwise_rules, "layerwise_rules") or None,
             "lr_scheduler_type": kind.name,
             "lr_scheduler_kwargs": _checked_options(schedule, of_kind, "lr_scheduler_kwargs"),
-            "warmup_steps": checked_steps(self.warmup_steps, "warmup_steps"),
+            "warmup_steps": checked_int(self.warmup_steps, "warmup_steps"),
             "warmup_ratio": checked_number(self.warmup_ratio, "warmup_ratio", 0.0, 1.0),
             **settings_of(self.layerwise_decay),
         }
@@ -224,7 +224,13 @@ class LdoptConfig(DecaySettings):
 
         With a relative step the schedule is an `AdafactorSchedule`, or None for Came.
         """
-        schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
+        schedule, warmup = None, self.warmup_steps
+        if self.learning_rate is not None:
+            if self.warmup_ratio and not warmup:
+                warmup = int(self.warmup_ratio * checked_int(num_training_steps, "num_training_steps"))
+            schedule = get_scheduler(
+                self.lr_scheduler_type, self.learning_rate, warmup, num_training_steps, self.lr_scheduler_kwargs
+            )
         opt = build_optimizer(
             self.optim,
             model,
@@ -301,14 +307,6 @@ def _checked_options(given: dict[str, Any], declared: Mapping[str, Option], argu
     return given
 
 
-def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
-    """Return the schedule of a `LdoptConfig`, or of an object with the same attributes."""
-    kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
-    if settings.warmup_ratio and not warmup:
-        warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
-    return get_scheduler(kind, settings.learning_rate, warmup, steps, settings.lr_scheduler_kwargs)
-
-
 # ---- a Trainer's arguments
 
 
@@ -317,13 +315,19 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
     optim, options = name_of(args.optim), json_argument(args, "optim_kwargs")
     if optim in OPTIMIZERS:
         info = OPTIMIZERS[optim]
-        mapped = mapped_options(args, info)
+        mapped = {name: getattr(args, field) for name, field in info.trainer.items()}
+        mapped["multi_precision"] = args.fp16_opt_level == "O2"
         options.update({name: value for name, value in mapped.items() if value != info.settings[name].default})
     kind = name_of(args.lr_scheduler_type)
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
     if kind in ON_METRIC:
-        mode = evaluation_metric(args)[1]
+        metric, mode = evaluation_metric(args)
+        given_mode = json_argument(args, "lr_scheduler_kwargs").get("mode")
+        if mode == "max" and metric != "eval_loss" and metric.endswith("loss") and given_mode is None:
+            wrong = f'"{kind}" would lower the rate when the loss falls: set greater_is_better=False.'
+            given = {"metric_for_best_model": args.metric_for_best_model, "greater_is_better": args.greater_is_better}
+            raise refusal(ValueError, wrong, **given)
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode
     return {
@@ -345,12 +349,6 @@ def name_of(choice: Any) -> str:
     return str(getattr(choice, "value", choice))
 
 
-def mapped_options(args: Any, info: OptimizerInfo) -> dict[str, Any]:
-    """Return the options of an optimizer that are fields of a Trainer's arguments."""
-    options = {name: getattr(args, field) for name, field in info.trainer.items()}
-    return {**options, "multi_precision": args.fp16_opt_level == "O2"}
-
-
 def evaluation_metric(args: Any) -> tuple[str, str]:
     """Return the key of the metric for the best model, by default the loss, and "max" or "min"."""
     metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
@@ -360,7 +358,6 @@ def evaluation_metric(args: Any) -> tuple[str, str]:
 
 
 def decay_of_arguments(args: Any) -> LayerDecay:
-    """Return the decay in a Trainer's arguments; ERNIEKit's own included."""
     return args.layerwise_decay if isinstance(args, DecaySettings) else with_erniekit(OFF, args)
 
 

@@ -10,13 +10,13 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ._checks import checked_number, nearest, refusal, shown, unknown, wrong_type
-from ._compat import checked_model, name_before_copy, name_dict_of
+from ._compat import checked_model, is_sharded, name_before_copy, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay
 from .layers.find import Rules
 from .layers.measure import Example
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
 from .optimizers.hook import layerwise_lr_decay
-from .optimizers.options import REGISTRY, bool_option, parameters_to_train, warn_of_absolute_rates
+from .optimizers.options import REGISTRY, bool_option, warn_of_absolute_rates
 from .rates import decayed_parameter_names
 
 OFF = LayerDecay(1.0)
@@ -59,7 +59,9 @@ def build_optimizer(
     if own_parameters and groups is not None:
         raise refusal(ValueError, "`groups` takes the place of `parameters`: leave one of them out.", groups=groups)
     if not own_parameters:
-        arguments["parameters"] = parameters_to_train(model) if groups is None else _listed(groups)
+        sharded = is_sharded()  # whose version 2 refuses frozen parameters
+        trained = [param for param in checked_model(model).parameters() if not (sharded and param.stop_gradient)]
+        arguments["parameters"] = trained if groups is None else _listed(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
     if model is not None and not grouped and not any(arguments.get(name) for name in info.own_exclusion):
         decayed = decayed_parameter_names(model)
@@ -93,7 +95,7 @@ def build_optimizer(
     routed = routed or arguments.get("use_muon") is not None
     if info.needs_layers and not routed and layers is None and model is not None:
         layers = LayerMap.from_model(model, example, rules)
-    elif decay != OFF and layers is None and not has_hook and model is not None:
+    elif (decay != OFF or example is not None or rules) and layers is None and not has_hook and model is not None:
         layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
     if not issubclass(info.cls, LayerRates):
         if decay == OFF:  # else `apply_layerwise_decay` warns

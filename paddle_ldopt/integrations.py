@@ -16,9 +16,10 @@ from typing import Any, Optional
 
 import paddle
 
-from ._checks import checked_bool, checked_number, differences, problem, refusal, unknown, wrong_type
+from ._checks import checked_bool, checked_number, problem, refusal, unknown, wrong_type
 from ._compat import parameters_of
 from ._files import YAML_EXPONENT
+from .checkpoint import layerwise_record, record_differences
 from .create import OFF, build_optimizer
 from .layers.decay import OPTIONS as DECAY_OPTIONS
 from .layers.decay import LayerDecay
@@ -54,19 +55,11 @@ def from_settings(
     groups: Optional[list[Any]] = None,
     own: Iterable[str] = (),
 ) -> Any:
-    """Return the optimizer that a framework's YAML file describes.
+    """Return the optimizer that a framework's YAML file describes; `name` is its class, such as "AdamWDL".
 
-    Args:
-        name: the class name in the file, such as "AdamWDL".
-        model: the network.
-        settings: as in the module's docstring, and `example`: the shape of an input such as [1, 3, 224, 224], or a dict
-            from keywords to shapes, with which one forward pass measures the layers.
-        learning_rate: a number or a schedule.
-        weight_decay: None for the class's default, a number or a `paddle.regularizer.L2Decay`.
-        grad_clip: the framework's clipping, or None.
-        undecayed: `param.name` of the parameters that the framework excludes from weight decay.
-        groups: parameters or parameter groups; all parameters of the model by default.
-        own: the framework's settings, which are read before; the error for an unknown setting names them too.
+    `settings` are as in the module's docstring, and `example`: the shape of an input such as [1, 3, 224, 224], or a
+    dict from keywords to shapes, with which one forward pass measures the layers. `undecayed` are the names
+    (`param.name`) that the framework excludes from weight decay; `own` are its settings, for the error about others.
     """
     info = REGISTRY[NAMES[name]]
     options = numbers_read(dict(settings))
@@ -108,12 +101,8 @@ def with_record(cls: Any) -> Any:
     """Return a subclass of the same name that records class, decay and layers in its state and refuses another's."""
 
     def record_of(self: Any) -> dict[str, Any]:
-        ratios = layerwise_interface(self)
-        if ratios.decay is None:
-            return {"optimizer": cls.__name__, "decay": {}, "layers": {}}
-        places = {param.name: ratios.layers.layer_of(param.name) for param in parameters_of(self)}
-        layers = {name: [layer.label, layer.depth] for name, layer in places.items()}
-        return {"optimizer": cls.__name__, "decay": ratios.decay.to_dict(), "layers": layers}
+        interface = layerwise_interface(self)
+        return layerwise_record(cls.__name__, interface.decay, interface.layers)
 
     def state_dict(self: Any) -> dict[str, Any]:
         return {**cls.state_dict(self), _KEY: record_of(self)}
@@ -122,9 +111,7 @@ def with_record(cls: Any) -> Any:
         state, now, found = dict(state_dict), record_of(self), []
         was, allowed = state.pop(_KEY, None), getattr(self, _ALLOW)
         if was is not None:
-            both = was["layers"].keys() & now["layers"].keys()  # Paddle's names
-            of_both = ({**one, "layers": {name: one["layers"][name] for name in both}} for one in (was, now))
-            found = differences(*of_both)
+            found = record_differences(was, now)
             if was["optimizer"] != now["optimizer"] or (found and not allowed):
                 message = f"The checkpoint is of another optimizer or other layer-wise settings: {'; '.join(found)}."
                 advice = f"Use the same, or set `{_ALLOW}: true` to resume with another decay or other layers."
@@ -161,8 +148,7 @@ def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: b
     wanted, named = tuple(parts), list(model.named_parameters())
     matched = {param.name for name, param in named if any(part in name for part in wanted)}
     if wanted and not matched:
-        message = "No parameter is excluded from weight decay by name: no name contains one of these parts."
-        warnings.warn(problem(message, parts=wanted), stacklevel=2)
+        warnings.warn(problem("No name matches, so none is excluded from weight decay.", parts=wanted), stacklevel=2)
     vectors = {param.name for name, param in named if param.ndim == 1 or name.endswith(".bias")}
     return matched | vectors if one_dimensional else matched
 
@@ -174,8 +160,7 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
     for parts, options in chosen:
         names = [name for name in ungrouped if any(part in name for part in parts)]
         if not names:
-            message = "A parameter group matches no trainable parameter outside the earlier groups."
-            raise refusal(ValueError, message, parts=parts)
+            raise refusal(ValueError, "A group matches no trainable parameter outside earlier groups.", parts=parts)
         groups.append({**numbers_read(options), "params": [ungrouped.pop(name) for name in names]})
     return [*groups, {"params": list(ungrouped.values())}] if ungrouped else groups
 
@@ -227,8 +212,7 @@ class ClasComponent(Component):
 
     def __call__(self, model_list: Any) -> Any:
         if not model_list:
-            message = "`scope` must match a part of the model, and the graph must be dynamic."
-            raise refusal(ValueError, message, model_list=model_list)
+            raise refusal(ValueError, "`scope` must match a part of a dynamic model.", model_list=model_list)
         model = model_list[0] if len(model_list) == 1 else paddle.nn.LayerList(model_list)
         for part in model_list:  # the model, and a loss with parameters
             if self._filters and hasattr(part, "no_weight_decay"):

@@ -119,10 +119,8 @@ def planned_rates(
     learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
 ) -> dict[str, Rate]:
-    """Return tensor name -> planned `Rate` of a decay."""
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
-        wrong = "`apply_decay_param_fun` must be callable."
-        raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
+        raise wrong_type(apply_decay_param_fun, "apply_decay_param_fun", "callable")
     now, peak = None, None
     if isinstance(learning_rate, LRScheduler):
         now, peak = learning_rate.last_lr, peak_of(learning_rate)

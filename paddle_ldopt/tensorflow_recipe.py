@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 import paddle
 
-from ._checks import refusal
+from ._checks import problem, refusal
 from ._compat import checked_model, flatten_groups, name_dict_of, structured_names
 from .create import build_optimizer
 from .layers.decay import LayerDecay
@@ -80,17 +80,15 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    options = _checked_options(
-        beta_1=("adam_beta1", adam_beta1),
-        beta_2=("adam_beta2", adam_beta2),
-        epsilon=("adam_epsilon", adam_epsilon),
-        clipnorm=("adam_clipnorm", adam_clipnorm),
-        global_clipnorm=("adam_global_clipnorm", adam_global_clipnorm),
-        weight_decay=("weight_decay_rate", weight_decay_rate),
-        include_in_weight_decay=("include_in_weight_decay", include_in_weight_decay),
-    )
+    declared = AdamWeightDecay.OPTIONS
+    include = declared["include_in_weight_decay"].checked(include_in_weight_decay, "include_in_weight_decay") or []
+    has_decay = declared["weight_decay"].checked(weight_decay_rate, "weight_decay_rate") != 0.0
+    if include and not has_decay:
+        idle = "`include_in_weight_decay` has no effect without a weight decay."
+        given = {"include_in_weight_decay": include_in_weight_decay, "weight_decay_rate": weight_decay_rate}
+        warnings.warn(problem(idle, **given), stacklevel=2)
     if parameters is not None:  # read twice, here for their names
-        parameters = checked_parameters(parameters, AdamWeightDecay.OPTIONS)
+        parameters = checked_parameters(parameters, declared)
     elif model is None and paddle.in_dynamic_mode():
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
@@ -102,13 +100,13 @@ def create_optimizer(
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if model is None:
         arguments.setdefault("parameters", None)  # a static graph has its own parameters
-    if options["weight_decay"] != 0.0 and model is not None:
+    if has_decay and model is not None:
         searched, decayed = names or name_dict_of(model), decayed_parameter_names(model)
         texts = {param.name: f"{searched.get(param.name, param.name)}:0" for param in model.parameters()}
-        for pattern in options["include_in_weight_decay"] or []:
+        for pattern in include:
             decayed.update(name for name, text in texts.items() if pattern.search(text))
         arguments["apply_decay_param_fun"] = decayed.__contains__
-    elif options["weight_decay"] != 0.0:
+    elif has_decay:
         pattern = _NOT_DECAYED if names else _NOT_DECAYED_UNNAMED
         all_texts = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
         matches = parameters is None or any(re.search(pattern, text) for text in all_texts)
@@ -121,24 +119,16 @@ def create_optimizer(
         learning_rate=schedule,
         multi_precision=multi_precision,
         n_layers=n_layers,
+        beta1=adam_beta1,
+        beta2=adam_beta2,
+        epsilon=adam_epsilon,
+        clipnorm=adam_clipnorm,
+        global_clipnorm=adam_global_clipnorm,
+        weight_decay=weight_decay_rate,
+        include_in_weight_decay=include_in_weight_decay,
         **arguments,
-        **{**options, "include_in_weight_decay": include_in_weight_decay},
     )
     return optimizer, schedule
-
-
-def _checked_options(**given: tuple[str, Any]) -> dict[str, Any]:
-    """Return the checked options, each given as (argument of `create_optimizer`, value)."""
-    declared = AdamWeightDecay.OPTIONS
-    options = {name: declared[name].checked(value, argument) for name, (argument, value) in given.items()}
-    norms = dict([given["clipnorm"], given["global_clipnorm"]])
-    if None not in norms.values():
-        raise refusal(ValueError, f"Give only one of {', '.join(norms)}.", **norms)
-    if options["weight_decay"] == 0.0 and options["include_in_weight_decay"]:
-        message = "`include_in_weight_decay` has no effect without a weight decay."
-        received = {"include_in_weight_decay": given["include_in_weight_decay"][1], "weight_decay_rate": 0.0}
-        warnings.warn(refusal(UserWarning, message, **received), stacklevel=3)
-    return options
 
 
 # TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's spellings: norm1, input_layernorm, ln_1. One pattern:
@@ -154,7 +144,7 @@ def _schedule(
     if num_warmup_steps > num_train_steps:
         message = "The training ends before the warm-up does, so the rate never reaches the peak."
         steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
-        warnings.warn(refusal(UserWarning, message, **steps), stacklevel=4)
+        warnings.warn(problem(message, **steps), stacklevel=4)
     length = num_train_steps - num_warmup_steps
     curve = Polynomial(decay=length or -1, power=power, end=min_lr_ratio)  # below 0 steps: the end at once
     return WarmUp(init_lr, functools.partial(_rate, init_lr, curve), num_warmup_steps)

@@ -20,11 +20,11 @@ FIRST = {  # reason -> (first Paddle without it, pattern of the tests' ids)
     ),
     "Paddle cannot build a single pipeline stage with tied weights": (
         (3, 2),
-        r"test_it_is_a_direct_computation_on_the_whole_batch|test_wrong_networks_and|test_after_an_error_the_next_step",
+        r"test_it_is_a_direct_computation_on_the_whole_batch|test_wrong_networks_and",
     ),
     "Checkpoints for any layout need Paddle 3.2": (
         (3, 2),
-        r"test_doctests\[.*parallel.checkpoint|blocks_run\[docs/checkpoints|lookahead_whose|test_parallel_checkpoints|for_any_layout_is",
+        r"test_doctests\[.*parallel.checkpoint|blocks_run\[docs/checkpoints|state_that_would_be_lost|test_parallel_checkpoints|for_any_layout_is",
     ),
     "Paddle warns of TF32 in LBFGS": ((3, 2), r"asks_for_no_rates.*LBFGS"),
     "Paddle gives a parameter another name with other data": (

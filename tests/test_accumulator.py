@@ -5,10 +5,8 @@ import warnings
 
 import numpy as np
 import paddle
-import pipeline_cases
 import pytest
 from distributed_launch import launch
-from distributed_setup import start_fleet
 from golden_cases import cases, each, load, loader
 
 from paddle_ldopt import AdamWDL, GradientAccumulator
@@ -236,7 +234,7 @@ def test_bad_calls_are_refused_and_change_nothing():
         (accumulator, tensor(1.0, 2.0, 3.0), TypeError, "gradients of type Tensor"),
         (accumulator, None, TypeError, "gradients of type NoneType"),
         (accumulator, model, ValueError, "none with a gradient"),
-        (accumulator.apply, optimizer, ValueError, "`target` must hold the parameters of these gradients"),
+        (accumulator.apply, optimizer, ValueError, "`target` must fit the gradients"),
         (accumulator.apply, model, TypeError, "`optimizer`.*Received: optimizer of type Sequential"),
         (accumulator.write_gradients, [model[0].weight], ValueError, r"target=\[\[4, 8\]\], gradients=\[\[1\], None"),
         (accumulator.write_gradients, None, TypeError, "`target`.*Received: target of type NoneType"),
@@ -265,9 +263,9 @@ def test_another_model_is_refused():
     accumulator = GradientAccumulator()
     model(paddle.ones([1, 2])).sum().backward()
     accumulator(model)
-    with pytest.raises(ValueError, match=r"must train the model.*Received: optimizer with none"):
+    with pytest.raises(ValueError, match=r"must train the model.*Received: parameters="):
         accumulator.apply(AdamWDL(0.1, parameters=other.parameters()))
-    with pytest.raises(ValueError, match="must hold the parameters of these gradients"):
+    with pytest.raises(ValueError, match="must fit the gradients"):
         accumulator.write_gradients(net())
     before = model.weight.numpy()
     accumulator.apply(AdamWDL(0.1, parameters=[model.weight]))  # a part of the model is all right
@@ -283,9 +281,9 @@ def test_one_process_has_nothing_to_add_but_the_order_is_checked():
             accumulator([tensor(value)])
         accumulator.synchronize()
         assert accumulator.gradients[0].tolist() == [mean]
-        with pytest.raises(ValueError, match="must be called only once"):
+        with pytest.raises(ValueError, match="must be called once"):
             accumulator.synchronize()
-        with pytest.raises(ValueError, match="call `reset` or `apply` before"):
+        with pytest.raises(ValueError, match="call `reset` or `apply` first"):
             accumulator([tensor(1.0)])
         accumulator.reset()
 
@@ -320,6 +318,7 @@ def worker():
             out[f"{reduction}/{name}"] = value
     wrapped = train("token", lambda i: i % 2 == rank, lambda model: paddle.DataParallel(model))
     out.update({f"wrapped/{name}": value for name, value in wrapped.items()})
+    out.update({f"empty/{name}": value for name, value in train("token", lambda i: rank == 0).items()})
 
     # a parameter that has a gradient on one process only
     model = net()
@@ -337,6 +336,15 @@ def worker():
     accumulator([tensor(3.0)], weight=0 if rank else 2)  # rank 1 has padding alone
     accumulator.synchronize()
     out["padding"] = accumulator.gradients[0].tolist()
+
+    model[2].weight.stop_gradient = rank == 1
+    backward(model, batches()[0])
+    accumulator = GradientAccumulator("mean")
+    accumulator(model)
+    with pytest.raises(ValueError) as error:
+        accumulator.synchronize()
+    seen["frozen"] = str(error.value)
+    assert accumulator.step == 1
 
     for what, reduction, gradients in (
         ("no call", "sum", None),
@@ -360,14 +368,15 @@ def two_processes():
     return launch(worker, ranks=2, timeout=120)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean", "token", "wrapped"])
-def test_two_processes_are_one_on_the_global_batch(two_processes, reduction):
-    want = train("token" if reduction == "wrapped" else reduction, lambda i: True)
-    alone = train("token" if reduction == "wrapped" else reduction, lambda i: i == 0)
+@pytest.mark.parametrize("way", ["sum", "mean", "token", "wrapped", "empty"])
+def test_two_processes_are_one_on_the_global_batch(two_processes, way):
+    """Also if one has no micro-batch at all."""
+    reduction = way if way in ("sum", "mean") else "token"
+    want, alone = train(reduction, lambda i: True), train(reduction, lambda i: i == 0)
     for name, value in want.items():
         (first, _), (second, _) = two_processes
-        np.testing.assert_array_equal(first[f"{reduction}/{name}"], second[f"{reduction}/{name}"])
-        np.testing.assert_allclose(first[f"{reduction}/{name}"], value, rtol=0, atol=2e-6)
+        np.testing.assert_array_equal(first[f"{way}/{name}"], second[f"{way}/{name}"])
+        np.testing.assert_allclose(first[f"{way}/{name}"], value, rtol=0, atol=2e-6)
     assert max(np.abs(alone[name] - want[name]).max() for name in want) > 1e-3, "without the others it is not that"
 
 
@@ -382,33 +391,6 @@ def test_two_processes_that_differ(two_processes):
         assert out["float16"] == [80064.0]
         assert out["padding"] == [3.0]
         assert "Call the accumulator first" in seen["no call"]
+        assert re.search("same gradients.*'2.weight' in one only of processes 0 and 1", seen["frozen"])
         for what in ("length", "shape", "none", "reduction"):
             assert re.search("with the same reduction, shapes and types. .*processes 0 and 1", seen[what])
-
-
-EMPTY = [(0, 1), (2, 0)]  # (step, process): cycles without a micro-batch
-UNDER = [{"dp": 2}, {"sharding": 2}, {"sharding": 2, "sharding_configs": {"split_param": True}}]
-
-
-def under_fleet():
-    """A worker: train under every layout; a parameter that is frozen in one process only."""
-    out = {}
-    for degrees in UNDER:
-        hcg = start_fleet(**degrees)
-        out[str(degrees)] = pipeline_cases.accumulated(hcg, 4, EMPTY)
-    model, accumulator = net(), GradientAccumulator("mean")
-    model[2].weight.stop_gradient = paddle.distributed.get_rank() == 1
-    backward(model, batches()[0])
-    accumulator(model)
-    with pytest.raises(ValueError, match="a parameter in all .*'2.weight' in one only of processes 0 and 1") as error:
-        accumulator.synchronize()
-    assert len(str(error.value)) < 300 and accumulator.step == 1
-    return out
-
-
-def test_fleet_is_one_process_on_the_global_batch():
-    results = launch(under_fleet, ranks=2, timeout=300)
-    direct = pipeline_cases.accumulated(None, 4, EMPTY)
-    for degrees in UNDER:
-        for result in results:
-            assert pipeline_cases.apart(result[str(degrees)], direct) < 1e-5, degrees

@@ -76,12 +76,6 @@ def test_create_decays_neither_biases_nor_norms(name):
     assert decayed == {n for n, p in model.named_parameters() if p.ndim > 1}
 
 
-def test_names_for_new_optimizers_are_those_of_the_folder_alone():
-    extension = {"Option", "RuleOptimizer", "State", "register"}
-    assert extension <= set(ldopt.optimizers.__all__) and not extension & set(ldopt.__all__)
-    assert set(ldopt.__all__) <= set(dir(ldopt)) and "ON_METRIC" not in ldopt.__all__
-
-
 def test_the_decay_of_the_rate_is_no_layerwise_decay():
     model = Net()
     opt = ldopt.create("adamweightdecay", model, layerwise_decay=0.5, learning_rate=0.1, decay=0.25)
@@ -173,6 +167,24 @@ def momentum():
     del REGISTRY["momentum"]
 
 
+def test_the_name_of_paddles_optimizer_is_refused():
+    with pytest.raises(ValueError, match='The name "adamw" is that of Paddle.* Received: cls='):
+        register("another")(type("AdamW", (RuleOptimizer,), {}))
+
+
+def test_an_example_gives_layers_also_at_decay_1():
+    opt = ldopt.create("adamwdl", Net(), 1.0, learning_rate=1e-3, example=paddle.to_tensor([[1, 2, 3]]))
+    assert opt.layers.source == "measured" and set(opt.ratios.values()) == {1.0}
+    with pytest.raises(ValueError, match="rules"):
+        ldopt.create("adamwdl", Net(), 1.0, learning_rate=1e-3, rules={"nothing_like_it": "head"})
+
+
+def test_groups_may_be_a_generator():
+    model = Net()
+    opt = ldopt.create("adamwdl", model, learning_rate=1e-3, groups=({"params": [p]} for p in model.parameters()))
+    assert [group["params"] for group in opt._param_groups] == [[p] for p in model.parameters()]
+
+
 def moved(opt, model):
     before = model.weight.numpy()
     model(paddle.ones([1, 2])).sum().backward()
@@ -196,7 +208,7 @@ def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsy
     assert type(trainer.optimizer) is momentum
     assert estimate({"w": [2, 2]}, "momentum")["state"] == 4 * 4 + 4
     capsys.readouterr()
-    assert main(["memory", "--params", "1e9", "--optimizer", "momentum", "momentum,mass=0", "--json"]) == 0
+    assert main(["memory", "--params", "1e9", "--optim", "momentum", "momentum,mass=0", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["bytes"]) == 2
     assert "| `mass` | decay of the momentum | momentum: `0.9` | [0, 1) | class |" in tables.options_table()
     assert "| momentum | `moment`, `beta1_pow_acc` | 4 R C + 4 | 4 n + 4 |" in tables.states_table()

@@ -84,7 +84,7 @@ def test_every_option_of_a_decay_is_a_setting(cls):
         assert fields[name][0] == declared.default and fields[name][1].lower().startswith(declared.doc.lower())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs())
 def test_round_trips(tmp_path, config):
     config.to_json(tmp_path / "c.json")
@@ -116,6 +116,9 @@ def test_a_schedule_on_accuracy_waits_for_its_maximum(tmp_path):
     args.lr_scheduler_type, args.metric_for_best_model = "reduce_lr_on_plateau", "accuracy"
     args.greater_is_better = None
     assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"mode": "max"}, "as the Trainer's schedule"
+    args.metric_for_best_model, args.greater_is_better = "eval_a_loss", True  # as PaddleNLP sets it
+    with pytest.raises(ValueError, match="would lower the rate when the loss falls: set greater_is_better=False"):
+        LdoptConfig.from_arguments(args)
 
 
 def test_arguments_with_a_default_of_their_own(tmp_path):
@@ -138,6 +141,7 @@ def trained(model, opt, schedule):
     return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.representatives(count=3)
 @pytest.mark.parametrize("optim, kind", list(zip(sorted(OPTIONS), ["linear", "cosine"] * 3)))
 def test_a_loop_and_the_trainer_build_the_same(tmp_path, optim, kind):
     options = OPTIONS[optim]
@@ -189,7 +193,7 @@ WRONG = {
     "rules": ({"layerwise_rules": ["a"]}, "`layerwise_rules` must be a JSON object such as"),
     "schedule": ({"lr_scheduler_type": "cosin"}, "nearest is 'cosine'"),
     "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: 'power' is not a known"),
-    "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be a whole number of steps"),
+    "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be an integer"),
     "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
     "setting": ({"layerwise_decay": 0.8}, "is not a known setting; the nearest is 'layerwise_lr_decay'"),
 }
@@ -203,22 +207,6 @@ def test_a_wrong_setting_is_refused(case):
     if case != "setting":
         with pytest.raises((TypeError, ValueError), match=re.escape(message)):
             LdoptConfig(**values)
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'"),
-        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets"),
-        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` sets"),
-        ({"optim": "lamb", "optim_kwargs": "[" * 10**5}, "`optim_kwargs` must be a JSON object"),
-        ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers=`"),
-        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),
-    ],
-)
-def test_a_wrong_argument_is_refused(tmp_path, wrong, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        common.arguments(tmp_path, **wrong)
 
 
 def test_rules_of_the_arguments_override_those_of_the_trainer(tmp_path):
@@ -292,13 +280,6 @@ def test_a_smoke_run_ends_within_the_warmup():
         _, schedule = LdoptConfig(warmup_steps=100).build(paddle.nn.Linear(2, 2), 10)
     schedule.step(10)
     assert schedule() == pytest.approx(0.1 * 5e-5)
-
-
-def test_dicts_are_copies():
-    options = {"beta1": 0.8}
-    config = LdoptConfig(optim_kwargs=options)
-    options["beta1"] = 2.0
-    assert config.optim_kwargs == {"beta1": 0.8}
 
 
 def test_each_checkpoint_has_the_config(tmp_path):

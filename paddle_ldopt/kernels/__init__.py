@@ -56,7 +56,6 @@ def library() -> Any:
 
 
 def unsupported_reason() -> Optional[str]:
-    """Return why there is no library."""
     return _found()[1]
 
 
@@ -72,7 +71,6 @@ def _found() -> tuple[Optional[ctypes.CDLL], Optional[str]]:
 
 
 def norm(tensors: NDArray[Any]) -> float:
-    """Return the norm of all gradients together."""
     squares = library().ldopt_square_sum(tensors.ctypes.data, len(tensors))
     if squares < 0:
         raise MemoryError("The norm of the gradients cannot be computed")

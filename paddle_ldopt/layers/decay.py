@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
 
-from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number, first_few, quoted, refusal
+from .._checks import Option, checked_bool, checked_int, checked_number, first_few, quoted, refusal
 
 HEAD = -1  # stands for the layer id until the depth is known
 STATISTICS = ("_mean", "_variance")  # of batch normalization; parameters to Paddle
@@ -161,8 +161,7 @@ class LayerDecay:
     convention: str = _option(
         "paddlenlp",
         "formula of the ratios (rate of a layer / learning rate)",
-        check=lambda value, name: checked_choice(value, name, CONVENTIONS),
-        values=" or ".join(CONVENTIONS),
+        choices=CONVENTIONS,
     )
     min_ratio: float = _option(0.0, "smallest ratio", 0.0, 1.0)
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")

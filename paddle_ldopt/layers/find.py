@@ -52,14 +52,16 @@ def layers_of_model(
     layers = measured.layers() if measured.towers else measured.around(blocks)
     layers.update({name: measured.beside(name, layers) for name in unused})
     layers = {name: layers.get(name, Layer("", 0, 0)) for name in params}
-    doubts = [f"the forward pass did not use {quoted(unused, 12)}, which are placed by name"] if unused else []
+    parts, doubts = measured.tree.parts, []
+    if unused:
+        doubts.append(f"the forward pass did not use {quoted(parts(unused), 12)}, which are placed by name")
     if bypassing := [name for name in measured.bypassing() if name not in places]:
-        doubts.append(f"{quoted(bypassing, 12)} feed the head also past all blocks and count as embeddings")
+        doubts.append(f"{quoted(parts(bypassing), 12)} feed the head also past all blocks and count as embeddings")
     left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in places}
-    for first, second in measured.order.apart:
-        if first in left or second in left:
+    for before, second in measured.order.apart:
+        if {second, *before} & left:
             how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
-            doubts.append(f"'{second}' is computed from '{first}', but both count as towers of their own: {how}")
+            doubts.append(f"'{second}' is computed from {quoted(before)}, but counts as a tower of its own: {how}")
     layers = _overridden(layers, places, numbered)
     return Found(layers, "measured", [*doubts, *_doubts(layers, params)])
 

@@ -1,6 +1,7 @@
 """LayerMap: the layer of each parameter of a model, and its learning rate, planned or read from an optimizer."""
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
@@ -197,7 +198,6 @@ class LayerMap:
         draw = plot_boxes if self.source == "measured" else plot_table
         return draw(self.table(layerwise_decay, learning_rate, optimizer), path)
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return the identity of the map for JSON."""
-        places = {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()}
-        return {"towers": dict(self.towers), "layers": places}
+    def fingerprint(self) -> dict[str, list[Any]]:
+        """Return structured name -> [tower, layer id, depth]: the identity of the map, for JSON."""
+        return {name: list(dataclasses.astuple(layer)) for name, layer in self._layers.items()}

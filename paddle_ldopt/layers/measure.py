@@ -16,7 +16,8 @@ from .._checks import refusal, wrong_type
 from .decay import STATISTICS
 
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
-_SAME_VALUE = ("Cast", "Reshape", "Transpose", "Scale", "Assign")  # nodes that only prepare a parameter for its use
+# names of nodes that only prepare a parameter for its use
+_SAME_VALUE = ("Cast", "Reshape", "Transpose", "Scale", "Assign", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand")
 _Record = tuple[str, list[Any], list[Any]]  # path of a sublayer, ends of its arguments, of its outputs
 
 
@@ -78,6 +79,7 @@ class Pass:
     def __init__(self, records: list[_Record], params: Mapping[str, paddle.Tensor]) -> None:
         self.below: list[tuple[int, ...]] = []  # the nodes that each node is computed from directly
         self._same: set[int] = set()
+        self.concats: set[int] = set()  # nodes that put tensors beside each other
         self._number: dict[int, int] = {}
         for record in records:
             for end in record[2]:
@@ -108,6 +110,8 @@ class Pass:
             else:
                 todo.pop()
                 below = {number[other] for other, _ in lower[key]}
+                if node.name().startswith("Concat"):
+                    self.concats.add(len(self.below))
                 # a parameter, or a node with one input that only prepares it
                 if not below or (len(below) == 1 and below <= self._same and node.name().startswith(_SAME_VALUE)):
                     self._same.add(len(self.below))
@@ -203,6 +207,7 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
     modes = [(layer, layer.training) for layer in layers.values()]
     weights = [param for name, param in params.items() if not name.endswith(STATISTICS)]
     frozen = [param for param in weights if param.stop_gradient and param.is_floating_point()]
+    averages = [(p, p.clone()) for name, p in params.items() if name.endswith(STATISTICS) and p._is_initialized()]
     buffers = [
         (layer, key, buffer, buffer.inplace_version, buffer.clone())
         for layer in layers.values()
@@ -225,3 +230,6 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
                 setattr(layer, key, buffer)
             if buffer.inplace_version != version:
                 buffer.set_value(value)
+        for average, value in averages:  # written where the example puts the model into training mode
+            if not average.equal_all(value):
+                average.set_value(value)

@@ -50,16 +50,21 @@ class MeasuredModel:
         self.unused = [name for name in params if name not in self.places]
 
     def bypassing(self) -> list[str]:
-        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's."""
-        placed = {name: place for name, place in self.places.items() if name in self._bits}
-        kinds = {name: (place[1], self._above_head(place) > 0) for name, place in placed.items()}
+        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's.
+
+        There are none if no embeddings go through the blocks alone: these have their residual sums outside of them.
+        """
+        kinds = {name: (place[1], self._above_head(place) > 0) for name, place in self.places.items() if name in self._bits}
         uses = {name: self.measured.uses(name) for name in kinds}
         inner = {node for name, (index, is_head) in kinds.items() if index and not is_head for node in uses[name]}
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         below = self.measured.collect(leaves, frozenset(inner | self._ends))
         past = _union(below[node] for name, (_, is_head) in kinds.items() if is_head for node in uses[name])
-        found = [name for name in self._bits if past & self._bits[name] and kinds.get(name, (1, True))[0] == 0]
-        return [name for name in found if not any(self._made[node] for node in uses[name])]  # but for tied ones
+        first = [name for name, (index, _) in kinds.items() if not index and not any(self._made[n] for n in uses[name])]
+        found = [name for name in first if past & self._bits[name]]
+        after = _union(self._bits[name] for name in found)
+        through = any(not (past & self._bits[name] or any(below[n] & after for n in uses[name])) for name in first)
+        return found if through else []
 
     def layers(self) -> dict[str, Layer]:
         depths: dict[Optional[int], tuple[str, int]] = {None: ("", self._deepest)}
@@ -135,7 +140,11 @@ class MeasuredModel:
         return place[1] - (self._deepest if place[0] is None else self.towers[place[0]].depth)
 
     def _place_lists(self) -> None:
-        """Move the last item of a list with an item per stage from the head to its stage: SegFormer's norms."""
+        """Mend lists whose last item alone is in the head, as nothing follows it.
+
+        With an item for each block they are heads that refine each other's result (RT-DETR); else the last item goes
+        with its stage as the others do (SegFormer's norms).
+        """
         lists: dict[str, list[str]] = {}
         for path in self.tree.inside:
             parent, _, last = path.rpartition(".")
@@ -145,10 +154,13 @@ class MeasuredModel:
             found = [{self.places.get(name, (None, 0)) for name in self.tree.inside[item]} for item in items]
             ((t, last_id),) = found[-1] if len(found[-1]) == 1 else ((None, 0),)
             ids = [index for places in found for at, index in places if at == t]
-            if t is not None and len(ids) == len(items) > 1 and ids == sorted({*ids}) and ids[0] > 0:
-                depth = self.towers[t].depth
-                if last_id == depth + 1 and ids[-2] < depth:
-                    self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, depth)))
+            if t is None or not 1 < len(ids) == len(items) or ids != sorted({*ids}) or ids[0] == 0:
+                continue
+            depth, blocks = self.towers[t].depth, self.towers[t].blocks
+            if last_id == depth + 1 and len(items) == depth and not self.order.feeds_main(items[0], blocks[1][0]):
+                self.places.update(dict.fromkeys((n for item in items for n in self.tree.inside[item]), (t, last_id)))
+            elif last_id == depth + 1 and ids[-2] < depth:
+                self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, depth)))
 
     def _keep_within_stages(self) -> None:
         """Keep a stage's own parameters in its blocks, and statistics beside their weights."""
@@ -180,7 +192,8 @@ class MeasuredModel:
         depth = max((tower.depth for tower in self.towers if tower.name in towers), default=0)
         position = self.tree.names.index
         blocks = [n for tower in self.towers if tower.name in towers for path in tower.paths for n in inside[path]]
-        is_head = position(name) > max(map(position, blocks), default=-1)
+        is_embedding = "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
+        is_head = position(name) > max(map(position, blocks), default=-1) and not is_embedding
         return Layer(towers.pop() if len(towers) == 1 else "", (depth + 1) * is_head, depth)
 
 

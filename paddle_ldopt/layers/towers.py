@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from statistics import median
 
@@ -15,6 +15,12 @@ from .measure import Call, Pass, from_to
 Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
 _NORM = re.compile(r"norm|ln|bn", re.I)
 _LISTS = (nn.Sequential, nn.LayerList, nn.LayerDict)
+# What the graph does not say: which of the chains in a model are its blocks. "Weights" are without biases.
+_LEAST_WEIGHTS = (3, 2, 1)  # of a block: a residual or attention block has three; plain convolutions have fewer
+_SHARE = 1 / 3  # of the model's weights that its blocks have at least, else thinner blocks are tried
+_LIGHT = 1 / 3  # of the weights of the heaviest block: a stack, or item of a list, of less is a neck, stem or head
+_STAGE = 0.6  # of an item's weights that its lists have if it is a stage; the rest is downsampling
+_TURNS = 1 / 2  # of the weights of a block, that a part between two blocks has if it is one too
 
 
 class Tree:
@@ -35,6 +41,14 @@ class Tree:
     def weight(self, *paths: str) -> int:
         """Return the number of weights in parts, without biases and statistics."""
         return sum(not name.endswith(("bias", *STATISTICS)) for path in paths for name in self.inside[path])
+
+    def parts(self, names: Collection[str]) -> list[str]:
+        """Return names, or the paths of parts in the place of all their parameters."""
+        found = {}
+        for name in names:
+            above = [path for path in ancestors(name.rpartition(".")[0]) if path]
+            found[next((path for path in reversed(above) if {*names}.issuperset(self.inside[path])), name)] = None
+        return [*found]
 
     def alike(self, one: str, other: str) -> bool:
         """Return whether at least half of the names of two parts are the same."""
@@ -84,22 +98,17 @@ class Measured:
         for path, calls in self.calls.items():
             for node in {node for call in calls for node in call.outputs}:
                 self._seeds[node] = self._seeds.get(node, 0) | self._bit[path]
-        self.towers: list[Tower] = []  # stacks in sequence of one parent or with a class in common are one
-        self.apart: list[tuple[str, str]] = []  # pairs of towers of which the second is computed from the first
         stacks = self._stacks()
         if stacks and self._weight(stacks[0]) > 1:
-            stacks += [single for single in self._single_blocks(stacks) if single not in stacks]
-        for stack in sorted(stacks, key=lambda stack: self._when(stack.blocks[0][0])):
-            kinds = {self.kinds[path] for path in stack.paths} - {*_LISTS}
-            before = [t for t in self.towers if self._feeds_main(t.blocks[-1][-1], stack.blocks[0][0])]
-            last = before[-1] if before else stack
-            if before and (last.parent == stack.parent or kinds & {self.kinds[path] for path in last.paths}):
-                last.stages += [(path, low + last.depth, high + last.depth) for path, low, high in stack.stages]
-                last.name = last.name if last.depth >= stack.depth else stack.name
-                last.blocks += stack.blocks
-                continue
-            self.towers.append(stack)
-            self.apart += [(last.name, stack.name)] if before else []
+            stacks += self._like_blocks(stacks)
+        self.towers = self._joined(stacks, in_sequence=True)
+        self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
+        for tower in self.towers:
+            before = [t for t in self.towers if t is not tower and self._feeds_tower(t, tower)]
+            direct = [
+                t.name for t in before if not any(self._feeds_tower(t, other) for other in before if other is not t)
+            ]
+            self.apart += [(direct, tower.name)] if direct else []
 
     @cached_property
     def _made(self) -> list[int]:
@@ -123,13 +132,23 @@ class Measured:
         """Return whether the second part is computed from the first."""
         return any(self._made[node] & self._bit[one] for call in self.calls[other] for node in call.outputs)
 
-    def _feeds_main(self, one: str, other: str) -> bool:
+    def feeds_main(self, one: str, other: str) -> bool:
         """Return whether the first argument of the second part is computed from the first part."""
         mains = [node for call in self.calls[other] for node in call.main]
         return any((self._made[node] | self._seeds.get(node, 0)) & self._bit[one] for node in mains)
 
+    def _feeds_tower(self, one: Tower, other: Tower) -> bool:
+        return any(self.feeds_main(path, other.blocks[0][0]) for path in one.paths)
+
+    def _is_chain(self, blocks: list[Block]) -> bool:
+        return all(self.feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
+
     def _alike(self, one: str, other: str) -> bool:
-        return self.kinds[one] is self.kinds[other] and self.tree.alike(one, other)
+        return self.kinds[one] is self.kinds[other] and (self._is_own(one) or self.tree.alike(one, other))
+
+    def _is_own(self, path: str) -> bool:
+        """Return whether a part is of a class of the user, not one that may hold anything."""
+        return not self.kinds[path].__module__.startswith(("paddle.nn", "builtins"))
 
     def _weight(self, tower: Tower) -> float:
         return median(self.tree.weight(*block) for block in tower.blocks)
@@ -139,15 +158,17 @@ class Measured:
         tree = self.tree
         runs = [run for parent in tree.children for run in self._runs(parent)]
         best: tuple[float, list[Tower]] = (0, [])
-        for least in (3, 2, 1):
-            if least == 1 and (single := self._single_blocks([])):
+        for least in _LEAST_WEIGHTS:
+            if least == 1 and (single := self._only_items()):
                 return single
             outer = self._outermost([run for run in runs if self._weight(run) >= least], "")
-            most = max(map(self._weight, outer), default=0)
-            found = [stack for stack in outer if 4 * self._weight(stack) > most][: 1 if least == 1 else None]
+            sizes = [(self._weight(stack), tree.weight(*stack.paths)) for stack in outer]
+            most = [_LIGHT * max(column) for column in zip(*sizes)]
+            found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
+            found = found[:1] if least == 1 else found
             share = sum(tree.weight(*stack.paths) for stack in found)
             best = max(best, (share, found), key=lambda choice: choice[0])
-            if 3 * share >= tree.weight(""):
+            if share >= _SHARE * tree.weight(""):
                 break
         return best[1]
 
@@ -158,22 +179,29 @@ class Measured:
         largest = max(children, key=tree.weight, default="")
         groups: dict[object, list[str]] = {}
         for child in children:
-            if not is_list or 3 * tree.weight(child) > tree.weight(largest) or self._alike(child, largest):
+            if not is_list or tree.weight(child) > _LIGHT * tree.weight(largest) or self._alike(child, largest):
                 groups.setdefault(None if is_list else self.kinds[child], []).append(child)
         for group in groups.values():
             # kinds that repeat make one list (Jamba's two kinds of blocks); an encoder and its head do not
             partners = sum(any(a is not b and self._alike(a, b) for b in group) for a in group)
             may_differ = is_list and 2 * partners >= len(group)
-            follows = self._feeds if is_list else self._feeds_main  # a decoder beside an encoder only attends to it
+            follows = self._feeds if is_list else self.feeds_main  # a decoder beside an encoder only attends to it
             run: list[str] = []
             for child in [*group, ""]:
                 if child and (not run or (follows(run[-1], child) and (may_differ or self._alike(run[-1], child)))):
                     run.append(child)
                     continue
-                if len(run) > 1:
-                    above = parent.rpartition(".")[0] if is_list else parent
-                    yield Tower(_name_of(parent, run), above, self._in_halves(run), is_list=is_list)
+                name = _name_of(parent, run) if len(run) > 1 else ""
+                if is_list and name:
+                    yield Tower(name, parent.rpartition(".")[0], self._in_halves(run))
+                elif name and name != run[0]:  # a convolutional part and its classifier share no name
+                    yield Tower(name, parent, [(path,) for path in run], is_list=False)
                 run = [child] if child else []
+
+    def _is_half(self, *paths: str) -> bool:
+        """Return whether parts have one norm at most, as half of a block has."""
+        owners = {name.rpartition(".")[0] for path in paths for name in self.tree.inside[path]}
+        return sum(bool(_NORM.search(owner.rpartition(".")[2])) for owner in owners) < 2
 
     def _in_halves(self, run: list[str]) -> list[Block]:
         """Return the blocks of a list; items of two or three kinds in turns are parts of a block (x-transformers)."""
@@ -181,33 +209,35 @@ class Measured:
             kinds = run[:period]
             if len(run) < 2 * period or len(run) % period or any(self._alike(a, b) for a, b in zip(kinds, kinds[1:])):
                 continue
-            if all(self._alike(kinds[i % period], path) for i, path in enumerate(run)):
+            if all(self._alike(kinds[i % period], path) for i, path in enumerate(run)) and all(
+                map(self._is_half, kinds)
+            ):
                 return [tuple(run[i : i + period]) for i in range(0, len(run), period)]
         return [(path,) for path in run]
 
     def _outermost(self, runs: list[Tower], within: str) -> list[Tower]:
-        """Return the stacks of a part that are in no block of another one, in their order, interleaved ones as one."""
+        """Return the stacks of a part that are in no block of another one, stages numbered through."""
         place = {id(run): run.blocks[0][0].rpartition(".")[0] for run in runs}
         inner = [run for run in runs if within in ancestors(place[id(run)])]
         blocks = {path for run in inner for path in run.paths} - {within}
         outer = [run for run in inner if blocks.isdisjoint(ancestors(place[id(run)]))]
-        numbered = [self._numbered_through(run, runs) for run in outer]
-        # a convolutional part and its classifier share no name
-        plain = [run.name for run in outer if not run.is_list and run.name == run.blocks[0][0]]
-        if plain and not within:
-            return self._outermost([run for run in runs if run.is_list or run.name not in plain], within)
-        return self._joined(sorted(numbered, key=lambda run: self._when(run.blocks[0][0])))
+        return self._joined(outer if within else [self._numbered_through(run, runs) for run in outer])
+
+    def _ends_with(self, item: str, stack: Tower) -> bool:
+        """Return whether a part returns the sum that the last block of a stack returns: it only holds its blocks."""
+        outputs = self.calls[item][0].outputs
+        is_sum = self.measured.concats.isdisjoint(outputs)  # DenseNet's layers are parts of its dense blocks
+        return is_sum and outputs == self.calls[stack.blocks[-1][-1]][0].outputs
 
     def _numbered_through(self, run: Tower, runs: list[Tower]) -> Tower:
         """Return the blocks of all stages one after another if the items of a list are such stages."""
         tower = dataclasses.replace(run, blocks=[], stages=[])
         for block in run.blocks:
             item = block[0]
-            lists = [stack for stack in self._outermost(runs, item) if stack.is_list]
+            lists = [stack for stack in self._outermost(runs, item) if stack.is_list or self._ends_with(item, stack)]
             of_item = [block for stack in lists for block in stack.blocks]
             share = self.tree.weight(*[path for stack in lists for path in stack.paths])
-            follows = all(self._feeds_main(a.blocks[-1][-1], b.blocks[0][0]) for a, b in zip(lists, lists[1:]))
-            is_stage = len(block) == 1 and follows and share > 0.6 * self.tree.weight(item)
+            is_stage = len(block) == 1 and self._is_chain(of_item) and share > _STAGE * self.tree.weight(item)
             if not is_stage or self._are_halves(run, of_item):
                 of_item = [block]
             tower.stages.append((item, tower.depth + 1, tower.depth + len(of_item)))
@@ -215,56 +245,82 @@ class Measured:
         return run if tower.blocks == run.blocks else tower
 
     def _are_halves(self, run: Tower, parts: list[Block]) -> bool:
-        """Return whether a few like parts make one block: equal lists of lists, each part with one norm at most."""
-        inside = self.tree.inside
-        names = [[name[len(item) :] for name in inside[item]] for item in run.paths]
+        """Return whether a few like parts make one block: equal lists of lists, in which each part has its norm."""
+        names = [[name[len(item) :] for name in self.tree.inside[item]] for item in run.paths]
         children = [path for item in run.paths for path in self.tree.children.get(item, [])]
         is_plain = all(path.rpartition(".")[2].isdigit() for path in children) and {*children} >= {*parts[0]}
-        owners = {name.rpartition(".")[0].rpartition(".")[2] for path in parts[0] for name in inside[path]}
-        few = len(parts) <= 3 and sum(map(bool, map(_NORM.search, owners))) < 2
         is_list = run.is_list and not run.name.endswith(("stages", "stage"))
+        few = len(parts) <= 3 and self._is_half(*parts[0])
         return is_list and is_plain and few and all(other == names[0] for other in names)
 
-    def _joined(self, stacks: list[Tower]) -> list[Tower]:
-        """Join lists of one length that take turns (attentions and feed-forward parts of XLM), and parts between."""
-        out: list[Tower] = []
-        for stack in map(dataclasses.replace, stacks):
-            for known in (known for known in out if known.parent == stack.parent):
-                pairs = [*zip(known.blocks, stack.blocks)]
-                turns = [path for one, other in pairs for path in (one[-1], other[0])]
-                in_turns = all(self._feeds(a, b) for a, b in zip(turns, turns[1:]))
-                if known.depth == stack.depth and not known.stages and in_turns:
-                    known.blocks = [one + other for one, other in pairs]
-                    break
-                mixed = sorted(known.blocks + stack.blocks, key=lambda block: self._when(block[0]))
-                within = self._when(stack.blocks[0][0]) < self._when(known.blocks[-1][0])
-                weights = sorted(map(self._weight, (known, stack)))
-                plain = not (known.is_list or stack.is_list or known.stages or stack.stages)
-                follow = (self._feeds_main(a[-1], b[0]) for a, b in zip(mixed, mixed[1:]))
-                if plain and within and 4 * weights[0] > weights[1] and all(follow):
-                    known.name, known.blocks = _name_of(known.parent, [block[0] for block in mixed]), mixed
-                    break
-            else:
-                out.append(stack)
-        return out
+    def _joined(self, stacks: list[Tower], in_sequence: bool = False) -> list[Tower]:
+        """Return stacks in the order of the pass, those that make one chain as one."""
+        towers: list[Tower] = []
+        for stack in sorted(stacks, key=lambda stack: self._when(stack.blocks[0][0])):
+            stack = dataclasses.replace(stack)
+            if not any(self._join(tower, stack, in_sequence) for tower in reversed(towers)):
+                towers.append(stack)
+        return towers
 
-    def _single_blocks(self, stacks: list[Tower]) -> list[Tower]:
-        """Return parts of the class of the blocks that are in no stack; without any stack, the only items of lists."""
-        blocks = {path for stack in stacks for path in stack.paths}
+    def _join(self, tower: Tower, stack: Tower, in_sequence: bool) -> bool:
+        """Add a later stack to a tower if its blocks come between or behind the tower's; return whether they do."""
+        both = tower.blocks + stack.blocks
+        mixed = sorted(both, key=lambda block: self._when(block[0]))
+        if not all(self._feeds(one[-1], other[0]) for one, other in zip(mixed, mixed[1:])):
+            return False
+        same_parent, is_chain = tower.parent == stack.parent, self._is_chain(mixed)
+        light, heavy = sorted((stack, tower), key=self._weight)
+        if mixed == both:
+            kinds = ({self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}) - {
+                *_LISTS
+            }
+            if not (in_sequence and is_chain and (same_parent or kinds)):
+                return False
+        elif self._weight(light) <= _TURNS * self._weight(heavy):
+            vars(tower).update(vars(heavy))  # adapters, or heads that refine
+            return True
+        elif not is_chain:
+            return False
+        elif mixed[::2] == tower.blocks and tower.depth == stack.depth and same_parent:
+            mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
+        if mixed != both and not (tower.is_list or stack.is_list) and same_parent:
+            tower.name = _name_of(tower.parent, [block[0] for block in mixed])
+        elif stack.depth > tower.depth:
+            tower.name = stack.name
+        at = {path: i for i, block in enumerate(mixed, 1) for path in block}
+        tower.stages = [
+            (path, at[t.blocks[low - 1][0]], at[t.blocks[high - 1][0]])
+            for t in (tower, stack)
+            for path, low, high in t.stages
+        ]
+        tower.blocks = mixed
+        return True
+
+    def _only_items(self) -> list[Tower]:
+        """Return the largest of the only items of lists and of parts that run on their own result (ALBERT)."""
+        lists = [parts for path, parts in self.tree.children.items() if path and issubclass(self.kinds[path], _LISTS)]
+        found = [items[0] for items in lists if len(items) == 1 and items[0] in self.calls]
+        towers = self._singles([*found, *(path for path in self.calls if path and self.feeds_main(path, path))])
+        most = max(map(self._weight, towers), default=0)
+        return [tower for tower in towers if 2 * self._weight(tower) > most]
+
+    def _like_blocks(self, stacks: list[Tower]) -> list[Tower]:
+        """Return parts of the class of the blocks that are in no stack, stage or gap between blocks."""
+        blocks = [path for stack in stacks for path in stack.paths]
+        inside = {*blocks, *(path for stack in stacks for path, _, _ in stack.stages)}
         above = {path for block in blocks for path in ancestors(block)}
-        kinds = {self.kinds[path]: path for path in blocks if not issubclass(self.kinds[path], _LISTS)}
-        found: list[str] = []
-        for path in [path for path in self.calls if path not in above and blocks.isdisjoint(ancestors(path))]:
-            kind, parent = self.kinds[path], path.rpartition(".")[0]
-            in_list = path and issubclass(self.kinds[parent], _LISTS) and len(self.tree.children[parent]) == 1
-            if (kind in kinds and self.tree.alike(path, kinds[kind])) if stacks else in_list:
-                found.append(path)
-        outer = [path for path in found if not any(other in found for other in ancestors(path) if other != path)]
-        most = max(map(self.tree.weight, outer), default=0)
-        outer = [path for path in outer if stacks or 2 * self.tree.weight(path) > most]
+        known = [path for path in blocks if not issubclass(self.kinds[path], _LISTS)]
+        found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
+        found = [path for path in found if any(self._alike(path, block) for block in known)]
         # what lies between two blocks of a stack (a UNet's middle) goes with the one before
         ends = [(stack.blocks[0][0], stack.blocks[-1][-1]) for stack in stacks]
-        outer = [path for path in outer if not any(self._feeds(a, path) and self._feeds(path, b) for a, b in ends)]
+        return self._singles(p for p in found if not any(self._feeds(a, p) and self._feeds(p, b) for a, b in ends))
+
+    @staticmethod
+    def _singles(paths: Iterable[str]) -> list[Tower]:
+        """Return towers of one block each, the outermost of some parts."""
+        found = dict.fromkeys(paths)
+        outer = [path for path in found if len(found.keys() & {*ancestors(path)}) == 1]
         lists = [path.rpartition(".")[0] or path for path in outer]
         return [Tower(name, name.rpartition(".")[0], [(path,)]) for name, path in zip(lists, outer)]
 
@@ -273,6 +329,6 @@ def _name_of(parent: str, items: list[str]) -> str:
     """Return the name of a list: `layers` of ``layers.0``, `layer` of ``layer1``."""
     ends = [item[len(parent) :].strip("._") for item in items]
     stem = re.sub(r"[_\d]+$", "", os.path.commonprefix(ends).strip("._"))
-    if not all(re.match(r"[._]?\d", end[len(stem) :]) or len(end) - len(stem) < 3 for end in ends):
+    if not all(re.match(r"[._]?\d", end[len(stem) :]) or (stem and len(end) < len(stem) + 3) for end in ends):
         return items[0]  # a sentence encoder below a document encoder
     return ".".join(part for part in (parent, stem) if part) or "model"

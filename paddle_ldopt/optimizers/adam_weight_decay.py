@@ -189,7 +189,6 @@ class AdamWeightDecay(RuleOptimizer):
         options.update(clipnorm=clipnorm, clipvalue=clipvalue, **common)
         name = None if name == "AdamWeightDecay" else name
         super().__init__(rate, parameters, grad_clip=grad_clip, name=name, **options)
-        self.rule_clips = clipvalue is not None or clipnorm is not None
         self._warn_of_idle_patterns(flatten_groups(self._parameter_list or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:

@@ -40,6 +40,10 @@ def _before_copy(decays: Callable[[str], Any], name: str) -> Any:
     return decays(_compat.name_before_copy(name, decays))
 
 
+def _of_original(hook: Any, originals: dict[str, Tensor], param: Tensor) -> Any:
+    return hook(originals.get(param.name, param))
+
+
 class LayerRates(LayerwiseInterface, Optimizer):
     """Multiplies the rate of each parameter by its layer's ratio. A class lists it before Paddle's optimizer."""
 
@@ -85,7 +89,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     OPTIONS: ClassVar[dict[str, Option]] = {}
     counts_steps = True  # whether the state `STEP` is a number of steps
     takes_sparse_on_gpu = False  # whether sparse gradients are supported: only CUDA has a kernel that works
-    rule_clips = False  # whether the rule itself clips gradients, after `grad_clip`
     takes_new_parameters = False  # whether groups may be added once it is built, without ratios
     rule: ClassVar[Callable[..., Any]]
     regularization: Any  # Paddle's: an L2 penalty
@@ -135,8 +138,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if was and not any(decays(f"{name}.dist") for name in was) and any(map(decays, was)):
             wrong = "`apply_decay_param_fun` knows the names from before `dist.shard_tensor`, which adds '.dist':"
             raise ValueError(f"{wrong} shard the model first, then collect the names. Received: '{was[0]}.dist'")
-        if multi_precision:
-            _compat.count_set_value()
         self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
         self.fused_step, self.batches, self.writes = FusedStep(), Batches(), dict[str, Any]()
         self.taken = 0.0 if self.counts_together else None
@@ -190,10 +191,15 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         other: Any = object.__new__(type(self))
         memo[id(self)] = other
         own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([]), "writes": {}}
+        own["hook"] = None
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
         rename_state(self, other)
+        # functions know the names of the original parameters
+        if self.hook is not None:
+            originals = dict(zip(other.finder.params, self.finder.params.values()))
+            other.hook = functools.partial(_of_original, self.hook, originals)
         decays = self._apply_decay_param_fun
-        if decays is not None:  # it knows the names of the original parameters
+        if decays is not None:
             other._apply_decay_param_fun = functools.partial(_before_copy, decays)
         return other
 
@@ -209,11 +215,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         own = self._checked(group)
         self.check_together({**self._defaults, **self._fixed, **own}, own)
         group.update(own)
-
-    def options_of(self, param: Tensor) -> Values:
-        """Return the options of a parameter that groups may override."""
-        group = self.group_of(param)
-        return {name: group.get(name, default) for name, default in self._defaults.items()}
 
     def values_now(self, group: Values) -> tuple[Values, float]:
         """Return the rule's options and the rate of a group ({}: none) in this step, without factor and ratios."""
@@ -234,7 +235,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
     def structured_name(self, param: Tensor) -> str:
         """Return the parameter's name in the model, or ``param.name`` if it is unknown."""
-        return self.structured_names.get(param.name, param.name)
+        names = self.structured_names
+        return names.get(_compat.name_before_copy(param.name, names.__contains__), param.name)
 
     # ---- groups
 
@@ -280,7 +282,8 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return {key[begin:]: values[owner] for key, values in self._accumulators.items() if owner in values}
 
     def _states_of(self, param: Tensor) -> dict[str, State]:
-        return self.states({**self._fixed, **self.options_of(param)}, self.finder.shape(param))
+        options = {**self._fixed, **self._defaults, **self.group_of(param)}
+        return self.states(options, self.finder.shape(param))
 
     def state_kinds(self, param: Tensor) -> dict[str, str]:
         """Return state name -> kind, without the step counter."""
@@ -318,6 +321,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
         super().set_state_dict(loadable(self, state_dict))
         self.fused_step, self.batches, self.taken, self.writes = FusedStep(), Batches(), None, {}
+        owners = self._accumulators.get(self.state_key(STEP), {})
+        for name, master in self._master_weights.items():  # fleet's sharding renames the masters that it loads
+            master.name = next((owner for owner in owners if owner.startswith(f"{name}_fp32_master_")), master.name)
 
     def load_state_dict(self, state_dict: Values) -> None:  # torch's name, which call sites of ports have
         self.set_state_dict(state_dict)
@@ -347,16 +353,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def fused_rule(self, options: Values, shape: Any) -> Union[FusedRule, str]:
         """Return the rule for the C library, or why there is none; only its flags may depend on the shape."""
         return f"the C library has no rule of {type(self).__name__}"
-
-    def in_shards(self) -> set[str]:
-        """Return the names of parameters that this process does not have whole; all processes must call this."""
-        if self.finder.is_whole(self._parameter_list):
-            return set()
-        found = dict.fromkeys(self.finder.params) | self.finder.find(self._parameter_list)
-        names = {name for name, part in found.items() if part is None or part.groups or part.slice_size is not None}
-        if names:
-            refuse_fused(self.fused, "it does not support parameters in shards (tensor parallel, sharding version 2)")
-        return names
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step."""

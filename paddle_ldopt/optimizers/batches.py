@@ -198,7 +198,7 @@ class Batches:
 
 @functools.lru_cache(1024)  # the parameters that have a gradient may alternate
 def _column(numbers: tuple[float, ...], rank: int, dtype: Any, place: str) -> Tensor:
-    return paddle.to_tensor(numbers, dtype).reshape([len(numbers), *[1] * rank])
+    return paddle.to_tensor(numbers, dtype, place.partition("(")[2][:-1]).reshape([len(numbers), *[1] * rank])
 
 
 def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from .base import LayerwiseOptimizer
     from .step import Rows
 
+_HAS_DEVICES = paddle.is_compiled_with_cuda() or bool(paddle.device.get_all_custom_device_type())
+_ANY_TYPE = 2  # the index of the state that may have 16 bits; the others have 32
 _SMALLEST = float(np.finfo("float32").tiny)
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _dtype = Tensor.dtype.__get__
+_DECAY = operator.methodcaller("get", "weight_decay", 0.0)
 
 
 class FusedRule(NamedTuple):
@@ -55,7 +58,7 @@ def refuse_fused(fused: Any, why: Optional[str]) -> None:
 
 @functools.cache
 def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=6)
+    warnings.warn(message, stacklevel=7)
 
 
 class Plan:
@@ -68,9 +71,13 @@ class Plan:
         self.optimizer, self.params, self.forms = optimizer, params, forms
         self.row = {id(param): row for row, param in enumerate(params)}
         self.structs, self.refused = np.zeros(len(params), kernels.TENSOR), dict[int, str]()
+        seen = set[Any]()
         for row, (param, form) in enumerate(zip(params, forms)):
             optimizer.check_param(param)
-            why = self._fill(self.structs[row], param, options[form])
+            why, address = self._fill(self.structs[row], param, options[form]), param.data_ptr()
+            if why is None and address in seen and param.size:
+                why = "another parameter has its memory"
+            seen.add(address)
             if why is not None:
                 self.refused[row] = why
         self._state, self.dtypes = self._state_now(), list(map(_dtype, params))
@@ -101,6 +108,8 @@ class Plan:
     def _fill(self, struct: Any, param: Tensor, options: Values) -> Optional[str]:
         """Fill in the struct of a parameter, or return why the library cannot update it."""
         optimizer, shape = self.optimizer, list(param.shape)
+        if not optimizer.is_elementwise and optimizer.finder.is_part(param, optimizer._parameter_list):
+            return "the library would sum over the shard of this process alone"
         rule = library_rule(optimizer, options, shape)
         if isinstance(rule, str):
             return rule
@@ -116,14 +125,15 @@ class Plan:
                 tensors[i] = state[known[0]]
         for place, tensor in tensors.items():
             why = unsupported_tensor(tensor)
-            if why is None and tensor is not param and place != 2 and tensor.dtype != paddle.float32:
+            if why is None and tensor is not param and place != _ANY_TYPE and tensor.dtype != paddle.float32:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
                 return why
             field, at = (struct["state"], place) if isinstance(place, int) else (struct, place)
             field[at] = tensor.data_ptr()
         struct["param_type"], struct["copy_type"] = TYPES[owner.dtype], TYPES[param.dtype]
-        struct["moment_type"] = TYPES[tensors[2].dtype] if 2 in tensors else TYPES[paddle.float32]
+        moment = tensors.get(_ANY_TYPE)
+        struct["moment_type"] = TYPES[paddle.float32 if moment is None else moment.dtype]
         sizes: Any = (1, 1, math.prod(shape))
         if rule.flags.get("factored"):
             sizes = (math.prod(shape[:-2]), *shape[-2:])
@@ -182,8 +192,8 @@ class FusedStep:
             _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
         return False
 
-    def read(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], dict[int, str]]:
-        """Return the structs of the rows of a step, and index -> reason for the rows that it cannot update.
+    def read(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], list[int]]:
+        """Return the structs of the rows of a step, and the indices of the rows that the library cannot update.
 
         Gradients that are not contiguous are replaced in `rows`.
         """
@@ -213,7 +223,11 @@ class FusedStep:
         structs = plan.structs[at_row]
         left = {i: plan.refused[row] for i, row in enumerate(at_row) if row in plan.refused} if plan.refused else {}
         types, at = structs["copy_type"], list(map(Tensor.data_ptr, grads))
-        plain = None not in at and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
+        plain = (
+            None not in at
+            and not _HAS_DEVICES
+            and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
+        )
         plain = plain and all(map(Tensor.is_same_shape, grads, params)) and all(map(Tensor.is_contiguous, grads))
         if not plain:
             types = [0] * len(grads)
@@ -229,7 +243,34 @@ class FusedStep:
         structs["grad"], structs["grad_type"], structs["grad_scale"] = at, types, 1.0
         for field, value in max(fields, key=len).items():
             structs[field] = np.array(list(map(operator.methodcaller("get", field, value), fields)))[kinds]
+        structs["lr"] = np.array(rows.rates, "f4")[kinds] * np.array(rows.scales, "f4")
+        structs["weight_decay"] = np.array(list(map(_DECAY, rows.options)))[kinds]
         if left and optimizer.fused:
             i, why = next(iter(left.items()))
             refuse_fused(True, f"for parameter '{params[i].name}': {why}")
-        return structs, left
+        return structs, sorted(left)
+
+
+def can_clip(clip: Any) -> bool:
+    """Return whether `clip_gradients` does the work of a gradient clipping."""
+    by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm and not clip.auto_skip_clip
+    return by_norm and not paddle.distributed.is_initialized()
+
+
+def clip_gradients(structs: NDArray[Any], clipped: list[tuple[Any, list[Any]]]) -> None:
+    """Scale gradients as `ClipGradByGlobalNorm` does, given (clipping, its pairs): if a norm is NaN, all become NaN."""
+    begin = 0
+    for clip, pairs in clipped:
+        part = structs[begin : begin + len(pairs)]
+        begin += len(pairs)
+        mine = np.array([getattr(param, "need_clip", True) is not False for param, _ in pairs], bool)
+        if clip is not None and mine.any():
+            norm, limit = np.float32(kernels.norm(part[mine])), np.float32(clip.clip_norm)
+            part["grad_scale"][mine] *= limit / np.maximum(norm, limit)
+
+
+def update_fused(structs: NDArray[Any], count: Optional[float]) -> None:
+    """Update the parameters of the structs, given the number of the step."""
+    structs["count"] = count or 0.0
+    if kernels.library().ldopt_step(structs.ctypes.data, len(structs)):
+        raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")

@@ -14,7 +14,7 @@ from paddle import Tensor
 from .._checks import Option, checked_bool, refusal
 from .._compat import topology
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import OWN_RATE, WEIGHT_DECAY, bool_option, choice, decay_option, from_one, numbers, register
+from .options import OWN_RATE, WEIGHT_DECAY, bool_option, decay_option, from_one, numbers, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard
 from .states import ELEMENT, STEP, State, Values
@@ -146,12 +146,12 @@ class Muon(RuleOptimizer):
             doc="of an iteration", check=numbers("()", "()", "()", low=-math.inf), values="three numbers"
         ),
         "ns_steps": Option(doc="Newton-Schulz iterations", check=from_one, values="from 1"),
-        "adjust_lr": choice("scale of Muon's update", "match_rms_adamw", "original"),
+        "adjust_lr": Option(doc="scale of Muon's update", choices=("match_rms_adamw", "original")),
         "beta1": decay_option("decay rate of AdamW's first moment"),
         "beta2": decay_option("decay rate of AdamW's second moment"),
         "epsilon": Option(doc="added to the root of AdamW's second moment", group=True),
         "weight_decay": WEIGHT_DECAY,
-        "ns_dtype": choice("type of the products", "float32", "bfloat16", optional=True),
+        "ns_dtype": Option(doc="type of the products", choices=("float32", "bfloat16"), optional=True),
         "lr": OWN_RATE,
         "use_muon": Option(
             None, "whether Muon updates the group", check=checked_bool, optional=True, group=True, argument=False

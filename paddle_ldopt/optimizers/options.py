@@ -16,7 +16,6 @@ from .._checks import (
     REQUIRED,
     Option,
     checked_bool,
-    checked_choice,
     checked_int,
     checked_number,
     nearest,
@@ -25,7 +24,7 @@ from .._checks import (
     shown,
     wrong_type,
 )
-from .._compat import flatten_groups, is_sharded
+from .._compat import flatten_groups
 from .hook import N_LAYERS, layerwise_lr_decay
 from .states import SCALAR, STEP, State, StepFunction
 
@@ -56,11 +55,6 @@ COMMON = {
 def decay_option(doc: str, **more: Any) -> Option:
     """Return the option for the decay rate of a moving average."""
     return Option(doc=doc, high=1.0, ends="[)", group=True, **more)
-
-
-def choice(doc: str, *choices: str, **more: Any) -> Option:
-    check = functools.partial(checked_choice, choices=choices)
-    return Option(doc=doc, check=check, values=" or ".join(f'"{one}"' for one in choices), **more)
 
 
 def numbers(*ends: str, low: float = 0.0) -> Callable[[Any, str], tuple[float, ...]]:
@@ -210,12 +204,6 @@ def optimizer_class(name: str) -> type:
 
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
 _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
-
-
-def parameters_to_train(model: Any) -> list[Any]:
-    """Return a model's parameters; under sharding, whose version 2 refuses them, without frozen ones."""
-    sharded = is_sharded()
-    return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
 
 def warn_of_absolute_rates(groups: Iterable[Any]) -> None:

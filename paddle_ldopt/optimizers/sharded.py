@@ -284,8 +284,13 @@ class ShardFinder:
 
     def is_whole(self, parameter_list: Any) -> bool:
         """Return whether this process has each parameter whole."""
-        sliced = self.is_sliced(parameter_list)
-        return not sliced and not any(shard.groups for shard in self.find(parameter_list).values())
+        return not any(shard.groups for shard in self.find(parameter_list).values()) and not self.is_sliced(
+            parameter_list
+        )
+
+    def is_part(self, param: Tensor, parameter_list: Any) -> bool:
+        """Return whether this process has only a part of a parameter, or a padded slice."""
+        return topology() is not None and type(self.find(parameter_list).get(param.name)) is not Shard
 
     def is_sliced(self, parameter_list: Any) -> bool:
         """Return whether sharding with `split_param` has replaced the parameters by slices."""

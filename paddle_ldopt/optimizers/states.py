@@ -9,7 +9,7 @@ from paddle import Tensor, _C_ops
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from .._checks import checked_number, checked_state, refusal, shown, wrong_type
-from .._compat import dtype_name, flatten_groups, write_of
+from .._compat import count_set_value, dtype_name, parameters_of, write_of
 
 # The kinds of state: one number per element of the parameter, per row, per column (of the last two axes), one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -84,6 +84,7 @@ class StepFunction:
 
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
     """Let masters follow parameters that were written since the last step."""
+    count_set_value()
     for param in params if hasattr(optimizer, "writes") else ():
         master = optimizer._master_weights.get(param.name)
         write = write_of(param), write_of(optimizer.finder.params.get(param.name, param))  # it may be a slice
@@ -96,7 +97,7 @@ def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
 
 def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
     """Return the names of parameters that differ from their rounded masters, given as (dtype, array) or None."""
-    params = flatten_groups(optimizer._parameter_list) if hasattr(optimizer, "has_master") else []
+    params = parameters_of(optimizer) if hasattr(optimizer, "has_master") else []
     given = [(param, masters[param.name]) for param in params if optimizer.has_master(param)]
     present = [(param, master[1]) for param, master in given if master and list(master[1].shape) == list(param.shape)]
     return [p.name for p, master in present if bool((paddle.to_tensor(master).astype(p.dtype) != p).any())]
@@ -104,7 +105,7 @@ def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
 
 def rename_state(optimizer: Any, other: Any) -> None:
     """Give the state of a copy the names of the copied parameters: Paddle's names of copies find no state."""
-    pairs = zip(flatten_groups(optimizer._parameter_list or []), flatten_groups(other._parameter_list or []))
+    pairs = zip(parameters_of(optimizer), parameters_of(other))
     names = {mine.name: its.name for mine, its in pairs}
 
     def renamed(values: dict[str, Tensor], copies: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -144,7 +145,7 @@ def plain(state_dict: Any) -> dict[str, Any]:
     plain_state = {}
     for key, value in state_dict.items():
         owner, infix, rest = str(key).partition(_INFIX)
-        of_parameter = infix and f"{owner}_fp32_master_0" not in names
+        of_parameter = infix and not any(name.startswith(f"{owner}_fp32_master_") for name in names)
         if isinstance(value, Tensor) and not value.shape:
             value = value.reshape([1])
         plain_state[f"{owner}_{rest}" if of_parameter else key] = value
@@ -156,21 +157,10 @@ def plain(state_dict: Any) -> dict[str, Any]:
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     """Return a state under the names that Paddle expects; raise if Paddle, halfway, could not load it."""
-    if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
-        raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
-    for key in ("master_weights", "LR_Scheduler"):
-        if not isinstance(state_dict.get(key, {}), dict):
-            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
-    schedule, schedule_state = optimizer._learning_rate, state_dict.get("LR_Scheduler")
-    if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
-        schedule.state_keys()
-        missing = [key for key in schedule.keys if key not in (schedule_state or {})]
-        if missing:
-            wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
-            raise ValueError(f"{wrong} Received: a state without {missing}")
+    _check_form(optimizer, state_dict)
     if not paddle.in_dynamic_mode():
         return state_dict
-    params = flatten_groups(optimizer._parameter_list)
+    params = parameters_of(optimizer)
     masters, prefix, waiting = state_dict.get("master_weights", {}), optimizer.state_key(""), []
     for param in params:
         if param.name not in optimizer._already_create_accumulator:
@@ -185,15 +175,9 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
         for value in values.values()
     }
     forms = {**live, **{key: form for _, _, layout in waiting for key, form in layout.items()}}
-    # Paddle numbers the optimizers of a process: a key may end in another number
-    alike: dict[str, list[str]] = {}
-    for key in state_dict.keys() - forms.keys():
-        alike.setdefault(key.rstrip("0123456789"), []).append(key)
-    others = {name: alike.get(name.rstrip("0123456789"), []) for name in forms.keys() - state_dict.keys()}
-    names = {keys[0]: name for name, keys in others.items() if len(keys) == 1}
+    state_dict = _under_names(forms.keys(), state_dict)
     # `paddle.Model` repeats entries under keys with such beginnings
     added = tuple(f"{param.name}_{prefix}_" for param in params)
-    state_dict = {names.get(key, key): value for key, value in state_dict.items()}
     state_dict = {key: value for key, value in state_dict.items() if key in forms or not key.startswith(added)}
     for key, (name, form) in forms.items():
         if key in state_dict:
@@ -210,6 +194,32 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
                 copies[key].name, copies[key].persistable = _COPY.sub("", master.name), master.persistable
         state_dict = {**state_dict, "master_weights": copies}
     return state_dict
+
+
+def _check_form(optimizer: Any, state_dict: Any) -> None:
+    """Raise unless a state is a dict, with the state of the optimizer's schedule."""
+    if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
+        raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
+    for key in ("master_weights", "LR_Scheduler"):
+        if not isinstance(state_dict.get(key, {}), dict):
+            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
+    schedule, schedule_state = optimizer._learning_rate, state_dict.get("LR_Scheduler")
+    if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
+        schedule.state_keys()
+        missing = [key for key in schedule.keys if key not in (schedule_state or {})]
+        if missing:
+            wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
+            raise ValueError(f"{wrong} Received: a state without {missing}")
+
+
+def _under_names(names: Any, state_dict: Values) -> Values:
+    """Return a state with keys that differ from the names in their last number renamed: it counts optimizers."""
+    alike: dict[str, list[str]] = {}
+    for key in state_dict.keys() - names:
+        alike.setdefault(key.rstrip("0123456789"), []).append(key)
+    others = {name: alike.get(name.rstrip("0123456789"), []) for name in names - state_dict.keys()}
+    renamed = {keys[0]: name for name, keys in others.items() if len(keys) == 1}
+    return {renamed.get(key, key): value for key, value in state_dict.items()}
 
 
 def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, waiting: Any, known: set[str]) -> None:

@@ -3,7 +3,7 @@
     step, minimize, apply_gradients and fleet's wrappers
       -> OneStep.update         overflow? clipping, ratios, rates, options: so far nothing has moved
            -> FusedStep.read    the C library, on a CPU
-           -> Batches.update    the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
+           -> Batch.update      the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
                                 Paddle's AdamW kernel; tensors split over processes in `prepared_shards`
 
 In a static graph and in `dist.shard_optimizer`, Paddle calls `_append_optimize_op` for one parameter after another,
@@ -11,7 +11,6 @@ which runs the same rule.
 """
 
 import itertools
-import operator
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -22,17 +21,14 @@ from paddle import Tensor
 from paddle.base.dygraph.base import in_to_static_mode
 from paddle.optimizer import Optimizer
 
-from .. import kernels
 from .._compat import check_weight_decay_in_step, create_state, get_fsdp_context, in_auto_dp_mode, topology
-from .fused import FusedStep, refuse_fused
+from .fused import FusedStep, can_clip, clip_gradients, refuse_fused, unsupported_here, update_fused
 from .sharded import MissingGradients, ShardFinder
 from .states import Values, refresh_masters
 
 _HALF = {paddle.float16, paddle.bfloat16}
 _FLOATS = {*_HALF, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
-_DECAY = operator.methodcaller("get", "weight_decay", 0.0)
-_CLIP, _PARAMS = operator.methodcaller("get", "grad_clip"), operator.itemgetter("params")
 _NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
@@ -74,19 +70,21 @@ class OneStep(Optimizer):
         groups = self._param_groups
         if not paddle.in_dynamic_mode() or in_to_static_mode() or in_auto_dp_mode() or get_fsdp_context():
             super().step()  # Paddle's loop
+            self._end_loop()
         elif not isinstance(groups[0], dict):
             self.update([(self._grad_clip, pairs_of(groups))])
-        elif any(map(_CLIP, groups)):
-            self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
         else:
-            self.update([(None, pairs_of(itertools.chain.from_iterable(map(_PARAMS, groups))))])
+            self.update([(group.get("grad_clip"), pairs_of(group["params"])) for group in groups])
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         """Take a step, as `minimize` and the wrappers of fleet do."""
         grouped = isinstance(params_grads, dict)
         if not paddle.in_dynamic_mode() or in_auto_dp_mode() or get_fsdp_context():
             self.check_graph([param for param, _ in (params_grads["params"] if grouped else params_grads)])
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+            done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+            if not grouped:  # one of several groups in `step`
+                self._end_loop()
+            return done
         if grouped:
             return self.update([(params_grads.get("grad_clip"), _moving(params_grads["params"]))])
         return self.update([(self._grad_clip, _moving(self.missing.drop_from(params_grads)))])
@@ -107,6 +105,7 @@ class OneStep(Optimizer):
         param, grad = pair
         check_gradient(self, param, grad)
         if not paddle.in_dynamic_mode():
+            refuse_fused(self.fused, unsupported_here())
             ratio = self.layerwise_ratio(param)
             frozen = (isinstance(ratio, float) and ratio == 0.0) or 0 in param.shape
             return None if frozen else self._append_to_graph(block, param_and_grad)
@@ -120,10 +119,9 @@ class OneStep(Optimizer):
         self.prepared(rows)(self._count_in_loop)
         return None
 
-    def _finish_update(self, block: Any, parameters_and_grads: Any) -> Any:
+    def _end_loop(self) -> None:
         if self._count_in_loop is not None:
             self.taken, self._count_in_loop = self._count_in_loop or None, None
-        return super()._finish_update(block, parameters_and_grads)
 
     def has_weight_decay(self, param: Tensor) -> bool:
         return self._apply_decay_param_fun is None or bool(self._apply_decay_param_fun(param.name))
@@ -139,50 +137,55 @@ class OneStep(Optimizer):
             self._set_auxiliary_var("found_inf", overflow)  # as Paddle's step does: the scaler reads it
         if overflow:
             return []
-        pairs: Pairs = []
-        plain = simple = self.regularization is None  # no clipping and no regularizer; none but the library's clipping
-        for clip, of_clip in clipped:
-            pairs += of_clip
-            # which clipping the library does depends on settings alone, for the bits of a resume: it rounds otherwise
-            by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm and not clip.auto_skip_clip
-            by_norm = by_norm and not self.rule_clips and not paddle.distributed.is_initialized()
-            plain, simple = plain and clip is None, simple and (clip is None or by_norm)
-        for param, _ in pairs:
-            if param.__dict__.get("regularizer") is not None:
-                plain = simple = False
-        if (getattr(self._apply_decay_param_fun, "__module__", None) or "").startswith("paddle."):
+        several = topology() is not None
+        if several:
             check_weight_decay_in_step(self)
-        if self.hook is not None:
-            self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
-        fused = self.fused is not False and bool(pairs) and self.fused_step.is_possible(self, pairs[0][0])
-        clips = fused and simple and not plain and 0.0 not in self.ratios.values()  # in the library
-        rows = self._rows(pairs if plain or clips else self._clipped(clipped))
-        if self._master_weights:
-            refresh_masters(self, rows.params)
-        refused: Any  # the rows that the library does not update
-        structs, refused = self.fused_step.read(self, rows) if fused and rows.params else (None, ())
-        if refused and clips:
-            clips, rows = False, self._rows(self._clipped(clipped))
-            structs, refused = self.fused_step.read(self, rows)
-        in_shards = self.in_shards() if topology() is not None and not self.is_elementwise else ()
-        if structs is not None and in_shards:  # the library would sum over this process's shard alone
-            shards = [i for i, param in enumerate(rows.params) if param.name in in_shards]
-            refused = dict.fromkeys([*refused, *shards], "")
-        update_rest = None
-        if structs is None or refused or topology() is not None:
-            update_rest = self.prepared(rows if structs is None else rows.take(sorted(refused)))
+            if not self.finder.is_whole(self._parameter_list) and not self.is_elementwise:  # all processes must ask
+                why = "it does not support parameters in shards (tensor parallel, sharding version 2)"
+                refuse_fused(self.fused, why)
+        structs, rows, left = self._read(clipped)
+        update_left = None
+        if structs is None or left or several:
+            update_left = self.prepared(rows if structs is None else rows.take(left))
         count = self.taken
-        others_move = 0 < len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
+        others_move = len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
         if self.counts_together and (rows.params or others_move):
             count = self.steps_taken() + 1.0
         if self.agree is not None:
             self.agree()
         if structs is not None:
-            self._update_in_library(structs, rows, refused, clipped if clips else (), count)
-        if update_rest is not None:
-            update_rest(count)
+            update_fused(structs, count)
+        if update_left is not None:
+            update_left(count)
         self.taken = count
         return []
+
+    def _read(self, clipped: list[tuple[Any, Pairs]]) -> tuple[Optional[NDArray[Any]], Rows, list[int]]:
+        """Return the structs for the C library (None: not used), all rows, and those that it cannot update."""
+        pairs, clips, penalty = Pairs(), list[Any](), self.regularization is not None
+        for clip, of_clip in clipped:
+            pairs += of_clip
+            clips += [] if clip is None else [clip]
+        for param, _ in pairs:
+            penalty = penalty or param.__dict__.get("regularizer") is not None
+        if self.hook is not None:
+            self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
+        fused = self.fused is not False and bool(pairs) and self.fused_step.is_possible(self, pairs[0][0])
+        # settings alone decide which of the two clips: they round differently, and a resume must have the same bits
+        by_library = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
+        by_library = by_library and 0.0 not in self.ratios.values()  # their gradients count, too
+        rows = self._rows(pairs if by_library or not (clips or penalty) else self._clipped(clipped))
+        if self._master_weights:
+            refresh_masters(self, rows.params)
+        if not fused or not rows.params:
+            return None, rows, []
+        structs, left = self.fused_step.read(self, rows)
+        if by_library and left:  # the norm needs all gradients
+            rows = self._rows(self._clipped(clipped))
+            structs, left = self.fused_step.read(self, rows)
+        elif by_library:
+            clip_gradients(structs, clipped)
+        return (np.delete(structs, left) if left else structs), rows, left
 
     def _clipped(self, clipped: list[tuple[Any, Pairs]]) -> Pairs:
         """Return all pairs after Paddle's clipping and regularization."""
@@ -214,6 +217,19 @@ class OneStep(Optimizer):
             ratios = [ratios[i] for i in moving]
         if not self._already_create_accumulator.issuperset(names):
             create_state(self, params)
+        kinds, options, rates = self._kinds(params, names)
+        attrs = [param.__dict__.get("optimize_attr") or {} for param in params]
+        factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
+        for i, factor in enumerate(factors):
+            if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
+                options.append(options[kinds[i]])
+                rates.append(float(factor))
+                kinds[i], factors[i] = len(options) - 1, 1.0
+        scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
+        return Rows(params, [grad for _, grad in pairs], scales, kinds, options, rates)
+
+    def _kinds(self, params: list[Tensor], names: list[str]) -> tuple[list[int], list[Values], list[float]]:
+        """Return the kind of each parameter, and the options and the rate of each kind."""
         kinds, options, rates = list[int](), list[Values](), list[float]()
         known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their kind
         decayed: Any = itertools.repeat(True)
@@ -238,33 +254,7 @@ class OneStep(Optimizer):
                     options.append(chosen)
                     rates.append(rate)
             kinds.append(known[key])
-        attrs = [param.__dict__.get("optimize_attr") or {} for param in params]
-        factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
-        for i, factor in enumerate(factors):
-            if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
-                options.append(options[kinds[i]])
-                rates.append(float(factor))
-                kinds[i], factors[i] = len(options) - 1, 1.0
-        scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
-        return Rows(params, [grad for _, grad in pairs], scales, kinds, options, rates)
-
-    def _update_in_library(self, structs: NDArray[Any], rows: Rows, left: Any, clipped: Any, count: Any) -> None:
-        begin, kinds, params = 0, np.array(rows.kinds), rows.params
-        for clip, pairs in clipped:  # as `ClipGradByGlobalNorm` does: if the norm is NaN, all become NaN
-            if clip is not None and pairs:
-                part = structs[begin : begin + len(pairs)]
-                mine = np.array([getattr(param, "need_clip", True) is not False for param, _ in pairs])
-                norm, limit = np.float32(kernels.norm(part[mine]) if mine.any() else 0.0), np.float32(clip.clip_norm)
-                part["grad_scale"][mine] *= limit / np.maximum(norm, limit)
-            begin += len(pairs)
-        structs["lr"] = np.array(rows.rates, "f4")[kinds] * np.array(rows.scales, "f4")
-        structs["weight_decay"] = np.array(list(map(_DECAY, rows.options)))[kinds]
-        structs["count"] = count or 0.0
-        if left:
-            chosen = [i for i in range(len(params)) if i not in left]
-            structs, params = structs[chosen], [params[i] for i in chosen]
-        if kernels.library().ldopt_step(structs.ctypes.data, len(structs)):
-            raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
+        return kinds, options, rates
 
 
 def _moving(pairs: Iterable[Any]) -> Pairs:

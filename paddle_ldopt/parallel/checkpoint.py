@@ -20,7 +20,7 @@ from .._compat import unwrap, wrappers
 from .._files import checked_path, damages, digest, file_errors, read_json, write_file
 from .._processes import together
 from .._safetensors import set_parts
-from ..checkpoint import describe, one_of_ours, parameter_types, record_differences, schedule_class, schedule_of
+from ..checkpoint import describe, one_of_ours, record_differences, schedule_of, tensor_type
 from ..schedules.warmup import resume_at, step_of_state
 from .gradients import check_same_options
 
@@ -79,14 +79,14 @@ def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer,
     together(write)
     names, listings = together(lambda: (sorted(os.listdir(folder)),) * 2)
     if any(listing != listings[0] for listing in listings):
-        message = "All processes must save to the same folder, on a shared disk: delete the written files."
-        raise refusal(ValueError, message, files=listings)
+        raise refusal(ValueError, "All processes must save to one folder, on a shared disk.", files=listings)
     _, digests = together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in names[rank::ranks]}))
 
     def finish() -> None:
         if rank == 0:
             record = {"format": FORMAT, "processes": ranks, **records[0]}
-            record["parameters"] = {name: one for part in records for name, one in part["parameters"].items()}
+            for key in ("parameters", "layers"):
+                record[key] = {name: one for part in records for name, one in part[key].items()}
             record["files"] = {name: size_and_sum for part in digests for name, size_and_sum in part.items()}
             write_file(os.path.join(folder, RECORD), [json.dumps(record).encode()])
 
@@ -121,15 +121,15 @@ def load_checkpoint(
         record = _read_record(path)
         state, present = _sharded(weights, optimizer, names), _described(weights, optimizer, names)
         with file_errors(os.path.join(path, RECORD), "The record of the checkpoint"):
-            known = {name: one for name, one in record["parameters"].items() if name in present["parameters"]}
-            found = record_differences({**record, "parameters": known}, present)
-            was, now = parameter_types({"parameters": known}), parameter_types(present)
-            same_schedule = schedule_class(record) == schedule_class(present)
+            now = present["parameters"]
+            was = {name: one for name, one in record["parameters"].items() if name in now}
+            found = record_differences({**record, "parameters": was}, present)
+            same_schedule = record["schedule"] == present["schedule"]
         saved, new = _saved_tensors(path), {name for name in now if was.get(name) != now[name]}
         problems = list(found) if strict else []
         for key, weight in list(state.items()):
             owner = key if key in names.values() else key.rpartition(".")[0]
-            needed = f"{_compat.dtype_name(weight.local_tensor.dtype)} {list(weight.global_shape)}"
+            needed = tensor_type(weight.local_tensor.dtype, weight.global_shape)
             if owner in new and (key != owner or saved.get(key) != needed):
                 del state[key]
             elif saved.get(key) != needed:
@@ -195,11 +195,9 @@ def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dic
     for key in sorted(weights):
         if weights[key].local_tensor.name in trained:
             first.setdefault(weights[key].local_tensor.name, key)
-    renamed = {name: names[key] for name, key in first.items()}
-    record = describe(inner, renamed, [weights[key].local_tensor for key in first.values()])
-    for key in first.values():
-        record["parameters"][names[key]]["shape"] = list(weights[key].global_shape)
-    return record
+    wholes = {name: (weights[key].local_tensor.dtype, weights[key].global_shape) for name, key in first.items()}
+    types = {name: tensor_type(*whole) for name, whole in wholes.items()}
+    return describe(inner, {name: names[key] for name, key in first.items()}, types)
 
 
 def _sharded(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
@@ -257,7 +255,7 @@ def _saved_tensors(folder: str) -> dict[str, str]:
     metadata = _read_pickle(folder, names[0])
     with file_errors(os.path.join(folder, names[0]), "The metadata"):
         tensors = metadata.state_dict_metadata.items()
-        return {key: f"{shards[0].dtype} {list(map(int, shards[0].global_shape))}" for key, shards in tensors}
+        return {key: tensor_type(shards[0].dtype, shards[0].global_shape) for key, shards in tensors}
 
 
 def _read_pickle(folder: str, name: str) -> Any:
@@ -268,5 +266,4 @@ def _read_pickle(folder: str, name: str) -> Any:
 
 
 def _raise_damaged(folder: str, problem: str) -> NoReturn:
-    message = f"The checkpoint is damaged: {problem}. Load another checkpoint, or restore the file."
-    raise refusal(ValueError, message, folder=folder)
+    raise refusal(ValueError, f"The checkpoint is damaged: {problem}. Load another, or restore it.", folder=folder)

@@ -1,7 +1,9 @@
 """The processes of a step, and its gradients between `backward` and the optimizer: unscale, check, reduce, clip."""
 
+import contextlib
 import math
-from typing import Any, Callable, Optional
+from collections.abc import Iterator
+from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
@@ -80,10 +82,8 @@ class ProcessGroups:
             dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
         except Exception as lost:
             error = error or lost
-            message = "Communication failed within a training step: a process ended, failed or was too slow. Look for"
-            advice = "the first error, end all processes, and restart from the last checkpoint."
-            received = f"{type(error).__name__}: {str(error)[:200]}"
-            raise RuntimeError(f"{message} {advice} Received: {received}") from error
+            message = "Communication failed within a step: find the first error, and restart from the last checkpoint."
+            raise RuntimeError(f"{message} Received: {type(error).__name__}: {str(error)[:200]}") from error
         return reduced.item()
 
     def agree(self, error: Optional[Exception]) -> None:
@@ -95,15 +95,15 @@ class ProcessGroups:
             message = "The step failed in another process and was undone in all: see the error of that process."
             raise RuntimeError(f"{message} Received: an error in process {failed - 1}")
 
-    def together(self, act: Callable[[], Any]) -> Any:
-        """Return the result of `act()`; an error in one process is raised in all."""
-        result, error = None, None
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Raise an error within the block in all processes."""
+        error: Optional[Exception] = None
         try:
-            result = act()
+            yield
         except Exception as raised:
             error = raised
         self.agree(error)
-        return result
 
 
 def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
@@ -119,15 +119,15 @@ def check_same_options(optimizer: Optimizer) -> None:
     inner = _compat.unwrap(optimizer)
     given = {**vars(inner).get("_fixed", {}), **vars(inner).get("_defaults", inner._default_dict)}
     mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
-    mine.update(optimizer=type(inner).__name__, learning_rate=inner.get_lr())
+    own_rate = getattr(inner, "sets_own_lr", False)  # such a rate may be that of a parameter
+    mine.update(optimizer=type(inner).__name__, learning_rate=None if own_rate else inner.get_lr())
     mine["layerwise_decay"] = repr(getattr(inner, "layerwise_decay", 1.0))
     first, *others = gathered(mine)
     for rank, theirs in enumerate(others, 1):
         for name in {**first, **theirs}:
             if first.get(name) != theirs.get(name):
-                advice = "All processes must build the optimizer with the same options."
                 received = f"{name}={first.get(name)!r} in process 0 and {theirs.get(name)!r} in process {rank}"
-                raise ValueError(f"{advice} Received: {received}")
+                raise ValueError(f"All processes must give the optimizer the same options. Received: {received}")
 
 
 class Gradients:

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from paddle.amp import AmpScaler
 
-from .._checks import checked_number, checked_state, checked_steps, refusal
+from .._checks import checked_int, checked_number, checked_state, refusal
 
 _GREATEST = float(np.finfo(np.float32).max)  # a greater scale would make the loss inf
 _COUNT_TO_CHANGE = 3  # increases or decreases of the scale that change an adaptive window
@@ -45,11 +45,10 @@ class LossScaler:
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a scaler of the same class; another state raises ValueError and changes nothing."""
         if set(checked_state(state_dict)) != set(self._state):
-            message = f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}."
-            raise refusal(ValueError, message, keys=list(state_dict))
+            raise refusal(ValueError, f"{type(self).__name__} has the keys {[*self._state]}.", keys=[*state_dict])
         scale = self._checked_scale(state_dict["loss_scale"], "loss_scale")
         least = {"window_index": -1}
-        counts = {k: checked_steps(v, k, least.get(k, 0)) for k, v in state_dict.items() if k != "loss_scale"}
+        counts = {k: checked_int(v, k, least.get(k, 0)) for k, v in state_dict.items() if k != "loss_scale"}
         if counts.get("window_index", -1) >= len(self.windows):
             message = "The state must be that of a scaler with the same windows."
             raise refusal(ValueError, message, window_index=counts["window_index"], windows=self.windows)
@@ -109,7 +108,7 @@ class DynamicLossScaler(LossScaler):
     def __init__(self, loss_scale_value: float = 2.0**15, scale_factor: float = 2.0, scale_window: int = 1000) -> None:
         super().__init__(loss_scale_value)
         self._factor = checked_number(scale_factor, "scale_factor", 1.0, ends="(]")
-        self.windows = [checked_steps(scale_window, "scale_window", least=1)]
+        self.windows = [checked_int(scale_window, "scale_window", least=1)]
         self._state["good_steps"] = 0
 
     @property
@@ -175,8 +174,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
         max_scale_window: int = 1000,
         min_scale_window: int = 20,
     ) -> None:
-        low = checked_steps(min_scale_window, "min_scale_window", least=1)
-        high = checked_steps(max_scale_window, "max_scale_window", least=low + 1)
+        low = checked_int(min_scale_window, "min_scale_window", least=1)
+        high = checked_int(max_scale_window, "max_scale_window", least=low + 1)
         super().__init__(loss_scale_value, scale_factor, low if scale_window is None else scale_window)
         # MindFormers' list: halves in hundreds down to 100, then 50, then steps of half of `low`
         windows = [float(high)]

@@ -11,7 +11,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .. import _compat
-from .._checks import checked_bool, checked_number, checked_state, checked_steps, refusal
+from .._checks import checked_bool, checked_int, checked_number, checked_state, refusal
 from ..schedules import MetricSchedule
 from .gradients import Gradients, ProcessGroups, sum_of_processes
 from .scalers import LossScaler, as_scaler
@@ -48,14 +48,13 @@ class MicroBatches:
         shapes = [list(value.shape) if isinstance(value, paddle.Tensor) else None for value in tensors]
         for value, shape in zip(tensors, shapes):
             if not shape or shape[0] == 0 or shape[0] % self._count:
-                message = "An input must be None, a Tensor whose first dimension is a multiple of `micro_batch_num`, or"
-                kind = {"type": type(value).__name__, "shape": shape, "micro_batch_num": self._count}
-                raise refusal(TypeError if shape is None else ValueError, f"{message} a tuple of these.", **kind)
+                error = TypeError if shape is None else ValueError
+                message = "Inputs must be Tensors with a multiple of `micro_batch_num` rows, tuples of these, or None."
+                raise refusal(error, message, type=type(value).__name__, shape=shape, micro_batch_num=self._count)
         fixed = self.has_stages and not self._groups.network._dynamic_shape
         if fixed and self._shapes not in (None, shapes):
-            message = "Stages learn their shapes in the first step: give inputs of the same shapes,"
-            todo = "or set enable_dynamic_shape in the strategy's pp_configs."
-            raise refusal(ValueError, f"{message} {todo}", shapes=shapes, first_step=self._shapes)
+            message = "Give inputs of the same shapes, or set enable_dynamic_shape in the strategy's pp_configs."
+            raise refusal(ValueError, message, shapes=shapes, first_step=self._shapes)
         self._next_shapes = shapes
 
     def forward_backward(self, inputs: tuple[Any, ...], scaler: LossScaler) -> None:
@@ -118,9 +117,8 @@ class MicroBatches:
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         loss, tokens = result if is_pair and self._per_token else (result, None)
         if is_pair < self._per_token or not isinstance(loss, paddle.Tensor) or loss.size != 1:
-            message = "A loss must be a Tensor of one element, with `calculate_per_token_loss` a pair: the sum and the"
-            kind = {"type": type(loss).__name__, "shape": getattr(loss, "shape", None)}
-            raise refusal(TypeError, f"{message} number of tokens.", **kind)
+            message = "A loss must be a Tensor of one element; per token, a pair of the sum and the number of tokens."
+            raise refusal(TypeError, message, type=type(loss).__name__, shape=getattr(loss, "shape", None))
         if self._per_token:
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
             self._tokens.append(tokens.astype("float32").reshape([1]))
@@ -272,7 +270,7 @@ class PipelineWithLossScale:
         self._spike = spike if skips else math.inf
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
         per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
-        count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
+        count = checked_int(micro_batch_num, "micro_batch_num", least=1)
         self._optimizer = optimizer
         self._groups = ProcessGroups(network, optimizer)
         self._micro_batches = MicroBatches(self._groups, count, per_token)
@@ -284,24 +282,21 @@ class PipelineWithLossScale:
         rate = _compat.unwrap(self._optimizer)._learning_rate
         takes_metric = isinstance(rate, (MetricSchedule, ReduceOnPlateau))
         schedule = rate if isinstance(rate, LRScheduler) and not takes_metric else None
-        self._groups.together(lambda: self._check(inputs, schedule))
+        with self._groups.together():
+            if schedule is not None and self._epoch not in (None, schedule.last_epoch):
+                message = "This step advances the schedule: do not call its `step`; load its state before this one's."
+                raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epoch)
+            self._micro_batches.check(inputs)
         self._gradients.check_trained()
         try:
-            if self._micro_batches.has_stages:  # after an error the other stages time out
+            # after an error in a stage the other stages time out
+            with contextlib.nullcontext() if self._micro_batches.has_stages else self._groups.together():
                 self._micro_batches.forward_backward(inputs, self.scaler)
-            else:
-                self._groups.together(lambda: self._micro_batches.forward_backward(inputs, self.scaler))
             output = self._update(schedule)
         finally:  # otherwise the next step would add to these gradients
             self._optimizer.clear_grad()
         self._epoch = getattr(schedule, "last_epoch", None)
         return output
-
-    def _check(self, inputs: tuple[Any, ...], schedule: Optional[LRScheduler]) -> None:
-        if schedule is not None and self._epoch not in (None, schedule.last_epoch):
-            message = "This step advances the schedule: do not call its `step`; load its state before this one's."
-            raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epoch)
-        self._micro_batches.check(inputs)
 
     def _update(self, schedule: Optional[LRScheduler]) -> Union[StepOutput, StepOutputWithLocalNorm]:
         groups, gradients = self._groups, self._gradients

@@ -11,7 +11,7 @@ from typing import Annotated, Callable, Optional
 
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
-from .._checks import checked_number, problem, refusal
+from .._checks import Option, checked_number, problem, refusal
 from .factory import (
     Curve,
     CurveSchedule,
@@ -23,7 +23,6 @@ from .factory import (
     Steps,
     StepsFrom1,
     checked_peak,
-    choice,
     schedule,
     scheduled,
 )
@@ -141,8 +140,7 @@ def get_polynomial_decay_schedule_with_warmup(
     """
     peak = checked_peak(optimizer)
     if lr_end >= peak:
-        sentence = f"lr_end ({lr_end}) must be smaller than initial lr ({peak})."
-        raise refusal(ValueError, sentence, lr_end=lr_end, peak=peak)
+        raise refusal(ValueError, f"lr_end ({lr_end}) must be smaller than initial lr ({peak}).", lr_end=lr_end)
     decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
     return scheduled(optimizer, Polynomial(num_warmup_steps, decay, power, lr_end / peak), last_epoch)
 
@@ -337,7 +335,7 @@ RISES: dict[str, Callable[[float], float]] = {
     "cosine": lambda progress: 0.5 * (1.0 - math.cos(math.pi * progress)),
     "1-sqrt": lambda progress: 1.0 - math.sqrt(1.0 - progress),
 }
-Shape = Annotated[str, choice(*FALLS)]
+Shape = Annotated[str, Option(choices=FALLS)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,10 +19,9 @@ from .._checks import (
     REQUIRED,
     Option,
     checked_bool,
-    checked_choice,
+    checked_int,
     checked_number,
     checked_state,
-    checked_steps,
     nearest,
     plain_number,
     refusal,
@@ -38,14 +37,10 @@ OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of 
 # ---- types of options
 
 
-def choice(*choices: str) -> Option:
-    return Option(check=functools.partial(checked_choice, choices=choices), values=" or ".join(choices))
-
-
-Steps = Annotated[int, Option(check=checked_steps, values="an int from 0")]
-StepsFrom1 = Annotated[int, Option(check=functools.partial(checked_steps, least=1), values="an int from 1")]
+Steps = Annotated[int, Option(check=checked_int, values="an int from 0")]
+StepsFrom1 = Annotated[int, Option(check=functools.partial(checked_int, least=1), values="an int from 1")]
 # the last step taken; -1 for none
-LastStep = Annotated[int, Option(check=functools.partial(checked_steps, least=-1), values="an int from -1")]
+LastStep = Annotated[int, Option(check=functools.partial(checked_int, least=-1), values="an int from -1")]
 NonNegative = Annotated[float, Option()]
 Positive = Annotated[float, Option(ends="(]")]
 Fraction = Annotated[float, Option(high=1.0)]
@@ -317,10 +312,8 @@ def get_scheduler(
     specific = [option for option in kind.options if option not in _GENERAL]
     for key, value in kwargs.items():
         if key not in specific:
-            raise TypeError(
-                f"{kind.function.__name__}() got an unexpected keyword argument {shown(key)} in "
-                f"`scheduler_specific_kwargs`; it takes {', '.join(specific)}. Received: {key}={shown(value)}"
-            )
+            wrong = f"{kind.function.__name__}() got an unexpected keyword argument {shown(key)}"  # as in transformers
+            raise TypeError(f"{wrong}: it takes {', '.join(specific)}. Received: {key}={shown(value)}")
     general = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     arguments = {key: value for key, value in general.items() if key in kind.options and value is not None} | kwargs
     for key, option in kind.options.items():

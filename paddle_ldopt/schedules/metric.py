@@ -1,11 +1,12 @@
 """Schedules that follow a metric, which `step` takes."""
 
 import math
+import warnings
 from typing import Annotated, Any, Optional, Union
 
 import paddle
 
-from .._checks import Option, as_float, checked_number, checked_state, checked_steps, refusal
+from .._checks import Option, as_float, checked_int, checked_number, checked_state, refusal
 from .._compat import is_called_by
 from .factory import (
     Bool,
@@ -16,13 +17,12 @@ from .factory import (
     attach,
     checked_peak,
     checks_arguments,
-    choice,
     schedule,
 )
 
 Factor = Annotated[float, Option(high=1.0, ends="()")]  # of a reduction
-Mode = Annotated[str, choice("min", "max")]
-ThresholdMode = Annotated[str, choice("rel", "abs")]
+Mode = Annotated[str, Option(choices=("min", "max"))]
+ThresholdMode = Annotated[str, Option(choices=("rel", "abs"))]
 Metric = Union[float, paddle.Tensor]  # a Tensor has one element
 
 
@@ -54,7 +54,7 @@ class ReduceLROnPlateau(MetricSchedule):
         factor: of a reduction.
         patience: steps without an improvement before a reduction.
         threshold: the smallest improvement.
-        threshold_mode: "rel", a fraction of the best, or "abs", in the metric's unit.
+        threshold_mode: "rel", a fraction of the best below 1, or "abs", in the metric's unit.
         cooldown: steps after a reduction in which bad metrics do not count.
         min_lr: the lowest rate, below the first.
         eps: changes of the rate smaller than this are skipped.
@@ -89,18 +89,13 @@ class ReduceLROnPlateau(MetricSchedule):
         self._var_name = None
         self.base_lr = self.last_lr = checked_peak(learning_rate, "learning_rate")
         self.last_epoch = 0
-        self.verbose = verbose
-        self.mode = mode
-        self.factor = factor
-        self.patience = patience
-        self.threshold = threshold
-        self.threshold_mode = threshold_mode
-        self.cooldown = cooldown
-        self.min_lr = min_lr
-        self.eps = eps
-        if self.min_lr >= self.base_lr:
-            advice = "`min_lr` must be below the learning rate, or the rate could not be reduced."
-            raise refusal(ValueError, advice, min_lr=self.min_lr, learning_rate=self.base_lr)
+        self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
+        self.factor, self.patience, self.cooldown = factor, patience, cooldown
+        self.min_lr, self.eps, self.verbose = min_lr, eps, verbose
+        if threshold_mode == "rel" and threshold >= 1.0:
+            raise refusal(ValueError, '`threshold` must be below 1 with threshold_mode="rel".', threshold=threshold)
+        if min_lr >= self.base_lr:
+            raise refusal(ValueError, "`min_lr` must be below the peak.", min_lr=min_lr, learning_rate=self.base_lr)
         self.best = math.inf if mode == "min" else -math.inf
         self.num_bad_epochs = self.cooldown_counter = self.warmup_step = 0
         self.num_warmup_steps = num_warmup_steps
@@ -118,6 +113,9 @@ class ReduceLROnPlateau(MetricSchedule):
         if is_called_by("get_lr"):
             inside = "A schedule that follows a metric cannot be inside another schedule: use its `num_warmup_steps`."
             raise refusal(TypeError, inside, metrics=metrics)
+        if self.warmup_step == 0 < self.num_warmup_steps:
+            idle = "The rate is 0 until the warm-up begins: call `step()` after each step of the optimizer, too."
+            warnings.warn(refusal(UserWarning, idle, num_warmup_steps=self.num_warmup_steps), stacklevel=2)
         metric: Any = metrics
         if type(metric) is not float:  # a float takes the fast path
             try:
@@ -158,7 +156,7 @@ class ReduceLROnPlateau(MetricSchedule):
         """Load a state from `state_dict`; the same fraction of this schedule's first rate is the present rate."""
         own = dict(checked_state(state_dict))
         first, step = own.pop("base_lr", self.base_lr), own.pop("warmup_step", self.num_warmup_steps)
-        first, step = checked_number(first, "base_lr", ends="(]"), checked_steps(step, "warmup_step")
+        first, step = checked_number(first, "base_lr", ends="(]"), checked_int(step, "warmup_step")
         super().set_state_dict(own)
         self.warmup_step = step
         if first != self.base_lr:

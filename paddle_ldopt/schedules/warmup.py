@@ -4,9 +4,9 @@ import copy
 import math
 from typing import Any, Callable, Optional, Union
 
-from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
+from paddle.optimizer.lr import LinearLR, LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_number, checked_state, checked_steps, refusal
+from .._checks import checked_int, checked_number, checked_state, refusal
 from .factory import Bool, CurveSchedule, LastStep, NonNegative, Positive, Schedule, Steps, checks_arguments
 from .metric import MetricSchedule
 
@@ -54,11 +54,9 @@ class WarmUp(Schedule):
     ) -> None:
         self.initial_learning_rate = initial_learning_rate
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, (type, MetricSchedule, ReduceOnPlateau)):
-            kinds = "a function of the step or a Paddle scheduler whose `step` needs no metric"
             advice = "A schedule that follows a metric has its own `num_warmup_steps`."
-            raise refusal(
-                TypeError, f"`decay_schedule_fn` must be {kinds}. {advice}", decay_schedule_fn=decay_schedule_fn
-            )
+            wrong = f"`decay_schedule_fn` must be a function of the step or a scheduler without a metric. {advice}"
+            raise refusal(TypeError, wrong, decay_schedule_fn=decay_schedule_fn)
         self.decay_schedule_fn = decay_schedule_fn
         self.warmup_steps = warmup_steps
         self.power = power
@@ -72,7 +70,7 @@ class WarmUp(Schedule):
         """Return the rate of step `step`; an inner scheduler that needs its last rate knows only the present one."""
         if step is None:
             return self.last_lr
-        return self._rate(checked_steps(step, "step"), copy.deepcopy(self._decay))
+        return self._rate(checked_int(step, "step"), copy.deepcopy(self._decay))
 
     def get_lr(self) -> float:
         return self._rate(self.last_epoch, self._decay)
@@ -135,6 +133,9 @@ def resume_at(schedule: Any, step: Optional[int] = None) -> None:
     if not ours and (type(schedule).__module__ != LRScheduler.__module__ or isinstance(schedule, ReduceOnPlateau)):
         return
     loaded, rate = schedule.state_dict(), schedule.last_lr
-    schedule.step(schedule.last_epoch if step is None else step)
+    target, parts = schedule.last_epoch if step is None else step, vars(schedule).values()
+    recursive = any(isinstance(part, LinearLR) for part in (schedule, *parts))  # its rate is a factor times the last
+    for at in range(0 if recursive else target, target + 1):
+        schedule.step(at)
     if step is None and math.isclose(schedule.last_lr, rate, rel_tol=1e-6):
         schedule.set_state_dict(loaded)

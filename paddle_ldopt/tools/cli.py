@@ -1,6 +1,7 @@
 """The command line: check layers, learning rates and memory before training."""
 
 import argparse
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -12,7 +13,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import paddle
 
-from .._checks import checked_choice, checked_int, checked_number, checked_steps, nearest, refusal
+from .._checks import checked_int, nearest, refusal
 from .._files import checked_path, file_errors, json_number
 from ..config import SETTINGS, decay_help, json_object, option_of
 from ..layers.decay import OPTIONS, Layer, LayerDecay
@@ -90,10 +91,15 @@ def _add_layers(add: Callable[..., argparse.Action]) -> None:
 def _show_layers(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot, "--plot")
-    if options.learning_rate is not None:
-        checked_number(options.learning_rate, "--learning_rate")
     decay = LayerDecay(**_given_decay(options))
-    layers = _layers(options, load_model(options.model))
+    model, rules = load_model(options.model), json_object(options.layerwise_rules, "--layerwise_rules") or None
+    try:
+        layers = LayerMap.from_model(model, example_of(model, options.example), rules)
+    except Exception as error:
+        if options.example is not None:
+            raise
+        print(f"layers by names, without a forward pass: {error}", file=sys.stderr)
+        layers = LayerMap.from_model(model, rules=rules)
     table = layers.table(decay, options.learning_rate)
     if options.json:
         found = {"model": options.model, "source": layers.source, "towers": layers.towers, "layers": table.to_dict()}
@@ -108,24 +114,13 @@ def _show_layers(options: argparse.Namespace) -> None:
         print("plotted to", layers.plot(options.plot, decay, options.learning_rate), file=sys.stderr)
 
 
-def _layers(options: argparse.Namespace, model: Any) -> LayerMap:
-    """Return the layers, measured in a forward pass; by names if there is no `--example` and no small input fits."""
-    rules = json_object(options.layerwise_rules, "--layerwise_rules") or None
-    try:
-        return LayerMap.from_model(model, example_of(model, options.example), rules)
-    except Exception as error:
-        if options.example is not None:
-            raise
-        print(f"layers by names, without a forward pass: {error}", file=sys.stderr)
-        return LayerMap.from_model(model, rules=rules)
-
-
 # ---- schedule
 
 
 def _add_schedule(add: Callable[..., argparse.Action]) -> None:
-    kinds = ", ".join(kind for kind in SCHEDULES if kind not in ON_METRIC)
-    add("--lr_scheduler_type", required=True, metavar="KIND", help=f"schedule: {kinds}")
+    kinds = [kind for kind in SCHEDULES if kind not in ON_METRIC]
+    shown = f"schedule: {', '.join(kinds)}"
+    add("--lr_scheduler_type", required=True, metavar="KIND", choices=kinds, help=shown)
     add("--max_steps", type=_steps, required=True, help="number of optimizer steps")
     add("--warmup_steps", type=_steps, default=0, help="number of warm-up steps")
     add("--learning_rate", type=float, required=True, help="peak learning rate")
@@ -136,11 +131,11 @@ def _add_schedule(add: Callable[..., argparse.Action]) -> None:
 
 
 def _steps(text: str) -> int:
-    """Return a number of steps on the command line, such as 1e5."""
-    number = json_number(text)
-    if not isinstance(number, int):
-        raise ValueError
-    return number
+    with contextlib.suppress(ValueError):
+        number = json_number(text)
+        if isinstance(number, int):
+            return number
+    raise argparse.ArgumentTypeError(f"must be a number of steps such as 1000 or 1e5. Received: {text}")
 
 
 class _Rates(Sequence[float]):
@@ -159,16 +154,10 @@ class _Rates(Sequence[float]):
 def _show_schedule(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot, "--plot")
-    kind, rate = checked_choice(options.lr_scheduler_type, "--lr_scheduler_type", SCHEDULES), options.learning_rate
-    if kind in ON_METRIC:
-        problem = "`--lr_scheduler_type` must be a schedule that follows no metric."
-        raise refusal(ValueError, problem, **{"--lr_scheduler_type": kind})
-    checked_int(options.max_steps, "--max_steps", 1)
-    checked_steps(options.warmup_steps, "--warmup_steps")
-    checked_number(rate, "--learning_rate", ends="(]")
-    kwargs = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs") or None
-    schedule: Any = get_scheduler(kind, rate, options.warmup_steps, options.max_steps, kwargs)
-    series: Series = {"lr": _Rates(schedule, options.max_steps)}
+    kwargs, steps = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs"), options.max_steps
+    kind, rate = options.lr_scheduler_type, options.learning_rate
+    schedule: Any = get_scheduler(kind, rate, options.warmup_steps, checked_int(steps, "--max_steps", 1), kwargs)
+    series: Series = {"lr": _Rates(schedule, steps)}
 
     n, given = options.layers, _given_decay(options)
     if (n is None) != (not given):
@@ -176,7 +165,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
         raise refusal(ValueError, "Give both `--layers` and a decay, or neither.", **received, **{"--layers": n})
     if n is not None:
         decay, layers = LayerDecay(**given), range(checked_int(n, "--layers", 1) + 2)
-        series = {Layer("", i, n).label: _Rates(schedule, options.max_steps, decay.ratio(i, n)) for i in layers}
+        series = {Layer("", i, n).label: _Rates(schedule, steps, decay.ratio(i, n)) for i in layers}
     if options.plot:
         print("plotted to", plot_schedule(options.plot, 0, series), file=sys.stderr)
     else:

@@ -1,6 +1,7 @@
 """The bytes of parameters, gradients, float32 masters and optimizer state, and the command ``memory``."""
 
 import argparse
+import inspect
 import json
 import math
 import warnings
@@ -15,7 +16,6 @@ from ..optimizers.states import rule_shape
 from . import MODEL, load_model
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-_SHAPE = ("hidden", "layers", "vocab", "intermediate", "heads", "kv_heads")  # the arguments of `decoder`
 
 
 def estimate(
@@ -57,22 +57,23 @@ def estimate(
 
 def add_arguments(add: Callable[..., argparse.Action]) -> None:
     add("--params", type=float, help="number of parameters of a typical decoder, at least 1e9")
-    for name in _SHAPE:
-        add(f"--{name.replace('_', '-')}", type=int, help="size of a decoder, instead of --params")
+    for name in inspect.signature(decoder).parameters:
+        add(f"--{name}", type=int, help="size of a decoder, instead of --params")
     add("--model", help=MODEL)
     several = "optimizers (adamwdl), options after commas: came came,compression adafactor,scale_parameter=false"
-    add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
+    add("--optim", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
     add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of parameters and gradients (bfloat16)")
-    add("--no-masters", action="store_true", help="train low-precision parameters without float32 masters")
+    add("--no_multi_precision", action="store_true", help="train low-precision parameters without float32 masters")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def show(options: argparse.Namespace) -> None:
-    given = {name: value for name in _SHAPE if (value := getattr(options, name)) is not None}
+    sizes = {name: getattr(options, name) for name in inspect.signature(decoder).parameters}
+    given = {name: value for name, value in sizes.items() if value is not None}
     chosen = (options.params is not None) + bool(given) + (options.model is not None)
-    if chosen != 1 or (given and not {"hidden", "layers"} <= given.keys()):
-        received = {"--params": options.params, "--model": options.model, "shape": given}
-        raise refusal(ValueError, "Give one of `--params`, `--model`, or `--hidden` and `--layers`.", **received)
+    if chosen != 1 or (given and not {"hidden_size", "num_hidden_layers"} <= given.keys()):
+        message = "Give one of `--params`, `--model`, or `--hidden_size` and `--num_hidden_layers`."
+        raise refusal(ValueError, message, **{"--params": options.params, "--model": options.model, "shape": given})
     if options.model:
         named = load_model(options.model).named_parameters()
         shapes = {name: tuple(param.shape) for name, param in named if not param.stop_gradient}
@@ -81,14 +82,14 @@ def show(options: argparse.Namespace) -> None:
     else:
         shapes = decoder(**{name: checked_int(value, f"--{name}", 1) for name, value in given.items()})
     uses = {}
-    for text in options.optimizer:
+    for text in options.optim:
         name, *words = text.split(",")
         try:
             own = {option: json.loads(value or "true") for option, _, value in (word.partition("=") for word in words)}
         except ValueError:
-            message = "`--optimizer` must be a name with options such as compression, compression=false or beta1=0.9."
-            raise refusal(ValueError, message, **{"--optimizer": text}) from None
-        uses[text] = estimate(shapes, name, options.dtype, not options.no_masters, **own)
+            message = "`--optim` must be a name with options such as compression, compression=false or beta1=0.9."
+            raise refusal(ValueError, message, **{"--optim": text}) from None
+        uses[text] = estimate(shapes, name, options.dtype, not options.no_multi_precision, **own)
     size = sum(map(math.prod, shapes.values()))
     if options.json:
         print(json.dumps({"size": size, "bytes": uses}, indent=1))
@@ -96,7 +97,8 @@ def show(options: argparse.Namespace) -> None:
     print(f"{size / 1e9:.3g} B parameters, {options.dtype}; GiB in one process")
     if options.params is not None:
         blocks = sum(name.endswith("q_proj") for name in shapes)
-        print(f"nearest to --params {options.params:g}: --hidden {shapes['norm'][0]} --layers {blocks}")
+        nearest = f"--hidden_size {shapes['norm'][0]} --num_hidden_layers {blocks}"
+        print(f"nearest to --params {options.params:g}: {nearest}")
     from rich.console import Console
 
     rows = [[kind, *(f"{use[kind] / 2**30:.3g}" for use in uses.values())] for kind in next(iter(uses.values()))]
@@ -104,20 +106,26 @@ def show(options: argparse.Namespace) -> None:
 
 
 def decoder(
-    hidden: int, layers: int, vocab: int = 32000, intermediate: int = 0, heads: int = 0, kv_heads: int = 0
+    hidden_size: int,
+    num_hidden_layers: int,
+    vocab_size: int = 32000,
+    intermediate_size: int = 0,
+    num_attention_heads: int = 0,
+    num_key_value_heads: int = 0,
 ) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of a decoder of LLaMA's form: untied embedding and head, no biases.
 
-    By default, `intermediate` is 8/3 of `hidden`, rounded up to a multiple of 256, `heads` is `hidden` / 128, and
-    `kv_heads` equals `heads`, which it must divide.
+    By default, the intermediate size is 8/3 of the hidden size, rounded up to a multiple of 256. There is an attention
+    head per 128 of the hidden size, with keys and values of its own.
     """
-    wide, heads = intermediate or -(-hidden * 8 // 3 // 256) * 256, heads or max(1, hidden // 128)
-    kv = hidden * (kv_heads or heads) // heads
+    hidden, wide = hidden_size, intermediate_size or -(-hidden_size * 8 // 3 // 256) * 256
+    heads = num_attention_heads or max(1, hidden // 128)
+    kv = hidden * (num_key_value_heads or heads) // heads
     block = {"q_proj": (hidden, hidden), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (hidden, hidden)}
     block |= {"gate_proj": (hidden, wide), "up_proj": (hidden, wide), "down_proj": (wide, hidden)}
     whole = {**block, "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
-    blocks = {f"layers.{i}.{name}": shape for i in range(layers) for name, shape in whole.items()}
-    return {"embed_tokens": (vocab, hidden), **blocks, "norm": (hidden,), "lm_head": (hidden, vocab)}
+    blocks = {f"layers.{i}.{name}": shape for i in range(num_hidden_layers) for name, shape in whole.items()}
+    return {"embed_tokens": (vocab_size, hidden), **blocks, "norm": (hidden,), "lm_head": (hidden, vocab_size)}
 
 
 def decoder_of_size(params: float) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ Importing `paddle_ldopt.trainer` imports neither of them. The classes that overr
 """
 
 from .._files import write_whole
-from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName
+from .arguments import LdoptArgumentsMixin, LdoptName
 from .callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback, StopOnSigterm
 from .rates import LdoptTrainerMixin
 from .record import last_checkpoint
@@ -19,11 +19,10 @@ __all__ = [
     "GradualUnfreezeCallback",
     "LayerLRCallback",
     "LdoptArgumentsMixin",
+    "LdoptName",
     "LdoptTrainerMixin",
-    "OptimizerName",
     "ResumeMixin",
     "ScheduleCallback",
-    "SchedulerName",
     "StopOnSigterm",
     "last_checkpoint",
     "map_layers",

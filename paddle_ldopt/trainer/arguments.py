@@ -4,31 +4,23 @@ import dataclasses
 from typing import Any, Optional
 
 from .._checks import refusal
-from ..config import BUILT_IN, DecaySettings, LdoptConfig, json_argument, name_of, settings_of_arguments, with_erniekit
+from ..config import BUILT_IN, DecaySettings, LdoptConfig, json_argument, name_of, settings_of_arguments
 from ..layers.decay import LayerDecay
 from ..optimizers.options import REGISTRY
 from ..schedules.factory import ON_METRIC, SCHEDULES
 from .resume import Args, check_mixed_in_first
 
 
-class _Name(str):
-    """A name with the `value` that a member of the Trainer's enum has."""
+class LdoptName(str):
+    """A name of ours in `optim` or `lr_scheduler_type`, with the `value` that a member of the Trainer's enum has."""
 
     value = property(str)
 
 
-class OptimizerName(_Name):
-    """The name of one of our optimizers in `optim`."""
-
-
-class SchedulerName(_Name):
-    """The name of one of our schedules in `lr_scheduler_type`."""
-
-
-# Argument -> our names, the Trainer's enum, a name in this enum, the class of ours. The enum refuses our names.
-_CHOICES: dict[str, tuple[Any, str, str, type[_Name]]] = {
-    "optim": (REGISTRY, "OptimizerNames", "adamw", OptimizerName),
-    "lr_scheduler_type": (SCHEDULES, "SchedulerType", "linear", SchedulerName),
+# Argument -> our names, the Trainer's enum, a name in this enum. The enum refuses our names.
+_CHOICES: dict[str, tuple[Any, str, str]] = {
+    "optim": (REGISTRY, "OptimizerNames", "adamw"),
+    "lr_scheduler_type": (SCHEDULES, "SchedulerType", "linear"),
 }
 
 
@@ -94,14 +86,14 @@ class LdoptArgumentsMixin(_Settings, Args):
     def __post_init__(self) -> None:
         given = {argument: name_of(getattr(self, argument)) for argument in _CHOICES}
         ours = {}
-        for argument, (names, _, theirs, cls) in _CHOICES.items():
+        for argument, (names, _, theirs) in _CHOICES.items():
             if given[argument] in names and given[argument] not in BUILT_IN:
-                ours[argument] = cls(given[argument])
+                ours[argument] = LdoptName(given[argument])
                 setattr(self, argument, theirs)
         try:
             super().__post_init__()
         except ValueError as error:
-            for argument, (names, enum, *_) in _CHOICES.items():
+            for argument, (names, enum, _) in _CHOICES.items():
                 if enum in str(error):  # the Trainer's error about an unknown name
                     message = f"{error}, or of paddle_ldopt's own: {', '.join(map(repr, names))}."
                     raise refusal(ValueError, message, **{argument: given[argument]}) from error
@@ -147,8 +139,3 @@ class LdoptArgumentsMixin(_Settings, Args):
             super().print_config(*args, **kwargs)
         finally:
             self.ldopt_served = before
-
-    @property
-    def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of all arguments."""
-        return with_erniekit(super().layerwise_decay, self)

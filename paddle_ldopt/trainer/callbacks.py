@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import paddle
 from paddle import distributed
 
-from .._checks import checked_steps, refusal
+from .._checks import checked_int, refusal
 from .._compat import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
 from ..layers.table import short_names
@@ -52,9 +52,7 @@ class LayerLRCallback(Callback):
             for tensor, layer in sorted(placed.items(), key=lambda item: (towers.index(item[1].tower), item[1].index))
         }
 
-    def on_optimizer_begin(
-        self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
-    ) -> None:
+    def on_optimizer_begin(self, *_: Any, optimizer: Any, **kwargs: Any) -> None:
         # the schedule advances before the log; reading the rates of `Adafactor` waits for the device
         reports = layerwise_interface(optimizer).sets_own_lr and hasattr(unwrap(optimizer), "used_lr")
         self._step = optimizer, None if reports else next_rate(optimizer)
@@ -104,10 +102,9 @@ class ScheduleCallback(Callback):
         lr_scheduler, interface = kwargs.get("lr_scheduler"), layerwise_interface(optimizer)
         rates = None if interface.sets_own_lr else rates_of(lr_scheduler, state.max_steps)
         if rates is None:
-            message = "ScheduleCallback cannot show the rates before training: leave it out, or log them by"
-            received = {"optimizer": type(unwrap(optimizer)).__name__, "lr_scheduler": type(lr_scheduler).__name__}
-            raise refusal(ValueError, f"{message} LayerLRCallback.", **received)
-        layers = self.layers or layerwise_interface(optimizer).layers or map_layers(kwargs["model"])
+            message = "ScheduleCallback cannot show the rates before training: use LayerLRCallback, which logs them."
+            raise refusal(ValueError, message, lr_scheduler=type(lr_scheduler).__name__)
+        layers = self.layers or interface.layers or map_layers(kwargs["model"])
         rates = [rate / interface.lr_divisor(i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a Trainer without steps
             return
@@ -153,7 +150,7 @@ class GradualUnfreezeCallback(Callback):
     """
 
     def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
-        self.every_k_steps = checked_steps(every_k_steps, "every_k_steps", 1)
+        self.every_k_steps = checked_int(every_k_steps, "every_k_steps", 1)
         self.layers: Any = layers
         self.open_ratios: dict[str, float] = {}  # of the optimizer without this callback
         self.starts: dict[tuple[str, int], int] = {}  # (tower, layer id) -> the step from which it is trained
@@ -164,10 +161,8 @@ class GradualUnfreezeCallback(Callback):
         interface = layerwise_interface(optimizer)
         own = interface.layers
         if interface.hook is not None or (own or self.layers) is None or self.layers not in (None, own or self.layers):
-            message = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or pass"
-            advice = "layers=LayerMap.from_model(model) with an optimizer without ratios of its own."
-            received = {"optimizer": type(optimizer).__name__, "layers": self.layers}
-            raise refusal(ValueError, f"{message} {advice}", **received)
+            message = "GradualUnfreezeCallback needs an optimizer with layers, or `layers` and one without any."
+            raise refusal(ValueError, message, optimizer=type(optimizer).__name__, layers=self.layers)
         if own is None and isinstance(optimizer, LayerRates):
             optimizer.set_layers(self.layers, 1.0)
         elif own is None:
@@ -177,9 +172,7 @@ class GradualUnfreezeCallback(Callback):
         self.open_ratios, optimizer.unfreezing = optimizer.ratios, self
         self._freeze(optimizer, state.global_step)
 
-    def on_optimizer_begin(
-        self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
-    ) -> None:
+    def on_optimizer_begin(self, args: Args, state: State, *_: Any, optimizer: Any, **kwargs: Any) -> None:
         """Unfreeze the layers due in the coming step; clear the gradients of the layers that are still frozen."""
         optimizer = unwrap(optimizer)
         self._freeze(optimizer, state.global_step)

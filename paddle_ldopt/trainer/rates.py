@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import types
 from collections.abc import Iterator
 from typing import Any, Optional
 
@@ -14,17 +13,15 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import first_few, refusal
 from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap, wrappers
+from ..checkpoint import Record, layerwise_record
 from ..config import (
     BUILT_IN,
     ERNIEKIT,
     LdoptConfig,
-    build_schedule,
     decay_of_arguments,
     evaluation_metric,
     json_argument,
-    mapped_options,
     name_of,
-    settings_of,
     settings_of_arguments,
 )
 from ..create import OFF, OPTIMIZERS, build_optimizer
@@ -33,13 +30,13 @@ from ..layers.map import LayerMap
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.options import REGISTRY
 from ..rates import layerwise_interface
-from ..schedules import MetricSchedule
+from ..schedules import MetricSchedule, get_scheduler
 from ..schedules.factory import SCHEDULES
 from ..schedules.warmup import resume_at, step_of_state
 from . import record, resume
 from .arguments import LdoptArgumentsMixin
 from .callbacks import GradualUnfreezeCallback
-from .resume import Args, ResumeMixin, decided_by_main, listening
+from .resume import Args, ResumeMixin, listening
 from .stages import from_all_stages, layers_of_trainer
 
 
@@ -89,7 +86,7 @@ class LdoptTrainerMixin(ResumeMixin):
 
     _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
     _own_schedule: Any = None  # the schedule that we or the Trainer built
-    _record: record.Record  # of the present training
+    _record: Record  # of the present training
     _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -135,20 +132,24 @@ class LdoptTrainerMixin(ResumeMixin):
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, decay)
         else:
+            settings = settings_of_arguments(args)
             self.optimizer = build_optimizer(
                 info,
                 self.model,
                 layerwise_decay=decay,
                 layers=layers,
                 groups=self.model.parameters() if groups is None else groups,
-                max_grad_norm=max(args.max_grad_norm, 0.0),
+                max_grad_norm=settings["max_grad_norm"],
                 learning_rate=self.lr_scheduler if lr_scheduler is None else lr_scheduler,
-                weight_decay=args.weight_decay,
-                **mapped_options(args, info),
-                **json_argument(args, "optim_kwargs"),
+                weight_decay=settings["weight_decay"],
+                **settings["optim_kwargs"],
             )
-            if getattr(args, "unified_checkpoint", False) and distributed.get_world_size() > 1:
-                decided_by_main(self, self._check_unified)
+            processes = distributed.get_world_size() if getattr(args, "unified_checkpoint", False) else 1
+            params = [param for param in self.model.parameters() if not param.stop_gradient]
+            if processes > 1 and len({frozenset(self.optimizer.state_kinds(param)) for param in params}) > 1:
+                wrong = f"PaddleNLP cannot resume unified checkpoints of {info.cls.__name__} in several processes:"
+                given = {"unified_checkpoint": True, "processes": processes}
+                raise refusal(ValueError, f"{wrong} set unified_checkpoint=False.", **given)
         self._own_optimizer = unwrap(self.optimizer)
         leave_out_frozen(self._own_optimizer)
         return self.optimizer
@@ -161,30 +162,23 @@ class LdoptTrainerMixin(ResumeMixin):
         if frozen or decay.freeze_below:
             found = {layers.layer_of(param.name) for param in frozen}
             labels = [layer.label for layer in sorted(found, key=lambda layer: (layer.tower, layer.index))]
-            counts = f"layerwise_freeze_below={decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters"
-            self._inform(f"{counts}: {', '.join(labels) or 'no layer has a smaller ratio'}")
-
-    def _check_unified(self) -> None:
-        """Raise if PaddleNLP could save unified checkpoints of the optimizer but not resume from them."""
-        params = [param for param in parameters_of(self.optimizer) if not param.stop_gradient]
-        if len({frozenset(self.optimizer.state_kinds(param)) for param in params}) > 1:
-            message = f"PaddleNLP cannot resume unified checkpoints of {type(self.optimizer).__name__} in more than one"
-            received = {"unified_checkpoint": True, "processes": distributed.get_world_size()}
-            raise refusal(ValueError, f"{message} process: set unified_checkpoint=False.", **received)
+            counts = f"The layer-wise decay freezes {len(frozen)} of {len(params)} parameters"
+            self._inform(f"{counts}: {', '.join(labels) or 'no layer has a ratio below `layerwise_freeze_below`'}")
 
     def create_scheduler(self, num_training_steps: int) -> LRScheduler:
         """Return the Trainer's schedule, or create ours."""
-        args = self.args
-        ours = hasattr(args, "lr_scheduler_kwargs") and builds_schedule(args)
-        given = self.lr_scheduler
+        args, given, kind = self.args, self.lr_scheduler, name_of(self.args.lr_scheduler_type)
+        # the Trainer lacks the kind, or ignores these options of its own
+        ours = kind in SCHEDULES and (kind not in BUILT_IN or json_argument(args, "lr_scheduler_kwargs"))
+        ours = ours and hasattr(args, "lr_scheduler_kwargs")
         if self.lr_scheduler is None and layerwise_interface(self.optimizer).sets_own_lr:
             self.lr_scheduler = OwnRate(self.optimizer)
         elif self.lr_scheduler is None and ours and not getattr(args, "freeze_training", False):  # of PaddleFormers
-            settings = types.SimpleNamespace(**settings_of_arguments(args))
-            settings.warmup_steps = settings.warmup_steps or int(settings.warmup_ratio * num_training_steps)
-            settings.warmup_ratio = 0.0
+            settings = settings_of_arguments(args)
+            rate, kwargs = settings["learning_rate"], settings["lr_scheduler_kwargs"]
+            warmup = settings["warmup_steps"] or int(settings["warmup_ratio"] * num_training_steps)
             decay_steps = max(getattr(args, "decay_steps", None) or 0, 0)  # which some Trainers lack
-            self.lr_scheduler = build_schedule(settings, decay_steps or num_training_steps)
+            self.lr_scheduler = get_scheduler(kind, rate, warmup, decay_steps or num_training_steps, kwargs)
             if isinstance(self.lr_scheduler, MetricSchedule):
                 _ignore_steps_without_metric(self.lr_scheduler)
         schedule = super().create_scheduler(num_training_steps)
@@ -221,10 +215,9 @@ class LdoptTrainerMixin(ResumeMixin):
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
             if self._other_metrics:
-                message = "The evaluation lacks the metric that the schedule follows: set `metric_for_best_model` to"
                 known = ", ".join(sorted(self._other_metrics))
-                received = {"metric_for_best_model": self.args.metric_for_best_model}
-                raise refusal(ValueError, f"{message} one of {known}.", **received)
+                message = f"The evaluation lacks the schedule's metric: set `metric_for_best_model` to one of {known}."
+                raise refusal(ValueError, message, metric_for_best_model=self.args.metric_for_best_model)
         finally:
             self._other_metrics = None
 
@@ -245,15 +238,20 @@ class LdoptTrainerMixin(ResumeMixin):
 
     def _check_optimizer(self) -> None:
         """Raise if the optimizer contradicts the arguments, the Trainer's schedule or its model."""
-        if self.optimizer is not None and unwrap(self.optimizer) is not self._own_optimizer:
-            check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
+        if self.optimizer is not None:
+            if unwrap(self.optimizer) is not self._own_optimizer:
+                check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
+            elif decay_of_arguments(self.args) != (layerwise_interface(self.optimizer).decay or OFF):
+                wrong = "The decay has changed since the optimizer was built: set `trainer.optimizer = None`."
+                raise refusal(ValueError, wrong, layerwise_decay=decay_of_arguments(self.args))
         layers = [one for one in (self.model, getattr(self, "criterion", None)) if isinstance(one, paddle.nn.Layer)]
         known = {id(param) for layer in layers for param in layer.parameters()}
         plain = self.optimizer is not None and len(wrappers(self.optimizer)) == 1  # wrappers may cut parameters
         params = parameters_of(self.optimizer) if plain else []
         if others := [param.name for param in params if id(param) not in known and not param.stop_gradient]:
-            wrong = "The optimizer must train the model's own parameters: build it after a layer was replaced."
-            raise refusal(ValueError, wrong, others=first_few(others))
+            wrong = "The optimizer must train the model's own parameters: build it after a layer was replaced;"
+            beside = "layers that it trains beside the model go into `trainer.criterion`."
+            raise refusal(ValueError, f"{wrong} {beside}", others=first_few(others))
 
     def _check_checkpoint(self, folder: str) -> None:
         super()._check_checkpoint(folder)
@@ -268,12 +266,12 @@ class LdoptTrainerMixin(ResumeMixin):
             files[record.CONFIG] = LdoptConfig.from_arguments(self.args).to_dict()
         return files
 
-    def _settings(self) -> record.Record:
+    def _settings(self) -> Record:
         """Return the record of the optimizer that is given or that will be built."""
         args, name = self.args, name_of(self.args.optim)
         if self.optimizer is not None:
-            name, ratios = type(unwrap(self.optimizer)).__name__, layerwise_interface(self.optimizer)
-            decay, layers = ratios.decay or OFF, ratios.layers
+            name, interface = type(unwrap(self.optimizer)).__name__, layerwise_interface(self.optimizer)
+            decay, layers = interface.decay or OFF, interface.layers
         else:
             decay = decay_of_arguments(args)
             layers = None if decay == OFF else self.layer_map
@@ -282,23 +280,21 @@ class LdoptTrainerMixin(ResumeMixin):
             else:
                 with contextlib.suppress(ValueError):  # only the `create_optimizer` of a subclass knows this optimizer
                     name = self.get_optimizer_cls_and_kwargs(args)[0].__name__
-        of_layers: dict[str, Any] = {"decay": None, "layers": None, "frozen": []}
-        if decay != OFF and layers is not None:
-            frozen = [name for name, ratio in layers.ratios(decay).items() if ratio == 0]
-            of_layers = {"decay": settings_of(decay), **layers.fingerprint(), "source": layers.source, "frozen": frozen}
+        if decay == OFF:
+            layers = None
+        ratios = {} if layers is None else layers.ratios(decay)
         unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
         degrees = {axis: getattr(args, f"{axis}_parallel_degree", 1) for axis in ("sharding", "tensor", "pipeline")}
         return {
             "format": record.FORMAT,
-            "optimizer": name,
-            **of_layers,
+            **layerwise_record(name, decay, layers),
+            "frozen": [name for name, ratio in ratios.items() if ratio == 0],
             "unfreeze_every_k_steps": unfreezing[0].every_k_steps if unfreezing else None,
             "layout": {axis: max(degree, 1) for axis, degree in degrees.items()},
         }
 
 
 def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler], args: Args) -> None:
-    """Raise if an optimizer contradicts the Trainer's schedule or arguments."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
     name, source = type(optimizer).__name__, optimizer._learning_rate
@@ -317,12 +313,6 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
         message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
         received = {"optim": optim, "layerwise_decay": decay, "optimizer": name, "its_decay": own_decay}
         raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
-
-
-def builds_schedule(args: Any) -> bool:
-    """Return whether the Trainer lacks the kind of schedule, or `lr_scheduler_kwargs` are given."""
-    kind = name_of(args.lr_scheduler_type)
-    return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
 
 
 @contextlib.contextmanager

@@ -11,18 +11,18 @@ import tempfile
 import warnings
 from typing import Any, Optional
 
-from .._checks import differences, refusal
+from .._checks import refusal
 from .._files import Path, checked_path, damages, digest, file_errors, read_json
+from ..checkpoint import Record, record_differences
 
 LAYERWISE = "ldopt_layerwise.json"
 EPOCH_RNG = "ldopt_epoch_rng.json"
 CONFIG = "ldopt_config.json"
 FILES = "ldopt_files.json"
 PARTIAL = "ldopt_checkpoint.partial"
-FORMAT = 2  # of the layer-wise settings
+FORMAT = 3  # of the layer-wise settings
 
 _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
-Record = dict[str, Any]
 
 
 def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
@@ -40,15 +40,11 @@ def finish_checkpoint(folder: str, all_written: bool = True) -> None:
     """Mark a checkpoint as complete, once; list its files unless some are still written in the background."""
     if os.path.exists(partial := os.path.join(folder, PARTIAL)):
         if all_written:
-            list_files(folder)
+            paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+            names = sorted({os.path.relpath(path, folder) for path in paths} - {FILES, PARTIAL})
+            files = {name: digest(os.path.join(folder, name)) for name in names}
+            _write_json(folder, FILES, {"format": 1, "files": files})
         os.remove(partial)
-
-
-def list_files(folder: str) -> None:
-    """Write the sizes and checksums of a checkpoint's files into it, for `check_complete`."""
-    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-    files = sorted({os.path.relpath(path, folder) for path in paths} - {FILES, PARTIAL})
-    _write_json(folder, FILES, {"format": 1, "files": {name: digest(os.path.join(folder, name)) for name in files}})
 
 
 def _write_json(folder: str, name: str, content: Any) -> None:
@@ -147,7 +143,7 @@ def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
     """Return the differences between a checkpoint's record and `record`; raise for differences that are not allowed."""
     # a Trainer without our mixin writes no record, and has no decay
     path, content = os.path.join(folder, LAYERWISE), "The layer-wise settings"
-    without: Record = {"decay": None, "layers": None, "frozen": [], "unfreeze_every_k_steps": None}
+    without: Record = {"decay": {}, "layers": {}, "frozen": [], "unfreeze_every_k_steps": None}
     was = read_json(path, content) if os.path.exists(path) else {**record, **without}
     with file_errors(path, content, checks=True):
         if was["format"] != FORMAT:
@@ -156,9 +152,7 @@ def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
         classes = was["optimizer"], record["optimizer"]
         unfrozen = set(was["frozen"]) - set(record["frozen"])
         parts = [name for name in os.listdir(folder) if re.match(r"optimizer.*\.(pdopt|safetensors)$", name)]
-        names = ["optimizer", "decay", "unfreeze_every_k_steps"]
-        names += ["layers"] if was["layers"] and record["layers"] else []
-        found = differences(*({name: settings[name] for name in names} for settings in (was, record)))
+        found = record_differences(was, record)
     why = ""
     if set(classes) not in ({record["optimizer"]}, {"AdamW", "AdamWDL"}):
         why = f"the state of {classes[0]} cannot be loaded into {classes[1]}"

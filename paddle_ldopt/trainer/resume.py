@@ -1,6 +1,7 @@
 """`ResumeMixin` repairs resume and checkpoints of any Trainer of the PaddleNLP family; also what all mixins use."""
 
 import contextlib
+import glob
 import importlib
 import inspect
 import logging
@@ -71,7 +72,6 @@ def decided_by_main(trainer: Trainer, ask: Callable[[], Any]) -> Any:
 
 
 def logger_of(trainer: Trainer) -> Any:
-    """Return the logger of the Trainer's package."""
     packages = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
     for package in ("paddlenlp", "paddleformers"):
         if package in packages:
@@ -127,6 +127,8 @@ class ResumeMixin(Trainer):
                 if checkpoint is None:
                     message = "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out."
                     raise refusal(ValueError, message, resume_from_checkpoint=True, output_dir=self.args.output_dir)
+            elif checkpoint and not glob.glob(os.path.join(glob.escape(checkpoint), "trainer_state.*")):
+                checkpoint = record.last_checkpoint(checkpoint) or checkpoint  # the folder of a run
             if checkpoint and os.path.isdir(checkpoint):  # the Trainer raises for a missing folder
                 self._check_checkpoint(checkpoint)
             if name_of(self.args.save_strategy) != "no":
@@ -147,7 +149,9 @@ class ResumeMixin(Trainer):
         read_random_states(folder)  # files written in the background have no checksum: damage shows only here
 
     def _checkpoint_files(self) -> dict[str, Any]:
-        return {} if self._epoch_rng is None else {record.EPOCH_RNG: self._epoch_rng}
+        callbacks = [one for one in self.callback_handler.callbacks if hasattr(one, "early_stopping_patience")]
+        counts = {"evaluations_without_gain": [one.early_stopping_patience_counter for one in callbacks]}
+        return {} if self._epoch_rng is None else {record.EPOCH_RNG: {**self._epoch_rng, **counts}}
 
     def _find_best_model(self) -> None:
         """Called before the first step, with the training's state loaded."""
@@ -205,14 +209,15 @@ class ResumeMixin(Trainer):
         self._resumed_at = None if checkpoint is None else step
         # the Trainer would take a step before it checks whether the run is over
         is_over = step >= arguments["max_steps"]
+        path, saved = os.path.join(checkpoint or "", record.EPOCH_RNG), {}
+        if state is not None and os.path.exists(path):
+            saved = read_json(path, "The counts of evaluations")
+        counts = iter(saved.get("evaluations_without_gain", []))
         for callback in self.callback_handler.callbacks:
             is_over = is_over or getattr(callback, "training_is_over", False)
-            if state is not None and state.best_model_checkpoint and hasattr(callback, "early_stopping_patience"):
-                since_best = step - int(state.best_model_checkpoint.rpartition("-")[2])
-                by_steps = name_of(self.args.evaluation_strategy) == "steps"
-                evaluations = since_best // (self.args.eval_steps if by_steps else self._steps_per_epoch)
-                callback.early_stopping_patience_counter = evaluations
-                is_over = is_over or evaluations >= callback.early_stopping_patience
+            if state is not None and hasattr(callback, "early_stopping_patience"):
+                callback.early_stopping_patience_counter = next(counts, 0)
+                is_over = is_over or callback.early_stopping_patience_counter >= callback.early_stopping_patience
         if is_over:
             arguments["num_train_epochs"] = 0
         return super()._inner_training_loop(*call.args, **call.kwargs)

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import warnings
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import paddle
 from paddle import distributed
@@ -11,13 +11,11 @@ from paddle.distributed import fleet
 
 from .._checks import first_few, problem, refusal
 from .._compat import checked_model, pipeline_of
-from .._processes import gathered
+from .._processes import together
 from ..layers.map import LayerMap
 from ..layers.measure import Example, random_states_kept
 from ..layers.table import LayerTable
 from . import resume
-
-_POSITIONS = 32  # of a row of ids: enough to find the layers
 
 
 def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Example] = None) -> LayerMap:
@@ -35,67 +33,38 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Exam
 
 def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
     """Return the layers of a Trainer's model, measured with the first row of its data in all processes, or by names."""
-    batch: Any = None
-    cause: Optional[str] = "the model is one stage of a pipeline"
+    cause = "the model is one stage of a pipeline"
     if pipeline_of(checked_model(trainer.model)) is None:
-        batch, cause = _in_all(lambda: _first_batch(trainer))
-    tries: tuple[Optional[int], ...] = (_POSITIONS, None) if cause is None else ()
-    for positions in tries:
-        layers, cause = _in_all(lambda: _measured(trainer, _cut(batch, positions), rules))  # noqa: B023
-        if cause is None:
-            return layers
+        try:
+            layers, places = together(lambda: _measured(trainer, rules))
+            if all(other == places[0] for other in places):
+                return layers
+            cause = "the processes find different layers"
+        except Warning:  # the user's filter makes errors of them
+            raise
+        except Exception as error:  # of the user's data set, collator or model
+            cause = f"{type(error).__name__}: {error}"
     if trainer.is_world_process_zero():
         how = f"The layers are found by names, without a forward pass of the first row: {cause}"
         resume.logger_of(trainer).warning(how)
     return map_layers(trainer.model, rules)
 
 
-def _in_all(act: Callable[[], Any]) -> tuple[Any, Optional[str]]:
-    """Return the result of `act()`, and the problem of the first process that has one."""
-    result, cause, layers = None, None, None
-    try:
-        result = act()
-        layers = result.fingerprint() if isinstance(result, LayerMap) else None
-    except Warning:  # the user's filter makes errors of them
-        raise
-    except Exception as error:  # of the user's data set, collator or model
-        cause = f"{type(error).__name__}: {error}"
-    outcomes = gathered((cause, layers))
-    causes = [cause for cause, _ in outcomes if cause is not None]
-    if not causes and any(other != layers for _, other in outcomes):
-        causes = ["the processes find different layers"]
-    return result, causes[0] if causes else None
-
-
-def _first_batch(trainer: Any) -> dict[str, Any]:
+def _measured(trainer: Any, rules: Any) -> tuple[LayerMap, dict[str, Any]]:
     rows = trainer.train_dataset
     if rows is None or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise TypeError("the training data has no numbered rows")
     with random_states_kept():
         if hasattr(rows, "remove_columns"):  # a `datasets.Dataset`
             rows = trainer._remove_unused_columns(rows, description="training")
-        return dict(trainer._prepare_inputs(trainer.data_collator([rows[0]])))
+        batch = dict(trainer._prepare_inputs(trainer.data_collator([rows[0]])))
 
-
-def _cut(batch: dict[str, Any], positions: Optional[int]) -> dict[str, Any]:
-    """Return a batch with fewer positions: each axis as long as a row of ids is cut."""
-    tensors = {key: value for key, value in batch.items() if isinstance(value, paddle.Tensor)}
-    lengths = {value.shape[1] for value in tensors.values() if value.ndim == 2 and not value.is_floating_point()}
-    cut = dict(batch)
-    for key, value in tensors.items():
-        axes = [axis for axis in range(1, value.ndim) if value.shape[axis] in lengths]
-        if positions is not None and axes:
-            ends = [min(positions, value.shape[axis]) for axis in axes]
-            cut[key] = paddle.slice(value, axes, [0] * len(axes), ends)
-    return cut
-
-
-def _measured(trainer: Any, batch: dict[str, Any], rules: Any) -> LayerMap:
     def run(model: paddle.nn.Layer) -> Any:
         with trainer.autocast_smart_context_manager():
             return trainer.compute_loss(model, dict(batch))
 
-    return LayerMap.from_model(trainer.model, run, rules)
+    layers = LayerMap.from_model(trainer.model, run, rules)
+    return layers, layers.fingerprint()
 
 
 def from_all_stages(value: Any) -> list[Any]:

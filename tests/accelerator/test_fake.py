@@ -140,6 +140,21 @@ def test_parameters_on_another_device_than_the_current_one(name):
     same(trained(name, "float32", DEVICE, "cpu"), trained(name, "float32", "cpu"))
 
 
+@every_optimizer
+def test_parameters_on_two_devices(name):
+    """As in pipelines of one process: those of one shape are not stacked together."""
+    with paddle.utils.unique_name.guard():
+        params, others = params_of("float32"), params_of("float32")
+        with on("cpu"):
+            moved = [paddle.create_parameter(p.shape, "float32", name=f"{p.name}_cpu") for p in others]
+            for param, other in zip(moved, others):
+                param.set_value(other.numpy())
+        opt = make(name, [*params, *moved], fused=False)
+        take_steps(opt, opt._parameter_list)
+    assert all(p.place.is_cpu_place() for p in moved) and not any(p.place.is_cpu_place() for p in params)
+    assert all(np.isfinite(p.numpy()).all() and not p.equal_all(o) for p, o in zip(moved, others))
+
+
 def groups(name, params):
     own = "learning_rate" if name in ("adamwdl", "adamweightdecay") else "lr"
     return [{"params": params[:3]}, {"params": params[3:], own: 0.003, "weight_decay": 0.0}]

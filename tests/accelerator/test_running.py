@@ -45,6 +45,7 @@ def run(device):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_device_that_is_asked_for_is_used():
     done = run("cpu")
     assert done.returncode == 0 and "LDOPT_DEVICE=cpu: tensors are on Place(cpu)" in done.stdout

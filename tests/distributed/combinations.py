@@ -29,16 +29,16 @@ import traceback
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from combination_networks import LENGTH, ROWS, VOCABULARY, Staged, Whole, axis_of, initialise, model_group, plain_name
+from combination_networks import LENGTH, ROWS, VOCABULARY, axis_of, build, plain_name
 from distributed_cases import V2
 from distributed_launch import LaunchError, launch
 from distributed_setup import mend_paddle, start_fleet
 from paddle import nn
 from paddle.distributed import fleet
-from toy_layers import apart, data_part
+from toy_layers import apart, data_part, gathered, joined
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.optimizers.options import parameters_to_train
+from paddle_ldopt._compat import is_sharded
 
 STEPS, LR, CLIP = 8, 4e-2, 0.5
 RATIOS = {"embed": 0.5, "inner.0": 2.0, "inner.1": 1.5}  # 1 elsewhere
@@ -106,7 +106,7 @@ def optimizer_of(case, network, features, clips=True):
     decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
     optimizer = cls(
         **{"lr" if case == "adafactor" else "learning_rate": schedule or rate},
-        parameters=parameters_to_train(network),
+        parameters=[p for p in network.parameters() if not (is_sharded() and p.stop_gradient)],
         set_param_lr_fun=lambda param: ratios[param.name],
         name_dict=names,
         apply_decay_param_fun=decayed.__contains__,
@@ -120,7 +120,7 @@ def optimizer_of(case, network, features, clips=True):
 def alone(case, features):
     """Train in one process; return the float32 parameters or masters by name before and after."""
     with paddle.utils.unique_name.guard("alone_"):
-        network = initialise(Whole(features), features)
+        network = build(features, staged=False)
         optimizer, schedule = optimizer_of(case, network, features)
     start = values(network, optimizer)
     for step in range(STEPS):
@@ -145,19 +145,7 @@ def values(network, optimizer, hcg=None):
         shards = [held[param.name] for held in everyone if param.name in held]
         master = np.concatenate(shards)[: param.size].reshape(param.shape) if shards else None
         out[plain_name(own)] = param.astype("float32").numpy().copy() if master is None else master
-    group, _, parts = model_group()
-    if hcg is not None and parts > 1:
-        everyone = gathered(out, group)
-        for name in out:
-            if axis_of(name) is not None:
-                out[name] = np.concatenate([one[name] for one in everyone], axis_of(name))
-    return out
-
-
-def gathered(value, group):
-    out = []
-    dist.all_gather_object(out, value, group=group)
-    return out
+    return joined(out, axis_of)
 
 
 def worker(layout, keys, references, folder):
@@ -221,8 +209,8 @@ class Run:
         size = ROWS // self.parts // self.calls // self.micro
         micro = {"accumulate_steps": self.micro, "micro_batch_size": size}
         strategy.pipeline_configs = {**micro, "enable_partial_send_recv": False}  # needs a kernel that CPUs lack
-        network = Staged(self.features, topology=self.hcg.topology()) if self.staged else Whole(self.features)
-        self.network = initialise(network, self.features)
+        stages = {"topology": self.hcg.topology()} if self.staged else {}
+        self.network = network = build(self.features, self.staged, **stages)
         clips = self.way != "PipelineWithLossScale"
         optimizer, self.schedule = optimizer_of(self.case, network, self.features, clips)
         self.optimizer = self.fleet.distributed_optimizer(optimizer)

@@ -23,10 +23,10 @@ NAMES = [name for name in ldopt.list_optimizers() if name != "muon"]  # which re
 CASES = {name: {"name": name} for name in NAMES}
 LOW = {f"{name}, bfloat16": {"name": name, "dtype": "bfloat16"} for name in ("adamwdl", "came")}
 ALL = {**CASES, **LOW}
-FIRST = ("adamwdl", "came", "came, bfloat16")  # stand for all in `make test`
+FIRST = ("came", "came, bfloat16")  # stand for all in `make test`
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in FIRST]
 every_case = pytest.mark.parametrize("name", [*FIRST, *SLOW])
-every_optimizer = pytest.mark.parametrize("name", [*FIRST[:2], *(case for case in SLOW if case.values[0] in NAMES)])
+every_optimizer = pytest.mark.parametrize("name", [*FIRST[:1], *(case for case in SLOW if case.values[0] in NAMES)])
 ONE = "1 process"
 # layout -> those whose checkpoints it goes on from
 SOURCES = {
@@ -104,16 +104,6 @@ def test_all_state_arrives_bit_for_bit(runs, layout, name):
     assert sum(key.endswith(".beta1_pow_acc_0") for key in loaded) == 6
 
 
-@pytest.mark.promise("a checkpoint of one layout loads in another")
-@pytest.mark.representatives
-@every_optimizer
-@pytest.mark.parametrize("layout", SOURCES)
-def test_to_one_process(runs, layout, name):
-    root, whole, _ = runs
-    run = cases.Run(name).load(cases.place(root, layout, name)).train(cases.HALF, cases.STEPS)
-    assert distance(run.values(), whole[name], name) < 1e-5
-
-
 @pytest.mark.promise("a checkpoint of one layout loads in another", seen="within 1e-5 of the distance moved")
 @every_optimizer
 @pytest.mark.parametrize("source, target", MOVES, ids=lambda layout: layout.replace(" ", "-"))
@@ -177,14 +167,6 @@ def test_group_sharding_and_a_strange_optimizer_are_refused(tmp_path):
         with pytest.raises((TypeError, ValueError), match=says):
             save_checkpoint(tmp_path / "x", run.plain, optimizer)
         assert not (tmp_path / "x").exists()
-
-
-def test_a_shard_of_unknown_place_is_refused():
-    run = cases.Run("lamb").train(0, 1)
-    weights = run.plain.sharded_state_dict()
-    weights["0.weight"].local_shape = (4, 24)
-    with pytest.raises(ValueError, match=r"save_checkpoint.*Received: 192 elements, not 96"):
-        run.optimizer.sharded_state_dict(weights)
 
 
 @pytest.mark.parametrize("leave", [[RECORD, "0.metadata", "0_0.distcp", "schedule.pdparams"], ["0.metadata"], []])
@@ -302,7 +284,7 @@ REFUSED = {
     "compression": "is of another optimizer or network: .*float16",
     "alone": "is of another optimizer or network: schedule was",
     "folders": "must load the same checkpoint",
-    "apart": "must save to the same folder.*1_0.distcp",
+    "apart": "must save to one folder.*1_0.distcp",
     "argument": "TypeError: `rename` must be a function",
 }
 
@@ -345,12 +327,13 @@ def test_a_schedule_goes_on_whose_state_lacks_its_cycle(tmp_path):
     ]
 
 
-def test_what_is_frozen_has_no_state(tmp_path):
-    run = cases.Run("lamb")
-    run.plain[0].weight.stop_gradient = True
-    run.train(0, 1).save(tmp_path / "x")
-    keys = run.optimizer.sharded_state_dict(run.plain.sharded_state_dict())
-    assert not any(key.startswith("0.weight") for key in keys) and "0.bias.moment1_0" in keys
+def test_muon_goes_on_bit_for_bit(tmp_path):
+    use_muon = {"use_muon": lambda param: param.ndim == 2}
+    run = cases.Run("muon", **use_muon).train(0, cases.HALF)
+    run.save(tmp_path / "x")
+    again = cases.Run("muon", **use_muon).load(tmp_path / "x").train(cases.HALF, cases.STEPS).values()
+    for name, value in run.train(cases.HALF, cases.STEPS).values().items():
+        np.testing.assert_array_equal(again[name], value)
 
 
 def test_the_record_says_what_it_is_of(tmp_path):
@@ -358,5 +341,5 @@ def test_the_record_says_what_it_is_of(tmp_path):
     record = json.loads((tmp_path / "x" / RECORD).read_text())
     assert (record["format"], record["optimizer"], record["processes"]) == (1, "Lamb", 1)
     assert set(record["files"]) == {"0.metadata", "0_0.distcp", "schedule.pdparams"}
-    assert record["schedule"] == {"class": "ExponentialDecay"}
-    assert record["parameters"]["0.weight"] == {"shape": [8, 24], "dtype": "float32"}
+    assert record["schedule"] == "ExponentialDecay"
+    assert record["parameters"]["0.weight"] == "float32 [8, 24]"

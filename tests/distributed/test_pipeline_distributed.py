@@ -11,33 +11,28 @@ import pytest
 from distributed_launch import LaunchError, launch
 from distributed_setup import start_fleet
 from paddle.distributed import fleet
+from pipeline_cases import ANY_FAULT, SHAPE, scaler, steps_of
 from toy_layers import plain_name
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.parallel import save_checkpoint
 
 OVERFLOWS = {1: 0, 4: 1, 5: 1}  # step -> rank
-SHAPE = {3: (0, "shape")}  # step -> (rank, fault) of another one before it
-FAULTS = {0: (0, "data"), 1: (-1, "loss"), **SHAPE}  # of which a pipeline would not recover
 V2 = {"split_param": True}
-
-
-def scaler():
-    return ldopt.DynamicLossScaler(2**10, 2, 3)
 
 
 def faults_of(name, degrees):
     """Return what else goes wrong in the training of a case."""
-    return ({} if name != "ragged" else SHAPE if "pp" in degrees else FAULTS), name == "ragged"
+    return ({} if name != "ragged" else SHAPE if "pp" in degrees else ANY_FAULT), name == "ragged"
 
 
-def several(kinds, steps, **degrees):
+def several(kinds, **degrees):
     """A worker: for each kind of network the optimizers that are named, and a loss per token ("ragged")."""
     hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
     runs = {}
     for kind, name in [(kind, name) for kind, names in kinds.items() for name in names]:
         (faults, ragged), case = faults_of(name, degrees), "sgd" if name == "ragged" else name
-        runs[kind, name] = cases.train(hcg, kind, case, steps, OVERFLOWS, ragged, faults, scale_sense=scaler())
+        runs[kind, name] = cases.train(hcg, kind, case, steps_of(case), OVERFLOWS, ragged, faults, scale_sense=scaler())
     return runs
 
 
@@ -55,7 +50,6 @@ def slow(degrees):
 @pytest.mark.parametrize(
     ("kinds", "degrees"),
     [
-        ({"staged": ["lamb", "ragged"]}, {}),
         ({"staged": ["came", "adafactor", "ragged"]}, {"pp": 2}),
         ({"staged": ["lamb", "ragged"], "whole": ["came", "ragged"]}, {"dp": 2}),
         # slices of parameters: the norm is that of all, and update rules are answered with sums over all
@@ -66,60 +60,14 @@ def slow(degrees):
     ],
     ids=str,
 )
-def test_several_processes_are_one(kinds, degrees, steps=20):
+def test_several_processes_are_one(kinds, degrees):
     ranks = math.prod(degree for degree in degrees.values() if isinstance(degree, int))
-    results = launch(several, ranks=ranks, timeout=300, kinds=kinds, steps=steps, **degrees)
+    results = launch(several, ranks=ranks, timeout=300, kinds=kinds, **degrees)
     for kind, name in [(kind, name) for kind, names in kinds.items() for name in names]:
         (faults, ragged), case = faults_of(name, degrees), "sgd" if name == "ragged" else name
         runs = [result[kind, name] for result in results]
         parts = ranks // degrees.get("pp", 1)
-        cases.check(runs, case, steps, OVERFLOWS, ragged, parts, scaler(), faults=faults)
-
-
-def random_overflows(steps, kind, **degrees):
-    """A worker: infs at random steps in random processes, drawn by each on its own."""
-    hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
-    draw, now = np.random.default_rng(paddle.distributed.get_rank()), [False]
-    adaptive = ldopt.AdaptiveLossScaler(2**10, 2, 2, max_scale_window=8, min_scale_window=2)
-    network, step = cases.build(hcg, kind, "lamb", scale_sense=adaptive)
-    cases.inject(network, lambda: now[0])
-    rows, own = [], []
-    for i in range(steps):
-        now[0] = bool(draw.random() < 0.15)
-        part, parts = cases.data_part(hcg)
-        rows.append(cases.row_of(step(*cases.tensors(cases.batch(i % 10, parts), part, parts))))
-        own.append(now[0])
-    return {"rows": rows, "own": own, "weights": cases.values(network), "scaler": step.state_dict()}
-
-
-@pytest.mark.parametrize(
-    ("steps", "kind", "degrees"),
-    [
-        (100, "staged", {"pp": 2}),
-        pytest.param(1000, "staged", {"pp": 2}, marks=pytest.mark.slow),
-        pytest.param(1000, "whole", {"dp": 2}, marks=pytest.mark.slow),
-        pytest.param(1000, "staged", {"pp": 2, "dp": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_random_overflows(steps, kind, degrees):
-    ranks = math.prod(degrees.values())
-    results = launch(random_overflows, ranks=ranks, timeout=600, steps=steps, kind=kind, **degrees)
-    rows = results[0]["rows"]
-    assert all(result["rows"] == rows and result["scaler"] == results[0]["scaler"] for result in results)
-    alone = ldopt.AdaptiveLossScaler(2**10, 2, 2, max_scale_window=8, min_scale_window=2)
-    for row, own in zip(rows, zip(*(result["own"] for result in results))):
-        assert row["overflow"] == any(own)
-        assert row["scale"] == alone.get_loss_scale()
-        assert math.isfinite(row["loss"])
-        alone.update(any(own))
-    assert results[0]["scaler"] == {"scaler": alone.state_dict()}
-    assert 0.1 < np.mean([row["overflow"] for row in rows]) < 0.6
-    good = [row["loss"] for row in rows]
-    assert np.mean(good[-10:]) < np.mean(good[:10]) - 0.05, "training goes on"
-    for name, value in results[0]["weights"].items():
-        others = [result["weights"][name] for result in results if name in result["weights"]]
-        assert all(np.array_equal(value, other) for other in others)
+        cases.check(runs, case, steps_of(case), OVERFLOWS, ragged, parts, scaler(), faults=faults)
 
 
 def interrupted(folder, steps, dies=None, also_whole=False):

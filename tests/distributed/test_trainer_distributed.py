@@ -49,7 +49,7 @@ def launched(folder, alone):
     return functools.cache(lambda layout: in_two_processes(layout, folder, alone))
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(params=[pytest.param(name, marks=[] if name == "stage1" else pytest.mark.slow) for name in LAYOUTS])
 def ranks(request, launched):
     """Return the name of a layout and [training -> what it gave], of two processes."""
     return request.param, launched(request.param)

@@ -2,14 +2,18 @@
 
 import ast
 import importlib
+import inspect
 import pathlib
 import re
+import textwrap
 
 import paddle
 import pytest
+import trainer_common
 from project import ROOT, public_names
 
 import paddle_ldopt
+from paddle_ldopt import trainer as ours
 
 FOLDERS = (".", "docs", "recipes", "benchmarks")
 PAGES = sorted(page.relative_to(ROOT) for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
@@ -109,6 +113,38 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             model = paddle.nn.Linear(2, 1)
             optimizer = paddle_ldopt.AdamWDL(0.1, parameters=model.parameters())
             exec(block, {"model": model, "optimizer": optimizer, "folder": str(tmp_path / "saved")})
+
+
+CALLBACKS = (REFERENCE / "callbacks.rst").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_callbacks_runs(tmp_path):
+    trainer = trainer_common.trainer(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8)
+    block = re.search(r"code-block:: python\n\n(.*?)\n\n(?=\S)", CALLBACKS, re.S)[1]
+    exec(textwrap.dedent(block), {"trainer": trainer})
+    assert {"schedule.png", "schedule.csv"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_table_of_callbacks_has_every_argument():
+    rows = re.findall(r"^``(\w+)`` +(``.*?|none)  ", CALLBACKS, re.M)
+    found = {name: re.findall(r"``(\w+)", arguments) for name, arguments in rows}
+    assert set(found) == {name for name in ours.__all__ if "Callback" in name or name == "StopOnSigterm"}
+    for name, arguments in found.items():
+        assert arguments == [arg for arg in inspect.signature(getattr(ours, name)).parameters if arg != "self"], name
+
+
+def test_the_table_of_ratios():
+    """In docs/choosing.md: the first block's, the embeddings', the mean of the blocks, 1 by that."""
+    rows = r"^\| (6|12|24) \| (0\.\d+) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$"
+    rows = re.findall(rows, text_of("docs/choosing.md"), re.M)
+    assert len(rows) == 10
+    for blocks, decay, *shown in rows:
+        rule = paddle_ldopt.LayerDecay(float(decay))
+        embeddings, *inside = (rule.ratio(layer, int(blocks)) for layer in range(int(blocks) + 1))
+        mean = sum(inside) / len(inside)
+        for value, text in zip((inside[0], embeddings, mean, 1 / mean), shown):
+            digits = len(text.split(".")[1])
+            assert float(text) == pytest.approx(value, abs=0.5001 * 10**-digits), (blocks, decay, text)
 
 
 def test_the_tests_that_are_named_are_there():

@@ -4,12 +4,14 @@ import time
 import warnings
 
 import matplotlib
+import pytest
 from notebook import code_cells, run_notebook, saved_text
 from project import ROOT
 
 PATH = ROOT / "docs" / "tutorial.ipynb"
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")

@@ -90,16 +90,6 @@ def test_fit_takes_the_steps_of_a_loop(name, accumulate):
     assert_same(got, by_hand(*build(name), accumulate=accumulate))
 
 
-@pytest.mark.filterwarnings("ignore:Am.* can only be enabled on CUDAPlace:UserWarning")  # Paddle's, on a CPU
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_mixed_precision_changes_nothing_on_a_cpu(level):
-    """Paddle turns it off there, but `fit` steps through `GradScaler.minimize`."""
-    net, optimizer, schedule = build("adamwdl")
-    got = fit(prepared(net, optimizer, amp_configs=level))
-    assert schedule.last_epoch == STEPS
-    assert_same(got, by_hand(*build("adamwdl")))
-
-
 @every_name
 def test_a_resume_is_exact(name, tmp_path):
     net, optimizer, _ = build(name)
@@ -114,6 +104,7 @@ def test_a_resume_is_exact(name, tmp_path):
     assert_same(fit(again), want)
 
 
+@pytest.mark.representatives
 @every_name
 @pytest.mark.parametrize("prefix", [None, "mine"])
 @pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])

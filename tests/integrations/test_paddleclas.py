@@ -156,11 +156,9 @@ def test_a_loss_with_parameters_keeps_the_names_of_the_model_undecayed(engine, m
 def test_scopes_and_wrong_settings(engine):
     run = engine(optimizer=[{"AdamWDL": {"scope": "VisionTransformer", "lr": LR, "layerwise_decay": 0.5}}])
     assert len(run.optimizer) == 1
-    with pytest.raises(ValueError, match="nearest is 'layerwise_decay'.*Received: layerwise_decai=0.5"):
-        engine(optimizer={"name": "Came", "lr": LR, "layerwise_decai": 0.5})
     with pytest.raises(ValueError, match="no L1 decay"):
         engine(optimizer={"name": "Came", "lr": LR, "regularizer": {"name": "L1", "coeff": 0.1}})
-    with pytest.raises(ValueError, match="`scope` must match a part of the model"):
+    with pytest.raises(ValueError, match="`scope` must match a part"):
         engine(optimizer=[{"Came": {"scope": "backbone", "lr": LR}}])
     with pytest.raises(TypeError, match="Received: filter_bias_and_bn='false'"):
         engine(optimizer={"name": "AdamWDL", "lr": LR, "filter_bias_and_bn": "false"})

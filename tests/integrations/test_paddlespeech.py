@@ -230,5 +230,3 @@ def test_other_optimizers_stay_and_wrong_settings_are_refused(trainer):
     assert type(trainer(optim="adam", optim_conf={"lr": 0.01, "weight_decay": 1e-6}).optimizer) is paddle.optimizer.Adam
     with pytest.raises(ValueError, match="not a known setting of AdamWDL.*Received: grad_clip=1.0"):
         trainer(optim_conf={"lr": 0.01, "weight_decay": 0.0, "grad_clip": 1.0})
-    with pytest.raises(ValueError, match="Received: layerwise_decai=0.5"):
-        trainer(optim_conf={"lr": 0.01, "weight_decay": 0.0, "layerwise_decai": 0.5})

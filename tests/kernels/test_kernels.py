@@ -53,28 +53,6 @@ def test_tensors_do_not_depend_on_their_neighbours(name):
         np.testing.assert_array_equal(alone, together[n], err_msg=n)
 
 
-def test_omp_num_threads_changes_no_bit():
-    code = (
-        f"import sys, hashlib; sys.path[:0] = {PATHS!r}\n"
-        "import kernels; from kernel_cases import Optimizer, VARIANTS, problem\n"
-        "arrays, grads = problem(steps=2); digest = hashlib.sha256()\n"
-        "for rule, options in VARIANTS.values():\n"
-        "    optimizer = Optimizer(kernels, rule, arrays, **options)\n"
-        "    for grad in grads: optimizer.step(grad)\n"
-        "    digest.update(b''.join(optimizer.bits().values()))\n"
-        "print(getattr(kernels.library(), 'omp_get_max_threads', lambda: 1)(), digest.hexdigest())"
-    )
-    seen = set()
-    for threads in ("1", "3"):
-        environment = {**os.environ, "OMP_NUM_THREADS": threads}
-        how = {"capture_output": True, "text": True, "timeout": 120, "check": True}
-        run = subprocess.run([sys.executable, "-c", code], env=environment, **how)
-        used, digest = run.stdout.split()
-        assert used == threads
-        seen.add(digest)
-    assert len(seen) == 1
-
-
 def test_a_small_omp_stacksize_is_enough():
     code = (
         f"import sys; sys.path[:0] = {PATHS!r}\n"

@@ -33,6 +33,7 @@ MODELS = {
 SHAPES = {"LeNet": [1, 1, 28, 28], "AlexNet": [1, 3, 224, 224], "googlenet": [1, 3, 224, 224]}
 
 
+@pytest.mark.representatives(count=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_of_paddle_vision(name):
     model = getattr(models, name)()

@@ -96,6 +96,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-12)])
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_matches_the_float64_reference(options, dtype, rtol):

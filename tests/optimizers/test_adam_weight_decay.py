@@ -18,7 +18,6 @@ from paddle_ldopt.optimizers.options import COMMON, LAYERWISE
 
 FAMILY = cases("adamweightdecay")
 CLASS = [case for case in FAMILY if case["cls"].endswith(".AdamWeightDecay")]
-FACTORY = [case for case in FAMILY if case["cls"].endswith(".create_optimizer")]
 ANCHOR = [case for case in cases("adamweightdecay", trusts=("quirk",)) if "anchor" in case["id"]]
 
 
@@ -37,26 +36,6 @@ def test_trajectory_is_tensorflows(entry, dtype):
 @each(CLASS + ANCHOR)
 def test_trajectory_with_the_numbers_that_tensorflow_rounds(entry):
     follow(entry, "float64", lambda *where: ours(entry["effective_options"], *where), tol=entry["tol_effective"])
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@each(FACTORY)
-def test_trajectory_under_a_schedule_is_that_of_create_optimizer(entry, dtype):
-    how = entry["options"]
-    assert how["num_warmup_steps"] == 0
-    end = how["min_lr_ratio"]
-
-    def polynomial(step):
-        return (1 - end) * (1 - step / how["num_train_steps"]) ** how["power"] + end
-
-    def build(params, name_dict):
-        rate = paddle.optimizer.lr.LambdaDecay(how["init_lr"], polynomial)
-        options = {"weight_decay_rate": how["weight_decay_rate"], "epsilon": 1e-8}
-        exclude = ["LayerNorm", "layer_norm", "bias"]
-        opt, _ = ours({"learning_rate": rate, "exclude_from_weight_decay": exclude, **options}, params, name_dict)
-        return opt, rate.step
-
-    follow(entry, dtype, build)
 
 
 SHAPES = {"0-D": (), "one": (1,), "vector": (7,), "row": (1, 5), "column": (5, 1)}
@@ -96,6 +75,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("float64", 1e-11)])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_matches_the_float64_reference(options, dtype, rtol):
@@ -113,12 +93,6 @@ def with_gaps(arrays, grads):
     return [{n: None if rng.get(n, lambda t: False)(t) else grad[n] for n in arrays} for t, grad in enumerate(grads)]
 
 
-@pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("float64", 1e-11)])
-def test_all_parameters_share_the_step_count(dtype, rtol):
-    arrays, grads = random_run()
-    compare(arrays, with_gaps(arrays, grads), dtype, rtol, weight_decay_rate=0.1)
-
-
 def test_the_step_count_is_shared_between_groups_and_types():
     arrays, grads = random_run(steps=9)
     grads = with_gaps(arrays, grads)
@@ -129,47 +103,6 @@ def test_the_step_count_is_shared_between_groups_and_types():
     groups = [{"params": list(single.values())}, {"params": list(double.values())}]
     opt = AdamWeightDecay(0.01, parameters=groups)
     close(take_steps(opt, params, grads), want, arrays, 2e-5)
-
-
-@pytest.mark.parametrize("name", ["AdamWeightDecay", "mine"])
-@pytest.mark.parametrize("multi_precision", [False, True])
-def test_the_step_count_survives_a_resume_in_which_the_furthest_parameter_has_no_gradient(
-    tmp_path, name, multi_precision
-):
-    arrays = {"a": np.ones(3), "b": np.ones(3), "c": np.ones(3)}
-    rng = np.random.default_rng(0)
-    has = ["abc", "ab", "c", "c", "ab", "ab", "c", "abc"]
-    grads = [{n: rng.normal(size=3) if n in names else None for n in arrays} for names in has]
-    dtype = "bfloat16" if multi_precision else "float32"
-
-    def build(values=arrays):
-        params = {}
-        for n, value in values.items():
-            filled = paddle.nn.initializer.Assign(value.astype("float32"))
-            params[n] = paddle.create_parameter([3], dtype, default_initializer=filled)
-        opt = AdamWeightDecay(
-            0.01, parameters=list(params.values()), decay=0.5, name=name, multi_precision=multi_precision
-        )
-        return params, opt
-
-    def values(params):
-        return {n: p.astype("float32").numpy() for n, p in params.items()}
-
-    with paddle.utils.unique_name.guard():
-        params, opt = build()
-        take_steps(opt, params, grads)
-        want = values(params)
-    now = arrays
-    for part in ([0, 1, 2, 3], [4, 5], [6, 7]):  # "c" has no gradient between the first save and the second
-        with paddle.utils.unique_name.guard():
-            params, opt = build(now)
-            if now is not arrays:
-                opt.set_state_dict(paddle.load(str(tmp_path / "state.pdopt")))
-            take_steps(opt, params, [grads[i] for i in part])
-            now = values(params)
-            paddle.save(opt.state_dict(), str(tmp_path / "state.pdopt"))
-    for n, value in now.items():
-        np.testing.assert_array_equal(value, want[n], err_msg=n)
 
 
 NAMES = [*(f"encoder.layers.0.{part}" for part in ("q_proj.weight", "q_proj.bias", "norm1.weight")), "ln_1.weight"]
@@ -333,16 +266,3 @@ def test_the_divisor_of_steps_to_come():
         opt.step()
     assert [opt.lr_divisor(ahead) for ahead in (0, 1, 5)] == pytest.approx([1.3, 1.4, 1.8])
     assert AdamWeightDecay(0.1, parameters=[param]).lr_divisor(7) == 1.0
-
-
-def test_steps_of_other_processes_count():
-    param = paddle.create_parameter([2], "float32")
-    opt, divisors = AdamWeightDecay(0.1, decay=0.1, parameters=[param]), []
-    opt.missing.names, opt.missing.params = ["of another process"], [param, param]
-    for has_gradient in (True, False, False, True, False):
-        param.clear_gradient(False)
-        if has_gradient:
-            param.grad = paddle.ones([2])
-        opt.step()
-        divisors.append(opt.lr_divisor())
-    assert divisors == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])

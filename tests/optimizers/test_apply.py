@@ -11,8 +11,6 @@ from paddle.incubate.asp import asp
 
 from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay, reset_layerwise_decay
 from paddle_ldopt._compat import parameters_of, unwrap
-from paddle_ldopt.checkpoint import load_optimizer, save_optimizer
-from paddle_ldopt.parallel import save_checkpoint
 from paddle_ldopt.schedules import get_linear_schedule_with_warmup
 
 
@@ -186,18 +184,6 @@ def test_wrappers_that_leave_the_parameters_alone_are_looked_through(wrap):
     assert reset_layerwise_decay(opt) is opt and type(inner) is paddle.optimizer.SGD
 
 
-def test_checkpoints_refuse_lookahead_whose_weights_they_would_lose(tmp_path):
-    opt = paddle.incubate.LookAhead(AdamWDL(parameters=net()[0].parameters()))
-    for call in (
-        lambda: save_optimizer(tmp_path / "opt.safetensors", opt),
-        lambda: load_optimizer(tmp_path / "opt.safetensors", opt),
-        lambda: save_checkpoint(tmp_path / "folder", net()[0], opt),
-    ):
-        with pytest.raises(TypeError, match="LookAhead keeps state of its own.*Received: optimizer=LookAhead"):
-            call()
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     "make, error, match",
     [
@@ -222,13 +208,3 @@ def test_what_cannot_be_decayed(make, error, match):
     with pytest.raises(error, match=match):
         apply_layerwise_decay(opt, layers, layerwise_decay=0.8)
     assert type(opt) is cls
-
-
-def test_apply_needs_a_layer_map_and_a_decay():
-    model, layers = net()
-    opt = paddle.optimizer.SGD(parameters=model.parameters())
-    with pytest.raises(TypeError, match="`layers` must be a LayerMap. Received: layers=dict"):
-        apply_layerwise_decay(opt, {}, layerwise_decay=0.8)
-    with pytest.raises(ValueError, match="Received: layerwise_decay=0"):
-        apply_layerwise_decay(opt, layers, layerwise_decay=0)
-    assert type(opt) is paddle.optimizer.SGD

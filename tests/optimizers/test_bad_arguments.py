@@ -23,7 +23,6 @@ def hook(function):
     "arguments, error, match",
     [
         ({"layerwise_decay": 0.0}, ValueError, "Received: layerwise_decay=0.0"),
-        ({"layerwise_decay": "0.8"}, TypeError, "Received: layerwise_decay='0.8'"),
         ({"layerwise_decay": ldopt.LayerDecay(0.5)}, TypeError, "as `layerwise_decay` also needs `layers`"),
         ({"name_dict": None}, ValueError, "no effect without `layers`.*Received: .*name_dict=None, set_param_lr_fun="),
         ({"name_dict": ["a"]}, TypeError, "`name_dict` must be a dict .*Received: name_dict of type list"),
@@ -43,7 +42,6 @@ def hook(function):
         ({"multi_precision": 1}, TypeError, "must be a bool. Received: multi_precision=1"),
         ({"fused": 1}, TypeError, "must be a bool. Received: fused=1"),
         ({"learning_rate": -0.1}, ValueError, r"in \[0, inf\). Received: (lr|learning_rate)=-0.1"),
-        ({"learning_rate": NAN}, ValueError, r"in \[0, inf\). Received: (lr|learning_rate)=nan"),
         ({"learning_rate": "0.1"}, TypeError, "must be a number.* Received: (lr|learning_rate)='0.1'"),
     ],
 )

@@ -87,34 +87,33 @@ def test_it_can_be_switched_in_mid_run(name):
     close(got, want, arrays)
 
 
-@pytest.mark.representatives
-@every_variant
-@pytest.mark.parametrize("clipped", [False, True])
-def test_a_resume_and_an_unfreezing_change_no_bit(name, clipped):
-    if "clip" in name and clipped:
-        pytest.skip("clips already")
-    arrays, grads = problem(steps=5, shapes={n: SHAPES[n] for n in ("odd", "small", "volume")})
-    more = {"grad_clip": paddle.nn.ClipGradByGlobalNorm(0.5)} if clipped else {}
+@pytest.mark.parametrize("option", ["clipvalue", "clipnorm"])
+def test_the_clipping_of_a_group_follows_that_of_all(option):
+    arrays, grads = problem(steps=3, shapes={n: SHAPES[n] for n in ("odd", "small", "volume")})
 
-    def train(*parts):
-        values, state, taken = arrays, {}, 0
-        for count in parts:
-            with paddle.utils.unique_name.guard():
-                params, _ = make_params(values)
-                params["odd"].optimize_attr["learning_rate"] = 0.3
-                opt = make(name, params, **more)
-                opt.set_state_dict(state)
-                for step in grads[taken : taken + count]:
-                    params["small"].stop_gradient = taken < 2
-                    values = {n: a.copy() for n, a in take_steps(opt, params, [step]).items()}
-                    taken += 1
-                state = {k: v.clone() if hasattr(v, "clone") else v for k, v in opt.state_dict().items()}
-        return values
+    def train(fused):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(arrays)
+            first, *rest = params.values()
+            groups = [{"params": [first], option: 0.05}, {"params": rest}]
+            clip = paddle.nn.ClipGradByGlobalNorm(0.5)
+            opt = ldopt.AdamWeightDecay(0.01, parameters=groups, grad_clip=clip, fused=fused)
+            return take_steps(opt, params, grads)
 
-    whole, resumed = train(5), train(1, 2, 1, 1)
-    for n, array in whole.items():
-        np.testing.assert_array_equal(array, resumed[n], err_msg=n)
-        assert (array != arrays[n]).any(), n
+    close(train(True), train(False), arrays, tolerance("adamweightdecay"))
+
+
+def test_parameters_of_one_memory_take_turns():
+    param, other = (paddle.create_parameter([3], "float32") for _ in range(2))
+    param._share_buffer_to(other)
+    opt = ldopt.AdamWDL(0.1, parameters=[param, other], weight_decay=0.0)
+    before = param.numpy().copy()
+    param.grad, other.grad = paddle.ones([3]), paddle.ones([3])
+    opt.step()
+    np.testing.assert_allclose(before - other.numpy(), 0.2, rtol=1e-5)
+    opt.fused = True
+    with pytest.raises(ValueError, match="another parameter has its memory.* Received: fused=True"):
+        opt.step()
 
 
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])

@@ -6,7 +6,6 @@ import pytest
 from golden.random_problems import problem, with_gaps
 from golden_cases import cases, each, follow
 from lamb_cases import RATES, close, random_run, train
-from optimizer_cases import same
 from reference import make_params, take_steps
 from reference_lamb import lamb
 from toy_layers import apart
@@ -170,21 +169,6 @@ def test_gradients_of_convolutions_are_centralized(shape, centralized, dtype):
     groups = {"groups": lambda p: [{"params": list(p.values()), "grad_centralization": True}]}
     got = train(arrays, grads, 0.1, dtype, **groups)
     close(got, lamb(arrays, grads, lr=0.1, centralized={"w", "conv"} if centralized else {"conv"}), dtype)
-
-
-@pytest.mark.parametrize("generator", [False, True])
-def test_order_params_changes_no_number(generator):
-    arrays, grads = random_run(3)
-
-    def groups(p, ordered):
-        listed = list(p.values())
-        clip = paddle.nn.ClipGradByGlobalNorm(0.5)  # one norm a group, whatever the order
-        groups = [{"params": listed[:4], "lr": 0.02, "grad_clip": clip}, {"params": listed[4:], "weight_decay": 0.1}]
-        order = listed[::-1]
-        return [{"order_params": iter(order) if generator else order}, *groups] if ordered else groups
-
-    want = train(arrays, grads, RATES, groups=lambda p: groups(p, False))
-    same(train(arrays, grads, RATES, groups=lambda p: groups(p, True)), want)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -29,6 +29,7 @@ def trajectory(case, dtype):
     return got, split(load_arrays()[case["id"]], shapes), start
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_it_follows_the_peers_float64_but_for_rounding(case, dtype):

@@ -8,9 +8,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_ldopt import Adafactor, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers import base, batches, step
-from paddle_ldopt.optimizers.batches import prepared_shards
+from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
+from paddle_ldopt.optimizers import base, step
 from paddle_ldopt.optimizers.sharded import PartialShard, Shard, run_locally
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
@@ -132,29 +131,26 @@ def test_an_optimizer_refuses_a_fused_buffer_and_changes_nothing(optim):
     np.testing.assert_array_equal(linear.weight.numpy(), before)
 
 
-def test_a_deep_copy_keeps_groups_layers_and_shards():
-    linear = paddle.nn.Linear(3, 4)
-    groups = [{"params": [linear.weight], "beta1": 0.5}, {"params": [linear.bias], "weight_decay": 0.25}]
-    opt = Lamb(0.1, parameters=groups, set_param_lr_fun=lambda param: 0.5 ** len(param.shape))
+def test_a_deep_copy_knows_the_names_of_its_original():
+    model = paddle.nn.Linear(2, 2)
+    names = {p.name: n for n, p in model.named_parameters()}
+    ratios = {model.weight.name: 0.25, model.bias.name: 0.5}
+    more = {"exclude_from_weight_decay": ["bias"], "name_dict": names, "set_param_lr_fun": lambda p: ratios[p.name]}
+    opt = AdamWeightDecay(0.1, weight_decay_rate=0.5, parameters=model.parameters(), **more)
+    copied, other = copy.deepcopy(copy.deepcopy((model, opt)))
+    assert [other.has_weight_decay(p) for p in copied.parameters()] == [True, False]
+    assert [other.layerwise_ratio(p) for p in copied.parameters()] == [0.25, 0.5]
+
+
+def test_a_deep_copy_has_the_state_of_a_group_that_was_added():
+    first, second = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)
+    opt = AdamWDL(0.1, parameters=[{"params": first.parameters()}])
+    opt._add_param_group({"params": second.parameters()})
+    for param in (*first.parameters(), *second.parameters()):
+        param.grad = paddle.ones_like(param)
+    opt.step()
     copied = copy.deepcopy(opt)
-    weight, bias = (group["params"][0] for group in copied._param_groups)
-    assert weight.name != linear.weight.name
-    assert copied.options_of(weight)["beta1"] == 0.5 and copied.options_of(bias)["weight_decay"] == 0.25
-    assert copied.layerwise_ratio(weight) == 0.25 and copied.state_layout(bias)["moment1"][1] == [4]
-
-
-def test_a_process_adds_zeros_only_for_the_parameters_that_others_update(monkeypatch):
-    kinds = ("whole", "frozen", "ratio 0", "without a gradient", "without one here", "updated")
-    params = {kind: paddle.create_parameter([6], "float32") for kind in kinds}
-    still, empty = params["ratio 0"].name, PartialShard([6], span=(0, 0), groups=(None,), slice_size=0)
-    opt = Lamb(0.1, parameters=list(params.values()), set_param_lr_fun=lambda param: float(param.name != still))
-    params["frozen"].stop_gradient = True
-    opt.missing.names = [params["without a gradient"].name]
-    shards = {"whole": Shard([6]), "without one here": PartialShard([6], span=(0, 6), groups=(None,), slice_size=6)}
-    rules = []
-    monkeypatch.setattr(batches, "run_together", lambda given: rules.extend(given) or [None] * len(given))
-    prepared_shards(opt, opt._rows([]), {param.name: shards.get(kind, empty) for kind, param in params.items()})(1.0)
-    assert len(rules) == 1
+    assert copied.state_of(copied._param_groups[1]["params"][0])["moment1"].numpy().any()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def dygraph_result(name, steps=3):
     return start, {n: p.numpy().copy() for n, p in model.named_parameters()}
 
 
-@pytest.mark.representatives(count=2)
+@pytest.mark.representatives(count=1)
 @every_variant
 def test_to_static(name):
     _, want = dygraph_result(name)
@@ -116,6 +116,7 @@ def test_found_inf_of_a_static_program_skips_everything(name):
     assert set(weights) <= set(ends[1]) and len(ends[1]) > len(weights)
 
 
+@pytest.mark.representatives(count=1)
 @every_optimizer
 def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
     paddle.enable_static()
@@ -148,6 +149,7 @@ for name in ("AdamWDL", "Came", "Lamb", "AdamWeightDecay"):
 """
 
 
+@pytest.mark.slow
 def test_rules_refuse_the_earlier_form_of_static_graphs():
     environment = {**os.environ, "FLAGS_enable_pir_api": "0"}
     done = subprocess.run(

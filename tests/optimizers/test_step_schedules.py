@@ -177,6 +177,7 @@ def test_a_schedule_of_its_own_is_refused_when_a_static_graph_comes_later():
         paddle.disable_static()
 
 
+@pytest.mark.slow
 def test_a_schedule_advances_under_to_static():
     paddle.seed(0)
     linear = paddle.nn.Linear(3, 2)

@@ -143,7 +143,7 @@ def test_state_goes_on_where_it_was(name, tmp_path):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"loss_scale": 2.0}, "must be that of a AdaptiveLossScaler"),
+        ({"loss_scale": 2.0}, "AdaptiveLossScaler has the keys"),
         ({"window_index": 99}, "same windows"),
         ({"loss_scale": math.inf}, "loss_scale"),
         ({"loss_scale": 0.5}, r"`loss_scale` must be in \[1, inf\). Received: loss_scale=0.5"),

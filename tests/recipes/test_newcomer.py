@@ -135,6 +135,7 @@ def test_the_scores_are_scikit_learns():
     assert tables["Most confident mistakes"][1][0] == ("w", "a", "b", "0.833")
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path):
     before, handler = StopOnSigterm.on_step_end, signal.getsignal(signal.SIGINT)
 

@@ -40,6 +40,7 @@ INPUTS = {
 OUTPUTS = {"token_classification": "tags"}
 
 
+@pytest.mark.representatives(count=3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa: F811
     short = ["--max_length", "44"] if name == "language_model_sft" else []  # it generates token by token
@@ -67,6 +68,7 @@ def test_long_texts_are_tagged_to_their_ends(start, tmp_path, capsys):  # noqa: 
     assert row["words"] == text.split() and len(row["tags"]) == len(row["probabilities"]) == 120
 
 
+@pytest.mark.slow
 def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
     for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
         (tmp_path / f"{split}.txt").write_text("张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n\n" * rows, encoding="utf-8")
@@ -77,6 +79,7 @@ def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_pa
     assert row["words"] == list("李四在京") and len(row["tags"]) == 4
 
 
+@pytest.mark.slow
 def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
     start("image_classification", *two_steps("image_classification", tmp_path / "out"))
     for number in (1, 2):

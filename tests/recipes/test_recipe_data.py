@@ -70,6 +70,7 @@ def test_the_tasks_of_the_library_have_right_answers(part_of_library):
     assert all(name and name == name.lower() for _, name in library_data.function_names().train)
 
 
+@pytest.mark.slow
 def test_docstrings_have_equal_classes_and_no_text_twice(docstrings):
     assert docstrings.labels == ["class", "function", "module"]
     for part, least in ((docstrings.train, 40), (docstrings.validation, 5), (docstrings.test, 40)):

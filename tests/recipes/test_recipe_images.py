@@ -148,6 +148,7 @@ def test_images_of_ones_own_need_a_model(photos):
     assert image_classification.Options().model == "digits"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:When training, we now always track:UserWarning")
 def test_a_model_of_paddle_vision_is_trained_at_its_size_and_applied(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("common.report_page._image", lambda *_, **__: "<img>")

@@ -13,7 +13,6 @@ from test_recipes import ENCODERS, OWN_TESTS, RECIPES
 from paddle_ldopt.trainer import last_checkpoint
 
 NAMES = sorted(set(RECIPES) - OWN_TESTS)
-FIRST = ["text_classification"]  # for `make test`
 STEPS, SAVED_EVERY = 6, 2
 
 
@@ -87,11 +86,12 @@ def moments(name):
     return random.Random(f"{name} {seed}")
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "a killed and restarted recipe loses at most one save interval and ends bit for bit like an uninterrupted run",
     seen="56 runs killed at random moments; all repeated once",
 )
-@pytest.mark.parametrize("name", [*FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in FIRST)])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_killed_recipe_loses_at_most_one_save_and_ends_with_the_same_bits(unkilled, models, tmp_path, name):
     killed_and_resumed(unkilled, models, tmp_path, name, moments(name))
 

@@ -132,6 +132,7 @@ def test_adapters_alone_are_trained(tiny_llama, tmp_path):
         language_model_sft.build(args, options, dealt())
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_is_resumed_with_the_same_weights(tiny_llama, tmp_path):
     written = "".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS)
     (tmp_path / "rows.jsonl").write_text(written)

@@ -236,6 +236,7 @@ def test_a_resume_with_other_settings_is_refused_and_changes_nothing(run, tmp_pa
     assert files(folder) == before and not (tmp_path / "second").exists()
 
 
+@pytest.mark.slow
 def test_a_new_run_is_not_begun_over_one_whose_checkpoints_are_all_damaged(run):
     folder = run(output_dir="first", num_train_epochs=2).folder
     for step in (4, 8):
@@ -297,6 +298,7 @@ def test_early_stopping_stops_and_is_exact_after_a_resume_from_anywhere(run, tmp
         assert (resumed.trainer.args.num_train_epochs, resumed.trainer.state.max_steps) == (8, 32)
 
 
+@pytest.mark.slow
 def test_sigterm_in_an_epochs_last_step_waits_for_its_evaluation_if_a_batch_is_left(run, monkeypatch):
     step = 1  # of three of the four batches
     script(monkeypatch, [0.9, 0.3, 0.4])
@@ -335,6 +337,7 @@ def test_a_run_is_resumed_by_folder_or_checkpoint_with_its_own_arguments(run, tm
     assert again.trainer.state.global_step == 8 and model_state(tmp_path / "whole") == expected
 
 
+@pytest.mark.slow
 def test_arguments_of_a_resume_are_those_of_the_next_one(run, tmp_path):
     run(output_dir="first", seed=7, load_best_model_at_end=False)
     longer = run(resume_from_checkpoint="first/checkpoint-4", num_train_epochs=2)
@@ -391,6 +394,7 @@ def test_several_labels_and_scores_are_learnt_and_predicted(run, tmp_path, kind,
     assert f"These labels have the metrics {metric}" in refuse(run, data="a.jsonl", metric_for_best_model="accuracy")
 
 
+@pytest.mark.slow
 def test_the_comparison_trains_both_arms_alike_and_goes_on(run, tmp_path):
     argv = {"compare_learning_rates": [1e-3, 3e-3], "compare_seeds": 1, "seed": 5, "output_dir": "out"}
     done = run("--compare", **argv)

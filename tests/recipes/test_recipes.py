@@ -137,7 +137,7 @@ def arguments_of(name):
         return {action.dest for action in PdArgumentParser(classes)._actions}
 
 
-@pytest.mark.representatives(count=4)
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("path", [path for path in CONFIGS if pathlib.Path(path).stem not in OWN_TESTS])
 def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
     program, recipe, *argv = shlex.split((ROOT / path).read_text().splitlines()[0].lstrip("# "))

@@ -51,7 +51,7 @@ def arrays(params):
 
 @pytest.mark.promise("100,000 steps leak no memory", seen="growth below 2 MiB")
 @resident
-@pytest.mark.parametrize("steps", [500, pytest.param(100_000, marks=long)])
+@pytest.mark.parametrize("steps", [200, pytest.param(100_000, marks=long)])
 @either_path
 @every_optimizer
 def test_steps(name, fused, steps):
@@ -63,7 +63,7 @@ def test_steps(name, fused, steps):
         used.append(kilobytes())
     assert max(used) - used[0] < 2048, f"KB after each fifth: {used}"  # 26 bytes a step are seen in the long run
     assert np.isfinite(losses).all()
-    if steps == 500:
+    if steps == 200:
         assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
     else:
         assert losses[-1] < 1e-2 * losses[0]

@@ -25,7 +25,7 @@ OTHERS = {
     "weights": ({"case": "came bf16"}, {"case": "came bf16"}, 9, "masters of .* do not fit the weights: load"),
     "decay": (CAME, {"case": "came", "decay": 0.6}, 9, r"decay was {'layerwise_decay': 0.5} and is .*: 0.6} now"),
     "no decay": (CAME, {"case": "came", "layerwise": False}, 9, "decay was {'layerwise_decay': 0.5} and is {} now"),
-    "towers": ({"case": "SGD", "decay": TOWER}, {"case": "SGD"}, 9, "decay was {'towers': {'blocks': .*0.6}}} and is"),
+    "towers": ({"case": "SGD", "decay": TOWER}, {"case": "SGD"}, 9, "decay was {'towers': {'blocks': 0.6}} and is"),
     "schedule": (CAME, {"case": "came", "rate": STEP(1e-3, 2)}, 9, "schedule was None and is 'StepDecay'"),
     "constant": ({"case": "lamb", "rate": STEP(1e-3, 2)}, {"case": "lamb"}, 9, "schedule was 'StepDecay' and is None"),
 }
@@ -113,7 +113,7 @@ def test_an_option_that_changes_the_states_is_refused(case, option, path):
     for run, other in (runs, runs[::-1]):
         ldopt.save_optimizer(path, run.optimizer, run.model)
         for strict in (True, False):
-            with refused(r"must (consist of \[|be float).* the same options", ValueError, other):
+            with refused(r"must (consist of \[|be float)", ValueError, other):
                 ldopt.load_optimizer(path, other.optimizer, other.model, strict=strict)
 
 
@@ -145,7 +145,7 @@ def test_arguments_are_checked(saved, tmp_path, victim):
         "`scaler` must be a loss scaler": lambda: save(saved, optimizer, model, scaler=1.0),
         "`step` must be an int": lambda: save(saved, optimizer, model, step=1.5),
         "`step` must be at least 0": lambda: save(saved, optimizer, model, step=-1),
-        "a folder": lambda: save(tmp_path, optimizer, model),
+        "must be a regular file": lambda: save(tmp_path, optimizer, model),
         "Received: path=None": lambda: load(None, optimizer, model),
         "Received: path=b'a'": lambda: load(b"a", optimizer, model),
         "Received: path=b'b'": lambda: save(b"b", optimizer, model),
@@ -235,8 +235,10 @@ def test_state_that_would_be_lost_is_refused(path):
             ldopt.save_optimizer(path, optimizer, run.model)
     with refused("one of paddle_ldopt; `paddle.save", TypeError, run):
         save_checkpoint(path, run.model, run.optimizer)
-    with refused("LookAhead keeps state of its own", TypeError, run):
-        ldopt.save_optimizer(path, paddle.incubate.LookAhead(run.optimizer), run.model)
+    wrapped = paddle.incubate.LookAhead(ldopt.AdamWDL(parameters=run.model.parameters()))
+    for call in (ldopt.save_optimizer, ldopt.load_optimizer, lambda p, opt, m: save_checkpoint(p, m, opt)):
+        with refused("LookAhead keeps state of its own.*Received: optimizer=LookAhead", TypeError, run):
+            call(path, wrapped, run.model)
     ldopt.save_optimizer(path, ldopt.apply_layerwise_decay(plain, layers, 1.0), run.model)
 
 

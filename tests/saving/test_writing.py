@@ -43,7 +43,7 @@ def test_what_is_written_goes_through_links_and_pipes(name, tmp_path):
 
 @pytest.mark.parametrize("folder", [".", ""])
 def test_a_folder_is_not_written(folder):
-    with pytest.raises(ValueError, match="`path` must be a regular file, not a link, a folder"):
+    with pytest.raises(ValueError, match="`path` must be a regular file, not a link, folder"):
         write_whole(folder, "all of it")
 
 

@@ -118,7 +118,7 @@ def legal(draw):
 
 
 @hypothesis.given(legal())
-@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 def test_properties(drawn):
     kind, peak, arguments, top = drawn
     schedule = SCHEDULES[kind].function(peak, **arguments)

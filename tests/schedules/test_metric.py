@@ -113,6 +113,12 @@ def test_a_warm_up_comes_before_the_reductions():
         ReduceLROnPlateau(0.1).step()
 
 
+def test_a_warm_up_that_never_begins_is_told():
+    schedule = get_scheduler("reduce_lr_on_plateau", 0.4, 4)
+    with pytest.warns(UserWarning, match="The rate is 0 until the warm-up begins.* Received: num_warmup_steps=4"):
+        schedule.step(1.0)
+
+
 @pytest.mark.parametrize("plateau", [ReduceLROnPlateau(0.1), ReduceLROnPlateau(0.1, num_warmup_steps=2)])
 def test_it_is_refused_inside_another_schedule_which_would_pass_step_numbers_as_metrics(plateau):
     schedule = paddle.optimizer.lr.LinearWarmup(plateau, warmup_steps=2, start_lr=0.0, end_lr=0.1)

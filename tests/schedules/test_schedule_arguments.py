@@ -8,7 +8,7 @@ import pytest
 from schedule_cases import KINDS, every_kind, make, optimizer_of, rates
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.schedules import ON_METRIC, CurveSchedule, get_scheduler
+from paddle_ldopt.schedules import ON_METRIC, get_scheduler
 
 
 @every_kind
@@ -50,10 +50,10 @@ def test_a_missing_argument_is_named(kind, given, missing):
 @pytest.mark.parametrize("key", ["peak", "num_warmup_steps", "num_training_steps", "optimizer", "learning_rate"])
 def test_an_unknown_argument_is_refused(kind, key):
     valid = [k for k in KINDS[kind] if not k.startswith("num_") or k == "num_decay_steps"]
-    with pytest.raises(TypeError, match=f"an unexpected keyword argument '{key}'.*takes .*Received: {key}=3") as error:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{key}'.*Received: {key}=3") as error:
         get_scheduler(kind, 0.1, 10, 100, {key: 3})
     assert all(k in str(error.value) for k in valid)
-    listed = str(error.value).partition("takes")[2].partition("Received")[0]
+    listed = str(error.value).partition("Valid")[2].partition("Received")[0]
     assert "num_warmup_steps" not in listed and "num_training_steps" not in listed
 
 
@@ -88,11 +88,6 @@ def test_illegal_values_are_refused(kind, bad):
     with pytest.raises(ValueError, match=f"Received: .*{next(iter(bad))}="):
         make(kind, optimizer, **bad)
     assert optimizer._learning_rate == 0.1, "nothing was attached"
-
-
-def test_a_curve_must_be_callable():
-    with pytest.raises(TypeError, match="`curve` must be callable. Received: curve=0.5"):
-        CurveSchedule(0.1, 0.5)
 
 
 def test_the_stable_steps_of_wsd_override_the_training():

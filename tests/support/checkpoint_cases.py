@@ -6,11 +6,10 @@ import shutil
 
 import numpy as np
 import paddle
+import toy_layers
 from distributed_setup import start_fleet
 from paddle import nn
-from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
-from toy_layers import data_part
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._compat import unwrap
@@ -49,54 +48,30 @@ def square_loss(out, target):
     return ((out - target) ** 2).mean()
 
 
-def layers(describe, dtype):
-    """Return the layers, each as `describe(class, arguments)` makes it."""
-    out = []
-    for seed, (rows, columns) in enumerate(SIZES):
-        out += [describe(Linear, rows, columns, seed, dtype), describe(nn.Tanh)]
-    return out[:-1]
+def batch(step, part, parts):
+    draw, rows = np.random.default_rng(100 + step), slice(part * ROWS // parts, (part + 1) * ROWS // parts)
+    return [paddle.to_tensor(draw.standard_normal([ROWS, n]).astype("float32")[rows]) for n in (8, 4)]
 
 
-def batch(step):
-    draw = np.random.default_rng(100 + step)
-    return draw.standard_normal([ROWS, 8]).astype("float32"), draw.standard_normal([ROWS, 4]).astype("float32")
-
-
-class Run:
-    """A network and its optimizer in a layout; the batch of a step is the same in all of them."""
+class Run(toy_layers.Run):
+    """A network and its optimizer in a layout."""
 
     def __init__(self, name, hcg=None, dtype="float32", rate=None, **arguments):
-        self.hcg, self.staged = hcg, hcg is not None and hcg.get_pipe_parallel_world_size() > 1
-        with paddle.utils.unique_name.guard():
-            if self.staged:
-                self.plain = PipelineLayer(layers(LayerDesc, dtype), loss_fn=square_loss, topology=hcg.topology())
-            else:
-                self.plain = nn.Sequential(*layers(lambda cls, *args: cls(*args), dtype))
-            self.schedule = paddle.optimizer.lr.ExponentialDecay(1e-2, 0.9) if rate is None else rate
-            masters = {"multi_precision": True} if dtype != "float32" else {}
-            params = self.plain.parameters()
-            inner = ldopt.create(
-                name, self.plain, learning_rate=self.schedule, parameters=params, **masters, **arguments
-            )
-        self.network, self.optimizer = self.plain, inner
-        if hcg is not None:
-            self.network = fleet.distributed_model(self.plain)
-            self.optimizer = fleet.distributed_optimizer(inner)
+        def build(staged, **stages):
+            linear = [(Linear, rows, columns, seed, dtype) for seed, (rows, columns) in enumerate(SIZES)]
+            layers = [one for pair in zip(linear, [(nn.Tanh,)] * len(linear)) for one in pair][:-1]
+            if staged:
+                return PipelineLayer([LayerDesc(*one) for one in layers], loss_fn=square_loss, **stages)
+            return nn.Sequential(*map(toy_layers.made, layers))
 
-    def train(self, first, last):
-        for step in range(first, last):
-            x, y = batch(step)
-            if self.staged:
-                self.network.train_batch([paddle.to_tensor(x), paddle.to_tensor(y)], self.optimizer, self.schedule)
-                continue
-            if self.hcg is not None:
-                part, parts = data_part(self.hcg)
-                x, y = (value[part * ROWS // parts : (part + 1) * ROWS // parts] for value in (x, y))
-            square_loss(self.network(paddle.to_tensor(x)), paddle.to_tensor(y)).backward()
-            self.optimizer.step()
-            self.optimizer.clear_grad()
-            self.schedule.step()
-        return self
+        def optimizer_of(network):
+            schedule = paddle.optimizer.lr.ExponentialDecay(1e-2, 0.9) if rate is None else rate
+            given = {"learning_rate": schedule, "parameters": network.parameters(), **arguments}
+            if dtype != "float32":
+                given["multi_precision"] = True
+            return ldopt.create(name, network, **given), schedule
+
+        super().__init__(build, optimizer_of, batch, hcg, square_loss)
 
     def values(self):
         """Return name -> value of the parameters that are here."""

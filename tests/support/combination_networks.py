@@ -7,11 +7,10 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F
-from distributed_cases import Mix
+import toy_layers
 from paddle import nn
 from paddle.autograd import PyLayer
-from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
-from toy_layers import Block, Embed, initial, tied_head
+from toy_layers import Block, Embed, Mix, model_group, tied_head
 
 VOCABULARY, HIDDEN, INNER, LENGTH, ROWS = 25, 18, 12, 5, 16
 FROZEN = "inner.2."
@@ -44,16 +43,6 @@ class _Leave(PyLayer):
     @staticmethod
     def backward(ctx, grad):
         return grad.clone()
-
-
-def model_group():
-    """Return (tensor-parallel group, this process's place in it, its size)."""
-    from paddle.distributed.fleet.base import topology
-
-    hcg = topology._HYBRID_PARALLEL_GROUP
-    if hcg is None or hcg.get_model_parallel_world_size() == 1:
-        return None, 0, 1
-    return hcg.get_model_parallel_group(), hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
 
 
 class Split(nn.Layer):
@@ -149,65 +138,30 @@ def loss_of(output, labels):
     return F.cross_entropy(output, labels)
 
 
-class Whole(nn.Layer):
-    """The network as one Layer, which returns its loss."""
-
-    def __init__(self, features):
-        super().__init__()
-        exact, self.tied = "bfloat16" in features, "tied" in features
-        self.embed = (ExactEmbed if exact else Embed)(VOCABULARY, HIDDEN)
-        made = [Exact(cls, f"inner.{i}.", *a) if exact else cls(*a) for i, (cls, *a) in enumerate(INNER_LAYERS)]
-        self.inner = nn.LayerList(made)
-        self.exact = exact
-        if not self.tied:
-            self.head = Exact(Head, "head.") if exact else Head()
-
-    def forward(self, tokens, labels):
-        hidden = self.embed(tokens)
-        for layer in self.inner:
-            hidden = layer(hidden)
-        tied = exact_tied if self.exact else tied_head
-        return loss_of(tied(self.embed, hidden) if self.tied else self.head(hidden), labels)
+def described(features):
+    """Return what `toy_layers.Whole` and `Staged` are given for these features."""
+    exact = "bfloat16" in features
+    inner = [(Exact, cls, f"inner.{i}.", *a) if exact else (cls, *a) for i, (cls, *a) in enumerate(INNER_LAYERS)]
+    head = (Exact, Head, "head.") if exact else (Head,)
+    return {
+        "embed": (ExactEmbed if exact else Embed, VOCABULARY, HIDDEN),
+        "inner": inner,
+        "head": None if "tied" in features else head,
+        "tied": exact_tied if exact else tied_head,
+        "loss": loss_of,
+    }
 
 
-class Staged(PipelineLayer):
-    """The network as Paddle's pipeline takes it."""
-
-    def __init__(self, features, **arguments):
-        exact = "bfloat16" in features
-        ends = [LayerDesc(ExactEmbed if exact else Embed, VOCABULARY, HIDDEN)]
-        ends.append(LayerDesc(Exact, Head, "head.") if exact else LayerDesc(Head))
-        if "tied" in features:
-            shared = functools.partial(SharedLayerDesc, "tied", ExactEmbed if exact else Embed)
-            sizes = {"shared_weight_attr": "weight", "vocabulary": VOCABULARY, "hidden": HIDDEN}
-            ends = [shared(**sizes), shared(forward_func=exact_tied if exact else tied_head, **sizes)]
-        inner = [
-            LayerDesc(Exact, cls, f"inner.{i}.", *a) if exact else LayerDesc(cls, *a)
-            for i, (cls, *a) in enumerate(INNER_LAYERS)
-        ]
-        super().__init__(layers=[ends[0], *inner, ends[1]], loss_fn=loss_of, **arguments)
+plain_name = functools.partial(toy_layers.plain_name, inner=len(INNER_LAYERS))
 
 
-def plain_name(name):
-    """Return the name in `Whole` (in float32) of a parameter of either network."""
-    name = name.replace("shared_layers.tied.", "embed.").replace(".layer.", ".")
-    first, _, rest = name.partition(".")
-    if not first.isdigit():
-        return name
-    place = int(first)
-    end = {0: "embed", len(INNER_LAYERS) + 1: "head"}.get(place)
-    return f"{end or f'inner.{place - 1}'}.{rest}"
-
-
-def initialise(network, features):
-    """Give each parameter a value that depends on its name alone; cast and freeze as the features say."""
+def build(features, staged, **arguments):
+    """Return the network as one Layer or in stages, its values by name alone; cast and frozen as the features say."""
+    network = (toy_layers.Staged if staged else toy_layers.Whole)(**described(features), **arguments)
     if "bfloat16" in features:
         network.to(dtype="bfloat16")
-    _, _, parts = model_group()
+    toy_layers.initialise(network, plain_name, axis_of)
     for own, param in network.named_parameters():
-        name = plain_name(own)
-        shape = [n * parts if i == axis_of(name) else n for i, n in enumerate(param.shape)]
-        param.set_value(paddle.to_tensor(part_of(name, initial(name, shape))).astype(param.dtype))
-        if "frozen" in features and name.startswith(FROZEN):
+        if "frozen" in features and plain_name(own).startswith(FROZEN):
             param.stop_gradient = True
     return network

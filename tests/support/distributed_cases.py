@@ -5,19 +5,14 @@ sizes that the slices of sharding version 2 end inside a matrix (2 and 4 process
 embedding (4). No gradient is zero by symmetry: CAME would make a step of the rounding.
 """
 
-import contextlib
-import functools
-import types
-
 import numpy as np
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F
-import toy_layers
-from distributed_setup import mend_paddle, start_fleet
+from distributed_setup import start_fleet
 from paddle import nn
 from paddle.distributed import fleet
-from toy_layers import Block, Whole, data_part, initialise, plain_name, values
+from toy_layers import Block, Embed, Mix, Run, Staged, Whole, initialise, plain_name, values
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb, Muon
 from paddle_ldopt._compat import unwrap
@@ -27,22 +22,15 @@ VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8
 STEPS, LR, CLIP = 20, 4e-2, 0.1
 
 
-class Mix(nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2D(1, 4, 3, padding=1)
-        self.scale = self.create_parameter([1])  # not []: sharding version 1 cannot have that
-
-    def forward(self, hidden):
-        return hidden + paddle.tanh(self.conv(hidden.unsqueeze(1))).mean(1) * (4 * self.scale)  # 4: it goes far enough
+LAYERS = (Embed, VOCABULARY, HIDDEN), [(Mix,), (Block, HIDDEN), (Block, HIDDEN)]
 
 
-SIZES = (VOCABULARY, HIDDEN, [(Mix,), (Block, HIDDEN), (Block, HIDDEN)])
-Plain, Staged = functools.partial(Whole, *SIZES), functools.partial(toy_layers.Staged, *SIZES)
+def network_of(staged=False, **arguments):
+    return initialise((Staged if staged else Whole)(*LAYERS, **arguments))
 
 
 def names_of(network):
-    """Return {parameter's own name: name in `Plain`}."""
+    """Return {parameter's own name: name in `Whole`}."""
     return {param.name: plain_name(name) for name, param in network.named_parameters()}
 
 
@@ -94,40 +82,22 @@ def optimizer_of(case, params, names):
     return cls(parameters=params, name_dict=names, set_param_lr_fun=hook, **how)
 
 
+def run_of(case, hcg=None):
+    def build(network):
+        return optimizer_of(case, network.parameters(), names_of(network)), None
+
+    return Run(network_of, build, batch, hcg)
+
+
 def alone(case):
     """Train in one process; return the parameters by name before and after."""
-    with paddle.utils.unique_name.guard("alone_"):
-        network = initialise(Plain())
-        optimizer = optimizer_of(case, network.parameters(), names_of(network))
-    start = values(network)
-    for step in range(STEPS):
-        tokens, labels = batch(step)
-        F.cross_entropy(network(tokens), labels).backward()
-        optimizer.step()
-        optimizer.clear_grad()
-    return start, values(network)
+    run = run_of(case)
+    return values(run.plain), values(run.train(0, STEPS).plain)
 
 
-def trained(hcg, case, steps=STEPS, keep=None):
-    """Train the network under `fleet`, give the optimizer to `keep`; return the parameters by name."""
-    part, parts = data_part(hcg)
-    staged = hcg.get_pipe_parallel_world_size() > 1
-    with paddle.utils.unique_name.guard():
-        network = initialise(Staged(topology=hcg.topology()) if staged else Plain())
-        optimizer = fleet.distributed_optimizer(optimizer_of(case, network.parameters(), names_of(network)))
-        model = fleet.distributed_model(network)
-    mend_paddle(hcg, network, optimizer)
-    for step in range(steps):
-        tokens, labels = batch(step, part, parts)
-        if staged:
-            model.train_batch([tokens, labels], optimizer)
-            continue
-        F.cross_entropy(model(tokens), labels).backward()
-        optimizer.step()
-        optimizer.clear_grad()
-    if keep is not None:
-        keep(optimizer)
-    return values(network)
+def trained(hcg, case):
+    """Train the network under `fleet`; return the parameters by name."""
+    return values(run_of(case, hcg).train(0, STEPS).plain)
 
 
 def muon_in_layouts(layouts):
@@ -140,19 +110,6 @@ def muon_in_layouts(layouts):
         except ValueError as error:
             out[layout] = str(error)
     return out
-
-
-@contextlib.contextmanager
-def sums_that_stay():
-    """Let each process have its own sums for those of all: what an optimizer does that knows of no shards."""
-    from paddle_ldopt.optimizers import sharded
-
-    real = sharded.dist
-    sharded.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
-    try:
-        yield
-    finally:
-        sharded.dist = real
 
 
 # name -> (shape, axis that is split or None)
@@ -316,7 +273,7 @@ def joined(parts):
 def worker(runs):
     """Train each (layout, case, variant) in these processes; return what each gave.
 
-    The variants: "unsummed", with sums that stay in the process; "slices", which gives what sharding version 2 cuts.
+    The variant "slices" gives what sharding version 2 cuts.
     """
     out, started = {}, None
     for layout, case, variant in sorted(runs):
@@ -327,8 +284,7 @@ def worker(runs):
         elif hcg.get_model_parallel_world_size() > 1:
             result = given(hcg, case)[1]
         else:
-            with sums_that_stay() if variant == "unsummed" else contextlib.nullcontext():
-                result = trained(hcg, case)
+            result = trained(hcg, case)
         out[layout, case, variant] = result
     return out
 
@@ -377,9 +333,7 @@ def sometimes_sharded(runs):
 
 def slices(hcg, case):
     """Return what sharding version 2 cuts, and the shapes of the state."""
-    optimizers = []
-    trained(hcg, case, steps=1, keep=optimizers.append)
-    inner = unwrap(optimizers[0])
+    inner = unwrap(run_of(case, hcg).train(0, 1).optimizer)
     names = {own: inner.structured_names[own] for own in inner.finder.params}
     shapes = {
         (names.get(own, own), state): list(value.shape)
@@ -403,8 +357,7 @@ def refusals():
             out[key] = str(error)
 
     def grouped(cls):
-        network = initialise(Plain())
-        params = network.parameters()
+        params = network_of().parameters()
         return cls(LR, parameters=[{"params": params[:2]}, {"params": params[2:]}])
 
     hcg = start_fleet(sharding=2)
@@ -412,11 +365,11 @@ def refusals():
         refused("groups", lambda cls=cls: fleet.distributed_optimizer(grouped(cls)), (TypeError,))
     hcg = start_fleet(sharding=2, sharding_configs={"tensor_fusion": True})
     for case in ("lamb", "adamwdl"):
-        refused(f"fused buffers, {case}", lambda case=case: trained(hcg, case, steps=1))
+        refused(f"fused buffers, {case}", lambda case=case: run_of(case, hcg).train(0, 1))
     for setting in ({"comm_overlap": True}, {"tensor_fusion": True, "fuse_optimizer": False}):
         hcg = start_fleet(sharding=2, sharding_configs={**setting, "accumulate_steps": 1})
         for case in ("lamb", "adamwdl"):
-            refused(f"{next(iter(setting))}, {case}", lambda hcg=hcg, case=case: trained(hcg, case, steps=1))
+            refused(f"{next(iter(setting))}, {case}", lambda hcg=hcg, case=case: run_of(case, hcg).train(0, 1))
     start_fleet(mp=2)
     param = nn.Linear(4, 4).weight
     param.is_distributed = True

@@ -4,19 +4,19 @@ The network has two towers of two layers, each with a pair of tensor-parallel ma
 Its names are the same as a whole and in stages, as those of PaddleNLP's models.
 """
 
-import numpy as np
+import functools
+
 import paddle
 import paddle.distributed as dist
 import pytest
-from combination_networks import HIDDEN, VOCABULARY, Head, Split, axis_of, loss_of, model_group
-from combinations import gathered
+import toy_layers
+from combination_networks import HIDDEN, VOCABULARY, Head, Split, axis_of, loss_of
 from distributed_cases import LAYOUTS, batch
-from distributed_setup import mend_paddle, start_fleet
+from distributed_setup import start_fleet
 from optimizer_cases import OPTIMIZERS
 from paddle import nn
-from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
-from toy_layers import Block, Embed, data_part, initial
+from toy_layers import Block, Embed, model_group
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LayerDecay
@@ -88,20 +88,17 @@ def axis(name):
     return axis_of(name.replace(place, "inner.1")) if split else None
 
 
-def initialise(network):
-    """Give each parameter a value that depends on its name in `Whole` alone."""
-    _, rank, parts = model_group()
-    for own, param in network.named_parameters():
-        name = plain_name(own)
-        cut = axis(name) if parts > 1 else None
-        shape = [n * parts if i == cut else n for i, n in enumerate(param.shape)]
-        whole = initial(name, shape)
-        param.set_value(whole if cut is None else np.split(whole, parts, cut)[rank])
+def build(staged, **arguments):
+    network = toy_layers.initialise(Staged(**arguments) if staged else Whole(), plain_name, axis)
+    if staged:
+        with pytest.raises(ValueError, match="one stage of a pipeline.*map_layers.*Received: model='?Staged"):
+            ldopt.LayerMap.from_model(network)
     return network
 
 
-def optimizer_of(name, decay, layers, network):
+def optimizer_of(name, decay, network):
     """Return (optimizer with these layer-wise rates, its schedule)."""
+    layers, decay = map_layers(network), DECAYS[decay]
     # With 0.06, one process too makes 4e-5 (Adafactor) and 3e-5 (Came) of a rounding of the start.
     rate = {"adafactor": 0.02, "came": 0.04}.get(name, 0.06)
     schedule = ldopt.get_linear_schedule_with_warmup(rate, 2, STEPS + 2)
@@ -113,62 +110,31 @@ def optimizer_of(name, decay, layers, network):
     return cls(parameters=network.parameters(), layers=layers, layerwise_decay=decay, **options), schedule
 
 
-class Run:
+class Run(toy_layers.Run):
     """A training, in one process or under `fleet`."""
 
     def __init__(self, case, hcg=None):
-        name, self.hcg = case[0], hcg
-        decay = DECAYS[case[1]]
-        self.staged = hcg is not None and hcg.get_pipe_parallel_world_size() > 1
-        with paddle.utils.unique_name.guard():
-            self.network = initialise(Staged(topology=hcg.topology()) if self.staged else Whole())
-            if self.staged:
-                with pytest.raises(ValueError, match="one stage of a pipeline.*map_layers.*Received: model='?Staged"):
-                    ldopt.LayerMap.from_model(self.network)
-            layers = map_layers(self.network)
-            self.plain, self.schedule = optimizer_of(name, decay, layers, self.network)
-            self.optimizer, self.model = self.plain, self.network
-            if hcg is not None:
-                self.optimizer = fleet.distributed_optimizer(self.plain)
-                self.model = fleet.distributed_model(self.network)
-                mend_paddle(hcg, self.network, self.optimizer)
+        super().__init__(build, functools.partial(optimizer_of, *case), batch, hcg, loss_of)
         self.ratios = []  # of each step, by name
 
-    def train(self, start, until):
-        part, parts = (0, 1) if self.hcg is None else data_part(self.hcg)
-        for step in range(start, until):
-            now = self.plain.layerwise_ratio
-            self.ratios.append({plain_name(own): now(param) for own, param in self.network.named_parameters()})
-            tokens, labels = batch(step, part, parts)
-            if self.staged:
-                self.model.train_batch([tokens, labels], self.optimizer)
-            else:
-                loss_of(self.model(tokens), labels).backward()
-                self.optimizer.step()
-                self.optimizer.clear_grad()
-            self.schedule.step()
+    def train(self, first, last):
+        for step in range(first, last):
+            ratio = self.inner.layerwise_ratio
+            self.ratios.append({plain_name(own): ratio(param) for own, param in self.plain.named_parameters()})
+            super().train(step, step + 1)
         return self
 
     def save(self, folder):
-        save_checkpoint(folder, self.network, self.optimizer, rename=plain_name)
+        save_checkpoint(folder, self.plain, self.optimizer, rename=plain_name)
 
     def resumed(self, folder):
         """Return the parameters at the end of a training that goes on from a checkpoint."""
-        load_checkpoint(folder, self.network, self.optimizer, rename=plain_name)
+        load_checkpoint(folder, self.plain, self.optimizer, rename=plain_name)
         return self.train(HALF, STEPS).values()
 
     def values(self):
         """Return the whole parameters of this process by name."""
-        found = {plain_name(own): param.numpy().copy() for own, param in self.network.named_parameters()}
-        group, _, parts = model_group()
-        if self.hcg is None or parts == 1:
-            return found
-        everyone = gathered(found, group)
-        cut = {name: axis(name) for name in found}
-        return {
-            name: value if cut[name] is None else np.concatenate([one[name] for one in everyone], cut[name])
-            for name, value in found.items()
-        }
+        return toy_layers.joined(toy_layers.values(self.plain, plain_name), axis)
 
 
 def alone(case):

@@ -1,14 +1,19 @@
-"""What the networks of distributed_cases.py, pipeline_cases.py and combinations.py share: layers, values, distances."""
+"""What the tests of several processes share: layers, networks as one Layer and in stages, a training in any layout."""
 
+import functools
 import zlib
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 import paddle.nn.functional as F
+from distributed_setup import mend_paddle
 from paddle import nn
+from paddle.distributed import fleet
+from paddle.distributed.fleet.base import topology
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 
-paddle.distributed.ParallelEnv._device_id = 0  # a PipelineLayer asks for it, and on CPU there is none
+dist.ParallelEnv._device_id = 0  # a PipelineLayer asks for it, and on CPU there is none
 
 
 class Embed(nn.Layer):
@@ -30,52 +35,110 @@ class Block(nn.Layer):
         return self.norm(hidden + paddle.tanh(self.linear(hidden)))
 
 
+class Mix(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2D(1, 4, 3, padding=1)
+        self.scale = self.create_parameter([1])  # not []: sharding version 1 cannot have that
+
+    def forward(self, hidden):
+        return hidden + paddle.tanh(self.conv(hidden.unsqueeze(1))).mean(1) * (4 * self.scale)  # 4: it goes far enough
+
+
 def tied_head(embed, hidden):
     return paddle.matmul(hidden, embed.weight, transpose_y=True)
 
 
-class Whole(nn.Layer):
-    """An embedding that is tied to the head, with inner layers between; returns its loss if it is given labels."""
+def made(described):
+    cls, *sizes = described
+    return cls(*sizes)
 
-    def __init__(self, vocabulary, hidden, inner, loss=F.cross_entropy):
+
+class Whole(nn.Layer):
+    """An embedding, inner layers and a head, each (class, *sizes); returns its loss if it is given labels.
+
+    Without a head, it is the embedding's weight, by `tied`.
+    """
+
+    def __init__(self, embed, inner, head=None, tied=tied_head, loss=F.cross_entropy):
         super().__init__()
-        self.embed, self.loss = Embed(vocabulary, hidden), loss
-        self.inner = nn.LayerList([cls(*sizes) for cls, *sizes in inner])
+        self.embed, self.inner = made(embed), nn.LayerList([made(one) for one in inner])
+        self.head = head and made(head)
+        self.tied, self.loss = tied, loss
 
     def forward(self, tokens, *labels):
         hidden = self.embed(tokens)
         for layer in self.inner:
             hidden = layer(hidden)
-        logits = tied_head(self.embed, hidden)
+        logits = self.tied(self.embed, hidden) if self.head is None else self.head(hidden)
         return self.loss(logits, *labels) if labels else logits
 
 
 class Staged(PipelineLayer):
     """The same network as Paddle's pipeline takes it; the head is in another stage than the embedding."""
 
-    def __init__(self, vocabulary, hidden, inner, loss=F.cross_entropy, **arguments):
-        tied = {"shared_weight_attr": "weight", "vocabulary": vocabulary, "hidden": hidden}
-        layers = [SharedLayerDesc("tied", Embed, **tied), *(LayerDesc(*one) for one in inner)]
-        layers.append(SharedLayerDesc("tied", Embed, forward_func=tied_head, **tied))
-        super().__init__(layers=layers, loss_fn=loss, **arguments)
+    def __init__(self, embed, inner, head=None, tied=tied_head, loss=F.cross_entropy, **arguments):
+        first, last = LayerDesc(*embed), head and LayerDesc(*head)
+        if head is None:
+            cls, vocabulary, hidden = embed
+            sizes = {"shared_weight_attr": "weight", "vocabulary": vocabulary, "hidden": hidden}
+            shared = functools.partial(SharedLayerDesc, "tied", cls, **sizes)
+            first, last = shared(), shared(forward_func=tied)
+        super().__init__(layers=[first, *(LayerDesc(*one) for one in inner), last], loss_fn=loss, **arguments)
 
 
-def plain_name(name):
-    """Return the name in `Whole` of a parameter of either network, or of either wrapped."""
-    name = name.replace("shared_layers.tied", "embed").replace("_layers.", "")
+def plain_name(name, inner=None):
+    """Return the name in `Whole` of a parameter of either network, or of either wrapped.
+
+    `inner` is the number of inner layers, which tells a head that is not tied.
+    """
+    for part, plain in (("shared_layers.tied", "embed"), ("_layers.", ""), (".layer.", ".")):
+        name = name.replace(part, plain)
     number, _, rest = name.partition(".")
-    return f"inner.{int(number) - 1}.{rest}" if number.isdigit() else name
+    if not number.isdigit():
+        return name
+    ends = {0: "embed", inner and inner + 1: "head"}
+    return f"{ends.get(int(number), f'inner.{int(number) - 1}')}.{rest}"
 
 
-def initialise(network):
-    """Give each parameter a value that depends on its name in `Whole` alone."""
-    for name, param in network.named_parameters():
-        param.set_value(initial(plain_name(name), param.shape))
+def model_group():
+    """Return (tensor-parallel group, this process's place in it, its size)."""
+    hcg = topology._HYBRID_PARALLEL_GROUP
+    if hcg is None or hcg.get_model_parallel_world_size() == 1:
+        return None, 0, 1
+    return hcg.get_model_parallel_group(), hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
+
+
+def initialise(network, plain=plain_name, axis=lambda name: None):
+    """Give each parameter a value that depends on its plain name alone; tensor parallelism cuts it along an axis."""
+    _, rank, parts = model_group()
+    for own, param in network.named_parameters():
+        name = plain(own)
+        cut = axis(name) if parts > 1 else None
+        whole = initial(name, [n * parts if i == cut else n for i, n in enumerate(param.shape)])
+        value = whole if cut is None else np.split(whole, parts, cut)[rank]
+        param.set_value(paddle.to_tensor(value).astype(param.dtype))
     return network
 
 
-def values(network):
-    return {plain_name(name): param.numpy().copy() for name, param in network.named_parameters()}
+def values(network, plain=plain_name):
+    return {plain(name): param.numpy().copy() for name, param in network.named_parameters()}
+
+
+def gathered(value, group):
+    out = []
+    dist.all_gather_object(out, value, group=group)
+    return out
+
+
+def joined(found, axis):
+    """Return the whole parameters, given this process's parts of them by name."""
+    group, _, parts = model_group()
+    if parts == 1:
+        return found
+    everyone = gathered(found, group)
+    pieces = {name: [one[name] for one in everyone] for name in found if axis(name) is not None}
+    return {**found, **{name: np.concatenate(arrays, axis(name)) for name, arrays in pieces.items()}}
 
 
 def initial(name, shape):
@@ -96,6 +159,46 @@ def apart(got, start, end):
 
 def data_part(hcg):
     """Return (which part of the data this process has, how many parts there are)."""
+    if hcg is None:
+        return 0, 1
     shards = hcg.get_sharding_parallel_world_size()
     parts = hcg.get_data_parallel_world_size() * shards
     return hcg.get_data_parallel_rank() * shards + hcg.get_sharding_parallel_rank(), parts
+
+
+class Run:
+    """A training in this process or, with an `hcg`, in a layout of `fleet`; its data are the same in each.
+
+    Args:
+        build (callable): (whether in stages, arguments of a PipelineLayer) -> network.
+        optimizer_of (callable): network -> (optimizer, schedule or None).
+        batch (callable): (step, part, parts) -> [inputs, labels] of this process.
+        hcg (HybridCommunicateGroup or None): what `start_fleet` returned.
+        loss (callable): (outputs, labels) -> loss.
+    """
+
+    def __init__(self, build, optimizer_of, batch, hcg=None, loss=F.cross_entropy):
+        self.hcg, self.batch, self.loss = hcg, batch, loss
+        self.staged = hcg is not None and hcg.get_pipe_parallel_world_size() > 1
+        with paddle.utils.unique_name.guard():
+            self.plain = build(self.staged, **({"topology": hcg.topology()} if self.staged else {}))
+            self.inner, self.schedule = optimizer_of(self.plain)
+            self.network, self.optimizer = self.plain, self.inner
+            if hcg is not None:
+                self.optimizer = fleet.distributed_optimizer(self.inner)
+                self.network = fleet.distributed_model(self.plain)
+        if hcg is not None:
+            mend_paddle(hcg, self.plain, self.optimizer)
+
+    def train(self, first, last):
+        for step in range(first, last):
+            inputs, labels = self.batch(step, *data_part(self.hcg))
+            if self.staged:
+                self.network.train_batch([inputs, labels], self.optimizer)
+            else:
+                self.loss(self.network(inputs), labels).backward()
+                self.optimizer.step()
+                self.optimizer.clear_grad()
+            if self.schedule is not None:
+                self.schedule.step()
+        return self

@@ -88,7 +88,9 @@ EXAMPLES = {
     | GLM
     | {"choice_ids": [paddle.to_tensor([3])] * 2, "choice_indices": [paddle.to_tensor([4])] * 2},
     "GPTJ": TEXT | {"attention_mask": ones(2, 8, dtype="float32")},
-    "Mixtral": {"input_ids": ids(16, 8, 37)},
+    "kinds.Mixtral": {"input_ids": ids(3, 1, 9)},
+    **dict.fromkeys(["kinds.RTDETR", "kinds.Swin", "kinds.ConvNeXt"], (image(32),)),
+    "kinds.Whisper": (paddle.ones([2, 4, 10]), ids(5, highest=9)),
     "UnifiedTransformer": TEXT
     | {
         "token_type_ids": ones(2, 8),

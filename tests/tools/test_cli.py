@@ -1,11 +1,11 @@
 """The command line, as a user calls it."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
 import paddlenlp.transformers as nlp
+import processes
 import pytest
 from paddlenlp.transformers import BertConfig
 
@@ -13,11 +13,22 @@ from paddle_ldopt.tools.cli import load_model, main
 
 DECAY = "--layerwise_lr_decay"
 BERT = "BertForSequenceClassification"
+SIZES = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
 
 
-def test_table_plot_and_json(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A folder with the configuration of a narrow BERT of 12 blocks."""
+    folder = tmp_path_factory.mktemp("small")
+    BertConfig(num_hidden_layers=12, **SIZES).save_pretrained(str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [BERT]}))
+    return str(folder)
+
+
+def test_table_plot_and_json(small, tmp_path, capsys):
     picture = tmp_path / "rates.png"
-    assert main(["layers", "--model", BERT, DECAY, "0.5", "--learning_rate", "1e-3", "--plot", str(picture)]) == 0
+    assert main(["layers", "--model", small, DECAY, "0.5", "--learning_rate", "1e-3", "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "block 11" in shown and "0.0005" in shown and "…" not in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -29,33 +40,33 @@ def test_table_plot_and_json(tmp_path, capsys):
     assert sum(row["elements"] for row in answer["layers"]) == 109_494_530
 
 
-def test_the_layers_are_measured(tmp_path, capsys):
+def test_the_layers_are_measured(small, tmp_path, capsys):
     np.savez(tmp_path / "batch.npz", input_ids=np.ones([1, 4], "int64"))
     for more, source, says in (
-        (["--model", BERT], "measured", ""),
-        (["--model", BERT, "--example", str(tmp_path / "batch.npz")], "measured", ""),
+        (["--model", small], "measured", ""),
+        (["--model", small, "--example", str(tmp_path / "batch.npz")], "measured", ""),
         (["--model", "LlamaForCausalLM"], "by names", "The model is too large to run it without `--example`"),
     ):
         assert main(["layers", *more, "--json"]) == 0
         shown = capsys.readouterr()
         assert json.loads(shown.out)["source"] == source and says in shown.err
-    assert main(["layers", "--model", BERT, "--example", str(tmp_path / "none.npz")]) == 2
+    assert main(["layers", "--model", small, "--example", str(tmp_path / "none.npz")]) == 2
 
 
-def test_towers_and_multipliers(capsys):
+def test_towers_and_multipliers(small, capsys):
     options = ["--layerwise_towers", '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}']
     options += ["--layerwise_multipliers", '{"classifier": 10}']
-    assert main(["layers", "--model", BERT, *options, "--json"]) == 0
+    assert main(["layers", "--model", small, *options, "--json"]) == 0
     layers = json.loads(capsys.readouterr().out)["layers"]
     assert [row["ratio"][1] for row in layers[11:]] == pytest.approx([0.025, 0.05, 10.0])
     assert layers[-1]["multiplier"] == [1.0, 10.0]
 
 
-def test_rules(capsys):
-    assert main(["layers", "--model", BERT, DECAY, "0.5", "--layerwise_rules", '{"pooler": 12}', "--json"]) == 0
+def test_rules(small, capsys):
+    assert main(["layers", "--model", small, DECAY, "0.5", "--layerwise_rules", '{"pooler": 12}', "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["layers"]
     assert [(row["label"], row["ratio"][0]) for row in rows[-2:]] == [("head", 1.0), ("block 11", 0.5)]
-    assert main(["layers", "--model", BERT, "--layerwise_rules", '["pooler"]']) == 2
+    assert main(["layers", "--model", small, "--layerwise_rules", '["pooler"]']) == 2
     assert "`--layerwise_rules` must be a JSON object such as" in capsys.readouterr().err
 
 
@@ -65,8 +76,7 @@ def test_a_large_model_is_shown_without_its_memory(capsys):
 
 
 def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
-    BertConfig(num_hidden_layers=3, **sizes).save_pretrained(str(tmp_path))  # of no model, so it names none
+    BertConfig(num_hidden_layers=3, **SIZES).save_pretrained(str(tmp_path))  # of no model, so it names none
     assert type(load_model(str(tmp_path))).__name__ == "BertModel"
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [BERT]}))
@@ -78,34 +88,9 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
         load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (["--model", "NoSuchModel"], "Received: --model='NoSuchModel'"),
-        (["--model", "BertTokenizer"], "Received: --model='BertTokenizer'"),
-        (["--model", "{folder}"], "Received: --model='{folder}'"),
-        (["--model", BERT, DECAY, "1.5"], "must be in (0, 1]. Received: --layerwise_lr_decay=1.5"),
-        (["--model", BERT, "--learning_rate", "-1"], "Received: --learning_rate=-1.0"),
-        (
-            ["--model", BERT, "--layerwise_towers", "[]"],
-            """`--layerwise_towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
-        ),
-        (["--model", BERT, DECAY, "0.5", "--layerwise_towers", '{{"vision": 0.9}}'], "blocks in a part of this name"),
-        (["--model", BERT, "--plot", "rates.txt"], "Received: --plot='rates.txt'"),
-    ],
-)
-def test_errors(arguments, says, tmp_path, capsys):
-    arguments, says = [a.format(folder=tmp_path) for a in arguments], says.format(folder=tmp_path)
-    assert main(["layers", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert says in shown.err and not shown.out
-
-
 def test_it_runs_as_a_module():
-    run = subprocess.run(
-        [sys.executable, "-m", "paddle_ldopt", "layers", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "--layerwise_freeze_below" in run.stdout
+    run = processes.run(["-m", "paddle_ldopt", "layers", "--help"])
+    assert run.returncode == 0 and "--layerwise_freeze_below" in run.stdout
 
 
 def test_a_model_that_needs_memory_to_be_built(monkeypatch):
@@ -175,6 +160,22 @@ def test_kwargs_reach_the_schedule(capsys):
     assert len([c for c in marks(capsys.readouterr().out)[0] if c in (0, 24, 48)]) == 3
 
 
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (
+            ["--lr_scheduler_type", "reduce_lr_on_plateau"],
+            "invalid choice: 'reduce_lr_on_plateau'",
+        ),
+        (["--max_steps", "0.5"], "--max_steps: must be a number of steps such as 1000 or 1e5. Received: 0.5"),
+    ],
+)
+def test_errors_of_the_parser(options, says, capsys):
+    with pytest.raises(SystemExit):
+        main([*COSINE, *options])
+    assert says in capsys.readouterr().err
+
+
 def test_it_draws_a_file(tmp_path, capsys):
     picture = tmp_path / "schedule.png"
     assert main([*COSINE, "--plot", str(picture), DECAY, "0.8", "--layers", "12"]) == 0
@@ -184,20 +185,40 @@ def test_it_draws_a_file(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "options, says",
+    "arguments, says",
     [
-        ({"--lr_scheduler_type": "cosin"}, "Received: --lr_scheduler_type='cosin'"),
-        ({"--lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: --lr_scheduler_type='reduce_lr_on_plateau'"),
-        ({"--warmup_steps": "-1"}, "Received: --warmup_steps=-1"),
-        ({"--lr_scheduler_kwargs": "{min_lr}"}, "Received: --lr_scheduler_kwargs='{min_lr}'"),
-        ({"--lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
-        ({DECAY: "0.8"}, "Received: --layerwise_lr_decay=0.8, --layers=None"),
-        ({"--layers": "12"}, "Received: --layers=12"),
-        ({"--plot": "out.txt"}, "Received: --plot='out.txt'"),
+        (["layers", "--model", "NoSuchModel"], "Received: --model='NoSuchModel'"),
+        (["layers", "--model", "BertTokenizer"], "Received: --model='BertTokenizer'"),
+        (["layers", "--model", "{folder}"], "Received: --model='{folder}'"),
+        (["layers", "--model", "{small}", DECAY, "1.5"], "must be in (0, 1]. Received: --layerwise_lr_decay=1.5"),
+        (["layers", "--model", "{small}", "--learning_rate", "-1"], "Received: learning_rate=-1.0"),
+        (
+            ["layers", "--model", "{small}", "--layerwise_towers", "[]"],
+            """`--layerwise_towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
+        ),
+        (
+            ["layers", "--model", "{small}", DECAY, "0.5", "--layerwise_towers", '{{"vision": 0.9}}'],
+            "blocks in a part of this name",
+        ),
+        (["layers", "--model", "{small}", "--plot", "rates.txt"], "Received: --plot='rates.txt'"),
+        ([*COSINE, "--warmup_steps", "-1"], "Received: num_warmup_steps=-1"),
+        ([*COSINE, "--lr_scheduler_kwargs", "{{min_lr}}"], "Received: --lr_scheduler_kwargs='{{min_lr}}'"),
+        ([*COSINE, "--lr_scheduler_kwargs", '{{"no_such": 1}}'], "no_such"),
+        ([*COSINE, DECAY, "0.8"], "Received: --layerwise_lr_decay=0.8, --layers=None"),
+        ([*COSINE, "--layers", "12"], "Received: --layers=12"),
+        ([*COSINE, "--plot", "out.txt"], "Received: --plot='out.txt'"),
+        (["memory"], "Received: --params=None, --model=None, shape={{}}"),
+        (["memory", "--params", "7e9", "--hidden_size", "8"], "shape={{'hidden_size': 8}}"),
+        (["memory", "--params", "7"], "`--params` must be in [1e+09, 1e+14]. Received: --params=7.0"),
+        (["memory", "--hidden_size", "8"], "shape={{'hidden_size': 8}}"),
+        (["memory", "--hidden_size", "0", "--num_hidden_layers", "1"], "Received: --hidden_size=0"),
+        (["memory", "--params", "7e9", "--optim", "came,name=lamb"], "Received: --optim='came,name=lamb'"),
+        (["memory", "--params", "7e9", "--optim", "came,beta1"], "Received: beta1=True"),
+        (["memory", "--params", "7e9", "--optim", "adam"], "the nearest is 'adamwdl'"),
     ],
 )
-def test_errors_of_the_schedule(options, says, capsys):
-    wanted = {**dict(zip(COSINE[1::2], COSINE[2::2])), **options}
-    assert main(["schedule", *(word for pair in wanted.items() for word in pair)]) == 2
+def test_errors(arguments, says, small, tmp_path, capsys):
+    arguments, says = [a.format(folder=tmp_path, small=small) for a in arguments], says.format(folder=tmp_path)
+    assert main(arguments) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith("error: ") and says in shown.err and not shown.out
+    assert "error: " in shown.err and says in shown.err and not shown.out

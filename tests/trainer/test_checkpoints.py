@@ -45,10 +45,10 @@ def record_in(checkpoint):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"layerwise_lr_decay": 0.9}, "decay was {'layerwise_lr_decay': 0.8} and is {'layerwise_lr_decay': 0.9} now"),
-        ({"layerwise_lr_decay": 1.0}, "'layerwise_lr_decay': 0.8, 'layerwise_min_ratio': 0.0, "),
-        ({"layerwise_convention": "electra"}, "{'layerwise_convention': 'electra'} now"),
-        ({"layerwise_multipliers": '{"classifier": 0.1}'}, "decay was {'layerwise_multipliers': None} and is "),
+        ({"layerwise_lr_decay": 0.9}, "decay was {'layerwise_decay': 0.8} and is {'layerwise_decay': 0.9} now"),
+        ({"layerwise_lr_decay": 1.0}, "decay was {'layerwise_decay': 0.8} and is {} now"),
+        ({"layerwise_convention": "electra"}, "{'convention': 'electra'} now"),
+        ({"layerwise_multipliers": '{"classifier": 0.1}'}, "and is {'multipliers': {'classifier': 0.1}} now"),
         ({"layerwise_rules": '{"layers.1.linear1": "head"}'}, "linear1.weight': ['bert.encoder.layers', 2, 2]"),
         ({"optim": "adamw"}, "optimizer was 'AdamWDL' and is 'AdamW' now"),
     ],
@@ -73,7 +73,7 @@ def test_resume_with_another_depth_is_refused_before_anything_changes(saved, tmp
 def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):
     said = common.messages(monkeypatch)
     trainer = resume(saved, tmp_path, layerwise_lr_decay=0.5, allow_layerwise_change=True)
-    assert any("despite a difference: decay was {'layerwise_lr_decay': 0.8} and is" in line for line in said)
+    assert any("despite a difference: decay was {'layerwise_decay': 0.8} and is" in line for line in said)
     assert trainer.state.global_step == 4
     classifier, block = trainer.model.classifier.weight, trainer.model.bert.encoder.layers[0].linear1.weight
     assert trainer.optimizer.layerwise_ratio(classifier) == 1.0
@@ -103,11 +103,11 @@ def test_unfreezing_at_a_resume_is_refused_because_there_is_no_state(tmp_path):
 def test_a_checkpoint_without_a_record(checkpoint, tmp_path, monkeypatch):
     for name in (RECORD, FILES):
         os.remove(checkpoint / name)
-    with pytest.raises(ValueError, match="decay was None and is {.*`allow_layerwise_change`"):
+    with pytest.raises(ValueError, match="decay was {} and is {.*`allow_layerwise_change`"):
         resume(checkpoint, tmp_path)
     said = common.messages(monkeypatch)
     assert resume(checkpoint, tmp_path, allow_layerwise_change=True).state.global_step == 4
-    assert any("decay was None" in line for line in said)
+    assert any("decay was {}" in line for line in said)
     said.clear()
     assert resume(checkpoint, tmp_path, layerwise_lr_decay=1.0).state.global_step == 4  # nothing to be mistaken about
     assert not said
@@ -130,8 +130,8 @@ def test_an_incomplete_checkpoint_is_refused(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        *((RECORD, text, "settings cannot be read") for text in ("{", "[]", "{}", '{"format": 2}')),
-        (RECORD, '{"format": 1}', "Another version of paddle_ldopt .*reads format 2. Received: format=1"),
+        *((RECORD, text, "settings cannot be read") for text in ("{", "[]", "{}", '{"format": 3}')),
+        (RECORD, '{"format": 1}', "Another version of paddle_ldopt .*reads format 3. Received: format=1"),
         *((EPOCH_RNG, text, f"generators cannot be read.*{EPOCH_RNG}") for text in ("{", "{}")),
         (EPOCH_RNG, '{"numpy": ["MT19937", [1], 0, 0, 0.0], "python": [3, [1], null]}', "generators cannot be read"),
     ],
@@ -231,14 +231,6 @@ def one_array(folder):
     model.set_state_dict(paddle.load(str(next(folder.glob("model_state*.pdparams")))))
     np.savez(folder.parent / "arrays.npz", **common.weights(model))
     return folder.parent / "arrays.npz"
-
-
-def test_only_the_process_that_saves_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(common.Arguments, "should_save", False)
-    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.5)
-    monkeypatch.setattr(common.Trainer, "_save_checkpoint", lambda *args, **kwargs: None)
-    trainer._save_checkpoint(trainer.model)
-    assert not os.path.exists(tmp_path / "checkpoint-0")
 
 
 def test_other_gradual_unfreezing_is_refused(tmp_path):

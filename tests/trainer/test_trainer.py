@@ -1,11 +1,8 @@
 """The arguments mixin and the Trainer mixin: what each argument does, and what each error says."""
 
 import json
-import os
 import pickle
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +15,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import LayerRates
 from paddle_ldopt.optimizers.options import REGISTRY
 from paddle_ldopt.rates import applied_rates
-from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin, OptimizerName, ResumeMixin, resume
+from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptName, LdoptTrainerMixin, ResumeMixin, resume
 
 EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 
@@ -97,7 +94,7 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
     args = common.arguments(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8, lr_scheduler_type="inverse_sqrt")
     paddle.save(args, str(tmp_path / "training_args.bin"))
     for copy in (pickle.loads(pickle.dumps(args)), paddle.load(str(tmp_path / "training_args.bin"))):
-        assert isinstance(copy.optim, OptimizerName) and copy.optim.value == "adamwdl"
+        assert isinstance(copy.optim, LdoptName) and copy.optim.value == "adamwdl"
         assert copy.lr_scheduler_type.value == args.to_dict()["lr_scheduler_type"] == "inverse_sqrt"
         assert copy.layerwise_decay == args.layerwise_decay
     assert args.to_dict()["optim"] == "adamwdl"
@@ -110,15 +107,25 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
         ({"layerwise_lr_decay": "0.8"}, "`layerwise_lr_decay` must be a number"),
         ({"layerwise_lr_decay": 0.8, "layerwise_convention": "bert"}, "must be one of 'paddlenlp'"),
         ({"optim": "none such"}, "adamw.*paddle_ldopt's own: 'adamwdl'.*Received: optim='none such'$"),
-        ({"optim_kwargs": '{"beta2": 0.9}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'.*optim='adamw', "),
-        ({"optim": "came", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets the beta1 of 'came': leave it"),
         ({"optim": "came", "optim_kwargs": '{"none": 0.8}'}, "`optim_kwargs`: 'none' is not a known option"),
         ({"layerwise_towers": "{"}, """`layerwise_towers` must be a JSON object such as '{"vision_model": 0.65}'"""),
         ({"layerwise_multipliers": '{"(": 2}'}, "The keys of `layerwise_multipliers` must be regular expressions"),
+        ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'"),
+        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets"),
+        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` sets"),
+        ({"optim": "lamb", "optim_kwargs": "[" * 10**5}, "`optim_kwargs` must be a JSON object"),
+        ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers=`"),
+        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),
+        ({"lr_scheduler_type": "no_such"}, "'inverse_sqrt'.*Received: lr_scheduler_type='no_such'$"),
+        ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": '{"a": 1}'}, "lr_scheduler_kwargs.*a"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "{a}"}, "must be a JSON object.*kwargs='{a}'$"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "[1]"}, "must be a JSON object.*kwargs='.1.'$"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: evaluation_strategy='no'"),
     ],
 )
 def test_bad_arguments(tmp_path, kwargs, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError), match=f"(?s){message}"):
         common.arguments(tmp_path, **kwargs)
 
 
@@ -143,12 +150,6 @@ def test_mixins_come_first():
         @dataclass
         class LateArguments(common.TrainingArguments, LdoptArgumentsMixin):
             pass
-
-
-def test_importing_the_mixins_imports_no_trainer():
-    code = "import sys, paddle_ldopt.trainer; sys.exit(bool({'paddlenlp', 'paddleformers'} & set(sys.modules)))"
-    root = os.path.dirname(os.path.dirname(os.path.abspath(ldopt.__file__)))
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}).returncode == 0
 
 
 DECAYS = {
@@ -317,11 +318,11 @@ def test_freezing_is_done_before_the_optimizer_and_told(tmp_path, said):
     assert set(frozen) == {name for name, _ in trainer.model.named_parameters() if layer_of(name) < LAST}
     state = trainer.optimizer.state_dict()
     assert not any(key.startswith(param.name) for key in state for param in frozen.values())
-    line = next(line for line in said if "layerwise_freeze_below=0.5 freezes" in line)
+    line = next(line for line in said if "The layer-wise decay freezes" in line)
     assert f"{len(frozen)} of {len(list(trainer.model.parameters()))} parameters: embeddings, block 0" in line
     trainer = train(tmp_path, layerwise_lr_decay=0.9, layerwise_freeze_below=0.1)
     assert not any(param.stop_gradient for param in trainer.model.parameters())
-    assert any("freezes 0 of" in line and "no layer has a smaller ratio" in line for line in said)
+    assert any("freezes 0 of" in line and "no layer has a ratio below" in line for line in said)
 
 
 def test_a_model_without_blocks(tmp_path):

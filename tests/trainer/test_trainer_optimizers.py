@@ -82,7 +82,7 @@ def test_a_schedule_beside_an_optimizer_that_sets_its_rate_itself_is_refused(tmp
     show = ScheduleCallback(str(tmp_path / "schedule.png"))
     for scheduler, callbacks, message in (
         (OTHER, None, "if it sets its own rate.*learning_rate='its own'"),
-        (None, [show], "leave it out, or log them by LayerLRCallback"),
+        (None, [show], "use LayerLRCallback, which logs them"),
     ):
         with pytest.raises(ValueError, match=message):
             common.trainer(tmp_path, model=model, optimizers=(opt, scheduler), callbacks=callbacks).train()
@@ -122,6 +122,17 @@ def test_an_optimizer_of_a_layer_that_was_replaced_is_refused(tmp_path):
     trainer = common.trainer(tmp_path, model, optimizers=(opt, opt._learning_rate))
     with pytest.raises(ValueError, match="must train the model's own parameters: build it after a layer was replaced"):
         trainer.train()
+
+
+def test_a_decay_that_changed_between_two_trainings_is_refused(tmp_path):
+    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8, max_steps=1)
+    trainer.train()
+    trainer.args.layerwise_lr_decay = 0.5
+    with pytest.raises(ValueError, match="The decay has changed since the optimizer was built"):
+        trainer.train()
+    trainer.optimizer = None
+    trainer.train()
+    assert trainer.optimizer.decay.layerwise_decay == 0.5
 
 
 def test_an_optimizer_made_by_the_trainers_own_method_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Resume: exact where the settings are the same, refused where they are not."""
 
+import json
 import os
 import random
 import re
@@ -63,7 +64,7 @@ def assert_exact(tmp_path, step, form="plain", **settings):
     return resumed
 
 
-@pytest.mark.representatives
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("optim", [name for name in OPTIMIZERS if name != "adamwdl"])
 def test_resume_is_exact_with_every_optimizer(tmp_path, form, optim):
@@ -81,6 +82,7 @@ def test_resume_with_frozen_layers_is_exact(tmp_path, form):
     assert start[name].tobytes() == end[name].tobytes()
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize(
     "settings, step",
     [
@@ -166,7 +168,10 @@ def test_early_stopping_counts_on_after_a_resume(tmp_path):
         return trainer_run.run(tmp_path / folder, callbacks=[early], resume=resume, **settings).state.global_step
 
     assert run("whole") == 18, "the first epoch is the best, then two"
+    counted = json.loads((tmp_path / "whole/checkpoint-12/ldopt_epoch_rng.json").read_text())
+    assert counted["evaluations_without_gain"] == [1]
     assert run("resumed", str(tmp_path / "whole/checkpoint-12")) == 18
+    assert run("run's folder", str(tmp_path / "whole")) == 18
     assert run("over", str(tmp_path / "whole/checkpoint-18")) == 18 and not os.listdir(tmp_path / "over")
 
 
@@ -220,7 +225,7 @@ def build_passed(model, hook):
 def test_resume_with_a_passed_optimizer(tmp_path, hook):
     assert_exact(tmp_path, 4, passed=lambda model: build_passed(model, hook), max_steps=9)
     if not hook:
-        with pytest.raises(ValueError, match="decay was {'layerwise_lr_decay': 0.8} and is"):
+        with pytest.raises(ValueError, match="decay was {'layerwise_decay': 0.8} and is"):
             resume(tmp_path / "whole/checkpoint-4", tmp_path / "other", layerwise_lr_decay=0.5)
 
 

@@ -191,7 +191,7 @@ static const float *gradient(const struct tensor *t, float mean, int64_t at, int
     if (!has(t, CENTRALIZE) && !has(t, CLIP_VALUE)) return read_chunk(t->grad, t->grad_type, at, n, s->grad);
     to_float(s->grad, t->grad, t->grad_type, at, n);
     if (has(t, CENTRALIZE)) subtract(s->grad, mean, n);
-    if (has(t, CLIP_VALUE)) clip_values(s->grad, (float)t->clip_value, n);
+    if (has(t, CLIP_VALUE)) clip_values(s->grad, (float)(t->clip_value / t->grad_scale), n); /* it is scaled later */
     return s->grad;
 }
 
