@@ -63,7 +63,7 @@ def test_two_processes_an_overflow_and_a_resume(run, rows, tmp_path):
     assert table[4][4] == table[5][4], "an overflow leaves the rate where it is"
     assert len(re.findall("block", first)) == 4, "the layers of both stages, once"
     loss, unigram = map(float, re.search(r"test texts: ([\d.]+); unigram baseline: ([\d.]+);", first).groups())
-    assert "scores cover 24 of 28 texts" in first and "Rows dropped: none." in first and "train: 0 of " in first
+    assert "scores cover 24 of 28 texts" in first and "Rows dropped: none." in first and "length=24: train: " in first
     assert np.isfinite(loss) and 1.0 < unigram < 4.0
     assert float(table[-1][1]) < float(table[0][1])
 
