@@ -29,7 +29,8 @@ import paddle.distributed as dist
 from common.arguments import option, parse_line
 from common.errors import error
 from common.fine_tuning import entry_point
-from common.language_data import IGNORED, VOCABULARY, Messages, padded, unigram
+from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, padded, unigram
+from common.rows import set_length
 from common.text_data import load_splits
 from paddle.distributed import fleet
 from rich.console import Console
@@ -53,7 +54,7 @@ class Options:
     stages: int = option(2, "number of pipeline stages; additional processes hold data-parallel replicas", least=2)
     micro_batch_num: int = option(4, "micro-batches per step", least=1)
     micro_batch_size: int = option(8, "rows per micro-batch", least=1)
-    length: int = option(64, "maximum bytes per row; longer rows are cut", least=8)
+    length: Optional[int] = option(None, "maximum bytes per row; by default 99 % fit, or 64 for docstrings", least=8)
     seed: int = option(0, "seed of the weights and the order of the rows")
     inject_overflow: str = option("", "steps with an inf gradient, such as 5,9")
     float16: bool = option(False, "train in float16 with autocast; on a GPU only")
@@ -62,6 +63,8 @@ class Options:
     resume: bool = option(False, "resume from the last complete checkpoint in output_dir")
 
     def __post_init__(self):
+        if self.data == "docstrings":  # two cores learn them in minutes
+            self.length = self.length or 64
         self.overflows = {int(step) for step in self.inject_overflow.split(",") if step}
         if self.optim not in ldopt.list_optimizers():
             raise error(f"`optim` must be one of {', '.join(ldopt.list_optimizers())}.", optim=self.optim)
@@ -78,7 +81,8 @@ def launched(args):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, _: asked.append(number))
     threads = max((os.cpu_count() or 1) // args.stages, 1)  # more threads than cores are slow
-    environment = {"OMP_NUM_THREADS": str(threads), "GLOG_minloglevel": "1", **os.environ}
+    quiet = {"GLOG_minloglevel": "1", "PYTHONWARNINGS": "ignore:No ccache found"}
+    environment = {"OMP_NUM_THREADS": str(threads), **quiet, **os.environ}
     command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(args.stages)]
     with tempfile.TemporaryDirectory() as logs:
         command += ["--log_level", "WARNING", "--log_dir", logs, *sys.argv]
@@ -89,7 +93,8 @@ def launched(args):
         if asked:
             process.terminate()  # it ends the processes that it has started
             process.wait()
-            print("ended by a signal; `--resume` continues from the checkpoints in --output_dir", file=sys.stderr)
+            kept = f"; `--resume` continues from the last checkpoint in {args.output_dir}" if args.output_dir else ""
+            print(f"ended by a signal{kept}", file=sys.stderr)
         sys.exit(128 + asked[0] if asked else process.returncode)
 
 
@@ -108,11 +113,10 @@ def start(args):
     return fleet.get_hybrid_communicate_group()
 
 
-def encode(rows, names, length):
-    """Return `Messages` of "class: text", byte by byte; only the text has labels."""
+def conversations(rows, names):
+    """Return rows as conversations: "class: " asks for a text."""
     texts = [text if isinstance(text, str) else " / ".join(text) for text, _ in rows]
-    asked = [(("user", f"{names[label]}: "), ("assistant", text)) for text, (_, label) in zip(texts, rows)]
-    return Messages(asked, length)
+    return [(("user", f"{names[label]}: "), ("assistant", text)) for text, (_, label) in zip(texts, rows)]
 
 
 def llama(length):
@@ -161,12 +165,15 @@ def run(argv):
     done = last_step(args)
     console = Console(quiet=dist.get_rank() != 0, soft_wrap=True, highlight=False)
     splits = load_splits(args.data)
-    data = {split: encode(getattr(splits, split), splits.labels, args.length) for split in ("train", "test")}
+    asked = splits.each(lambda rows: conversations(rows, splits.labels))
+    set_length(args, asked["train"], lambda row: sum(len(ids) for ids, _ in by_bytes(row)) - 1, None, "length")
+    data = {split: Messages(asked[split], args.length) for split in ("train", "test")}
     rows = args.micro_batch_num * args.micro_batch_size
     if len(data["test"]) < rows:
         raise error(f"The test split has fewer rows than a batch of {rows}.", data=args.data)
     console.print(splits.description + splits.warning, markup=False)
-    console.print("; ".join(f"{split}: {found.account(split)}" for split, found in data.items()) + ".")
+    account = "; ".join(f"{split}: {found.account(split)}" for split, found in data.items())
+    console.print(f"length={args.length}: {account}.")
     inputs, labels = padded(data["train"], args.length)
     tested = padded(data["test"][: len(data["test"]) // rows * rows], args.length)
 

@@ -12,6 +12,7 @@ if Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve().pare
 warnings.filterwarnings("ignore", "No ccache found", UserWarning)
 warnings.filterwarnings("ignore", "Setuptools is replacing distutils", UserWarning)
 warnings.filterwarnings("ignore", "The distutils package is deprecated", DeprecationWarning)
+warnings.filterwarnings("ignore", "No shared comm will be", UserWarning)
 warnings.filterwarnings("ignore", "When training, we now always track", UserWarning)
 warnings.filterwarnings("ignore", "Be aware, overflowing tokens", UserWarning)
 warnings.filterwarnings("ignore", "(?s).*swiglu")

@@ -177,9 +177,7 @@ def verdict(uniform, layerwise, uniform_name, layerwise_name, score):
 
 def interval(values):
     """Return half of the 95 % interval of a mean, by Student's t; 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    return float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) > 1 else 0.0
 
 
 def _draw(axes, runs, rates, decays, score):

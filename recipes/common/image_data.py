@@ -55,7 +55,7 @@ def hub_images(data, split):
     image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
     if image is None or label is None:
         raise error("The columns `label` and `image` or `img` are required.", split=split, has=list(data[0]))
-    return [(np.array(row[image]), str(row[label])) for row in data]
+    return [(np.array(row[image]), str(row[label])) for row in data if row[label] is not None]
 
 
 def load_images(source):

@@ -23,19 +23,18 @@ NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function
 NO_DOCSTRINGS = "The standard library of this Python has no docstrings: give a file instead."
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
-EXCEPTIONS = {
-    name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception)
-}
+EXCEPTIONS = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 
 
-def library_trees():
-    """Yield the syntax trees of the files of Python's own library."""
+def docstrings():
+    """Yield (syntax node, docstring) of the modules, classes and functions of Python's own library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
             with tokenize.open(path) as file, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # some library files hold escapes that the compiler warns of
-                yield ast.parse(file.read())
+                nodes = [node for node in ast.walk(ast.parse(file.read())) if type(node) in NODES]
+            yield from ((node, text) for node in nodes if (text := ast.get_docstring(node)))
 
 
 @functools.cache
@@ -46,9 +45,8 @@ def docstring_kinds():
     two splits; an opening that two kinds share says nothing and is dropped.
     """
     found = {}
-    for node in (node for tree in library_trees() for node in ast.walk(tree)):
-        text = ast.get_docstring(node) if type(node) in NODES else None
-        text = " ".join(re.split(r"\n\s*\n", text.strip(), maxsplit=1)[0].split()) if text else ""
+    for node, text in docstrings():
+        text = _paragraph(text)
         opening = tuple(re.findall(r"\w+", text.casefold())[:4])
         if len(opening) == 4:
             found.setdefault(opening, (text, set()))[1].add(NODES[type(node)])
@@ -71,10 +69,9 @@ class Function:
 def functions():
     """Return the functions of the library that have a docstring, one for each opening of a docstring."""
     found = {}
-    for node in (node for tree in library_trees() for node in ast.walk(tree)):
-        text = ast.get_docstring(node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
-        opening = " ".join(re.findall(r"\w+", (text or "").casefold())[:6])
-        if opening:
+    for node, text in docstrings():
+        opening = " ".join(re.findall(r"\w+", text.casefold())[:6])
+        if opening and NODES[type(node)] == "function":
             args = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
             found.setdefault(opening, Function(node.name, args - {"self", "cls"}, text))
     if len(found) < 1000:
@@ -103,10 +100,13 @@ def _tag(word, arguments):
     return "B-CONSTANT" if word in ("None", "True", "False") else "B-EXCEPTION" if word in EXCEPTIONS else "O"
 
 
+def _paragraph(docstring):
+    """Return the first paragraph of a docstring, in one line."""
+    return " ".join(re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)[0].split())
+
+
 def _sentence(docstring):
-    """Return the first sentence of a docstring, in one line."""
-    paragraph = " ".join(re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)[0].split())
-    return re.split(r"(?<=\w\.) ", paragraph, maxsplit=1)[0]
+    return re.split(r"(?<=\w\.) ", _paragraph(docstring), maxsplit=1)[0]
 
 
 def function_names():
@@ -122,12 +122,8 @@ def function_names():
 
 def written_dates():
     """Return rows of (a day in words, its year, month and day in digits)."""
-    forms = (
-        "on %A the %d of %B in the year %Y",
-        "%B %d %Y a %A",
-        "we met on a %A and it was %d %B %Y",
-        "in %Y on %B %d",
-    )
+    forms = ["on %A the %d of %B in the year %Y", "%B %d %Y a %A"]
+    forms += ["we met on a %A and it was %d %B %Y", "in %Y on %B %d"]
     first, last = (datetime.date(year, 1, 1).toordinal() for year in (1960, 2040))
     days = [datetime.date.fromordinal(n) for n in random.Random(0).sample(range(first, last), 3000)]
     rows = [(day.strftime(forms[i % len(forms)]), day.strftime("%Y %m %d")) for i, day in enumerate(days)]

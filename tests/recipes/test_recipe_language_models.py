@@ -14,7 +14,7 @@ import pytest
 from common import language_data, predictors, rows, trainers
 from common.language_data import IGNORED, Messages, unigram
 from paddlenlp.data import DataCollatorWithPadding
-from paddlenlp.transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from paddlenlp.transformers import BertConfig, BertForMaskedLM, BertTokenizer, LlamaConfig, LlamaForCausalLM
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 WORDS = ["alpha", "beta", "gamma", "delta"]
@@ -147,6 +147,21 @@ def test_a_run_with_adapters_is_resumed_with_the_same_weights(tiny_llama, tmp_pa
     assert (tmp_path / "run/checkpoint-4/lora_model_state.pdparams").read_bytes() == whole
     (found,) = predictors.Predictor(tmp_path / "run")([("upper: ",)])
     assert found["source"] == "upper: " and 0 < found["probability"] <= 1
+
+
+def test_a_run_with_a_tokenizer_is_applied(tmp_path):
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "it", "is", ":"]
+    (tmp_path / "vocab.txt").write_text("\n".join(names) + "\n")
+    BertTokenizer(str(tmp_path / "vocab.txt"), eos_token="[SEP]").save_pretrained(tmp_path / "base")
+    shape = {**SHAPE, "vocab_size": len(names), "tie_word_embeddings": False, "pad_token_id": 0, "eos_token_id": 3}
+    with paddle.utils.unique_name.guard():
+        LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path / "base")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS * 4))
+    line = ["--data", str(tmp_path / "rows.jsonl"), "--model", str(tmp_path / "base"), "--max_steps", "1", *OFF]
+    with paddle.utils.unique_name.guard():
+        language_model_sft.main([*line, "--output_dir", str(tmp_path / "run")])
+    (found,) = predictors.Predictor(tmp_path / "run")([("alpha beta:",)])
+    assert set(found["output"].split()) <= set(names)
 
 
 def test_answer_tokens_that_are_cut_count_as_wrong():

@@ -63,7 +63,7 @@ def test_two_processes_an_overflow_and_a_resume(run, rows, tmp_path):
     assert table[4][4] == table[5][4], "an overflow leaves the rate where it is"
     assert len(re.findall("block", first)) == 4, "the layers of both stages, once"
     loss, unigram = map(float, re.search(r"test texts: ([\d.]+); unigram baseline: ([\d.]+);", first).groups())
-    assert "scores cover 24 of 28 texts" in first and "Rows dropped: none." in first and "train: 0 of " in first
+    assert "scores cover 24 of 28 texts" in first and "Rows dropped: none." in first and "length=24: train: " in first
     assert np.isfinite(loss) and 1.0 < unigram < 4.0
     assert float(table[-1][1]) < float(table[0][1])
 
@@ -128,6 +128,7 @@ def test_the_last_step_is_found_in_a_folder_with_any_name(tmp_path):
 
 
 def test_a_row_is_a_prompt_and_what_is_to_be_learnt():
-    inputs, labels = recipe.padded(recipe.encode([("xyz", 1), (("a", "b"), 0)], ["no", "yes"], 8), 8)
+    asked = recipe.conversations([("xyz", 1), (("a", "b"), 0)], ["no", "yes"])
+    inputs, labels = recipe.padded(recipe.Messages(asked, 8), 8)
     assert bytes(inputs[0].astype("uint8")) == b"yes: xyz" and labels[0].tolist() == [recipe.IGNORED] * 4 + [*b"xyz\n"]
     assert bytes(inputs[1].astype("uint8")) == b"no: a / " and labels[1].tolist() == [recipe.IGNORED] * 3 + [*b"a / b"]
