@@ -44,7 +44,7 @@ class Tree:
 
     def parts(self, names: Collection[str]) -> list[str]:
         """Return names, or the paths of parts in the place of all their parameters."""
-        found = {}
+        found: dict[str, None] = {}
         for name in names:
             above = [path for path in ancestors(name.rpartition(".")[0]) if path]
             found[next((path for path in reversed(above) if {*names}.issuperset(self.inside[path])), name)] = None

@@ -1,7 +1,7 @@
 """Layer maps of real models against maps written by hand from their modeling code: measured, and by their names.
 
-PaddleNLP's models and those of `zoo_kinds.py` are built and run with the batches of `zoo_inputs.py`. The names of others in
-`tests/support/zoo_names.txt` were taken from models that their packages built, in the versions that the file says, with
+PaddleNLP's models and those of `zoo_kinds.py` are built and run with the batches of `zoo_inputs.py`. The names of others
+in `tests/support/zoo_names.txt` were taken from models that their packages built, in the versions that the file says, with
 few and narrow blocks where a constructor allows it. `zoo_maps.py` says how a map is written.
 """
 
@@ -19,7 +19,8 @@ from paddle_ldopt import LayerMap
 MAPS, NAMES = read_maps(), read_names()
 # Nothing in the names says that this norm comes before the blocks.
 WRONG_BY_NAMES = {"BigBirdForSequenceClassification", "BigBirdForPretraining"}
-SAID = {"kinds.RTDETR": "did not use 'transformer.denoising_class_embed', 'transformer.dec_score_head.0', 'transformer.dec_score"}
+UNUSED = "did not use 'transformer.denoising_class_embed', 'transformer.dec_score_head.0', 'transformer.dec_score"
+SAID = {"kinds.RTDETR": UNUSED}
 
 
 def build(model):

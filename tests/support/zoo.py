@@ -1,4 +1,7 @@
-"""Small builds of real PaddleNLP classes, and `zoo_kinds.py`: no download, three blocks or more, encoders and decoders of unequal depth."""
+"""Small builds of real PaddleNLP classes, and `zoo_kinds.py`, without a download.
+
+They have three blocks or more, and encoders and decoders of unequal depth.
+"""
 
 # ruff: noqa: C408 -- the rows are the keyword arguments of configs, and read as such
 

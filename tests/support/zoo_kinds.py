@@ -154,7 +154,8 @@ class ConvNeXtBlock(nn.Layer):
 class ConvNeXt(nn.Layer):
     def __init__(self, depths=(2, 3, 1), widths=(4, 8, 16)):
         super().__init__()
-        self.downsample_layers = nn.LayerList([nn.Sequential(nn.Conv2D(3, widths[0], 4, 4), nn.GroupNorm(1, widths[0]))])
+        stem = nn.Sequential(nn.Conv2D(3, widths[0], 4, 4), nn.GroupNorm(1, widths[0]))
+        self.downsample_layers = nn.LayerList([stem])
         for a, b in zip(widths, widths[1:]):
             self.downsample_layers.append(nn.Sequential(nn.GroupNorm(1, a), nn.Conv2D(a, b, 2, 2)))
         stages = [nn.Sequential(*[ConvNeXtBlock(w) for _ in range(depth)]) for depth, w in zip(depths, widths)]
