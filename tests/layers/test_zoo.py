@@ -1,8 +1,8 @@
 """Layer maps of real models against maps written by hand from their modeling code: measured, and by their names.
 
-PaddleNLP's models and those of `zoo_kinds.py` are built and run with the batches of `zoo_inputs.py`. The names of others
-in `tests/support/zoo_names.txt` were taken from models that their packages built, in the versions that the file says, with
-few and narrow blocks where a constructor allows it. `zoo_maps.py` says how a map is written.
+PaddleNLP's models and those of `zoo_kinds.py` are built and run with the batches of `zoo_inputs.py`. The names of
+others in `tests/support/zoo_names.txt` were taken from models that their packages built, in the versions that the file
+says, with few and narrow blocks where a constructor allows it. `zoo_maps.py` says how a map is written.
 """
 
 import re
