@@ -1,5 +1,8 @@
 """What a benchmark must say about where it ran."""
 
+import contextlib
+import ctypes
+import gc
 import importlib.metadata
 import os
 import pathlib
@@ -65,3 +68,19 @@ def _commit():
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def memory(field):
+    """Return a field of this process's status in bytes, or None if there is no such file."""
+    with contextlib.suppress(FileNotFoundError):
+        for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def trim():
+    """Give freed memory back, so that the state cannot hide in it."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -17,6 +17,7 @@ import tempfile
 import time
 
 from contestants import CONTESTANTS, Triad
+from machine import memory, trim
 from shapes import count
 
 TIMEOUT = 600  # seconds for one answer
@@ -127,22 +128,6 @@ class TriadWorker:
         began = time.perf_counter()
         self.triad.step()
         return Triad.bandwidth(time.perf_counter() - began)
-
-
-def memory(field):
-    """Return a field of this process's status in bytes, or None if there is no such file."""
-    with contextlib.suppress(FileNotFoundError):
-        for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def trim():
-    """Give freed memory back, so that the state cannot hide in it."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _die_with_parent():

@@ -12,7 +12,7 @@ import statistics
 import time
 
 import paddle
-from process import memory, trim
+from machine import memory, trim
 from shapes import bert_base_shapes, count, parameters
 
 import paddle_ldopt as ldopt

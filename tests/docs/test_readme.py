@@ -69,6 +69,8 @@ def test_arguments_of_the_recipe_are_known(line, tmp_path, monkeypatch):
     from text_classification import Arguments, Options
 
     monkeypatch.chdir(tmp_path)
+    for name in ("reviews.csv", "评论.csv"):
+        (tmp_path / name).touch()
     options, _ = parse_line(shlex.split(line), Options, Arguments)
     data = (options.data, options.label_column, options.encoding)
     assert options.compare or data in (("reviews.csv", "stars", None), ("评论.csv", None, None))
