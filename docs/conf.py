@@ -25,7 +25,7 @@ html_title = f"paddle_ldopt {release}"
 html_copy_source = False
 html_show_sphinx = False
 html_math_renderer = "mathml"  # of the browser: no script from elsewhere
-html_extra_path = ["docs/images/report.html"]  # docs/pictures.md shows it
+html_extra_path = ["images/report.html"]  # docs/pictures.md shows it
 html_static_path = html_css_files = ["site.css"]
 
 CONTENTS = """
