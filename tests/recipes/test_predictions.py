@@ -91,7 +91,7 @@ def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
     assert [row["image"] for row in found] == list(map(str, images)) and {row["label"] for row in found} <= set("56789")
     printed = predicted(capsys, tmp_path / "out", images[0])
     assert printed.startswith(f"{images[0]}: "), "the name of the file"
-    with pytest.raises(SystemExit, match="image cannot be read .*image=nowhere.png"):
+    with pytest.raises(SystemExit, match="image cannot be read .*image='nowhere.png'"):
         predict.main([str(tmp_path / "out"), "nowhere.png"])
 
 
