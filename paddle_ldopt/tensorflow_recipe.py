@@ -83,6 +83,18 @@ def create_optimizer(
     declared = AdamWeightDecay.OPTIONS
     include = declared["include_in_weight_decay"].checked(include_in_weight_decay, "include_in_weight_decay") or []
     has_decay = declared["weight_decay"].checked(weight_decay_rate, "weight_decay_rate") != 0.0
+    adam: dict[str, Any] = {
+        "beta_1": adam_beta1,
+        "beta_2": adam_beta2,
+        "epsilon": adam_epsilon,
+        "clipnorm": adam_clipnorm,
+        "global_clipnorm": adam_global_clipnorm,
+    }
+    for name, value in adam.items():  # an error has the name that was given
+        declared[name].checked(value, f"adam_{name.replace('beta_', 'beta')}")
+    if adam_clipnorm is not None and adam_global_clipnorm is not None:
+        norms = {"adam_clipnorm": adam_clipnorm, "adam_global_clipnorm": adam_global_clipnorm}
+        raise refusal(ValueError, "Give only one of adam_clipnorm, adam_global_clipnorm.", **norms)
     if include and not has_decay:
         idle = "`include_in_weight_decay` has no effect without a weight decay."
         given = {"include_in_weight_decay": include_in_weight_decay, "weight_decay_rate": weight_decay_rate}
@@ -119,13 +131,9 @@ def create_optimizer(
         learning_rate=schedule,
         multi_precision=multi_precision,
         n_layers=n_layers,
-        beta1=adam_beta1,
-        beta2=adam_beta2,
-        epsilon=adam_epsilon,
-        clipnorm=adam_clipnorm,
-        global_clipnorm=adam_global_clipnorm,
         weight_decay=weight_decay_rate,
         include_in_weight_decay=include_in_weight_decay,
+        **adam,
         **arguments,
     )
     return optimizer, schedule

@@ -237,14 +237,14 @@ def test_arguments_reach_the_optimizer():
 )
 def test_bad_arguments_of_the_factory(argument, value, error):
     arguments = {"init_lr": 1e-3, "num_train_steps": 10, "num_warmup_steps": 2, "weight_decay_rate": 0.1}
-    with pytest.raises(error, match=f"`{argument.removeprefix('adam_')}`.*Received: "):
+    with pytest.raises(error, match=f"`{argument}`.*Received: .*{argument.rpartition('_')[2]}"):
         create_optimizer(**{**arguments, "model": Net(), argument: value})
 
 
 def test_contradictory_arguments_are_refused():
     with pytest.raises(ValueError, match="`parameters` or `model`"):
         create_optimizer(1e-3, 10, 2)
-    with pytest.raises(ValueError, match="global_clipnorm=2.0, clipnorm=1.0"):
+    with pytest.raises(ValueError, match="adam_clipnorm=1.0, adam_global_clipnorm=2.0"):
         create_optimizer(1e-3, 10, 2, adam_clipnorm=1.0, adam_global_clipnorm=2.0, model=Net())
     with pytest.raises(ValueError, match="`layerwise_decay` has no effect"):
         create_optimizer(1e-3, 10, 2, layerwise_decay=0.5, parameters=one_param())

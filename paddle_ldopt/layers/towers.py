@@ -105,10 +105,8 @@ class Measured:
         self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
         for tower in self.towers:
             before = [t for t in self.towers if t is not tower and self._feeds_tower(t, tower)]
-            direct = [
-                t.name for t in before if not any(self._feeds_tower(t, other) for other in before if other is not t)
-            ]
-            self.apart += [(direct, tower.name)] if direct else []
+            last = [t for t in before if not any(self._feeds_tower(t, other) for other in before if other is not t)]
+            self.apart += [([t.name for t in last], tower.name)] if last else []
 
     @cached_property
     def _made(self) -> list[int]:
@@ -207,9 +205,8 @@ class Measured:
             kinds = run[:period]
             if len(run) < 2 * period or len(run) % period or any(self._alike(a, b) for a, b in zip(kinds, kinds[1:])):
                 continue
-            if all(self._alike(kinds[i % period], path) for i, path in enumerate(run)) and all(
-                map(self._is_half, kinds)
-            ):
+            in_turns = all(self._alike(kinds[i % period], path) for i, path in enumerate(run))
+            if in_turns and all(map(self._is_half, kinds)):
                 return [tuple(run[i : i + period]) for i in range(0, len(run), period)]
         return [(path,) for path in run]
 
@@ -266,10 +263,8 @@ class Measured:
         same_parent, is_chain = tower.parent == stack.parent, self._is_chain(mixed)
         light, heavy = sorted((stack, tower), key=self._weight)
         if mixed == both:
-            kinds = ({self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}) - {
-                *_LISTS
-            }
-            if not (in_sequence and is_chain and (same_parent or kinds)):
+            shared = {self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}
+            if not (in_sequence and is_chain and (same_parent or shared - {*_LISTS})):
                 return False
         elif self._weight(light) <= _TURNS * self._weight(heavy):
             vars(tower).update(vars(heavy))  # adapters, or heads that refine
@@ -283,11 +278,8 @@ class Measured:
         elif stack.depth > tower.depth:
             tower.name = stack.name
         at = {path: i for i, block in enumerate(mixed, 1) for path in block}
-        tower.stages = [
-            (path, at[t.blocks[low - 1][0]], at[t.blocks[high - 1][0]])
-            for t in (tower, stack)
-            for path, low, high in t.stages
-        ]
+        stages = [(t.blocks, *stage) for t in (tower, stack) for stage in t.stages]
+        tower.stages = [(path, at[blocks[low - 1][0]], at[blocks[high - 1][0]]) for blocks, path, low, high in stages]
         tower.blocks = mixed
         return True
 

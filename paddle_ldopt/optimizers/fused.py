@@ -223,11 +223,8 @@ class FusedStep:
         structs = plan.structs[at_row]
         left = {i: plan.refused[row] for i, row in enumerate(at_row) if row in plan.refused} if plan.refused else {}
         types, at = structs["copy_type"], list(map(Tensor.data_ptr, grads))
-        plain = (
-            None not in at
-            and not _HAS_DEVICES
-            and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
-        )
+        plain = None not in at and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
+        plain = plain and (not _HAS_DEVICES or all(grad.place.is_cpu_place() for grad in grads))
         plain = plain and all(map(Tensor.is_same_shape, grads, params)) and all(map(Tensor.is_contiguous, grads))
         if not plain:
             types = [0] * len(grads)

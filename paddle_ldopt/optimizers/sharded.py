@@ -278,9 +278,8 @@ class ShardFinder:
 
     def is_whole(self, parameter_list: Any) -> bool:
         """Return whether this process has each parameter whole."""
-        return not any(shard.groups for shard in self.find(parameter_list).values()) and not self.is_sliced(
-            parameter_list
-        )
+        is_split = any(shard.groups for shard in self.find(parameter_list).values())
+        return not is_split and not self.is_sliced(parameter_list)
 
     def is_part(self, param: Tensor, parameter_list: Any) -> bool:
         """Return whether this process has only a part of a parameter, or a padded slice."""

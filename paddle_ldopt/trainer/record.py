@@ -14,6 +14,7 @@ from typing import Any, Optional
 from .._checks import refusal
 from .._files import Path, checked_path, damages, digest, file_errors, read_json
 from ..checkpoint import Record, record_differences
+from ..config import SETTINGS
 
 LAYERWISE = "ldopt_layerwise.json"
 EPOCH_RNG = "ldopt_epoch_rng.json"
@@ -152,7 +153,10 @@ def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
         classes = was["optimizer"], record["optimizer"]
         unfrozen = set(was["frozen"]) - set(record["frozen"])
         parts = [name for name in os.listdir(folder) if re.match(r"optimizer.*\.(pdopt|safetensors)$", name)]
-        found = record_differences(was, record)
+        named = [
+            {**one, "decay": {SETTINGS[name]: value for name, value in one["decay"].items()}} for one in (was, record)
+        ]
+        found = record_differences(*named)
     why = ""
     if set(classes) not in ({record["optimizer"]}, {"AdamW", "AdamWDL"}):
         why = f"the state of {classes[0]} cannot be loaded into {classes[1]}"

@@ -36,7 +36,8 @@ def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
     cause = "the model is one stage of a pipeline"
     if pipeline_of(checked_model(trainer.model)) is None:
         try:
-            layers, places = together(lambda: _measured(trainer, rules))
+            batch, _ = together(lambda: (_first_batch(trainer), None))  # a pass in tensor parallel waits for all
+            layers, places = together(lambda: _measured(trainer, batch, rules))
             if all(other == places[0] for other in places):
                 return layers
             cause = "the processes find different layers"
@@ -50,15 +51,17 @@ def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
     return map_layers(trainer.model, rules)
 
 
-def _measured(trainer: Any, rules: Any) -> tuple[LayerMap, dict[str, Any]]:
+def _first_batch(trainer: Any) -> dict[str, Any]:
     rows = trainer.train_dataset
     if rows is None or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise TypeError("the training data has no numbered rows")
     with random_states_kept():
         if hasattr(rows, "remove_columns"):  # a `datasets.Dataset`
             rows = trainer._remove_unused_columns(rows, description="training")
-        batch = dict(trainer._prepare_inputs(trainer.data_collator([rows[0]])))
+        return dict(trainer._prepare_inputs(trainer.data_collator([rows[0]])))
 
+
+def _measured(trainer: Any, batch: dict[str, Any], rules: Any) -> tuple[LayerMap, dict[str, Any]]:
     def run(model: paddle.nn.Layer) -> Any:
         with trainer.autocast_smart_context_manager():
             return trainer.compute_loss(model, dict(batch))

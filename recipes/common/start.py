@@ -8,6 +8,7 @@ import ast
 import difflib
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -149,6 +150,11 @@ def start():
             check(script, sys.argv[1:])
         except (ValueError, OSError) as problem:
             sys.exit("error: " + " ".join(str(problem).split()))
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        import paddle
+
+        paddle.disable_signal_handler()  # on SIGTERM it prints a traceback of C++
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 start()

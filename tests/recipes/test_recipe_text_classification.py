@@ -229,7 +229,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(run, tmp_path, case):
 def test_a_resume_with_other_settings_is_refused_and_changes_nothing(run, tmp_path):
     folder = run(output_dir="first").folder
     before = files(folder)
-    assert "layerwise_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
+    assert "layerwise_lr_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
     assert "own folder" in refuse(run, resume_from_checkpoint="first", output_dir="second")
     assert "checkpoints of another run" in refuse(run, output_dir="first")
     assert "give its `output_dir` again" in refuse(run, "--compare", resume_from_checkpoint="first")
@@ -342,7 +342,7 @@ def test_arguments_of_a_resume_are_those_of_the_next_one(run, tmp_path):
     run(output_dir="first", seed=7, load_best_model_at_end=False)
     longer = run(resume_from_checkpoint="first/checkpoint-4", num_train_epochs=2)
     assert longer.trainer.state.global_step == 8
-    assert "layerwise_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
+    assert "layerwise_lr_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
     shutil.copytree("first", "second")
     shutil.rmtree("second/checkpoint-8")
     again = run(resume_from_checkpoint="second")

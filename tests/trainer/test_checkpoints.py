@@ -45,10 +45,10 @@ def record_in(checkpoint):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"layerwise_lr_decay": 0.9}, "decay was {'layerwise_decay': 0.8} and is {'layerwise_decay': 0.9} now"),
-        ({"layerwise_lr_decay": 1.0}, "decay was {'layerwise_decay': 0.8} and is {} now"),
-        ({"layerwise_convention": "electra"}, "{'convention': 'electra'} now"),
-        ({"layerwise_multipliers": '{"classifier": 0.1}'}, "and is {'multipliers': {'classifier': 0.1}} now"),
+        ({"layerwise_lr_decay": 0.9}, "decay was {'layerwise_lr_decay': 0.8} and is {'layerwise_lr_decay': 0.9} now"),
+        ({"layerwise_lr_decay": 1.0}, "decay was {'layerwise_lr_decay': 0.8} and is {} now"),
+        ({"layerwise_convention": "electra"}, "{'layerwise_convention': 'electra'} now"),
+        ({"layerwise_multipliers": '{"classifier": 0.1}'}, "and is {'layerwise_multipliers': {'classifier': 0.1}} now"),
         ({"layerwise_rules": '{"layers.1.linear1": "head"}'}, "linear1.weight': ['bert.encoder.layers', 2, 2]"),
         ({"optim": "adamw"}, "optimizer was 'AdamWDL' and is 'AdamW' now"),
     ],
@@ -73,7 +73,7 @@ def test_resume_with_another_depth_is_refused_before_anything_changes(saved, tmp
 def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):
     said = common.messages(monkeypatch)
     trainer = resume(saved, tmp_path, layerwise_lr_decay=0.5, allow_layerwise_change=True)
-    assert any("despite a difference: decay was {'layerwise_decay': 0.8} and is" in line for line in said)
+    assert any("despite a difference: decay was {'layerwise_lr_decay': 0.8} and is" in line for line in said)
     assert trainer.state.global_step == 4
     classifier, block = trainer.model.classifier.weight, trainer.model.bert.encoder.layers[0].linear1.weight
     assert trainer.optimizer.layerwise_ratio(classifier) == 1.0

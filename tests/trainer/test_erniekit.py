@@ -156,7 +156,7 @@ def test_an_optimizer_of_ours_has_the_same_ratios_and_its_settings_are_saved(tmp
     config = LdoptConfig.from_json(checkpoint / "ldopt_config.json")
     assert config.layerwise_decay == trainer.args.layerwise_decay and config.layerwise_bound == 0.2
     other = common.arguments(tmp_path, Arguments, optim="adamwdl", **{**asked, "layerwise_lr_decay_bound": 0.5})
-    with pytest.raises(ValueError, match="decay was {'bound': 0.2} and is {'bound': 0.5} now"):
+    with pytest.raises(ValueError, match="decay was {'layerwise_bound': 0.2} and is {'layerwise_bound': 0.5} now"):
         common.trainer(tmp_path, model_of(False), cls=Trainer, args=other).train(resume_from_checkpoint=str(checkpoint))
     assert json.loads((checkpoint / "ldopt_layerwise.json").read_text())["decay"]["convention"] == "linear"
 

@@ -225,7 +225,7 @@ def build_passed(model, hook):
 def test_resume_with_a_passed_optimizer(tmp_path, hook):
     assert_exact(tmp_path, 4, passed=lambda model: build_passed(model, hook), max_steps=9)
     if not hook:
-        with pytest.raises(ValueError, match="decay was {'layerwise_decay': 0.8} and is"):
+        with pytest.raises(ValueError, match="decay was {'layerwise_lr_decay': 0.8} and is"):
             resume(tmp_path / "whole/checkpoint-4", tmp_path / "other", layerwise_lr_decay=0.5)
 
 
