@@ -63,7 +63,7 @@ ARGUMENTS = {
 
 def optimizer_of(name, network, rate=1e-2, **arguments):
     """Return one of ours with a schedule; "sgd" is Paddle's, which shows a gradient as it is."""
-    rate = {"sgd": 1.0, "came": 5e-3}.get(name, rate)
+    rate = 1.0 if name == "sgd" else rate
     schedule = paddle.optimizer.lr.LambdaDecay(rate, lambda epoch: 0.9**epoch)
     if name == "sgd":
         return paddle.optimizer.SGD(schedule, network.parameters())
