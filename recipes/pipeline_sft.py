@@ -75,6 +75,7 @@ class Options:
 def launched(args):
     """Return in a launched process; otherwise start the processes and exit with their code, or on a signal."""
     if "PADDLE_TRAINER_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ends it also while it waits for another process
         return
     asked = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -111,10 +111,11 @@ def test_it_starts_as_many_processes_as_there_are_stages(monkeypatch):
 @pytest.mark.parametrize("after", [2, 8, 14])
 def test_a_signal_ends_all_processes(rows, tmp_path, number, after):
     command = [sys.executable, str(FILE), "--data", str(rows), "--steps", "100000", "--length", "24"]
+    command += ["--micro_batch_num", "2", "--micro_batch_size", "4"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment())
     time.sleep(after)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)  # the other processes hold the pipe for as long as they live
+    out, _ = process.communicate(timeout=20)  # the other processes hold the pipe for as long as they live
     assert process.returncode in (-number, 128 + number) and b"Traceback" not in out
 
 
