@@ -87,6 +87,11 @@ def name_before_copy(name: str, is_known: Any) -> str:
     return original or name
 
 
+def asked_before_copy(ask: Any, name: str) -> Any:
+    """Ask a function for the name of the parameter that was copied; unlike a lambda, a partial of it can be pickled."""
+    return ask(name_before_copy(name, ask))
+
+
 @functools.cache
 def run_untranslated() -> None:
     """Exclude this package from `paddle.jit.to_static`, as Paddle excludes its own code.

@@ -10,7 +10,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ._checks import checked_number, nearest, refusal, shown, unknown, wrong_type
-from ._compat import checked_model, is_sharded, name_before_copy, name_dict_of
+from ._compat import asked_before_copy, checked_model, is_sharded, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay
 from .layers.find import Rules
 from .layers.measure import Example
@@ -66,7 +66,7 @@ def build_optimizer(
     if model is not None and not grouped and not any(arguments.get(name) for name in info.own_exclusion):
         decayed = decayed_parameter_names(model)
         ours = issubclass(info.cls, LayerRates)  # which itself knows the names of copies
-        asked = decayed.__contains__ if ours else functools.partial(_is_decayed, decayed)
+        asked = decayed.__contains__ if ours else functools.partial(asked_before_copy, decayed.__contains__)
         arguments.setdefault("apply_decay_param_fun", asked)
     clip = arguments.get("grad_clip")
     if checked_number(max_grad_norm, "max_grad_norm") > 0:
@@ -107,11 +107,6 @@ def build_optimizer(
     elif decay == OFF and not has_hook and model is not None:
         arguments["name_dict"] = name_dict_of(model)
     return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
-
-
-def _is_decayed(decayed: set[str], name: str) -> bool:
-    """Return whether a parameter, or its deep copy, has weight decay; unlike a lambda it can be pickled."""
-    return name_before_copy(name, decayed.__contains__) in decayed
 
 
 def _listed(groups: Any) -> list[Any]:

@@ -35,11 +35,6 @@ from .states import (
 from .step import OneStep, Rows
 
 
-def _before_copy(decays: Callable[[str], Any], name: str) -> Any:
-    """Ask `decays` for the parameter that was copied; unlike a lambda it can be pickled."""
-    return decays(_compat.name_before_copy(name, decays))
-
-
 def _of_original(hook: Any, originals: dict[str, Tensor], param: Tensor) -> Any:
     return hook(originals.get(param.name, param))
 
@@ -200,7 +195,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             other.hook = functools.partial(_of_original, self.hook, originals)
         decays = self._apply_decay_param_fun
         if decays is not None:
-            other._apply_decay_param_fun = functools.partial(_before_copy, decays)
+            other._apply_decay_param_fun = functools.partial(_compat.asked_before_copy, decays)
         return other
 
     # ---- options

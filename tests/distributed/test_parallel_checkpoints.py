@@ -41,12 +41,13 @@ MOVES = [(source, target) for target in SOURCES for source in SOURCES[target]]
 
 @pytest.fixture(scope="module")
 def first_runs(tmp_path_factory):
-    return run_all(str(tmp_path_factory.mktemp("checkpoints")), FIRST)
+    return run_all(str(tmp_path_factory.mktemp("checkpoints")), {name: ALL[name] for name in FIRST})
 
 
 @pytest.fixture(scope="module")
 def more_runs(tmp_path_factory):
-    return run_all(str(tmp_path_factory.mktemp("checkpoints")), [case for case in ALL if case not in FIRST])
+    others = {name: arguments for name, arguments in ALL.items() if name not in FIRST}
+    return run_all(str(tmp_path_factory.mktemp("checkpoints")), others)
 
 
 @pytest.fixture
@@ -55,24 +56,26 @@ def runs(request, name):
     return request.getfixturevalue("first_runs" if name in FIRST else "more_runs")
 
 
-def run_all(root, names):
+def run_all(root, chosen, sources_of=SOURCES):
     """Return (folder of all checkpoints, case -> values without interruption, layout -> what each rank returned)."""
-    whole, chosen = {}, {name: ALL[name] for name in names}
+    whole = {}
     for case, arguments in chosen.items():
         run = cases.Run(**arguments).train(0, cases.HALF)
         run.save(cases.place(root, ONE, case))
         whole[case] = run.train(cases.HALF, cases.STEPS).values()
     found = {}
     for ranks in (4, 2):
-        layouts = {layout: sources for layout, sources in SOURCES.items() if layout.split()[1] == str(ranks)}
+        layouts = {layout: sources for layout, sources in sources_of.items() if layout.split()[1] == str(ranks)}
+        if not layouts:
+            continue
         results = launch(cases.work, ranks=ranks, timeout=600, root=root, layouts=layouts, cases=chosen)
         found.update({layout: [result[layout] for result in results] for layout in layouts})
     return root, whole, found
 
 
-def distance(values, expected, name):
+def distance(values, expected, name, **arguments):
     """Return the largest error of parameters relative to how far they went."""
-    start = cases.Run(name).values()
+    start = cases.Run(name, **arguments).values()
     moved = {key: np.abs(expected[key] - start[key]).max() for key in values}
     return max(np.abs(values[key] - expected[key]).max() / moved[key] for key in values)
 
@@ -108,6 +111,10 @@ def test_all_state_arrives_bit_for_bit(runs, layout, name):
 @every_optimizer
 @pytest.mark.parametrize("source, target", MOVES, ids=lambda layout: layout.replace(" ", "-"))
 def test_between_layouts(runs, source, target, name):
+    check_move(runs, source, target, name)
+
+
+def check_move(runs, source, target, name, **arguments):
     _, whole, found = runs
     values = {}
     for rank in found[target]:
@@ -116,7 +123,7 @@ def test_between_layouts(runs, source, target, name):
         for key, value in here.items():
             assert np.array_equal(values.setdefault(key, value), value), "the same in every process that has it"
     assert set(values) == set(whole[name])
-    assert distance(values, whole[name], name) < 1e-5
+    assert distance(values, whole[name], name, **arguments) < 1e-5
 
 
 def test_paddles_own_functions_do_it_too(tmp_path):
@@ -328,12 +335,22 @@ def test_a_schedule_goes_on_whose_state_lacks_its_cycle(tmp_path):
 
 
 def test_muon_goes_on_bit_for_bit(tmp_path):
-    use_muon = {"use_muon": lambda param: param.ndim == 2}
+    use_muon = {"use_muon": cases.is_matrix}
     run = cases.Run("muon", **use_muon).train(0, cases.HALF)
     run.save(tmp_path / "x")
     again = cases.Run("muon", **use_muon).load(tmp_path / "x").train(cases.HALF, cases.STEPS).values()
     for name, value in run.train(cases.HALF, cases.STEPS).values().items():
         np.testing.assert_array_equal(again[name], value)
+
+
+@pytest.mark.slow
+def test_muon_moves_between_layouts_of_whole_matrices(tmp_path):
+    use_muon, sources_of = {"use_muon": cases.is_matrix}, {"dp 2": [ONE], "sharding 2 v1": ["dp 2"]}
+    sources_of["pp 2"] = [ONE, "sharding 2 v1"]
+    runs = run_all(str(tmp_path), {"muon": {"name": "muon", **use_muon}}, sources_of)
+    for target, sources in sources_of.items():
+        for source in sources:
+            check_move(runs, source, target, "muon", **use_muon)
 
 
 def test_the_record_says_what_it_is_of(tmp_path):

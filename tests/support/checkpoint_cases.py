@@ -44,6 +44,10 @@ class Linear(nn.Layer):
         return paddle.matmul(x, self.weight.astype("float32")) + self.bias.astype("float32")
 
 
+def is_matrix(param):
+    return param.ndim == 2
+
+
 def square_loss(out, target):
     return ((out - target) ** 2).mean()
 
