@@ -27,6 +27,7 @@ Values = dict[str, Any]  # by name, of states or of options
 
 _INFIX = "_fp32_master_0_"  # at which PaddleNLP's unified checkpoints split state names
 _COPY = re.compile(r"(_deepcopy_\d+)+$")  # Paddle renames a Tensor that is copied
+_COUNTS = re.compile(r"(?<=_fp32_master_)\d+|\d+$")
 
 
 class State(NamedTuple):
@@ -168,7 +169,10 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
             owner = getattr(master, "name", f"{param.name}_fp32_master_0")
             owner = owner if master is param else _COPY.sub("", owner)
             layout = optimizer.state_layout(param).items()
-            waiting.append((param, master, {f"{owner}_{prefix}{name}_0": (name, form) for name, form in layout}))
+            # a slice of fleet's sharding has no shape before the first step
+            has_shape = param._is_initialized() or optimizer.finder.params.get(param.name, param) is param
+            types = {name: (dtype, shape if has_shape else None) for name, (dtype, shape) in layout}
+            waiting.append((param, master, {f"{owner}_{prefix}{name}_0": (name, form) for name, form in types.items()}))
     live = {
         value.name: (name[len(prefix) :], (value.dtype, value.shape))
         for name, values in optimizer._accumulators.items()
@@ -213,11 +217,11 @@ def _check_form(optimizer: Any, state_dict: Any) -> None:
 
 
 def _under_names(names: Any, state_dict: Values) -> Values:
-    """Return a state with keys that differ from the names in their last number renamed: it counts optimizers."""
+    """Return a state with keys that differ from the names in numbers that count optimizers and masters renamed."""
     alike: dict[str, list[str]] = {}
     for key in state_dict.keys() - names:
-        alike.setdefault(key.rstrip("0123456789"), []).append(key)
-    others = {name: alike.get(name.rstrip("0123456789"), []) for name in names - state_dict.keys()}
+        alike.setdefault(_COUNTS.sub("", key), []).append(key)
+    others = {name: alike.get(_COUNTS.sub("", name), []) for name in names - state_dict.keys()}
     renamed = {keys[0]: name for name, keys in others.items() if len(keys) == 1}
     return {renamed.get(key, key): value for key, value in state_dict.items()}
 
@@ -251,11 +255,11 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
 
 
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:
-    """Raise ValueError unless a state to load has the expected (dtype, shape) and a counter is finite and at least 0.
+    """Raise ValueError unless a state to load has the expected (dtype, shape or None), and a counter a valid number.
 
     An array that holds the bits of another type comes with its `dtype`.
     """
-    kind, shape = dtype_name(expected[0]), list(expected[1])
+    kind, shape = dtype_name(expected[0]), list(values.shape if expected[1] is None else expected[1])
     received = {"dtype": dtype or dtype_name(values.dtype), "shape": list(values.shape)}
     if received != {"dtype": kind, "shape": shape}:
         wanted = f"{label} must be {kind} of shape {shape}"

@@ -161,6 +161,26 @@ def work_refused(folder):
     return messages, os.path.exists(folder)
 
 
+def work_own_state(folder, layouts):
+    """Go on from Paddle's own files of the weights and of `state_dict`; return (layout, case) -> equal bits."""
+    out = {}
+    for layout in layouts:
+        hcg = start_fleet(**LAYOUTS[layout])
+        for name, dtype in (("adamwdl", "bfloat16"), ("came", "bfloat16"), ("came", "float32")):
+            run = Run(name, hcg, dtype).train(0, HALF)
+            files = [
+                os.path.join(folder, f"{layout}-{name}-{dtype}-{paddle.distributed.get_rank()}-{i}") for i in range(2)
+            ]
+            for part, file in zip((run.plain, run.optimizer), files):
+                paddle.save(part.state_dict(), file)
+            again = Run(name, hcg, dtype)
+            again.plain.set_state_dict(paddle.load(files[0]))
+            again.optimizer.set_state_dict(paddle.load(files[1]))
+            got, whole = (one.train(HALF, STEPS).values() for one in (again, run))
+            out[layout, name, dtype] = all(np.array_equal(got[key], value) for key, value in whole.items())
+    return out
+
+
 def swap(folder):
     os.rename(folder / "0_0.distcp", folder / "part")
     os.rename(folder / "1_0.distcp", folder / "0_0.distcp")
