@@ -138,7 +138,7 @@ def test_paddles_own_functions_do_it_too(tmp_path):
 
 @pytest.mark.slow
 def test_files_of_each_process_keep_masters(tmp_path):
-    """fleet's sharding renames the masters that it loads; version 2 has no slices yet."""
+    """Fleet's sharding renames the masters that it loads; version 2 has no slices yet."""
     layouts = ["dp 2", "sharding 2 v1", "sharding 2 v2"]
     for found in launch(cases.work_own_state, ranks=2, timeout=300, folder=str(tmp_path), layouts=layouts):
         assert found == dict.fromkeys(found, True) and len(found) == 9

@@ -168,9 +168,8 @@ def work_own_state(folder, layouts):
         hcg = start_fleet(**LAYOUTS[layout])
         for name, dtype in (("adamwdl", "bfloat16"), ("came", "bfloat16"), ("came", "float32")):
             run = Run(name, hcg, dtype).train(0, HALF)
-            files = [
-                os.path.join(folder, f"{layout}-{name}-{dtype}-{paddle.distributed.get_rank()}-{i}") for i in range(2)
-            ]
+            place = os.path.join(folder, f"{layout}-{name}-{dtype}-{paddle.distributed.get_rank()}")
+            files = [f"{place}.pdparams", f"{place}.pdopt"]
             for part, file in zip((run.plain, run.optimizer), files):
                 paddle.save(part.state_dict(), file)
             again = Run(name, hcg, dtype)
