@@ -233,7 +233,10 @@ def amp(name, level, path, steps=6, resume_at=None):
         return {**values, **states(opt), "loss": np.array(losses[-2:]), "scale": scaler._scale.numpy()}, losses
 
 
-@pytest.mark.skipif("LDOPT_AS_CUDA" in os.environ, reason="Paddle's autocast asks CUDA for its capability")
+AUTOCAST = pytest.mark.skipif("LDOPT_AS_CUDA" in os.environ, reason="Paddle's autocast asks CUDA for its capability")
+
+
+@AUTOCAST
 @QUIET
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @every_optimizer
@@ -269,3 +272,18 @@ def test_sparse_gradients_are_refused(name):
     embedding(paddle.to_tensor([1, 2])).sum().backward()
     with pytest.raises(TypeError, match="needs dense gradients"):
         opt.step()
+
+
+@AUTOCAST
+@pytest.mark.parametrize("name", ["adamwdl", "came"])
+def test_weights_loaded_after_decorate_stay(name):
+    net = network()
+    opt = make(name, net.parameters())
+    net, opt = paddle.amp.decorate(net, opt, level="O2", dtype="float16", master_weight=True)
+    for param in net.parameters():
+        param.set_value(paddle.full(param.shape, 3.0, param.dtype))
+    with paddle.amp.auto_cast(level="O2", dtype="float16"):
+        net(paddle.ones([2, 6])).mean().backward()
+    opt.step()
+    for param in net.parameters():
+        assert 0 < (param.astype("float32") - 3.0).abs().max() < 0.5 or param.grad.abs().max() == 0
