@@ -110,7 +110,7 @@ def build_optimizer(
 
 
 def _listed(groups: Any) -> list[Any]:
-    items = list(groups) if hasattr(groups, "__iter__") and not isinstance(groups, paddle.Tensor) else []
+    items = list(groups) if hasattr(groups, "__iter__") and not hasattr(groups, "__array__") else []
     if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
         raise wrong_type(groups, "groups", "a list of parameters, or of parameter groups as dicts")
     return items

@@ -189,7 +189,8 @@ class LayerDecay:
         if linear != bounded or (linear and self.layerwise_decay != 1.0):
             problem = "The convention 'linear' takes `bound` below 1 instead of `layerwise_decay`; no other takes it."
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
-            raise refusal(ValueError, problem, **given)
+            settings = "As settings they are layerwise_convention, layerwise_bound and layerwise_lr_decay."
+            raise refusal(ValueError, f"{problem} {settings}", **given)
 
     def __hash__(self) -> int:  # without the dicts, which cannot be hashed
         return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))

@@ -66,7 +66,8 @@ class LayerMap:
         Raises ValueError if no blocks are found, most are in lists with unknown names, or a rule is invalid or leaves
         layers empty. A warning lists the layers that are guesses.
         """
-        listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
+        no_names = isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "shape", None) == ()
+        listed = [] if no_names else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
         return cls._of(layers_of_names(listed, rules))
@@ -97,7 +98,7 @@ class LayerMap:
         model = unwrap_model(model)
         params = dict(model.named_parameters())
         if not params:
-            raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)
+            raise refusal(ValueError, "`model` has no parameters to map.", model=type(model).__name__)
         return cls._of(layers_of_model(model, params, example, rules), params)
 
     @classmethod

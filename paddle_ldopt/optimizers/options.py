@@ -248,7 +248,8 @@ def checked_parameters(parameters: Any, options: dict[str, Option]) -> Any:
     if groups and len(groups) < len(items):
         raise TypeError("`parameters` must hold either parameters or parameter groups. Received: both")
     names: dict[str, None] = {}
-    for param in flatten_groups(groups or items):
+    params = flatten_groups(groups) if groups else items
+    for param in params:
         if not hasattr(param, "stop_gradient"):
             received = f"{shown(param)} of type {type(param).__name__}"
             raise TypeError(f"`parameters` must hold parameters. Received: {received}")
@@ -257,7 +258,7 @@ def checked_parameters(parameters: Any, options: dict[str, Option]) -> Any:
             advice = "`paddle.utils.unique_name.guard()`, or in none; and list none of them twice."
             raise ValueError(f"{wrong} {advice} Received: '{param.name}'")
         names[param.name] = None
-    if all(param.stop_gradient for param in flatten_groups(groups or items)):
+    if all(param.stop_gradient for param in params):
         received = f"{len(names)} parameters, all frozen" if names else "parameters=[]"
         raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
     return groups or items

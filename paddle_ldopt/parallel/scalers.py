@@ -45,7 +45,8 @@ class LossScaler:
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a scaler of the same class; another state raises ValueError and changes nothing."""
         if set(checked_state(state_dict)) != set(self._state):
-            raise refusal(ValueError, f"{type(self).__name__} has the keys {[*self._state]}.", keys=[*state_dict])
+            wrong = f"`state_dict` of a {type(self).__name__} must have the keys {[*self._state]}."
+            raise refusal(ValueError, wrong, keys=[*state_dict])
         scale = self._checked_scale(state_dict["loss_scale"], "loss_scale")
         least = {"window_index": -1}
         counts = {k: checked_int(v, k, least.get(k, 0)) for k, v in state_dict.items() if k != "loss_scale"}
