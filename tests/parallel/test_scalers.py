@@ -143,7 +143,7 @@ def test_state_goes_on_where_it_was(name, tmp_path):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"loss_scale": 2.0}, "AdaptiveLossScaler has the keys"),
+        ({"loss_scale": 2.0}, "AdaptiveLossScaler must have the keys"),
         ({"window_index": 99}, "same windows"),
         ({"loss_scale": math.inf}, "loss_scale"),
         ({"loss_scale": 0.5}, r"`loss_scale` must be in \[1, inf\). Received: loss_scale=0.5"),
@@ -153,7 +153,7 @@ def test_state_goes_on_where_it_was(name, tmp_path):
 def test_a_state_that_is_wrong_changes_nothing(state, message):
     scaler = AdaptiveLossScaler()
     before = scaler.state_dict()
-    wrong = state if "has the keys" in message else {**before, **state}
+    wrong = state if "must have the keys" in message else {**before, **state}
     with pytest.raises(ValueError, match=message):
         scaler.set_state_dict(wrong)
     assert scaler.state_dict() == before
