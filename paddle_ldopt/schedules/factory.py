@@ -288,7 +288,7 @@ def get_scheduler(
         name: the kind.
         optimizer: the peak, or a Paddle optimizer, also wrapped, to attach the schedule to. The peak is then the
             current rate, or the peak of the present schedule if it is ours.
-        num_warmup_steps: the rate is 0 at step 0 and first reaches the peak at this step.
+        num_warmup_steps: the rate rises to the peak until this step.
         num_training_steps: at least 1; warns if it is below the warm-up.
         scheduler_specific_kwargs: further options of the kind.
 

@@ -43,8 +43,8 @@ from .stages import from_all_stages, layers_of_trainer
 class LdoptTrainerMixin(ResumeMixin):
     """A Trainer that uses the arguments of `LdoptArgumentsMixin` and resumes as with `ResumeMixin`.
 
-    - Every optimizer of ours or of the Trainer gets the layer-wise rates. Biases and norms have no weight decay. The
-      "learning_rate" of groups (`set_optimizer_grouped_parameters`) is multiplied by the layer's ratio.
+    - Every optimizer of ours or of the Trainer gets the layer-wise rates. Biases and norms have no weight decay. Groups
+      of `set_optimizer_grouped_parameters` set their own; their "learning_rate" is multiplied by the layer's ratio.
     - A schedule that follows a metric takes a step after each evaluation, before the checkpoint.
     - ``layerwise_freeze_below`` sets `stop_gradient`, so backward passes end at the frozen layers.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the schedule of `opt`, or None if `opt` sets its rate
