@@ -1,7 +1,7 @@
 """Layer-wise learning-rate decay for fine-tuning with PaddlePaddle.
 
-`create` builds an optimizer. `LdoptConfig` builds an optimizer and its schedule from settings, usually in a file. Both
-use the same names for options. The classes have the arguments of the optimizers they replace.
+`create` builds an optimizer. `LdoptConfig` builds an optimizer and its schedule from settings or a file. Both use the
+same option names. The classes have the arguments of the optimizers they replace.
 """
 
 import importlib as _importlib
@@ -64,7 +64,7 @@ if _TYPE_CHECKING:
     from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
     from .tensorflow_recipe import create_optimizer
 
-_LATER = {  # module -> its names that are in `__all__`; imported when one is first used
+_LATER = {  # module -> names, imported when first used
     "accumulator": ("GradientAccumulator",),
     "checkpoint": ("LoadReport", "load_optimizer", "save_optimizer"),
     "config": ("LdoptConfig",),
@@ -76,25 +76,25 @@ _LATER = {  # module -> its names that are in `__all__`; imported when one is fi
 __all__ = [
     # entry points
     "create", "list_optimizers", "LdoptConfig", "get_scheduler",
-    # the layers of a model and their rates
+    # layers
     "Layer", "LayerDecay", "LayerMap", "decayed_parameter_names",
-    # the optimizers, and the table of their declarations
+    # optimizers
     "Adafactor", "AdafactorSchedule", "AdamWDL", "AdamWeightDecay", "Came", "Lamb", "Muon",
     "OptimizerInfo", "optimizer_class",
-    # layer-wise rates for Paddle's own optimizers, and PaddleNLP's hook
+    # for Paddle's optimizers, and PaddleNLP's hook
     "apply_layerwise_decay", "reset_layerwise_decay", "layerwise_lr_decay",
-    # schedules by class, and by the functions of transformers
+    # schedules
     "CurveSchedule", "MetricSchedule", "ReduceLROnPlateau", "SchedulerType", "WarmUp",
     "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
     "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
     "get_cosine_with_min_lr_schedule_with_warmup", "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
     "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
     "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
-    # TensorFlow's BERT fine-tuning: the port of transformers' function
+    # TensorFlow's BERT recipe
     "create_optimizer",
     # saving
     "save_optimizer", "load_optimizer", "LoadReport",
-    # micro-batches and loss scales
+    # training steps
     "GradientAccumulator", "AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale",
     "__version__",
 ]

@@ -1,4 +1,4 @@
-"""Error messages, checks that return the value or raise, and `Option`, the declaration of an option. No Paddle."""
+"""Error messages, checks of arguments, and `Option`, the declaration of an option. No Paddle."""
 
 import dataclasses
 import difflib
@@ -62,7 +62,7 @@ def quoted(names: Iterable[Any], limit: int = 3) -> str:
     return first_few(map(repr, names), limit) or "nothing"
 
 
-# what users of other libraries call our settings
+# names of other libraries
 _MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size", "epochs": "num_train_epochs"}
 _MEANT.update(dict.fromkeys(("decay", "lr_decay", "layer_decay", "llrd"), "layerwise_lr_decay"))
 
@@ -95,7 +95,6 @@ _MOST_STEPS = 2**53  # floats count exactly up to here
 
 
 def as_float(number: Any) -> float:
-    """Return a number as a float; inf for an int beyond the range of floats."""
     try:
         return float(number)
     except OverflowError:
@@ -117,10 +116,7 @@ def checked_bool(value: Any, argument: str) -> bool:
 def checked_number(
     value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", expected: str = "a number"
 ) -> float:
-    """Return a finite number from `low` to `high` as a float; a square bracket in `ends` includes the limit.
-
-    NumPy numbers and arrays or Tensors of one element are numbers; bools are not.
-    """
+    """Return a finite number from `low` to `high` as a float; a square bracket in `ends` includes the limit."""
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
         raise refusal(TypeError, f"`{argument}` must be {expected}.", **{argument: value})
@@ -138,7 +134,6 @@ def _span(low: float, high: float, ends: str) -> str:
 
 
 def checked_int(value: Any, argument: str, least: int = 0) -> int:
-    """Return `value` as an int; raise unless it is an integer of at least `least`."""
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Integral):
         raise refusal(TypeError, f"`{argument}` must be an integer.", **{argument: value})
@@ -177,24 +172,23 @@ def checked_state(state_dict: Any) -> dict[str, Any]:
 class Option:
     """The declaration of an option of an optimizer or a schedule, read by checks, settings and the docs' tables."""
 
-    default: Any = REQUIRED  # given here unless the signature of the constructor or function has it
-    doc: str = ""  # one line
+    default: Any = REQUIRED  # or in the signature of the constructor or function
+    doc: str = ""
     low: float = 0.0  # the range of a number
     high: float = math.inf
     ends: str = "[]"  # brackets of the range; a square one includes the limit
     optional: bool = False  # None is allowed
     group: bool = False  # a parameter group may override it
-    called: str = ""  # its name in the constructor, if other than in groups
-    setting: str = ""  # its name in `create` and `LdoptConfig`, if other than the class's: beta1 for Keras' beta_1
+    called: str = ""  # in the constructor, if other than in groups
+    setting: str = ""  # in `create` and `LdoptConfig`, if other than the class's
     read: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the number to check, such as 0 for None
     check: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the checked value; None: a number in the range
-    values: str = ""  # in words, for the docs, with a `check` other than `checked_bool`
-    choices: Collection[str] = ()  # the permitted words
+    values: str = ""  # in words, for the docs
+    choices: Collection[str] = ()
     argument: bool = True  # False if only a group can have it
     in_rule: bool = True  # False if the update rule does not take it
 
     def checked(self, value: Any, name: str) -> Any:
-        """Return the converted value, such as a float for an int."""
         name = self.called or name
         if value is None and self.optional:
             return None

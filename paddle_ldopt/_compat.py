@@ -1,6 +1,6 @@
-"""Paddle's private parts that code outside the optimizers needs, and what differs between versions of Paddle.
+"""The private parts of Paddle that code outside the optimizers needs, and the differences between versions of Paddle.
 
-`tests/test_compat.py` lists every private name of Paddle that this package uses.
+`tests/test_compat.py` lists all private names of Paddle in this package.
 """
 
 import functools
@@ -32,14 +32,12 @@ flags = functools.cache(paddle.base.core.globals)  # `paddle.get_flags` takes 7 
 
 @functools.cache
 def has_kernel(name: str, place: str, dtype: Any) -> bool:
-    """Return whether Paddle has a kernel for a device and type; otherwise it uses the CPU's."""
     device = place.partition("(")[2].strip(")").partition(":")[0].lower()
     keys = [key.strip("()").split(", ") for key in paddle.base.core._get_registered_phi_kernels("all")[name]]
     return any(key[0].lower() == device and key[-1] == dtype_name(dtype) for key in keys)
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype of Paddle or NumPy, such as "float32"."""
     return str(dtype).rpartition(".")[2]
 
 
@@ -55,7 +53,6 @@ def name_dict_of(model: paddle.nn.Layer) -> dict[str, str]:
 
 
 def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
-    """Return the structured names of `name_dict` or a LayerMap, {} without them."""
     if name_dict is not None and not isinstance(name_dict, Mapping):
         raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
     return name_dict or getattr(layers, "name_dict", None) or {}
@@ -75,7 +72,7 @@ def count_set_value() -> None:
 
 
 def write_of(param: paddle.Tensor) -> tuple[int, int, int]:
-    """Return what changes when a parameter is written, other than by an optimizer's kernel, or has other memory."""
+    """Return values that change when a parameter is written (except by an optimizer's kernel) or gets other memory."""
     return param.data_ptr(), param.inplace_version, vars(param).get("times_set", 0)
 
 
@@ -88,7 +85,7 @@ def name_before_copy(name: str, is_known: Any) -> str:
 
 
 def asked_before_copy(ask: Any, name: str) -> Any:
-    """Ask a function for the name of the parameter that was copied; unlike a lambda, a partial of it can be pickled."""
+    """Ask a function about the copied parameter; unlike a lambda, a partial of this can be pickled."""
     return ask(name_before_copy(name, ask))
 
 
@@ -120,7 +117,7 @@ def flatten_groups(parameters: Any) -> list[paddle.Tensor]:
 
 
 def groups_by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
-    """Return ``param.name`` -> group of the optimizer's parameters, {} without a group."""
+    """Return ``param.name`` -> its parameter group, or {}."""
     groups: dict[str, dict[str, Any]] = {}
     for item in optimizer._param_groups or []:
         grouped = isinstance(item, dict)
@@ -130,7 +127,7 @@ def groups_by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
 
 # ---- state of an optimizer
 
-MASTER = "master"  # name of the float32 master of a parameter of lower precision, among its states
+MASTER = "master"  # the float32 master of a parameter, among its states
 
 
 class StateForm(NamedTuple):
@@ -169,7 +166,7 @@ def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, 
 
 
 def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Any:
-    """Return a copy that shares the state of an optimizer and has its own attributes, to be read without a trace."""
+    """Return a copy that shares an optimizer's state but not its attributes: reading rates leaves no trace."""
     other = object.__new__(type(optimizer))
     for name, value in dict(vars(optimizer)).items():  # a copy of the dict: another thread may add to it
         bound = isinstance(value, types.MethodType) and value.__self__ is optimizer
@@ -181,7 +178,7 @@ def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Any
 
 
 def is_called_by(name: str) -> bool:
-    """Return whether the caller of this function, a method that may be overridden, was called by one of this name."""
+    """Return whether a method of this name called the calling method; overrides of the calling method do not count."""
     frame: Any = sys._getframe(1)
     method = frame.f_code.co_name
     while frame.f_code.co_name == method:  # an override calls the method of its base
@@ -206,7 +203,7 @@ def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dic
     if has_single_lr(type(optimizer)):  # regardless of groups
         return {param.name: (1.0, 0.0) for param in params}
     other, rates = stand_in(optimizer), []
-    for rate in (0.0, 1.0):  # at 0 only a parameter's own rate is left (a Tensor in `optimize_attr`, a group's "lr")
+    for rate in (0.0, 1.0):  # at 0, only own rates are left: a Tensor in `optimize_attr`, a group's "lr"
         tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # reading it waits for no device
         vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
         with paddle.no_grad():
@@ -230,16 +227,16 @@ def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: 
 
 # ---- wrappers of `fleet`, `amp`, group sharding and LookAhead
 
-# attributes in which wrappers keep their optimizer: fleet and amp, group sharding, LookAhead, static `fleet`, asp
+# the inner optimizer of fleet and amp, group sharding, LookAhead, static `fleet`, asp
 _INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
-_INSIDE = ("_layers", "_layer")  # the same for networks: DataParallel, GroupShardedStage2
-# by name: no version of Paddle has all; MetaParallelBase: tensor, pipeline, sharding and segment parallel
+_INSIDE = ("_layers", "_layer")  # of networks: DataParallel, GroupShardedStage2
+# by name, because no version of Paddle has all; MetaParallelBase: tensor, pipeline, sharding, segment parallel
 _WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer"}
 _WRAPPERS |= {"GroupShardedStage2", "GroupShardedStage3", "FullyShard"}
 
 
 def wrappers(optimizer: Optimizer) -> list[Any]:
-    """Return the wrappers of an optimizer from the outermost in, and last the optimizer itself."""
+    """Return the wrappers of an optimizer, outermost first, then the optimizer."""
     chain: list[Any] = [optimizer]
     while True:
         inner = [value for name in _INNER for value in [getattr(chain[-1], name, None)] if value is not None]
@@ -262,7 +259,6 @@ def is_group_sharded(optimizer: Optimizer) -> bool:
 
 
 def check_wrapper_state(optimizer: Optimizer) -> None:
-    """Raise TypeError if a wrapper keeps state that checkpoints of the optimizer would lack."""
     for wrapper in wrappers(optimizer)[:-1]:
         if not may_have_cut(wrapper):
             name = type(wrapper).__name__
@@ -324,7 +320,6 @@ def check_own_gradients(until: str) -> None:
 
 
 def check_weight_decay_in_step(optimizer: Optimizer) -> None:
-    """Raise if sharding version 1 has replaced `apply_decay_param_fun`."""
     module = getattr(getattr(optimizer, "_apply_decay_param_fun", None), "__module__", None)
     replaced = topology() is not None and module == sharding_v1().__module__
     if replaced and not (sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")):
@@ -347,7 +342,7 @@ def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
 
 
 def leave_out_frozen(optimizer: Any) -> None:
-    """Remove frozen parameters from an optimizer under sharding version 2, which cannot split them."""
+    """Remove frozen parameters from an optimizer: sharding version 2 cannot split them."""
     # sharding itself refuses parameter groups
     if sharding_setting("split_param") and not isinstance(optimizer._param_groups[0], dict):
         trained = [param for param in optimizer._parameter_list if not param.stop_gradient]
@@ -355,13 +350,11 @@ def leave_out_frozen(optimizer: Any) -> None:
 
 
 def is_pipeline_engine(network: paddle.nn.Layer) -> bool:
-    """Return whether `fleet` made an engine of a PipelineLayer."""
     alone = any(cls.__name__ == "NoPipelineParallel" for cls in type(network).__mro__)
     return alone or isinstance(network, fleet_part("meta_parallel.PipelineParallel"))
 
 
 def pipeline_of(model: paddle.nn.Layer) -> Any:
-    """Return the `PipelineLayer` of several stages in a model."""
     layer = fleet_part("meta_parallel.PipelineLayer")
     parts = [part for part in model.sublayers(include_self=True) if isinstance(part, layer)]
     return next((part for part in parts if part._num_stages > 1), None)

@@ -1,4 +1,4 @@
-"""Files: checks of paths, complete writes, checksums, strict JSON, YAML. No Paddle."""
+"""Files: checks of paths, complete writes, checksums, strict JSON and YAML. No Paddle."""
 
 import contextlib
 import json
@@ -31,7 +31,6 @@ def checked_path(path: Any, argument: str = "path") -> str:
 
 
 def check_regular(path: str) -> None:
-    """Raise ValueError for a link, a folder, a device or a pipe; a missing file is no error."""
     if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):
         raise refusal(ValueError, "`path` must be a regular file, not a link, folder, device or pipe.", path=path)
 
@@ -77,7 +76,6 @@ def digest(path: str) -> list[int]:
 
 
 def damages(folder: str, written: Iterable[tuple[str, list[int]]]) -> list[str]:
-    """Describe the files of a folder that differ from the given names and digests."""
     damaged = []
     for name, expected in written:
         path = os.path.join(folder, name)
@@ -91,7 +89,7 @@ def damages(folder: str, written: Iterable[tuple[str, list[int]]]) -> list[str]:
 
 
 def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return the pairs as a dict; raise ValueError for a duplicate key, whose first value would be lost."""
+    """Return the pairs as a dict; raise ValueError for a duplicate key."""
     out = dict(pairs)
     if len(out) < len(pairs):
         (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
@@ -120,7 +118,6 @@ def json_number(text: str) -> float:
 
 
 def read_json(path: Path, content: str = "This JSON") -> Any:
-    """Return the content of a JSON file; raise ValueError for unreadable content or a duplicate key."""
     with open(checked_path(path), encoding="utf-8") as file, file_errors(path, content):
         return json.load(file, object_pairs_hook=unique_keys, parse_float=json_number)
 

@@ -9,7 +9,6 @@ T = TypeVar("T")
 
 
 def gathered(mine: T, group: Any = None) -> list[T]:
-    """Return the values of all processes of a group, in order."""
     if dist.get_world_size(group) == 1:
         return [mine]
     values: list[T] = []
@@ -19,7 +18,7 @@ def gathered(mine: T, group: Any = None) -> list[T]:
 
 
 def together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """Return the first result of `act()`, and a list of the second results in all processes; `act` may return None.
+    """Return the first result of `act()` here, and the second results of all processes; it may return None.
 
     If `act` raises, all processes raise the error of the first that failed.
     """

@@ -57,7 +57,6 @@ def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
 
 
 def read_record(path: str) -> tuple[dict[str, Any], Arrays]:
-    """Return record and tensors of a file of `write_record`; raise ValueError for any other or a changed file."""
     check_regular(path)
     arrays: Arrays = {}
     with file_errors(path, "The file's content", checks=True):
@@ -90,7 +89,7 @@ def _checksum(*parts: Any) -> str:
     return checksum.hexdigest()
 
 
-# ---- states of schedules and loss scalers, with small arrays, NaN and infinities
+# ---- states of schedules and loss scalers
 
 
 def to_json(value: Any, where: str) -> Any:
@@ -115,7 +114,6 @@ def to_json(value: Any, where: str) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that `to_json` was given, tuples as lists."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):

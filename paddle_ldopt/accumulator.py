@@ -1,4 +1,4 @@
-"""`GradientAccumulator`: sums of gradients over micro-batches, a port of transformers 4.37's class for TensorFlow."""
+"""`GradientAccumulator`, a port of the TensorFlow class of transformers 4.37."""
 
 import dataclasses
 import math
@@ -25,24 +25,20 @@ class GradientAccumulator:
         \text{"sum"}: \sum_i g_i \qquad \text{"mean"}: \frac{1}{n} \sum_i g_i \qquad
         \text{"token"}: \frac{\sum_i w_i g_i}{\sum_i w_i}
 
-    "mean" is the gradient of a large batch if all micro-batches have the same size. "token" is that gradient if the
-    loss of each micro-batch is the mean over its own :math:`w_i` tokens. Sums of float64 gradients are float64.
+    "mean" is the gradient of the large batch if all micro-batches have the same size, "token" if the loss of each is
+    the mean over its :math:`w_i` tokens. Sums of float64 gradients are float64.
 
-    **Called with a list** of gradients, as in TensorFlow, it keeps one slot for each index. An index with None in the
-    first call stays None; a later gradient there is ignored, with a warning. **Called with a model**, it takes the
-    gradients of the trainable parameters, in the order of ``model.named_parameters()``, and clears them, because
-    `backward` adds to existing gradients. A parameter may get its first gradient in a later call. The set of trainable
-    parameters may change between cycles, not within a cycle.
+    **Called with a list** of gradients, as in TensorFlow, it keeps one slot for each index. An index that is None in
+    the first call stays None; later gradients there are ignored, with a warning. **Called with a model**, it takes and
+    clears the gradients of the trainable parameters, in the order of ``model.named_parameters()``. A parameter may get
+    its first gradient in a later call. The trainable parameters may change between cycles only.
 
     **In several processes**, each accumulates separately, with the plain model or `paddle.DataParallel` under
     ``no_sync()``, and calls `synchronize` before `apply`. A process may have no micro-batch in a cycle. Sharding stage
-    1 works, but not with `tensor_fusion` or `comm_overlap`.
+    1 works without `tensor_fusion` and `comm_overlap`.
 
-    A bad argument or a call out of order raises TypeError or ValueError and changes nothing. The sums are not part of a
-    checkpoint: save between two cycles.
-
-    Differs from transformers: models, "mean", "token" and data parallelism are new; `step` is an int; sums are at least
-    float32; ignored gradients give a warning.
+    A wrong argument or call raises TypeError or ValueError and changes nothing. Checkpoints lack the sums: save between
+    two cycles.
 
     Examples:
         >>> import paddle
@@ -66,19 +62,19 @@ class GradientAccumulator:
 
     def __init__(self, reduction: str = "sum") -> None:
         self.reduction = checked_choice(reduction, "reduction", ("sum", "mean", "token"))
-        self._names: Optional[list[str]] = None  # the model's; None for a list, or before the first call
-        self._parameters: Optional[list[Any]] = None  # of the last model
+        self._names: Optional[list[str]] = None  # None for a list, or before the first call
+        self._parameters: Optional[list[Any]] = None
         self._own_names: Optional[list[str]] = None  # their `param.name`, also in a process that saw no model
-        self._sums: list[Any] = []  # float32 or float64 Tensors, None without a gradient so far
+        self._sums: list[Any] = []  # None without a gradient so far
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new cycle: zero the sums and the number of calls, and keep the slots."""
+        """Begin a new cycle: zero the sums and counts, keep the slots."""
         for total in self._sums:
             if total is not None:
                 total.zero_()
-        self._received = [False] * len(self._sums)  # whether a slot got a gradient in this cycle
-        self._own: Optional[tuple[int, float]] = None  # count and weight of this process once synchronized
+        self._received = [False] * len(self._sums)  # in this cycle
+        self._own: Optional[tuple[int, float]] = None  # this process's count and weight, once synchronized
         self._step = 0
         self._count = 0  # micro-batches in the sums; of all processes once synchronized
         self._weight = 0.0
@@ -91,7 +87,7 @@ class GradientAccumulator:
 
     @property
     def gradients(self) -> list[Any]:
-        """The reduced gradients as new Tensors, None without a gradient; zeros after a `reset`."""
+        """The reduced gradients as new Tensors; None in a slot that never had a gradient, zeros after a `reset`."""
         if not self._sums:
             raise refusal(ValueError, "The accumulator should be called first to initialize the gradients.", step=0)
         return [None if total is None else _divided(total, d) for total, d in zip(self._sums, self._divisors())]
@@ -99,8 +95,8 @@ class GradientAccumulator:
     def __call__(self, gradients: Any, weight: Optional[float] = None) -> None:
         """Add the gradients of a micro-batch: a list, or a model after `backward`.
 
-        With "token", `weight` is the number of tokens in the loss, at least 0. With 0, the gradients are ignored,
-        because a mean over no token is NaN.
+        With "token", `weight` is the number of tokens in the loss. With 0, the gradients are ignored: a mean over no
+        token is NaN.
         """
         names, parameters, given = _gradients_of(gradients)
         if (weight is None) == (self.reduction == "token"):
@@ -160,18 +156,17 @@ class GradientAccumulator:
     def write_gradients(self, target: Any = None) -> None:
         """Write the reduced gradients into the parameters, in their types, for an optimizer or a scaler.
 
-        A parameter that received no gradient since the last `reset` keeps None, so no optimizer moves it. Under
-        sharding with `split_param` it gets zeros, and weight decay may move it.
+        A parameter without a gradient since the last `reset` keeps None, so no optimizer moves it. Under sharding with
+        `split_param` it gets zeros, and weight decay may move it.
 
-        `target` is the model, or the list of parameters in the order of `gradients`; by default the model of the last
-        call.
+        `target` is the model (default: that of the last call), or the parameters in the order of `gradients`.
         """
         self._write(target, None)
 
     def apply(self, optimizer: Union[Optimizer, Sequence[Optimizer]], target: Any = None) -> None:
         """Take one step with the reduced gradients, then clear them and `reset`.
 
-        With a list of optimizers, each takes a step. `target` is as in `write_gradients`; for lists of gradients, by
+        Each of a list of optimizers takes a step. `target` is as in `write_gradients`; for lists of gradients, by
         default the optimizer's trainable parameters.
         """
         optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
@@ -192,9 +187,9 @@ class GradientAccumulator:
     def synchronize(self, group: Any = None) -> None:
         """Sum over all processes, once a cycle: each process then has the `gradients` of the global batch.
 
-        Processes may differ in calls and tokens. Gradients of experts (`no_sync`) stay those of their process, as in
-        Paddle. Every process of the group, by default all, must call it. If processes differ in parameters, shapes,
-        types or `reduction`, all raise.
+        Every process of the group, by default all, must call it. Processes may differ in calls and tokens; a difference
+        in parameters, shapes, types or `reduction` raises in all. Gradients of experts (`no_sync`) stay those of their
+        process, as in Paddle.
         """
         if group is not None and not (hasattr(group, "is_member") and group.is_member()):
             raise refusal(TypeError, "`group` must be a paddle.distributed Group that holds this process.", group=group)
@@ -230,7 +225,7 @@ class GradientAccumulator:
         self._synchronized = True
 
     def _write(self, target: Any, trained: Optional[list[Any]]) -> None:
-        """Write the gradients to `target`, the last model, or an optimizer's `trained` parameters."""
+        """Write to `target`, else the last model's parameters, else an optimizer's `trained` parameters."""
         if not self._step and not self._synchronized:
             message = "There are no gradients: call the accumulator first, and `apply` with all optimizers at once."
             raise refusal(ValueError, message, step=self._step)
@@ -317,8 +312,8 @@ class _Part:
     """A process's part of a cycle, without the sums; no slots before the first call."""
 
     reduction: str
-    names: Optional[list[str]]  # structured names of a model's parameters, None for a list of gradients
-    own_names: Optional[list[str]]  # Paddle's names of these parameters
+    names: Optional[list[str]]  # structured names; None for a list of gradients
+    own_names: Optional[list[str]]  # Paddle's names
     slots: list[Optional[tuple[list[int], str]]]  # shape and dtype, None without a gradient so far
     received: list[bool]
     count: int
@@ -327,7 +322,6 @@ class _Part:
 
 
 def _experts(parameters: Optional[list[Any]], count: int) -> set[int]:
-    """Return the places of parameters that Paddle does not reduce."""
     return {place for place, param in enumerate((parameters or [])[:count]) if getattr(param, "no_sync", False)}
 
 

@@ -1,7 +1,4 @@
-"""`save_optimizer`, `load_optimizer`, and the record of an optimizer, which `paddle_ldopt.parallel` also uses.
-
-A checkpoint is of the same optimizer class, layer map and decay, or it is refused before anything changes.
-"""
+"""`save_optimizer`, `load_optimizer`, and the record of an optimizer in checkpoints of all kinds."""
 
 import dataclasses
 import platform
@@ -36,33 +33,28 @@ States = dict[str, Arrays]  # param.name -> {state name: (dtype, values)}
 def save_optimizer(
     path: Path, optimizer: Optimizer, model: Optional[Layer] = None, *, scaler: Any = None, step: Optional[int] = None
 ) -> None:
-    """Save an optimizer's state in a safetensors file, which can be read without running code.
+    """Save an optimizer's state in a safetensors file: no pickle, and a checksum.
 
     The file contains the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and a record of
-    class, layers and decay, which `load_optimizer` compares. It is written completely, or not at all. Parameters are
-    named as in `model`, or as in the optimizer's `layers` or `name_dict`; without these they have Paddle's names
-    (``linear_0.w_0``), which depend on the objects built before in the process.
+    class, layers and decay for `load_optimizer`. It is written completely, or not at all. Parameters have the names of
+    `model`, of the optimizer's `layers` or `name_dict`, or else Paddle's names (``linear_0.w_0``), which depend on the
+    objects built before in the process.
 
     Args:
-        path (str|os.PathLike): the file, usually ".safetensors". Not a link.
-        optimizer (Optimizer): an optimizer of this package, or of `paddle.optimizer` after `apply_layerwise_decay`;
-            wrapped or not. With data parallelism, one process saves. With pipeline stages, each saves its own file.
-        model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
-        scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
-        step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.
+        path (str|os.PathLike): the file; not a link.
+        optimizer (Optimizer): of this package, or of `paddle.optimizer` after `apply_layerwise_decay`; wrapped or not.
+            With data parallelism, one process saves. Each pipeline stage saves its own file.
+        model (paddle.nn.Layer, optional): the trained model, also in `paddle.DataParallel`.
+        scaler (object, optional): a loss scaler of this package or `paddle.amp.GradScaler`.
+        step (int, optional): the steps taken; by default the optimizer's own count.
 
     Raises:
-        TypeError, ValueError, OSError: a wrong type; a parameter without a name; a state spread over processes (use
-            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not a regular file or cannot be written; more
-            than about 190,000 parameters. A previous file is unchanged.
-
-    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, but a checksum, the model's names and a
-    record.
+        TypeError, ValueError, OSError: a parameter without a name; a state spread over processes (use
+            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not a regular file; more than about 190,000
+            parameters. A previous file is unchanged.
 
     Examples:
-        >>> import os, tempfile
-        >>> import paddle
-        >>> import paddle_ldopt as ldopt
+        >>> import os, tempfile, paddle, paddle_ldopt as ldopt
         >>> model = paddle.nn.Linear(4, 2)
         >>> optimizer = ldopt.Lamb(1e-3, parameters=model.parameters())
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,14 +85,14 @@ def save_optimizer(
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """The parameters that received state from a file. `print` shows the others.
+    """The result of `load_optimizer`.
 
     Args:
         source (str): the file.
         step (int|None): the steps taken, if known.
         matched (tuple[str, ...]): parameters with state in the file.
-        missing (tuple[str, ...]): parameters of the model without state in the file; they start with a new state.
-        unexpected (tuple[str, ...]): parameters with state in the file that the model lacks, or has in another shape.
+        missing (tuple[str, ...]): the model's parameters without state in the file; they start with a new state.
+        unexpected (tuple[str, ...]): parameters of the file that the model lacks, or has in another shape.
 
     Examples:
         >>> from paddle_ldopt import LoadReport
@@ -127,39 +119,32 @@ def load_optimizer(
 ) -> LoadReport:
     """Load a file of `save_optimizer` into an optimizer, completely or not at all.
 
-    The resumed run equals an uninterrupted one bit for bit. Load the model's parameters first.
+    Load the model's parameters first. The resumed run equals an uninterrupted one bit for bit.
 
     Args:
-        path (str|os.PathLike): the file. Not a link.
+        path (str|os.PathLike): the file; not a link.
         optimizer (Optimizer): of the same class, with the same layers and decay, for the same parameters. Its other
             options keep their present values.
-        model (paddle.nn.Layer, optional): the model it trains, for the names, as in `save_optimizer`.
-        scaler (object, optional): loss scaler to load; required if one was saved.
-        strict (bool): refuse a file of another class, layer map, decay, class of schedule, or other parameters.
-            Otherwise, a warning lists these differences. Parameters that the file lacks, or has in another shape or
-            type, then start with a new state, and a schedule of another class with the step of the file.
-
-    Returns:
-        LoadReport: the step, and the parameters with state.
+        model (paddle.nn.Layer, optional): the trained model, for the names.
+        scaler (object, optional): the loss scaler to load; required if one was saved.
+        strict (bool): refuse a file of another class, layer map, decay, class of schedule, or other parameters. If
+            False, a warning lists these differences: parameters that the file lacks, or has in another shape or type,
+            start with a new state, and a schedule of another class with the file's step.
 
     Raises:
-        TypeError, ValueError, OSError: an unreadable, damaged or unknown file; with `strict`, a difference; states
-            that this optimizer does not have; a `scaler` but none in the file, or the reverse. The optimizer is
-            unchanged.
+        TypeError, ValueError, OSError: a damaged or unknown file; with `strict`, a difference; other states than this
+            optimizer's; a `scaler` but none in the file, or the reverse. The optimizer is unchanged.
 
     Examples:
-        >>> import os, tempfile
-        >>> import paddle
-        >>> import paddle_ldopt as ldopt
+        >>> import os, tempfile, paddle, paddle_ldopt as ldopt
         >>> model = paddle.nn.Linear(4, 2)
-        >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.01)
+        >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters())
         >>> model(paddle.ones([1, 4])).mean().backward()
         >>> optimizer.step()
-        >>> other = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = os.path.join(folder, "optimizer.safetensors")
         ...     ldopt.save_optimizer(path, optimizer, model, step=1)
-        ...     report = ldopt.load_optimizer(path, other, model)
+        ...     report = ldopt.load_optimizer(path, optimizer, model)
         >>> print(report.step, len(report.matched))
         1 2
     """
@@ -207,14 +192,13 @@ def load_optimizer(
     return LoadReport(path, step, matched, missing, tuple(sorted(by_name.keys() - set(matched))))
 
 
-# ---- the record of class, decay and layers, which also the Trainer's and other frameworks' checkpoints have
+# ---- the record of class, decay and layers, also for the Trainer and other frameworks
 
 
 _COMPARED = ("optimizer", "decay", "layers", "schedule", "parameters", "unfreeze_every_k_steps")
 
 
 def layerwise_record(optimizer: str, decay: Optional[LayerDecay], layers: Optional[LayerMap]) -> Record:
-    """Return the record of an optimizer's class, the options of its decay other than defaults, and its layers."""
     options = {} if decay is None else decay.to_dict()
     chosen = {name: value for name, value in options.items() if value != OPTIONS[name].default}
     found = {} if layers is None else {"source": layers.source}
@@ -241,10 +225,7 @@ def tensor_type(dtype: Any, shape: Iterable[int]) -> str:
 
 
 def describe(optimizer: Optimizer, names: dict[str, str], types: Optional[dict[str, str]] = None) -> Record:
-    """Return the record of an optimizer, its schedule and its parameters.
-
-    ``param.name`` is the key of `names` (in the checkpoint) and `types` (by default, of the optimizer's parameters).
-    """
+    """Return the record of an optimizer, its schedule and its parameters."""
     types = types or {param.name: tensor_type(param.dtype, param.shape) for param in parameters_of(optimizer)}
     layers, schedule = getattr(optimizer, "layers", None), schedule_of(optimizer)
     name = _paddles_class(optimizer) or type(optimizer).__name__
@@ -276,7 +257,6 @@ def _parts(optimizer: Optimizer, scaler: Any) -> dict[str, Any]:
 
 
 def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
-    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state."""
     inner = _compat.unwrap(optimizer)
     if not isinstance(inner, LayerwiseOptimizer) and not (or_paddles and _paddles_class(inner)):
         also = ", or one of paddle.optimizer after `apply_layerwise_decay`" if or_paddles else ""
@@ -294,7 +274,6 @@ def _paddles_class(optimizer: Optimizer) -> Optional[str]:
 
 
 def _whole_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer inside its wrappers; raise unless its whole state can be read in this process."""
     inner = one_of_ours(optimizer, or_paddles=True)
     if not paddle.in_dynamic_mode() or inner._parameter_list is None:
         raise refusal(ValueError, "In a static graph, use `paddle.static.save`.", optimizer=type(inner).__name__)
@@ -327,7 +306,7 @@ def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple
 
 
 def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _compat.StateForm]]:
-    """Return ``param.name`` -> state name -> its form after the first update, the master included."""
+    """Return ``param.name`` -> state name (also `MASTER`) -> its form after the first update."""
     groups, params = _compat.groups_by_name(optimizer), parameters_of(optimizer)
     return {param.name: _compat.first_state(optimizer, param, groups.get(param.name, {})) for param in params}
 
@@ -361,7 +340,7 @@ def _tensors(
 
 
 def _steps_of(optimizer: Optimizer, states: States) -> Optional[int]:
-    """Return the optimizer's step count, None without one (AdamWDL keeps powers of its betas)."""
+    """Return the step count, or None: AdamWDL keeps powers of its betas instead."""
     if not optimizer.counts_steps:
         return None
     name = GLOBAL_STEP if any(GLOBAL_STEP in state for state in states.values()) else STEP

@@ -1,6 +1,6 @@
-"""`LdoptConfig`: the settings of optimizer, layers and schedule, in one object, in files and in a Trainer's arguments.
+"""`LdoptConfig`: settings in one object, in files and in a Trainer's arguments.
 
-The functions on a Trainer's arguments take any object with the attributes of PaddleNLP's TrainingArguments.
+A Trainer's arguments are any object with the attributes of PaddleNLP's TrainingArguments.
 """
 
 import copy
@@ -32,8 +32,8 @@ _EXAMPLES = {  # last word of a setting's name -> a value
     "rules": '{"lora_": "head"}',
     "optim_kwargs": '{"fused": false}',
 }
-# Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the
-# Trainer builds them itself, so adding our mixin changes nothing.
+# Kinds of schedules that every Trainer has -> their options among its arguments. The Trainer builds them itself if
+# there are no `lr_scheduler_kwargs`, so adding our mixin changes nothing.
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "linear": (),
     "cosine": ("num_cycles",),
@@ -41,9 +41,8 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
     "constant_with_warmup": (),
     "polynomial": ("lr_end", "power"),
 }
-# Arguments of ERNIEKit and PaddleFormers for layer-wise rates -> (value without effect, options of `LayerDecay` that
-# they exclude). They go to Paddle's AdamW as `lr_ratio`, which Paddle refuses on a CPU; the numbers are from
-# erniekit/train/dpo/trainer.py and erniekit/train/vl_sft/pretraining_trainer.py.
+# Arguments of ERNIEKit and PaddleFormers -> (value without effect, options of `LayerDecay` that they exclude). The
+# numbers are from erniekit/train/dpo/trainer.py and erniekit/train/vl_sft/pretraining_trainer.py.
 ERNIEKIT: dict[str, tuple[Optional[float], tuple[str, ...]]] = {
     "layerwise_lr_decay_bound": (1.0, ("layerwise_decay", "convention", "bound", "min_ratio")),
     "vit_lr_ratio": (None, ("towers",)),
@@ -84,7 +83,6 @@ def _plain(value: Any) -> Any:
 
 
 def option_of(value: Any, option: str, name: str = "") -> Any:
-    """Return the checked value of an option of `LayerDecay`; dicts may be JSON."""
     name = name or SETTINGS[option]
     if option in _DICTS and isinstance(value, str):
         value = json_object(value, name)
@@ -115,7 +113,7 @@ class DecaySettings:
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of all settings, of ERNIEKit's own arguments too."""
+        """The `LayerDecay` of all settings, including ERNIEKit's own arguments."""
         values = {option: getattr(self, name, OPTIONS[option].default) for option, name in SETTINGS.items()}
         return with_erniekit(LayerDecay(**{option: option_of(value, option) for option, value in values.items()}), self)
 
@@ -125,25 +123,23 @@ class DecaySettings:
 
 @dataclasses.dataclass(frozen=True)
 class LdoptConfig(DecaySettings):
-    """All settings of an optimizer, its layer-wise rates and its schedule, in one object and one file.
+    """All settings of an optimizer, its layer-wise rates and its schedule.
 
-    The settings have the names of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the
-    object in each checkpoint as ``ldopt_config.json``.
+    The settings have the names of the Trainer's arguments. The Trainer's mixin saves them as ``ldopt_config.json``.
 
     Args:
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.
-        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``, by the names of
-            `create` or of the class.
-        learning_rate: the rate of a layer whose ratio is 1. None for Adafactor and Came with a relative step.
+        optim_kwargs: further options of the optimizer, by the names of `create` or of the class.
+        learning_rate: the rate of a layer whose ratio is 1; None with a relative step.
         weight_decay: not of biases and the parameters of norms.
-        max_grad_norm: the global norm for gradient clipping; 0 is off.
-        layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each further option of
-            `LayerDecay` is a setting of its own, such as `layerwise_min_ratio`.
+        max_grad_norm: for clipping by the global norm; 0 is off.
+        layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each other option of
+            `LayerDecay` is a setting, such as `layerwise_min_ratio`.
         layerwise_rules: the `rules` of `LayerMap.from_model`.
         lr_scheduler_type: any `SchedulerType`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`.
-        warmup_steps: steps of the warm-up.
-        warmup_ratio: the warm-up as a fraction of all steps if `warmup_steps` is 0.
+        warmup_steps: length of the warm-up.
+        warmup_ratio: the same as a fraction of all steps, if `warmup_steps` is 0.
 
     Raises:
         TypeError, ValueError: the first problem of the settings.
@@ -220,9 +216,9 @@ class LdoptConfig(DecaySettings):
     def build(
         self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None, example: Optional[Example] = None
     ) -> tuple[Optimizer, Optional[LRScheduler]]:
-        """Return an optimizer for a model and its schedule; `example` as in `LayerMap.from_model`.
+        """Return an optimizer and its schedule; `example` is as in `create`.
 
-        With a relative step the schedule is an `AdafactorSchedule`, or None for Came.
+        With a relative step, the schedule is an `AdafactorSchedule`, or None for Came.
         """
         schedule, warmup = None, self.warmup_steps
         if self.learning_rate is not None:
@@ -246,7 +242,7 @@ class LdoptConfig(DecaySettings):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
-        """Return the object with these settings; raise for an unknown one, and of a file also for duplicate keys."""
+        """Build from settings; raise for an unknown one, and in a file for duplicate keys."""
         known = [field.name for field in dataclasses.fields(cls)]
         settings = json_object(values, "values")
         for key, value in settings.items():
@@ -277,14 +273,14 @@ class LdoptConfig(DecaySettings):
 
     @classmethod
     def from_arguments(cls, args: Any) -> "LdoptConfig":
-        """Return the settings of a Trainer's arguments; raise for its own optimizers other than "adamw".
+        """Build from a Trainer's arguments; raise for its own optimizers except "adamw".
 
-        `decay_steps` is not a setting: pass it to `build` as the number of training steps.
+        Pass `decay_steps`, which is not a setting, to `build` as `num_training_steps`.
         """
         return cls(**settings_of_arguments(args))
 
     def to_arguments(self) -> dict[str, Any]:
-        """Return the settings as keyword arguments of a Trainer's arguments; raise for a relative step."""
+        """Return keyword arguments for a Trainer's arguments; raise for a relative step."""
         if self.learning_rate is None:
             message = "Pass an optimizer that sets its own rate to the Trainer as `optimizers=config.build(model)`."
             raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
@@ -311,7 +307,6 @@ def _checked_options(given: dict[str, Any], declared: Mapping[str, Option], argu
 
 
 def settings_of_arguments(args: Any) -> dict[str, Any]:
-    """Return the settings of a Trainer's arguments, with or without `LdoptArgumentsMixin`."""
     optim, options = name_of(args.optim), json_argument(args, "optim_kwargs")
     if optim in OPTIMIZERS:
         info = OPTIMIZERS[optim]
@@ -350,7 +345,7 @@ def name_of(choice: Any) -> str:
 
 
 def evaluation_metric(args: Any) -> tuple[str, str]:
-    """Return the key of the metric for the best model, by default the loss, and "max" or "min"."""
+    """Return the key of the metric for the best model, and "max" or "min"."""
     metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
     if greater is None:
         greater = metric not in ("loss", "eval_loss")

@@ -1,4 +1,4 @@
-"""Build an optimizer by name: `create`, and `build_optimizer` for `LdoptConfig`, the Trainer and integrations."""
+"""Build an optimizer by name: `create`, and `build_optimizer` for the rest of the package."""
 
 import collections
 import functools
@@ -46,9 +46,9 @@ def build_optimizer(
     max_grad_norm: float = 0.0,
     **arguments: Any,
 ) -> Optimizer:
-    """Return an optimizer that trains a model, each layer at its rate; `create` documents most arguments.
+    """Build an optimizer for a model; `create` documents most arguments.
 
-    `chosen` is a name of `OPTIMIZERS`, or the row of a class. `model` is None if `arguments` replace all read from it.
+    `chosen` is a name of `OPTIMIZERS` or its row. `model` is None if `arguments` replace all that is read from it.
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
     has_hook = any(arguments.get(name) is not None for name in ("name_dict", "lr_ratio"))
@@ -132,28 +132,26 @@ def create(
 ) -> Optimizer:
     """Build an optimizer for all parameters of a model, with one learning rate per layer.
 
-    Biases, norms and other vectors are excluded from weight decay. Frozen parameters can be unfrozen later, but not
-    under sharding.
+    Biases, norms and other vectors have no weight decay. Frozen parameters can be unfrozen later, except under
+    sharding.
 
     Args:
         name: one of `list_optimizers`, or "adamw" for Paddle's own.
-        model: the network. A dict or a list of networks is trained as one, with a tower for each.
+        model: the network; a dict or list of networks is trained as one, with a tower for each.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`.
-        example: a batch: a forward pass with one row finds the layers. Without one, they are found by names.
-        layers: a layer map to use instead of the model's.
-        groups: parameters, or groups as dicts, to train instead of all parameters. A group's "learning_rate" is a
-            multiplier of the optimizer's rate, as in Paddle. With dicts, biases and norms have weight decay.
-        learning_rate: a number or a schedule; by default the class's, 1e-3 for "adamwdl".
+        example: a batch, to find the layers in a forward pass with one row. Without it, they are found by names.
+        layers: a layer map, instead of finding the layers.
+        groups: parameters, or groups as dicts, instead of all parameters. A group's "learning_rate" multiplies the
+            optimizer's rate, as in Paddle. With dicts, biases and norms have weight decay.
+        learning_rate: by default the class's, 1e-3 for "adamwdl".
         weight_decay: by default the class's, 0.01 for "adamwdl".
-        max_grad_norm: the global norm for gradient clipping; 0 is off.
-        **arguments: further arguments of the class. Options have one name for all optimizers: `beta1`, `beta2`,
-            `epsilon`...; the class's own names (`lr`, `beta_1`, `eps`) work too. `apply_decay_param_fun` overrides the
-            exclusion from weight decay.
+        max_grad_norm: for clipping by the global norm; 0 is off.
+        **arguments: of the class. Options have the same names for all optimizers (`beta1`, `epsilon`...); the class's
+            own names (`beta_1`, `eps`) work too. `apply_decay_param_fun` overrides the exclusion from weight decay.
 
     Examples:
-        >>> import paddle
-        >>> import paddle_ldopt as ldopt
+        >>> import paddle, paddle_ldopt as ldopt
         >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
         >>> example = paddle.randn([1, 5, 8])
         >>> opt = ldopt.create("adamwdl", encoder, layerwise_decay=0.5, learning_rate=1e-3, example=example)

@@ -1,8 +1,6 @@
-"""Our optimizers in the configuration files of other Paddle frameworks: ``paddleclas.register()`` and so on.
+"""Our optimizers in configuration files of other Paddle frameworks: ``paddleclas.register()`` and so on.
 
-Register them before the framework builds its optimizer; without the framework this raises ImportError. The settings of
-a framework's own optimizers keep their meaning. Options of the optimizer and of `LayerDecay`, `rules` of
-`LayerMap.from_model`, and `allow_layerwise_change` are settings too.
+Call it before the framework builds its optimizer. docs/frameworks.md lists the settings.
 """
 
 import dataclasses
@@ -32,13 +30,12 @@ _KEY = "paddle_ldopt_layerwise"  # key of the record in an optimizer's state
 
 
 def framework(module: str, name: str) -> Any:
-    """Return a module of a framework; raise an ImportError that names the framework if it is not installed."""
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         message = f"{name} cannot be imported: install it, or run from a clone of its repository."
         raise ImportError(f"{message} Received: {error}", name=module) from error
-    if not sys.warnoptions:  # else the user's own choice, python -W; some frameworks silence all warnings
+    if not sys.warnoptions:  # unless the user chose by python -W; some frameworks silence all warnings
         warnings.filterwarnings("default", category=UserWarning, module=r"paddle_ldopt\.")
     return imported
 
@@ -55,11 +52,9 @@ def from_settings(
     groups: Optional[list[Any]] = None,
     own: Iterable[str] = (),
 ) -> Any:
-    """Return the optimizer that a framework's YAML file describes; `name` is its class, such as "AdamWDL".
+    """Build the optimizer of a framework's YAML file; `name` is its class, such as "AdamWDL".
 
-    `settings` are as in the module's docstring, and `example`: the shape of an input such as [1, 3, 224, 224], or a
-    dict from keywords to shapes, with which one forward pass measures the layers. `undecayed` are the names
-    (`param.name`) that the framework excludes from weight decay; `own` are its settings, for the error about others.
+    `undecayed` are the names (`param.name`) without weight decay, `own` the framework's settings, for errors.
     """
     info = REGISTRY[NAMES[name]]
     options = numbers_read(dict(settings))
@@ -98,7 +93,7 @@ def from_settings(
 
 @functools.cache
 def with_record(cls: Any) -> Any:
-    """Return a subclass of the same name that records class, decay and layers in its state and refuses another's."""
+    """Return a subclass of the same name whose state records class, decay and layers, which a resume compares."""
 
     def record_of(self: Any) -> dict[str, Any]:
         interface = layerwise_interface(self)
@@ -128,7 +123,7 @@ def with_record(cls: Any) -> Any:
 
 
 def numbers_read(value: Any) -> Any:
-    """Return a value of a YAML file with numbers for "1e-3", which PyYAML reads as a string."""
+    """Convert "1e-3", which PyYAML reads as a string, to a number."""
     if isinstance(value, dict):
         return {key: numbers_read(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -137,14 +132,14 @@ def numbers_read(value: Any) -> Any:
 
 
 def name_parts(parts: Any, setting: str) -> list[str]:
-    """Return a list of parts of names; refuse a string, whose letters would match nearly every name."""
+    """Return a list of parts of names; a string is refused, because its letters would match nearly every name."""
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise refusal(TypeError, f"`{setting}` must be a list of parts of names.", **{setting: parts})
     return list(parts)
 
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
-    """Return `param.name` of the parameters whose structured name contains one of `parts`, or also of vectors."""
+    """Return `param.name` of parameters whose structured name contains one of `parts`, and optionally of vectors."""
     wanted, named = tuple(parts), list(model.named_parameters())
     matched = {param.name for name, param in named if any(part in name for part in wanted)}
     if wanted and not matched:
@@ -154,7 +149,7 @@ def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: b
 
 
 def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a group for the parameters that each entry matches first, by parts of names, and one for all others."""
+    """Return a group for each entry, of the parameters that it matches first, and one for all others."""
     ungrouped = {name: param for name, param in model.named_parameters() if not param.stop_gradient}
     groups = []
     for parts, options in chosen:
@@ -169,7 +164,7 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
 
 
 class Component:
-    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model; its name is the subclass's."""
+    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model."""
 
     own: Any = ("lr", "regularizer", "weight_decay", "clip_norm", "no_weight_decay_name")
     own += ("one_dim_param_no_weight_decay",)
@@ -199,7 +194,7 @@ class Component:
 
 
 class ClasComponent(Component):
-    """An optimizer as PaddleClas builds it: for a list of models, and without weight decay if no regularizer is set."""
+    """An optimizer as PaddleClas builds it: for a list of models, and without weight decay by default."""
 
     own = (*Component.own, "scope", "filter_bias_and_bn")
 
@@ -247,10 +242,7 @@ def register_paddleocr() -> None:
 
 
 def register_paddleseg() -> None:
-    """Add our optimizers to PaddleSeg's files, ``optimizer: {type: AdamWDL, ...}``; ours replaces its own `AdamWDL`.
-
-    `lr_mult` of `custom_cfg` multiplies the layer's rate.
-    """
+    """Add our optimizers to PaddleSeg's files, ``optimizer: {type: AdamWDL, ...}``; ours replaces its own `AdamWDL`."""
     base: Any = framework("paddleseg.optimizers.optimizer", "PaddleSeg").BaseOptimizer
     components = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict
     of_a_group = ("name", "lr_mult", "weight_decay_mult")  # settings of an entry of `custom_cfg`
@@ -286,10 +278,9 @@ def register_paddleseg() -> None:
 
 
 def register_paddledetection() -> None:
-    """Add our optimizers to PaddleDetection's files; ours replaces its `AdamWDL`.
+    """Add our optimizers to PaddleDetection's files; ours replaces its `AdamWDL`, whose settings still work.
 
-    ``OptimizerBuilder: {optimizer: {type: AdamWDL, layerwise_decay: 0.7}}``. Its `AdamWDL`'s settings `betas`,
-    `layer_decay`, `filter_bias_and_bn` and `skip_decay_names` work; blocks are counted, whatever `num_layers` says.
+    ``OptimizerBuilder: {optimizer: {type: AdamWDL, layerwise_decay: 0.7}}``.
     """
     module = framework("ppdet.optimizer.optimizer", "PaddleDetection")
     base: Any = module.OptimizerBuilder
@@ -317,7 +308,7 @@ def register_paddledetection() -> None:
             for option in ours.keys() & settings.keys():
                 message = "`betas` and `layer_decay` set the same as `beta1`, `beta2` and `layerwise_decay`: give one."
                 raise refusal(ValueError, message, **{option: settings[option]})
-            for counted in ("num_layers", "set_param_lr_func"):  # the only function there is: layerwise_lr_decay
+            for counted in ("num_layers", "set_param_lr_func"):  # always layerwise_lr_decay
                 settings.pop(counted, None)
             filters = checked_bool(settings.pop("filter_bias_and_bn", name == "AdamWDL"), "filter_bias_and_bn")
             skipped = name_parts(settings.pop("skip_decay_names", None) or (), "skip_decay_names")
@@ -351,11 +342,9 @@ class Pending(paddle.optimizer.SGD):
 
 
 def register_paddlespeech() -> None:
-    """Add our optimizers to the files of PaddleSpeech's s2t experiments: ``optim: AdamWDL``, settings in `optim_conf`.
+    """Add our optimizers to PaddleSpeech's s2t files: ``optim: AdamWDL``, settings in `optim_conf`.
 
-    PaddleSpeech gives optimizers a list of parameters without a model, so ours are built after its trainer has set up
-    the model. Experiments with two optimizers (wav2vec2, HuBERT, WavLM) take ours for either. Text to speech (t2s)
-    passes no such settings on: use `apply_layerwise_decay` there.
+    PaddleSpeech gives optimizers no model, so ours are built after its trainer has set up the model.
     """
     module = framework("paddlespeech.s2t.training.optimizer", "PaddleSpeech")
     trainer = framework("paddlespeech.s2t.training.trainer", "PaddleSpeech").Trainer

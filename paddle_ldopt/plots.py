@@ -1,6 +1,6 @@
 """Pictures and text plots of learning rates, by step and by layer.
 
-The extension of a path decides the format of a picture (.png, .svg, .pdf). Drawing a picture imports matplotlib.
+The extension of a path decides the format of a picture: .png, .svg or .pdf.
 """
 
 import csv
@@ -14,15 +14,15 @@ from ._checks import refusal
 from ._files import Path, checked_path
 
 Series = Mapping[str, Callable[[int], float]]  # layer -> its rate at a step
-# matplotlib finds the file of all Noto Sans CJK under the name of the Japanese one
+# matplotlib knows Noto Sans CJK by the Japanese name
 CHINESE_FONTS = ["Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Hiragino Sans GB", "SimHei"]
 CHINESE_FONTS += ["WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS"]
 _HEIGHT = {True: "learning rate at the peak", False: "ratio to the head's learning rate"}
-MOST_POINTS = 10_000  # of a schedule in a file; longer ones show every k-th step
+MOST_POINTS = 10_000  # longer schedules show every k-th step
 
 
 def write_schedule(path: Path, steps: int, series: Series) -> None:
-    """Write the rate of every layer by step as CSV; every k-th step if there are more than 10,000."""
+    """Write the rate of every layer by step as CSV; of more than 10,000 steps, every k-th."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", *series])
@@ -42,7 +42,7 @@ def plot_schedule(path: Path, steps: int, series: Series) -> str:
 
 
 def plot_table(table: Any, path: Path) -> str:
-    """Draw a `LayerTable` into a file, one line for each tower, and return the path."""
+    """Draw a `LayerTable`, one line for each tower, and return the path."""
     axes = _new_axes(path)
     towers: dict[str, list[Any]] = {}
     for row in table.rows:
@@ -62,7 +62,7 @@ def plot_table(table: Any, path: Path) -> str:
 
 
 def plot_boxes(table: Any, path: Path) -> str:
-    """Draw a `LayerTable` into a file, one row of boxes for each tower, coloured by rate."""
+    """Draw a `LayerTable`, one row of boxes for each tower, coloured by rate."""
     from matplotlib import colormaps, colors
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Rectangle
@@ -91,7 +91,6 @@ def plot_boxes(table: Any, path: Path) -> str:
 
 
 def check_picture(path: Path, argument: str = "path") -> None:
-    """Raise if `path` is not a path or has no supported format."""
     path = checked_path(path, argument)
     if os.path.splitext(path)[1].lower() not in (".png", ".svg", ".pdf"):
         raise refusal(ValueError, f"`{argument}` must end in .png, .svg or .pdf.", **{argument: path})
@@ -106,7 +105,6 @@ def name_lines(axes: Any) -> None:
 
 
 def font_families() -> list[str]:
-    """Return matplotlib's font families, then the installed fonts with Chinese characters."""
     from matplotlib import font_manager, rcParams
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -149,7 +147,6 @@ def text_plot(steps: int, series: Series, width: int = 72, height: int = 12) -> 
 
 
 def _points(count: int) -> list[int]:
-    """Return all positions, or every k-th and the last."""
     return [*range(0, count - 1, math.ceil(count / MOST_POINTS)), count - 1] if count else []
 
 
@@ -170,7 +167,7 @@ def _write(axes: Any, path: Path, xlabel: str, ylabel: str, top: Optional[float]
     axes.set_ylim(0, top)
     if top is None:
         axes.grid(alpha=0.3)
-    # a file object, because Pillow would also open a path for reading, which a pipe does not allow
+    # Pillow would also open a path for reading, which a pipe does not allow
     with open(path, "wb") as file, matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
         axes.figure.savefig(file, format=os.path.splitext(path)[1][1:].lower(), dpi=150)
     return os.fspath(path)

@@ -1,6 +1,6 @@
-"""The learning rate and weight decay of each parameter: read from an optimizer without changing it, or planned.
+"""The learning rate and weight decay of each parameter: read from an optimizer, or planned.
 
-Optimizers are read through a stand-in, so that another thread may take steps.
+Optimizers are read through a stand-in: another thread may take steps.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from ._checks import checked_number, refusal, wrong_type
 from .schedules.factory import peak_of
 
 RateOrSchedule = Union[float, LRScheduler, None]
-Tensors = dict[str, tuple[Any, str, Optional[Tensor]]]  # tensor name -> layer, structured name, parameter if known
+Tensors = dict[str, tuple[Any, str, Optional[Tensor]]]  # ``param.name`` -> layer, structured name, parameter if known
 _NORM = re.compile(r"Norm(\dD)?$")
 
 
 class LayerwiseInterface:
-    """All that this package reads from an optimizer; the defaults are true of Paddle's optimizers."""
+    """All that this package reads from an optimizer; the defaults fit Paddle's."""
 
-    layers: Any = None  # the `LayerMap` of its decay; None without one
-    decay: Any = None  # its `LayerDecay`; None without a `LayerMap`
+    layers: Any = None  # a `LayerMap`
+    decay: Any = None  # a `LayerDecay`
     hook: Optional[Callable[[Tensor], Any]] = None  # the bound `set_param_lr_fun`
-    sets_own_lr = False  # whether the optimizer computes its rate itself, so that a scheduler has no effect
+    sets_own_lr = False  # a scheduler then has no effect
 
     def lr_divisor(self, ahead: int = 0) -> float:
-        """Return the divisor of the optimizer's rate `ahead` steps after the next one."""
+        """Return the divisor of the rate `ahead` steps after the next one."""
         return 1.0
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
@@ -61,9 +61,9 @@ class Rate:
 
 
 def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -> dict[str, float]:
-    """Return tensor name -> rate of the optimizer's next step; 0 for parameters that it does not update.
+    """Return ``param.name`` -> rate of the optimizer's next step; 0 for parameters that it does not update.
 
-    If `Adafactor` sets its own rate, it is the rate of the last step.
+    If `Adafactor` sets its rate, it is that of the last step.
     """
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
@@ -142,10 +142,10 @@ def planned_rates(
 
 
 def decayed_parameter_names(model: Sublayer) -> set[str]:
-    """Return the `param.name` of the parameters with weight decay: all except biases and parameters of norms.
+    """Return the `param.name` of the parameters to decay: all except biases and parameters of norms.
 
-    Excluded are parameters with at most one axis, parameters of sublayers of a norm's class or a subclass (under any
-    name: `layer_norm`, `norm1`, `ln_1`, `input_layernorm`), and parameters with "bias" in their structured name.
+    Excluded are parameters with at most one axis, of sublayers of a norm's class or a subclass (under any name), and
+    with "bias" in their structured name.
 
     Examples:
         >>> import paddle

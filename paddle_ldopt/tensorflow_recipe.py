@@ -1,4 +1,4 @@
-"""`create_optimizer`: TensorFlow's BERT recipe, optimizer and schedule, in one call."""
+"""`create_optimizer`: the optimizer and schedule of TensorFlow's BERT recipe."""
 
 import functools
 import re
@@ -54,21 +54,19 @@ def create_optimizer(
         l_k = l_0 \, k / w \quad (k < w), \qquad
         l_k = l_0 \left(q + (1 - q) \left(1 - \frac{\min(k, n) - w}{n - w}\right)^{power}\right) \quad (k \ge w)
 
-    Weight decay skips biases and the parameters of norms. With `model`, they are found by the class of their sublayer
-    (`decayed_parameter_names`). Otherwise they are found by name: ``norm`` in upper or lower case, ``ln_`` and ``bias``
-    in the names of `name_dict` or `layers`; ``norm`` and ``.b_0`` in Paddle's own names. `include_in_weight_decay` are
-    patterns of names that always have weight decay.
+    Weight decay skips biases and the parameters of norms: by `decayed_parameter_names` with `model`, otherwise by name
+    (``norm`` in upper or lower case, ``ln_`` and ``bias`` in the names of `name_dict` or `layers`; ``norm`` and
+    ``.b_0`` in Paddle's own names). Patterns in `include_in_weight_decay` override this.
 
-    `parameters` are the parameters to train, by default all of `model`. `adam_clipnorm` clips each gradient to this
-    norm, `adam_global_clipnorm` all together. The other arguments are as in `AdamWeightDecay`, `layerwise_decay` and
-    the following ones as in `AdamWDL`.
+    `parameters` are by default all of `model`. `adam_clipnorm` clips each gradient to this norm, `adam_global_clipnorm`
+    all together. The other arguments are as in `AdamWeightDecay` and, from `layerwise_decay` on, in `AdamWDL`.
 
     Returns:
-        The optimizer and its schedule, always a `WarmUp`. Call ``schedule.step()`` after each ``optimizer.step()``:
-        TensorFlow's schedule advances without a call.
+        The optimizer and its `WarmUp`. Call ``schedule.step()`` after each step: TensorFlow's schedule advances by
+        itself.
 
-    Differs from transformers: without weight decay, the optimizer is still `AdamWeightDecay`, with the results of
-    Keras' Adam. `num_train_steps` = `num_warmup_steps` ends at the final rate.
+    Differs from transformers: without weight decay, the optimizer is still `AdamWeightDecay`, equal to Keras' Adam.
+    `num_train_steps` = `num_warmup_steps` ends at the final rate.
 
     Examples:
         >>> import paddle
@@ -139,8 +137,8 @@ def create_optimizer(
     return optimizer, schedule
 
 
-# TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's spellings: norm1, input_layernorm, ln_1. One pattern:
-# each pattern without a match would warn, and no model has all spellings.
+# TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's norm1, input_layernorm, ln_1, as one pattern: each
+# pattern without a match would warn.
 _NOT_DECAYED = r"(?i:norm)|\bln_|bias"
 _NOT_DECAYED_UNNAMED = _NOT_DECAYED + r"|\.b_\d+:0$"  # linear_0.b_0: Paddle's own name of a bias
 
@@ -159,5 +157,5 @@ def _schedule(
 
 
 def _rate(peak: float, curve: Polynomial, step: int) -> float:
-    """Return the rate of a step; unlike a lambda it can be pickled."""
+    """Unlike a lambda, this function can be pickled."""
     return peak * curve(step)

@@ -1,6 +1,6 @@
 """The C library of the fused step: one call updates all tensors of an optimizer on a CPU.
 
-The library is optional: `library()` is None if the package was installed without a compiler.
+`library()` is None if the package was installed without a compiler.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ TENSOR = np.dtype(
 
 
 def load(path: str) -> ctypes.CDLL:
-    """Return the C library in a file; raise OSError if it was built from other sources."""
+    """Load the C library; raise OSError if it was built from other sources."""
     library = ctypes.CDLL(path)
     library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
     for call in (library.ldopt_step, library.ldopt_square_sum):

@@ -1,6 +1,6 @@
 """The optimizers, one file each, and the base classes for new optimizers.
 
-A complete optimizer::
+A new optimizer::
 
     from paddle_ldopt.optimizers import ELEMENT, Option, RuleOptimizer, State, register
 
@@ -17,9 +17,9 @@ A complete optimizer::
             moment = mass * state["moment"] + grad
             return param - lr * moment, {"moment": moment}
 
-From then on `create`, the Trainer's ``--optim``, `LdoptConfig` and the command line know it. `RuleOptimizer` documents
-the declarations of a subclass; `step` has the path of a step. `AdamWDL` is not a `RuleOptimizer`: without the C library
-it runs Paddle's AdamW kernel, and its results equal Paddle's bit for bit.
+`create`, the Trainer's ``--optim``, `LdoptConfig` and the command line then know it. `RuleOptimizer` documents the
+declarations of a subclass, `step` the path of a step. `AdamWDL` is not a `RuleOptimizer`: without the C library it runs
+Paddle's AdamW kernel, bit for bit.
 """
 
 # isort: off

@@ -1,8 +1,7 @@
-"""Adam with a factored second moment, and its scheduler (ports of `transformers.Adafactor`, `AdafactorSchedule`).
+"""Adafactor and its scheduler, ported from `transformers/optimization.py` 4.37, itself from fairseq.
 
-Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & Stern, https://arxiv.org/abs/1804.04235
-(Algorithm 4 for matrices, 5 for vectors; decay of the second moment: 7.2; relative step size: 8). Ported from
-`transformers/optimization.py` 4.37, itself from fairseq.
+Paper: Shazeer & Stern, https://arxiv.org/abs/1804.04235 (Algorithm 4 for matrices, 5 for vectors; decay of the second
+moment: 7.2; relative step size: 8).
 """
 
 import math
@@ -49,7 +48,6 @@ def adafactor_update(
     relative_step: bool,
     warmup_init: bool,
 ) -> Update:
-    """Return (new parameter, new state) of Algorithm 4 or 5."""
     t = state[STEP]
     one_minus_beta2 = t ** paddle.full_like(t, decay_rate)  # (7.2), in the type of t
     v = yield from factored_ema("exp_avg_sq", (grad * grad).scale_(1.0, eps[0]), state, shard, one_minus_beta2)
@@ -92,13 +90,11 @@ class Adafactor(FactoredOptimizer):
     `warmup_init`), the third with `scale_parameter`; without `beta1`, m is :math:`\alpha u`. The matrix is the last two
     dimensions; with fewer than two the average of :math:`g^2 + \epsilon_1` itself is kept.
 
-    The usual settings for fine-tuning are ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up, or
-    ``warmup_init=True`` alone, with an `AdafactorSchedule` if a scheduler is required.
+    Usual for fine-tuning: ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up, or
+    ``warmup_init=True`` alone (with an `AdafactorSchedule` if a scheduler is required).
 
-    docs/options.md lists the options; `AdamWDL` documents the arguments that all optimizers take. `lr`, also called
-    `learning_rate`, must be None with `relative_step`, and only then. A group's "lr" is its own rate.
-
-    Differs from transformers: low-precision parameters can have master weights; groups cannot override `relative_step`.
+    docs/options.md lists the options, `AdamWDL` the arguments of all optimizers. `lr`, also called `learning_rate`,
+    must be None with `relative_step`, and only then. A group's "lr" is its own rate.
 
     Examples:
         >>> import paddle
@@ -177,7 +173,7 @@ class Adafactor(FactoredOptimizer):
         return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)
 
     def used_lr(self) -> dict[str, float]:
-        r"""Return ``param.name`` -> the rate :math:`\alpha` of the last update of each parameter that had one."""
+        r"""Return ``param.name`` -> the rate :math:`\alpha` of the last update."""
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
@@ -187,11 +183,10 @@ class Adafactor(FactoredOptimizer):
         return float(state[_USED_LR].item()) if known else None
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return the rate of the last update with `relative_step`; later rates are not known."""
         return (self._used_lr(param), None) if self.sets_own_lr else None
 
     def get_lr(self) -> float:
-        """Return `lr`; with `relative_step` the rate of the first parameter's last update, 0.0 before it."""
+        """Return `lr`; with `relative_step` the rate of the first parameter's last update, 0.0 without one."""
         return next(iter(self.used_lr().values()), 0.0) if self.sets_own_lr else float(super().get_lr())
 
 
@@ -201,20 +196,17 @@ class AdafactorSchedule(LRScheduler):
     Pass it to a Trainer with an optimizer that sets its own rate: ``optimizers=(opt, AdafactorSchedule(opt))``. Before
     a group's first update it reports `initial_lr`.
 
-    Differs from transformers: nothing is written into the optimizer (in transformers an `lr` compounds with the
-    parameter's scale), and a group whose first parameter has no gradient is reported too.
-
     Examples:
         >>> import paddle
         >>> from paddle_ldopt import Adafactor, AdafactorSchedule
         >>> linear = paddle.nn.Linear(4, 2)
-        >>> opt = Adafactor([{"params": [linear.weight]}, {"params": [linear.bias]}], scale_parameter=False)
-        >>> schedule = AdafactorSchedule(opt, initial_lr=1e-3)
+        >>> opt = Adafactor(linear.parameters(), scale_parameter=False)
+        >>> schedule = AdafactorSchedule(opt)
         >>> linear(paddle.ones([1, 4])).mean().backward()
         >>> opt.step()
         >>> schedule.step()
         >>> print([round(lr, 6) for lr in schedule.get_lr()])
-        [0.01, 0.01]
+        [0.01]
     """
 
     last_epoch: int
@@ -239,7 +231,6 @@ class AdafactorSchedule(LRScheduler):
         self.last_lr = self.last_lrs[0]
 
     def get_last_lr(self) -> list[float]:
-        """Return the rate of each group at the scheduler's last `step`."""
         return self.last_lrs
 
     def state_keys(self) -> None:

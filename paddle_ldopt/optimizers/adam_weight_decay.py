@@ -104,18 +104,15 @@ class AdamWeightDecay(RuleOptimizer):
 
     **Exclusion from weight decay.** Patterns are searched (`re.search`) in the structured name of a parameter with
     TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". Structured names come from `name_dict` or
-    `layers`; without them ``param.name`` is searched. Weight decay applies to all names, except names that match
-    `exclude_from_weight_decay` but not `include_in_weight_decay`. TensorFlow's usual patterns miss Paddle's
-    ``norm1.weight`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class of
-    the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__``; where both are given, both must
-    allow it. A pattern that matches no parameter gives a UserWarning.
+    `layers`; without them ``param.name`` is searched. Excluded are names that match `exclude_from_weight_decay` but not
+    `include_in_weight_decay`. TensorFlow's usual patterns miss Paddle's ``norm1.weight`` and ``ln_1``: use
+    ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class of the layer,
+    ``apply_decay_param_fun=decayed_parameter_names(model).__contains__``. If both are given, both must allow it. A
+    pattern without a match gives a UserWarning.
 
-    docs/options.md lists the options; `AdamWDL` documents the arguments that all optimizers take. `learning_rate` is
-    also called `lr`, `weight_decay_rate` also `weight_decay`. `grad_clip` comes before `clipvalue`, and this before
-    `clipnorm`; `global_clipnorm` is ``grad_clip=ClipGradByGlobalNorm(...)``. `get_lr` does not include `decay`.
-
-    Differs from transformers 4.37: `get_config` keeps both lists and all other arguments that JSON can hold; sparse
-    gradients raise; numbers that TensorFlow rounds to float32 are not rounded.
+    docs/options.md lists the options, `AdamWDL` the arguments of all optimizers. `learning_rate` is also called `lr`,
+    `weight_decay_rate` also `weight_decay`. `grad_clip` comes before `clipvalue`, then `clipnorm`; `global_clipnorm` is
+    ``grad_clip=ClipGradByGlobalNorm(...)``. `get_lr` does not include `decay`.
 
     Examples:
         >>> import paddle
@@ -128,8 +125,6 @@ class AdamWeightDecay(RuleOptimizer):
         ... )
         >>> print([names[p.name] for p in model.parameters() if opt.has_weight_decay(p)])
         ['dense.weight']
-        >>> model(paddle.rand([2, 4])).square().mean().backward()
-        >>> opt.step()
 
     Source: ``transformers.AdamWeightDecay`` of ``optimization_tf.py``.
     """
@@ -176,8 +171,8 @@ class AdamWeightDecay(RuleOptimizer):
         grad_clip: Any = None,
         **common: Any,
     ) -> None:
-        self._given = {"name": name, "grad_clip": grad_clip, **common}  # arguments other than options, for `get_config`
-        self._decayed: dict[str, bool] = {}  # structured name -> whether the patterns allow weight decay
+        self._given = {"name": name, "grad_clip": grad_clip, **common}  # not options, for `get_config`
+        self._decayed: dict[str, bool] = {}  # structured name -> whether patterns allow weight decay
         if global_clipnorm is not None:
             norm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
             grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
@@ -215,7 +210,7 @@ class AdamWeightDecay(RuleOptimizer):
     counts_together = True  # as Keras' `iterations`
 
     def apply_gradients(self, params_grads: Any) -> Any:
-        """Take a step with (parameter, gradient) pairs, or with Keras' (gradient, parameter) pairs."""
+        """Take a step with (parameter, gradient) pairs, or Keras' (gradient, parameter) pairs."""
         if not paddle.in_dynamic_mode():  # where gradients have no names: Paddle's order alone
             return super().apply_gradients(params_grads)
         names = {param.name for param in parameters_of(self)}
@@ -249,7 +244,7 @@ class AdamWeightDecay(RuleOptimizer):
             self._warn_of_idle_patterns(params)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments for JSON, with the present rate; "not_in_config" lists those that JSON cannot hold."""
+        """Return the arguments and the present rate for JSON; "not_in_config" lists other arguments."""
         objects = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
         objects = {name: value for name, value in objects.items() if name not in COMMON}
         plain = {name: objects.pop(name) for name in ("name", "n_layers")}

@@ -36,7 +36,7 @@ def adamw_update(
     epsilon: float,
     weight_decay: float,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return (new parameter, new state): Algorithm 2, in the order of Paddle's kernel."""
+    """Algorithm 2, in the order of Paddle's kernel."""
     beta1_t, beta2_t = state["beta1_pow_acc"], state["beta2_pow_acc"]  # the powers of this step
     param = param * (1.0 - lr * weight_decay)
     m = beta1 * state["moment1"] + (1.0 - beta1) * grad
@@ -69,35 +69,32 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     **The arguments that all optimizers take**:
 
     Args:
-        learning_rate (float|LRScheduler, optional): the rate of a layer whose ratio is 1, usually the head.
-        parameters (list[Tensor]|list[dict], optional): the parameters to train; required in dygraph. Dicts are groups
-            with "params" and any of "learning_rate" (a multiplier of the global rate), "grad_clip" and options of the
-            class. The labels "group", "lr_scale", "name" and "dygraph_key_name" have no effect; an "lr_scale" other
-            than 1 without a rate of the group is an error.
+        learning_rate (float|LRScheduler, optional): the rate for a ratio of 1, usually the head's.
+        parameters (list[Tensor]|list[dict], optional): required in dygraph. Dicts are groups with "params" and any of
+            "learning_rate" (a multiplier of the global rate), "grad_clip" and options of the class. The labels "group",
+            "lr_scale", "name" and "dygraph_key_name" have no effect.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all.
         multi_precision: keep float32 master weights of float16 and bfloat16 parameters.
-        name: prefix of the names of the optimizer's state.
+        name: prefix of the state's names.
         layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1]. A
             `LayerDecay` needs `layers`.
-        layers (LayerMap, optional): the layer map of the model; instead of the next three arguments.
+        layers (LayerMap, optional): the model's layer map, instead of the next three arguments.
         n_layers: number of blocks, for `set_param_lr_fun`; not below the model's.
         set_param_lr_fun: ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, called for every parameter
-            in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it. A ratio
-            of 0 freezes the parameter.
+            in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it; 0 freezes
+            the parameter.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
         lr_ratio: a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`.
-        fused: whether the C library takes a step in one call. None: in dygraph on a CPU, for all parameters except
-            float64. True: raise an error if it cannot update all of them. False: Paddle's operations only. The state is
-            the same; numbers below 1.2e-38 count as 0. The library uses OMP_NUM_THREADS threads, which Paddle sets to 1
-            by default.
+        fused: whether the C library takes the step. None: in dygraph on a CPU, except for float64 parameters. True: the
+            same, or an error if that is not possible for all parameters. False: Paddle's operations only. In the
+            library, numbers below 1.2e-38 count as 0.
 
     Raises:
-        TypeError, ValueError: a wrong argument, before anything changes; a decay without effect; a parameter missing in
-            `name_dict`; `fused=True` where it is not possible, at the latest in the first step.
+        TypeError, ValueError: a wrong argument; a decay without effect; a parameter missing in `name_dict`;
+            `fused=True` where it is not possible, at the latest in the first step.
 
-    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weight decay is applied once, at the layer's rate; hooks may return
-    a ratio; parameter groups work; it runs on Paddle 3.
+    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weight decay is applied once, at the layer's rate.
 
     Examples:
         >>> import paddle
@@ -109,7 +106,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         [0.125, 0.25, 0.5]
         >>> encoder(paddle.rand([1, 4, 8])).mean().backward()
         >>> opt.step()
-        >>> opt.clear_grad()
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
@@ -162,7 +158,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     takes_new_parameters = True
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Return the update of rows by Paddle's AdamW kernel, or by the rule without an exact kernel."""
+        """Return the update by Paddle's AdamW kernel, or by the rule if no kernel is exact."""
         inputs, rates, by_rule, update_by_rule = [], dict[Any, Any](), list[int](), None
         tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
         for i, (param, grad, scale, kind) in enumerate(zip(*rows[:4])):
@@ -216,7 +212,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             return super()._create_accumulators(block, parameters)
         for param in parameters:
             super().check_param(param)
-            group = self.group_of(param)  # the powers begin with the betas of the group
+            group = self.group_of(param)  # powers start with the group's betas
             super()._create_accumulators(block, {**group, "params": [param]} if group else [param])
 
     def check_param(self, param: Tensor) -> None:
@@ -227,7 +223,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             raise ValueError(f"{wrong} Received: shape {list(param.shape)}, state of shape {list(moment.shape)}")
 
     def state_dict(self) -> Values:
-        """Return the state, also the loaded one of parameters without a gradient yet."""
+        """Return the state, and the loaded state of parameters without a gradient so far."""
         idle = tuple(f"{p.name}_" for p in parameters_of(self) if p.name not in self._already_create_accumulator)
         loaded = {key: value for key, value in self._accumulators_holder.items() if key.startswith(idle)}
         return {**loaded, **super().state_dict()}

@@ -13,21 +13,19 @@ from ..layers.decay import LayerDecay
 from .base import LayerRates
 from .options import warn_of_absolute_rates
 
-# what `apply_layerwise_decay` sets
 _ATTRIBUTES = ("layers", "decay", "ratios", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")
 
 
 def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
     """Give any Paddle optimizer layer-wise learning rates, in place, and return it.
 
-    Nothing is written into the parameters, so a second call replaces the first, and other optimizers of the same
-    parameters are not affected.
+    Nothing is written into the parameters: a second call replaces the first, and other optimizers of the parameters do
+    not change.
 
     Args:
-        optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb..., also with a scheduler or parameter
-            groups, or inside LookAhead, but not yet wrapped by `fleet`. An optimizer without per-parameter learning
-            rates (LBFGS, Rprop, ModelAverage) raises TypeError.
-        layers (LayerMap): the layers of the model that it trains.
+        optimizer (paddle.optimizer.Optimizer): also with a scheduler or parameter groups, or inside LookAhead, but not
+            yet wrapped by `fleet`. LBFGS, Rprop and ModelAverage, which have no rate per parameter, raise TypeError.
+        layers (LayerMap): the layers of the model.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
 
     Examples:
@@ -63,9 +61,9 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
 
 
 def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
-    """Undo `apply_layerwise_decay` and return the optimizer: all layers have the same rate again.
+    """Undo `apply_layerwise_decay` and return the optimizer.
 
-    An optimizer of this package, whose decay is an argument of its constructor, stays as it is, with a warning.
+    An optimizer of this package keeps the decay of its constructor, with a warning.
 
     Examples:
         >>> import paddle, paddle_ldopt as ldopt
@@ -89,7 +87,6 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
 
 
 def plain_class(optimizer: Optimizer) -> Optional[type]:
-    """Return the class that an optimizer had before `apply_layerwise_decay`."""
     return vars(type(optimizer)).get("_plain")
 
 
@@ -102,7 +99,7 @@ def _inside(optimizer: Optimizer) -> Optimizer:
 
 
 class _Applied(LayerRates):
-    """The mixin for any Paddle optimizer. The first step raises if Paddle's code did not ask for every scaled rate."""
+    """The mixin; its first step raises if Paddle's code did not ask for every scaled rate."""
 
     _lr_asked: Optional[set[str]] = None  # names of the parameters of the first step; None after it
     counts_steps = False  # for files of its state

@@ -1,4 +1,4 @@
-"""The base classes of the optimizers: ratios of layers, options, groups and states. `step` has the way of a step."""
+"""The base classes of the optimizers: ratios of layers, options, groups and states. `step` describes a step."""
 
 import copy
 import functools
@@ -40,7 +40,7 @@ def _of_original(hook: Any, originals: dict[str, Tensor], param: Tensor) -> Any:
 
 
 class LayerRates(LayerwiseInterface, Optimizer):
-    """Multiplies the rate of each parameter by its layer's ratio. A class lists it before Paddle's optimizer."""
+    """A mixin that multiplies the rate of each parameter by its layer's ratio; it precedes Paddle's class."""
 
     ratios: dict[str, Any] = {}  # param.name -> ratio; empty if every ratio is 1
     structured_names: Any = {}  # param.name -> structured name, if given
@@ -63,7 +63,7 @@ class LayerRates(LayerwiseInterface, Optimizer):
         return ratio
 
     def layerwise_ratio(self, param: Tensor) -> Any:
-        """Return the current ratio of a parameter's rate to the optimizer's, without groups and ParamAttr."""
+        """Return the current ratio of a parameter's rate to the optimizer's, apart from groups and ParamAttr."""
         return self.ratio_of(param) if self.ratios else 1.0
 
     def _create_global_learning_rate(self) -> Any:
@@ -79,12 +79,12 @@ class LayerRates(LayerwiseInterface, Optimizer):
 
 
 class LayerwiseOptimizer(LayerRates, OneStep):
-    """The base of all optimizers of this package, listed before Paddle's class."""
+    """The base of all optimizers of this package; it precedes Paddle's class."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     counts_steps = True  # whether the state `STEP` is a number of steps
-    takes_sparse_on_gpu = False  # whether sparse gradients are supported: only CUDA has a kernel that works
-    takes_new_parameters = False  # whether groups may be added once it is built, without ratios
+    takes_sparse_on_gpu = False  # sparse gradients; only CUDA has a working kernel
+    takes_new_parameters = False  # groups may be added to a built optimizer without ratios
     rule: ClassVar[Callable[..., Any]]
     regularization: Any  # Paddle's: an L2 penalty
     batch_bytes: Optional[int] = None
@@ -93,7 +93,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     has_documented_hook: bool  # whether the hook is `layerwise_lr_decay`
     _defaults: Values  # the optimizer's own value of each option that a group may override
     _fixed: Values  # the other options
-    _rule_options: Values  # all that the rule takes, without the rate
+    _rule_options: Values  # all that the rule takes
     lr_function: Optional[StepFunction] = None  # a rate that depends on the optimizer's own steps
     _groups: dict[str, Values] = {}  # param.name -> its group
 
@@ -106,7 +106,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def _read_arguments(
         self, parameters: Any, apply_decay_param_fun: Any, multi_precision: Any, fused: Any, **arguments: Any
     ) -> Any:
-        """Check a constructor's arguments, keep them and return the parameters or groups as a list."""
         known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
         for name in arguments.keys() - known:
             wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
@@ -149,7 +148,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         layers: Any,
         lr_ratio: Any,
     ) -> None:
-        """Set `layers`, `decay` and `ratios`, or `hook`; `params` is None in a static graph."""
         hook = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         documented = hook is layerwise_lr_decay
         self.layerwise_decay, self.n_layers = layerwise_decay, checked_int(n_layers, "n_layers")
@@ -212,7 +210,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         group.update(own)
 
     def values_now(self, group: Values) -> tuple[Values, float]:
-        """Return the rule's options and the rate of a group ({}: none) in this step, without factor and ratios."""
+        """Return the rule's options and the rate of a group in this step, without multipliers and ratios."""
         options, rate = dict(self._rule_options), group.get("lr")
         for name in options:
             if name in group:
@@ -229,14 +227,13 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return bool(self.values_now(self.group_of(param))[0].get("weight_decay")) and self.has_weight_decay(param)
 
     def structured_name(self, param: Tensor) -> str:
-        """Return the parameter's name in the model, or ``param.name`` if it is unknown."""
+        """Return the parameter's name in the model, or ``param.name``."""
         names = self.structured_names
         return names.get(_compat.name_before_copy(param.name, names.__contains__), param.name)
 
     # ---- groups
 
     def group_of(self, param: Tensor) -> Values:
-        """Return the parameter group of `param`, {} without one."""
         if param.name not in self._groups:
             if not self._parameter_list or not isinstance(self._parameter_list[0], dict):
                 return {}
@@ -261,14 +258,13 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return {}
 
     def state_key(self, name: str) -> str:
-        """Return the key of a state in Paddle's dict."""
         return f"{self._name}_{name}" if self._name else name
 
     def has_master(self, param: Tensor) -> bool:
         return bool(self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype))
 
     def owner_of(self, param: Tensor) -> Tensor:
-        """Return the tensor by whose name Paddle keeps the state: the master, if there is one."""
+        """Return the tensor under whose name Paddle keeps the state: the master if there is one."""
         return self._master_weights[param.name] if self.has_master(param) else param
 
     def state_of(self, param: Tensor) -> dict[str, Any]:
@@ -281,7 +277,6 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return self.states(options, self.finder.shape(param))
 
     def state_kinds(self, param: Tensor) -> dict[str, str]:
-        """Return state name -> kind, without the step counter."""
         return {name: state.kind for name, state in self._states_of(param).items()}
 
     def state_layout(self, param: Tensor) -> dict[str, Any]:
@@ -292,7 +287,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return {name: (getattr(paddle, state.dtype or "", default), shapes[state.kind]) for name, state in states}
 
     def check_param(self, param: Tensor) -> None:
-        """Raise if the shape of a parameter has changed, or its type between one with and one without a master."""
+        """Raise if a parameter has gained or lost its master by a change of type; subclasses also check its shape."""
         has, made = param.name in self._master_weights, param.name in self._already_create_accumulator
         if made and has != self.has_master(param) and paddle.in_dynamic_mode():
             wrong = f"'{param.name}' had another type when its state was made: cast the model before the first step,"
@@ -324,9 +319,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         self.set_state_dict(state_dict)
 
     def sharded_state_dict(self, model_sharded_state_dict: Values, shards: Any = None) -> Values:
-        """Return key -> ShardedWeight of all state and masters; missing state is created, to be loaded into.
+        """Return key -> ShardedWeight of all state and masters; missing state is created.
 
-        If a wrapper has cut the parameters, `shards` maps ``param.name`` to the range of the flattened parameter here.
+        `shards` is None, or ``param.name`` -> range of the flattened parameter in this process.
         """
         self.taken, self.writes = None, {}
         return sharded_state(self, model_sharded_state_dict, shards)
@@ -334,23 +329,21 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     # ---- for subclasses to override
 
     def check_graph(self, params: list[Tensor]) -> None:
-        """Check the parameters of a static graph."""
         if self._parameter_list is None and self.hook is not None:
             check_hook(self, params)
 
     def set_lr(self, value: float) -> None:
-        """Set the rate; raise RuntimeError if the optimizer itself sets it."""
         if self.sets_own_lr:
             wrong = "The optimizer sets its rate itself, by its schedule or `relative_step`: build another one."
             raise refusal(RuntimeError, wrong, value=value)
         super().set_lr(checked_number(value, "value"))
 
     def fused_rule(self, options: Values, shape: Any) -> Union[FusedRule, str]:
-        """Return the rule for the C library, or why there is none; only its flags may depend on the shape."""
+        """Return the rule for the C library, or why there is none. Only its flags may depend on the shape."""
         return f"the C library has no rule of {type(self).__name__}"
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Return the update of rows by Paddle's operations, after all checks; it takes the number of the step."""
+        """Check the rows and return their update by Paddle's operations, a function of the step number."""
         whole_here = _compat.topology() is None or self.finder.is_whole(self._parameter_list)
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)
@@ -373,10 +366,9 @@ class LayerwiseOptimizer(LayerRates, OneStep):
 
         return update
 
-    _count_state = STEP  # whose largest value of any parameter is the number of steps taken; a resume restores it
+    _count_state = STEP  # its largest value is the number of steps taken
 
     def steps_taken(self) -> float:
-        """Return the largest number of steps of any parameter."""
         if self.taken is not None:
             return self.taken
         key = self.state_key(self._count_state)

@@ -1,7 +1,7 @@
 """The update by Paddle's operations: the rule on a stack [k, ...] of parameters of one shape, type and set of options.
 
-The state in Paddle's dicts shares the memory of a row of the stack. If a state has other memory (after loading, casting
-or copying), the batch is built again. Parameters and gradients are copied into a stack for each step.
+State tensors share the memory of a row of the stack. If one has other memory (after loading, casting or copying), the
+batch is built again. Parameters and gradients are copied into a stack in each step.
 """
 
 import collections
@@ -33,7 +33,7 @@ class Batch:
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
-        self._shapes: dict[str, list[int]] = {}  # of the stacks as the rule sees them: [k, *shape for one parameter]
+        self._shapes: dict[str, list[int]] = {}  # as the rule sees the stacks
         self._targets, self._dtype = list(map(uncounted, params)), first.dtype
         self._dicts: list[dict[str, Any]] = []  # where the optimizer keeps each tensor
         self._keys: list[str] = []
@@ -70,7 +70,6 @@ class Batch:
         self._at = list(map(Tensor.data_ptr, [*self._stacks.values(), *self._targets]))
 
     def is_valid(self) -> bool:
-        """Return whether the parameters have their form, and the state still the stacks' memory."""
         try:
             now = list(map(operator.getitem, self._dicts, self._keys))
         except KeyError:  # a state was removed
@@ -81,7 +80,7 @@ class Batch:
         return forms and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
 
     def release(self, names: set[str]) -> None:
-        """Give the state of parameters that leave the batch memory of its own."""
+        """Give the state of parameters that leave the batch its own memory."""
         rows = [param.name in names for param in self.params] * len(self._stacks)
         for leaves, by_owner, key, address in zip(rows, self._dicts, self._keys, self._addresses):
             tensor = by_owner.get(key) if leaves and len(self.params) > 1 else None
@@ -123,11 +122,11 @@ class Batch:
         if rows[0] is not self._targets[0]:
             collections.deque(map(_C_ops.assign_out_, rows, self._targets), maxlen=0)
         if list(map(Tensor.data_ptr, [*self._stacks.values(), *self._targets])) != self._at:
-            self._share()  # a kernel that the device lacks: Paddle's one for CPUs gives a result in place new memory
+            self._share()  # without a kernel of the device, the CPU's gives an in-place result new memory
 
 
 def uncounted(tensor: Any) -> Any:
-    """Return a Tensor of the same memory whose writes leave `inplace_version`, as in Paddle."""
+    """Return a Tensor of the same memory whose writes do not change `inplace_version`, as in Paddle."""
     if not paddle.in_dynamic_mode() or tensor.is_dist():
         return tensor
     if not tensor.is_contiguous():
@@ -141,13 +140,12 @@ class Batches:
     """The batches of one optimizer, and the division of the last step's rows into them."""
 
     def __init__(self) -> None:
-        self._batches: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
-        self._key: Any = None  # all on which the division depends
-        self._units: list[tuple[Batch, list[int], Any]] = []  # (batch, its rows, factor of its rate)
+        self._batches: dict[tuple[str, ...], Batch] = {}
+        self._key: Any = None  # all that the division depends on
+        self._units: list[tuple[Batch, list[int], Any]] = []  # (batch, rows, factor of the rate)
         self._used: list[Batch] = []
 
     def prepared(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> Callable[[Optional[float]], None]:
-        """Return the update of rows, which takes the number of the step."""
         key = rows.params, list(map(_dtype, rows.grads)), *rows[2:4], len(rows.options), optimizer.batch_bytes
         same = self._key is not None and len(key[0]) == len(self._key[0]) and key[1:] == self._key[1:]
         same = same and all(map(Tensor.is_same_shape, rows.grads, rows.params))
@@ -202,7 +200,6 @@ def _column(numbers: tuple[float, ...], rank: int, dtype: Any, place: str) -> Te
 
 
 def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
-    """Return the counters after an update."""
     counted = {}
     if optimizer.counts_steps:
         together = optimizer.counts_together and GLOBAL_STEP not in state and count is not None
@@ -213,7 +210,7 @@ def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
 
 
 def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Values]:
-    """Return a rule's result, with copies of old states that are another's new value."""
+    """Return a rule's result; old states that are another's new value are copied."""
     names = dict(zip(map(id, old.values()), old))
     result = {"": new_param, **new_state}
     for name, value in result.items():
@@ -222,7 +219,7 @@ def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Va
     return result.pop(""), result
 
 
-# ---- single parameters: in a static graph, in `dist.shard_optimizer`, and split over processes
+# ---- single parameters: static graphs, `dist.shard_optimizer`, shards
 
 
 def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[str, Shard]) -> Callable[[Any], None]:
@@ -262,7 +259,7 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
 def started(
     optimizer: Any, param: Tensor, grad: Tensor, options: Values, lr: Any, shard: Shard, count: Any
 ) -> tuple[Any, Callable[..., None]]:
-    """Return the rule of a parameter, not run yet, and a function to write its result."""
+    """Return the rule of a parameter, not run yet, and a function that writes its result."""
     target, dtype = optimizer.owner_of(param), compute_dtype(param)
     kinds, stored = {**optimizer.state_kinds(param), STEP: SCALAR}, optimizer.state_of(param)
     state = {name: stored[name].astype(dtype) for name in kinds}

@@ -1,7 +1,7 @@
 """Confidence-guided Adaptive Memory Efficient optimization (a port of `mindformers.core.optim.Came`).
 
-Paper: CAME, Luo et al., https://arxiv.org/abs/2307.02047 (Algorithm 2). With `beta2=` the arithmetic is that
-of the authors' code, https://github.com/yangluo7/CAME.
+Paper: Luo et al., https://arxiv.org/abs/2307.02047 (Algorithm 2). With `beta2=` it follows the authors' code,
+https://github.com/yangluo7/CAME.
 """
 
 from typing import Any, ClassVar, Optional
@@ -29,7 +29,7 @@ from .rule_optimizer import ScheduledOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
-_DECAY_RATE = 0.8  # the default
+_DECAY_RATE = 0.8
 _FLOAT16_MAX = 65504.0
 
 
@@ -53,7 +53,6 @@ def came_update(
     compression: bool = False,
     loss_scale: int = 1,
 ) -> Update:
-    """Return (new parameter, new state): Algorithm 2 of the paper."""
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale
@@ -84,7 +83,7 @@ def came_update(
 
 
 def _fit_for_float16(m: Any) -> Any:
-    """Return m in the range of float16; denormal numbers are rounded towards 0, or m would not decay."""
+    """Return m in the range of float16. Denormal numbers are rounded towards 0, or m would not decay."""
     m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
@@ -107,18 +106,15 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
     :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio, or :math:`\min(10^{-6} t, 1 / \sqrt t)` with
     `warmup_init`. Without `beta1` there is no m and no S: the step is Adafactor's, :math:`l \, u`.
 
-    **Use a warm-up.** S starts at 0 without bias correction: the first step of a matrix has an RMS of about
-    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate (1.1 with the default, 11 with the authors' `beta3` of 0.9999).
+    **Use a warm-up**: S has no bias correction, so the first step of a matrix has an RMS of about
+    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate.
 
     docs/options.md lists the options. Not obvious are:
 
-    - `learning_rate` may be of the kinds that `Lamb` documents. It is None with `relative_step`, and only then.
-    - A constant `beta2` replaces :math:`\beta_{2,t}`; the authors' code has 0.999, and a `beta3` of 0.9999. A group's
+    - `learning_rate` and `parameters` are as in `Lamb`. The rate is None with `relative_step`, and only then.
+    - A constant `beta2` replaces :math:`\beta_{2,t}` (authors: 0.999, and a `beta3` of 0.9999). A group's
       ``"beta2": None`` overrides the optimizer's `beta2`. `beta2` and `decay_rate` exclude each other.
-    - `parameters` may be called `params`, or be the first argument. ``{"order_params": [...]}`` has no effect.
     - `compression` stores m as float16; with the default `beta1`, its error is at most 0.5 % of its largest value.
-
-    docs/numerics.md lists the differences from MindFormers.
 
     Examples:
         >>> import paddle
@@ -128,7 +124,6 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         >>> opt = Came(warmup, weight_decay=0.01, parameters=model.parameters())
         >>> model(paddle.rand([4, 8])).mean().backward()
         >>> opt.step()
-        >>> opt.clear_grad()
         >>> warmup.step()
 
     Source: ``mindformers.core.optim.came.Came``; ``came_pytorch.CAME``.
@@ -212,7 +207,6 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         return FusedRule("came", states, fields, flags, aux=GLOBAL_STEP)
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return (None, None) with `relative_step`: the rate is not known beforehand."""
         return (None, None) if self._fixed["relative_step"] else super().lr_now_and_peak(param, factor)
 
     def get_lr(self) -> float:

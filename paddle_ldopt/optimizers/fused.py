@@ -1,6 +1,6 @@
 """The update by the C library of `kernels`: on a CPU, one call updates all parameters in place.
 
-A `Plan` holds the library's structs. It is made again if a tensor was added, replaced, moved or reshaped.
+A `Plan` holds the library's structs, until a tensor is added, replaced, moved or reshaped.
 """
 
 import functools
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .step import Rows
 
 _HAS_DEVICES = paddle.is_compiled_with_cuda() or bool(paddle.device.get_all_custom_device_type())
-_ANY_TYPE = 2  # the index of the state that may have 16 bits; the others have 32
+_ANY_TYPE = 2  # index of the state that may have 16 bits
 _SMALLEST = float(np.finfo("float32").tiny)
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _dtype = Tensor.dtype.__get__
@@ -36,14 +36,13 @@ class FusedRule(NamedTuple):
     """An update rule for the C library; see `struct tensor` in kernels/csrc/step.h."""
 
     name: str  # in `kernels.RULES`
-    states: tuple[Any, ...]  # names in their order there; a tuple of names that exclude each other
+    states: tuple[Any, ...]  # names in the struct's order; a tuple: names that exclude each other
     fields: dict[str, Any]  # field of the struct -> number
     flags: dict[str, Any] = {}  # name in `kernels.RULE_FLAGS` -> whether it is set
     aux: Optional[str] = None  # name of another state of one number
 
 
 def unsupported_here() -> Optional[str]:
-    """Return why no step can be fused now."""
     if not paddle.in_dynamic_mode():
         return "a static graph, or `to_static`, consists of Paddle's operations"
     if flags()["FLAGS_check_nan_inf"]:
@@ -62,7 +61,7 @@ def _warn_once(message: str) -> None:
 
 
 class Plan:
-    """The structs of an optimizer's parameters, and all tensors that they point to."""
+    """The structs of an optimizer's parameters, and the tensors that they point to."""
 
     def __init__(
         self, optimizer: "LayerwiseOptimizer", params: list[Tensor], forms: list[int], options: list[Values]
@@ -94,7 +93,6 @@ class Plan:
         return tensors
 
     def is_valid(self) -> bool:
-        """Return whether no tensor was added, replaced, moved, cast or reshaped."""
         state = self._state_now()
         return (
             len(state) == len(self._state)
@@ -146,7 +144,6 @@ class Plan:
 
 
 def unsupported_tensor(tensor: Any) -> Optional[str]:
-    """Return why the C library cannot use a tensor."""
     if tensor.is_selected_rows():
         return "it is sparse"
     if tensor.is_dist():
@@ -182,7 +179,7 @@ class FusedStep:
         self._options: list[Values] = []  # an example for each of these
 
     def is_possible(self, optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
-        """Return whether the library may update parameters like this; warn or raise if it is missing."""
+        """Return whether the library may update such parameters; warn or raise if it is missing."""
         on_cpu = not param._is_initialized() or param.place.is_cpu_place()
         if on_cpu and kernels.library() is not None and not flags()["FLAGS_check_nan_inf"]:
             return True
@@ -193,7 +190,7 @@ class FusedStep:
         return False
 
     def read(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], list[int]]:
-        """Return the structs of the rows of a step, and the indices of the rows that the library cannot update.
+        """Return the structs of a step, and the indices of rows that the library cannot update.
 
         Gradients that are not contiguous are replaced in `rows`.
         """
@@ -212,7 +209,7 @@ class FusedStep:
         at_row: Any = () if plan is None else list(map(plan.row.get, map(id, params)))
         if plan is None or None in at_row or list(map(plan.forms.__getitem__, at_row)) != forms or not plan.is_valid():
             every, of_every = list(params), list(forms)
-            if plan is not None:  # keep the other parameters: the next step may update them
+            if plan is not None:  # keep the others: the next step may update them
                 known = {id(p) for p in flatten_groups(optimizer._parameter_list)} - set(map(id, params))
                 for param, its_form in zip(plan.params, plan.forms):
                     if id(param) in known and param.name in optimizer._already_create_accumulator:
@@ -249,13 +246,13 @@ class FusedStep:
 
 
 def can_clip(clip: Any) -> bool:
-    """Return whether `clip_gradients` does the work of a gradient clipping."""
+    """Return whether `clip_gradients` can replace a gradient clipping."""
     by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm and not clip.auto_skip_clip
     return by_norm and not paddle.distributed.is_initialized()
 
 
 def clip_gradients(structs: NDArray[Any], clipped: list[tuple[Any, list[Any]]]) -> None:
-    """Scale gradients as `ClipGradByGlobalNorm` does, given (clipping, its pairs): if a norm is NaN, all become NaN."""
+    """Scale gradients as `ClipGradByGlobalNorm` does, given (clipping, its pairs)."""
     begin = 0
     for clip, pairs in clipped:
         part = structs[begin : begin + len(pairs)]
@@ -267,7 +264,6 @@ def clip_gradients(structs: NDArray[Any], clipped: list[tuple[Any, list[Any]]]) 
 
 
 def update_fused(structs: NDArray[Any], count: Optional[float]) -> None:
-    """Update the parameters of the structs, given the number of the step."""
     structs["count"] = count or 0.0
     if kernels.library().ldopt_step(structs.ctypes.data, len(structs)):
         raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")

@@ -1,4 +1,4 @@
-"""Hooks (`set_param_lr_fun`, `lr_ratio`): a user's function that maps a parameter to its ratio. PaddleNLP's is here."""
+"""Hooks (`set_param_lr_fun`, `lr_ratio`): functions that map a parameter to its ratio, and PaddleNLP's."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
     Args:
         decay_rate: d, in (0, 1].
         name_dict: ``param.name`` -> structured name, for every parameter.
-        n_layers: number of encoder blocks, at least the model's.
+        n_layers: at least the number of encoder blocks.
         param: the parameter.
 
     Examples:
@@ -56,7 +56,7 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
 
 
 def check_hook(optimizer: Any, params: list[paddle.Tensor]) -> None:
-    """Raise if PaddleNLP's hook finds no block; warn if it skips some, or if another one gives only equal ratios."""
+    """Raise if PaddleNLP's hook finds no block; warn if it skips blocks, or if another hook gives equal ratios only."""
     trained = [param for param in params if not param.stop_gradient]
     ratios, decay = [optimizer.hook(param) for param in trained], optimizer.layerwise_decay
     if not optimizer.has_documented_hook:
@@ -83,10 +83,10 @@ def check_hook(optimizer: Any, params: list[paddle.Tensor]) -> None:
 
 
 def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int) -> Callable[[paddle.Tensor], Any]:
-    """Return a hook as a function of the parameter alone, which returns a checked ratio.
+    """Return a function from a parameter to a checked ratio.
 
-    A hook returns a ratio (in a static graph a variable), or multiplies ``param.optimize_attr["learning_rate"]``, which
-    is restored after each call, and returns None.
+    A hook returns a ratio (a variable in a static graph), or None after multiplying
+    ``param.optimize_attr["learning_rate"]``, which is restored.
     """
     settings = (layerwise_decay, name_dict, n_layers)
     try:

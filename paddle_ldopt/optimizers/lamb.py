@@ -19,7 +19,7 @@ from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY = "[0, inf) or a function of the step"
-CONVOLUTIONS = (4, 5)  # ranks of the weights of 2-D and 3-D convolutions, [out, in, (d,) h, w]
+CONVOLUTIONS = (4, 5)  # ranks of the weights, [out, in, (d,) h, w]
 
 
 def lamb_update(
@@ -35,7 +35,6 @@ def lamb_update(
     weight_decay: float,
     grad_centralization: bool = False,
 ) -> Update:
-    """Return (new x, new moments): Algorithm 2 of the paper."""
     t = state[STEP]
     if grad_centralization and len(shard.shape) in CONVOLUTIONS:
         (sums,) = yield [shard.leading_sums(grad, 1)]
@@ -48,7 +47,7 @@ def lamb_update(
     u = r.add_(param * weight_decay)
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
-    # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
+    # not in a function: while these small tensors live, the allocator keeps the pages of the large ones
     one, adapted = paddle.ones_like(x_norm), _C_ops.minimum(x_norm, u_norm) > 0  # type: ignore[no-untyped-call]
     trust_ratio = _C_ops.where(adapted, x_norm / _C_ops.where(adapted, u_norm, one), one)
     return param.subtract_(u.multiply_(lr * trust_ratio)), {"moment1": m, "moment2": v}
@@ -69,19 +68,18 @@ class Lamb(ScheduledOptimizer):
     where the quotient of the norms is 1 if either of them is 0. Every parameter is adapted, also without weight decay.
 
     Args:
-        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): a number or a Tensor of one element is constant.
-            With a longer 1-D Tensor or a finite iterable, step i takes element i, from 0; the step after the last
-            element raises. A callable gets the number of steps taken so far and returns the rate. These advance with
-            the optimizer's steps, whose count is part of the state; the caller steps a Paddle `LRScheduler`. A step
-            does not count if an overflow skips it or no parameter has a gradient.
-        weight_decay (float|int|callable, optional): :math:`\lambda`; or a callable that gets the number of steps taken.
+        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): a constant (number or Tensor of one element); a
+            1-D Tensor or finite iterable whose element i, from 0, is the rate of step i (a step after the last raises);
+            or a callable that maps the number of steps taken to the rate. The count is part of the state; steps without
+            a gradient, or skipped after an overflow, do not count. The caller steps an `LRScheduler`.
+        weight_decay (float|int|callable, optional): :math:`\lambda`, or a callable of the number of steps taken.
         parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. A group's "lr" is its
             absolute rate, of any kind of `learning_rate`; "grad_centralization" subtracts from the gradient of a
-            convolution's weight, of rank 4 or 5, its mean over all axes except the first. MindSpore's
-            ``{"order_params": [...]}`` has no effect.
-        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all
-            parameters if there are groups, else to all except names with "beta" or "gamma". Paddle names the weights of
-            norms differently: use ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
+            convolution's weight, of rank 4 or 5, its mean over all axes except the first. ``{"order_params": [...]}``
+            has no effect.
+        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all if there
+            are groups, else to all except names with "beta" or "gamma", which norms do not have in Paddle: use
+            ``ldopt.decayed_parameter_names(model).__contains__``.
         **common: further options (docs/options.md) and the arguments of `AdamWDL`.
 
     Examples:
@@ -97,7 +95,7 @@ class Lamb(ScheduledOptimizer):
         0.01
         0.005
 
-    Source: ``mindspore.nn.Lamb``; the denominator of its documented formula must be read as :math:`|r + \lambda w|`.
+    Source: ``mindspore.nn.Lamb``.
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {

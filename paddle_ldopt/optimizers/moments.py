@@ -1,10 +1,9 @@
-"""Moments: moving averages, and the factored second moment of Adafactor and CAME; a trailing underscore overwrites.
+"""Moving averages, and the factored second moment of Adafactor and CAME. A trailing underscore: in place.
 
-Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1): instead of all elements
-it keeps the means of a matrix's rows and columns. The last two dimensions are the matrix. Vectors are not factored.
+Paper: Adafactor, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1): the means of a matrix's rows and columns
+replace all elements. The last two dimensions are the matrix. Vectors are not factored.
 
-On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. So the rules reuse the memory of
-their intermediate results.
+On a CPU the memory pages of a new tensor cost several times as much as the arithmetic, so rules reuse memory.
 """
 
 import math
@@ -21,7 +20,7 @@ from .states import COLUMN, ELEMENT, ROW, Values
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
-    """Return beta * old + (1 - beta) * new. `one_minus_beta` is a more exact 1 - beta."""
+    """Return beta * old + (1 - beta) * new, with a more exact 1 - beta if given."""
     new = new * (1 - beta if one_minus_beta is None else one_minus_beta)
     return (old.scale_(beta) if isinstance(beta, float) else old.multiply_(beta)).add_(new)
 
@@ -47,14 +46,13 @@ def sqrt(x: Any) -> Any:
 
 
 def factored_kinds(name: str, shape: Any) -> dict[str, str]:
-    """Return name -> kind of the states for an average."""
     return {f"{name}_row": ROW, f"{name}_col": COLUMN} if len(shape) >= 2 else {name: ELEMENT}
 
 
 def factored_ema(
     name: str, new: Any, state: Values, shard: Any, one_minus_beta: Any
 ) -> Generator[list[Any], list[Any], Values]:
-    """Return the new state of the `ema_` of this name, of matrices the means of rows and columns."""
+    """Return the new state of a moving average; of matrices, of the means of rows and columns."""
     beta = 1 - one_minus_beta
     if len(shard.shape) < 2:
         return {name: ema_(state[name], new, beta, one_minus_beta)}

@@ -66,8 +66,6 @@ def orthogonalized(u: Any, coefficients: tuple[float, float, float], steps: int,
 
     .. math::
         X_0 = \frac{U}{\lVert U \rVert_F}, \qquad A = X X^\top, \qquad X \leftarrow a X + (b A + c A^2) X
-
-    `dtype` is the type of the products, as `Muon`'s `ns_dtype`.
     """
     a, b, c = coefficients
     given, is_high = u.dtype, u.shape[-2] > u.shape[-1]
@@ -101,13 +99,13 @@ class Muon(RuleOptimizer):
 
     NS replaces the singular values of u by values near 1, in `ns_steps` Newton-Schulz iterations. All other parameters
     take the step of `AdamWDL`. With ``adjust_lr="match_rms_adamw"`` an update has about the RMS of an AdamW update, so
-    one rate serves both parts, and rates tuned for AdamW are a start.
+    one rate serves both parts.
 
     **Which parameters**: the matrices and kernels of convolutions (as [out, in * kh * kw]) in the blocks of `layers`.
-    `use_muon` decides instead if it is given, and a group's "use_muon" before both. Parameters with three dimensions go
-    to AdamW unless `use_muon` says otherwise: experts in one stack look like a Conv1D.
+    `use_muon` overrides this, and a group's "use_muon" both. Parameters with three dimensions go to AdamW by default:
+    experts in one stack look like a Conv1D.
 
-    docs/options.md lists the options; `AdamWDL` documents the arguments that all optimizers take. Not obvious are:
+    docs/options.md lists the options, `AdamWDL` the arguments of all optimizers.
 
     Args:
         ns_coefficients: three numbers a, b, c: an iteration maps a singular value x to
@@ -120,11 +118,8 @@ class Muon(RuleOptimizer):
 
     Raises:
         TypeError, ValueError: as for `AdamWDL`; neither `layers`, `use_muon` nor a group's "use_muon"; no parameter for
-            Muon; matrices split over processes (tensor parallel, sharding version 2, DistTensors), which must be whole;
-            a static graph.
-
-    Differs from `torch.optim.Muon`: AdamW's part is included; the layout of weights is [in, out]; products are float32
-    on a CPU; one default of `adjust_lr` for both parts.
+            Muon; matrices split over processes (tensor parallel, sharding version 2, DistTensors). RuntimeError in a
+            static graph.
 
     Examples:
         >>> import paddle
@@ -194,7 +189,6 @@ class Muon(RuleOptimizer):
     rule = staticmethod(muon_update)
 
     def _routed(self, use_muon: Optional[Callable[[Tensor], bool]]) -> dict[str, Any]:
-        """Return param.name -> its group, with the decision of "use_muon"."""
         listed: Any = self._param_groups
         routed: dict[str, Any] = {}
         for group in listed if isinstance(listed[0], dict) else [{"params": listed}]:

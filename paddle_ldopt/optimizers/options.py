@@ -1,4 +1,4 @@
-"""The options of the optimizers: the table of all classes, options that several declare, parameters and groups."""
+"""The table of all optimizers, the options that several declare, and checks of parameters and groups."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from .states import SCALAR, STEP, State, StepFunction
 
 _Class = TypeVar("_Class", bound=type)
 
-# the layer-wise arguments of all optimizers, with their defaults
+# layer-wise arguments of all optimizers
 LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
 LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
@@ -42,7 +42,7 @@ def bool_option(doc: str, **more: Any) -> Option:
     return Option(doc=doc, check=checked_bool, **more)
 
 
-# The options that the base classes read; `AdamWDL` has no batches.
+# read by the base classes; `AdamWDL` has no batches
 COMMON = {
     "multi_precision": bool_option("keep float32 masters of float16 and bfloat16 parameters"),
     "fused": bool_option("take the step in the C library; None: if possible", optional=True),
@@ -53,12 +53,11 @@ COMMON = {
 
 
 def decay_option(doc: str, **more: Any) -> Option:
-    """Return the option for the decay rate of a moving average."""
     return Option(doc=doc, high=1.0, ends="[)", group=True, **more)
 
 
 def numbers(*ends: str, low: float = 0.0) -> Callable[[Any, str], tuple[float, ...]]:
-    """Return the check of a tuple of numbers from `low` on, each with the brackets of its range."""
+    """Return a check for a tuple of numbers from `low` on, each with the brackets of its range."""
 
     def check(value: Any, name: str) -> tuple[float, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(ends):
@@ -69,7 +68,6 @@ def numbers(*ends: str, low: float = 0.0) -> Callable[[Any, str], tuple[float, .
 
 
 def plain_weight_decay(value: Any, name: str) -> Any:
-    """Return 0 for None; raise TypeError for a regularizer."""
     if isinstance(value, WeightDecayRegularizer):
         wrong = f"`{name}` must be a number such as 0.01, which decays the weights themselves, not a penalty."
         raise TypeError(f"{wrong} Received: {name}={type(value).__name__}")
@@ -121,21 +119,21 @@ class OptimizerInfo:
 
     cls: type[Any]
     summary: str  # when to choose it, and bytes of state per parameter
-    # setting -> field of a Trainer's arguments that gives its value
+    # setting -> field of a Trainer's arguments
     trainer: dict[str, str] = dataclasses.field(default_factory=dict)
-    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments that go with a learning rate
+    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # with a learning rate
     own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
     needs_layers: bool = False  # whether `layers` decide more than ratios
 
     @property
     def settings(self) -> dict[str, Option]:
-        """Name in `create` and `LdoptConfig` -> option of the constructor, without the weight decay."""
+        """Name in `create` and `LdoptConfig` -> option of the constructor, except weight decay."""
         chosen = {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
         return {option.setting or name: option for name, option in chosen.items()}
 
     def setting(self, name: str) -> str:
-        """Return the key in `settings` of an option by its name in the class."""
+        """Return an option's key in `settings`, given its name in the class."""
         return (name in self.options and self.options[name].setting) or name
 
     @property
@@ -171,7 +169,7 @@ def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
 
 
 def _arguments(cls: type) -> dict[str, Any]:
-    """Return argument -> default of a constructor and the bases that it passes arguments on to."""
+    """Return argument -> default, of the constructor and the bases that it passes arguments to."""
     arguments: dict[str, Any] = {}
     for init in [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]:
         parameters = inspect.signature(init).parameters.values()
@@ -193,7 +191,7 @@ def list_optimizers() -> list[str]:
 
 
 def optimizer_class(name: str) -> type:
-    """Return the class of an optimizer by its name in `list_optimizers`; raise ValueError for any other name."""
+    """Return the class of an optimizer by its name in `list_optimizers`; raise ValueError for another."""
     if not isinstance(name, str) or name not in REGISTRY:
         known = ", ".join(map(repr, REGISTRY)) + nearest(name, REGISTRY)
         raise ValueError(f"`name` must be one of {known}. Received: name={shown(name)}")
@@ -223,7 +221,7 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 
 def parameters_first(constructor: _Constructor) -> _Constructor:
-    """Decorate a constructor: parameters as the first argument, as in MindSpore, become `params`."""
+    """Decorate a constructor: parameters as the first argument (MindSpore) become `params`."""
 
     @functools.wraps(constructor)
     def with_params(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -237,7 +235,7 @@ def parameters_first(constructor: _Constructor) -> _Constructor:
 
 
 def checked_parameters(parameters: Any, options: dict[str, Option]) -> Any:
-    """Return parameters or groups as lists, None in a static graph; MindSpore's "order_params" has no effect."""
+    """Return parameters or groups as a list, without MindSpore's "order_params"; None in a static graph."""
     if parameters is None and not paddle.in_dynamic_mode():
         return None
     if not hasattr(parameters, "__iter__") or isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str)):

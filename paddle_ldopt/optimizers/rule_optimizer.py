@@ -1,4 +1,4 @@
-"""The bases of the optimizers whose update is a function of tensors, and whose rate may be one of their steps."""
+"""The bases of optimizers whose update is a function of tensors, and whose rate may be a function of their steps."""
 
 import warnings
 from typing import Any, Callable, Optional
@@ -31,7 +31,7 @@ from .step import in_shape
 
 
 class RuleOptimizer(LayerwiseOptimizer):
-    """Base of the optimizers whose update is a function of tensors.
+    """Base of optimizers whose update is a function of tensors.
 
     A subclass declares
 
@@ -53,10 +53,8 @@ class RuleOptimizer(LayerwiseOptimizer):
     if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_initial_lr`.
 
     Args:
-        batch_bytes: the size limit of a batch, a set of parameters of one shape, type and set of options that Paddle's
-            operations update together. A step needs up to twelve times as much temporary memory. Larger parameters
-            are updated one by one; with 0, all parameters are updated one by one. None: 64 MB on an accelerator; 2 MB
-            on a CPU, where larger batches are slower.
+        batch_bytes: the size limit of a batch of parameters that are updated together. A step needs up to twelve times
+            as much temporary memory. None: 64 MB on an accelerator; 2 MB on a CPU, where larger batches are slower.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class RuleOptimizer(LayerwiseOptimizer):
     _lr_optional = False  # whether the rate may be None
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        """Return the initial rate, a float or a scheduler; called when the options are known."""
         return rate
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
@@ -124,7 +121,6 @@ class RuleOptimizer(LayerwiseOptimizer):
             self.finder.check(param)
 
     def state_layout(self, param: Tensor) -> dict[str, Any]:
-        """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
         layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
         return {**layout, STEP: (compute_dtype(param), [1])}
 
@@ -163,12 +159,11 @@ class RuleOptimizer(LayerwiseOptimizer):
         return {unified_name(key, names): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict: Values) -> None:
-        """Load the result of `state_dict`."""
         super().set_state_dict(plain(state_dict))
 
 
 class ScheduledOptimizer(RuleOptimizer):
-    """An optimizer whose rate, "lr" and "weight_decay" may be a `StepFunction`; its steps are counted in the state."""
+    """An optimizer whose rate, "lr" and "weight_decay" may be a `StepFunction` of its own steps."""
 
     _check_lr = staticmethod(lr_or_function)
 
@@ -199,7 +194,7 @@ class ScheduledOptimizer(RuleOptimizer):
         super().check_graph(params)
 
     def get_lr(self) -> float:
-        """Return the rate of the next step for ratio 1, or the last one of a sequence."""
+        """Return the next step's rate for ratio 1; the last one after the end of a sequence."""
         return float(super().get_lr()) if self.lr_function is None else self.lr_function.reported(self.steps_taken())
 
     def set_lr_scheduler(self, scheduler: Any) -> None:

@@ -1,9 +1,9 @@
 """Tensors split over processes: the shard of a parameter, sums over its shards, and its state for checkpoints.
 
-A rule sees the tensors of one shard. It sums over the shard, yields the sums and receives the sums over all shards.
-Sums over rows, columns or the channels of a convolution have the size of the whole tensor in every shard, with zeros
-where the shard has no element. They keep the summed dimensions with size 1: sums of rows are [..., R, 1], sums of
-columns [..., 1, C]. For a stack of whole parameters, [k, ..., R, C], they are sums of each parameter.
+A rule sees one shard. It yields sums over the shard and receives the sums over all shards. In every shard, sums of
+rows, columns or channels have the size of the whole tensor, with zeros where the shard has no element, and size 1 in
+the summed dimensions: rows [..., R, 1], columns [..., 1, C]. In a stack of whole parameters, [k, ..., R, C], they are
+sums of each parameter.
 """
 
 import copy
@@ -21,7 +21,7 @@ from .states import ELEMENT, ROW, SCALAR, STEP
 
 Update = Generator[list[Any], list[Any], tuple[Any, dict[str, Any]]]  # a running rule that asks for sums
 Rule = Union[Generator[list[Any], list[Any], Any], Any]  # a running rule, or the result of one without sums
-_PRODUCTS = (2, 3)  # ranks for matrix products: up to 25 times as fast on a CPU, but rounded to TF32 on a GPU
+_PRODUCTS = (2, 3)  # ranks for matrix products: on a CPU up to 25 times as fast, on a GPU rounded to TF32
 _INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
 
 
@@ -29,14 +29,13 @@ class Shard:
     """A whole tensor as a rule sees it: sums over it, and values spread over it."""
 
     groups: tuple[Any, ...] = ()  # of processes; sums are added up over one after the other
-    slice_size: Optional[int] = None  # number of elements of a flat slice, without padding
+    slice_size: Optional[int] = None  # elements of a flat slice without padding
     span: Optional[tuple[int, int]] = None  # range of the flattened part; the rule's tensors then have one dimension
 
     def __init__(self, shape: list[int]) -> None:
         self.shape = shape  # of the whole tensor
 
     def view(self, stored: Any) -> Any:
-        """Return a stored tensor as the rule sees it."""
         return stored
 
     def stored(self, tensor: Any) -> Any:
@@ -66,18 +65,18 @@ class Shard:
         return _C_ops.sum(x, list(range(dims - len(self.shape), 0)), None, True)
 
     def spread_leading(self, values: Any, dims: int) -> Any:
-        """Return, broadcastable to the shard, the value of each element by its first `dims` indices."""
+        """Return each element's value by its first `dims` indices, broadcastable to the shard."""
         return values
 
     def spread_product(self, rows: Any, cols: Any) -> Any:
-        """Return for each element the product of the values of its row and its column."""
+        """Return each element's product of the values of its row and its column."""
         if len(rows.shape) in _PRODUCTS and paddle.in_dynamic_mode() and rows.place.is_cpu_place():
             return _C_ops.matmul(rows, cols, False, False)  # type: ignore[no-untyped-call]
         return rows * cols
 
 
 class PartialShard(Shard):
-    """A part of a tensor: a tensor-parallel part, or a range of the flattened elements of a part or of the whole."""
+    """A tensor-parallel part, or a range of the flattened elements of a part or of the whole."""
 
     def __init__(
         self,
@@ -125,7 +124,7 @@ class PartialShard(Shard):
         return self._in_whole(sums, self._but_rows)
 
     def _in_whole(self, sums: Any, kept: Sequence[int]) -> Any:
-        """Return sums over a tensor-parallel part, padded with zeros to the whole size."""
+        """Return sums over a tensor-parallel part, padded with zeros to the whole tensor."""
         if self.split is None or self.split[0] not in kept:
             return sums
         axis, index, parts = self.split
@@ -160,7 +159,7 @@ class PartialShard(Shard):
         return paddle.split(values, parts, axis=axis)[index]
 
     def _covered(self, width: int) -> tuple[int, int]:
-        """Return the range of the rows of this width that the span touches."""
+        """Return the range of rows that the span touches."""
         return self._begin // width, -(-self._end // width)
 
     def _padded(self, x: Any, width: int) -> tuple[int, Any]:
@@ -180,7 +179,7 @@ def _placed(values: Any, first: int, size: int) -> Any:
 
 
 def run_locally(rule: Rule) -> Any:
-    """Return the result of a rule on whole tensors, whose sums need no other process."""
+    """Return the result of a rule on whole tensors."""
     if not isinstance(rule, Generator):
         return rule
     try:
@@ -225,13 +224,12 @@ class ShardFinder:
         self.params = {param.name: param for param in params}
         self._shapes = {name: list(param.shape) for name, param in self.params.items()}
         self._found: dict[str, Shard] = {}
-        self._found_for: tuple[Any, Any] = (None, None)  # the parameter list and the topology of `_found`
+        self._found_for: tuple[Any, Any] = (None, None)
 
     def __deepcopy__(self, memo: Any) -> "ShardFinder":
         return ShardFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
 
     def shape(self, param: Tensor) -> list[int]:
-        """Return the shape of the whole parameter."""
         shape = self._shapes.get(param.name)
         if shape is None:
             return list(param.shape)
@@ -239,7 +237,7 @@ class ShardFinder:
         return shape if split is None else [n * split[2] if i == split[0] else n for i, n in enumerate(shape)]
 
     def original(self, param: Tensor) -> Any:
-        """Return the parameter of the same name, of which `param` may be a slice; raise if it is unknown."""
+        """Return the whole parameter of the same name; raise if it is unknown."""
         if self.params and param.name not in self.params:
             wrong = "The optimizer was not built with this parameter: a wrapper has fused parameters into buffers or"
             advice = f"cut them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}."
@@ -247,7 +245,7 @@ class ShardFinder:
         return self.params.get(param.name, param)
 
     def check(self, param: Tensor) -> None:
-        """Raise unless the optimizer was built with a parameter, or with one that it is a flat slice of."""
+        """Raise unless the optimizer was built with this parameter, or this is a flat slice of one."""
         original = self.original(param)
         shape, built_with = list(param.shape), self._shapes[param.name]
         if shape != built_with if param is original else len(shape) != 1:
@@ -256,7 +254,7 @@ class ShardFinder:
             raise ValueError(f"{wrong} {advice} Received: shape={shape}, built with {built_with}")
 
     def find(self, parameter_list: Any) -> dict[str, Shard]:
-        """Return name -> `Shard` of the parameters of a step; all processes must call this together."""
+        """Return name -> `Shard`; all processes must call this together."""
         if self._found_for[0] is parameter_list and self._found_for[1] is topology():
             return self._found
         if not self.is_sliced(parameter_list):
@@ -277,12 +275,10 @@ class ShardFinder:
         return found
 
     def is_whole(self, parameter_list: Any) -> bool:
-        """Return whether this process has each parameter whole."""
         is_split = any(shard.groups for shard in self.find(parameter_list).values())
         return not is_split and not self.is_sliced(parameter_list)
 
     def is_part(self, param: Tensor, parameter_list: Any) -> bool:
-        """Return whether this process has only a part of a parameter, or a padded slice."""
         return topology() is not None and type(self.find(parameter_list).get(param.name)) is not Shard
 
     def is_sliced(self, parameter_list: Any) -> bool:
@@ -291,7 +287,6 @@ class ShardFinder:
         return name in self.params and parameter_list[0] is not self.params[name]
 
     def _part(self, param: Tensor, span: Optional[tuple[int, int]] = None, slice_size: Optional[int] = None) -> Shard:
-        """Return the shard of a parameter, cut to a slice if there is one."""
         split = self._split(param)
         if split is None and slice_size is None:
             return Shard(self.shape(param))
@@ -308,7 +303,7 @@ class ShardFinder:
 
 
 class MissingGradients:
-    """Parameters that never had a gradient in any process: sharding gives them zeros, and they would be decayed."""
+    """Parameters without a gradient so far in any process. Sharding gives them zeros: weight decay would move them."""
 
     def __init__(self, params: list[Tensor]) -> None:
         self.params = params if is_sharded() else []
@@ -321,7 +316,7 @@ class MissingGradients:
                 param.register_hook(lambda _, name=param.name: self._here.add(name))
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return the pairs without parameters that never had a gradient; all processes must call this together."""
+        """Return the other parameters' pairs; all processes must call this together."""
         if not self.names:
             return params_grads
         self._here |= {
@@ -346,7 +341,7 @@ class MissingGradients:
 def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shards: Any) -> dict[str, Any]:
     """Return key -> ShardedWeight of an optimizer's state.
 
-    Keys are as in Paddle's AdamW: "<structured name>.<state>_0", and "<structured name>.w_0" for the float32 master.
+    Keys are Paddle's: "<structured name>.<state>_0", and "<structured name>.w_0" for the float32 master.
     """
     keys: dict[str, str] = {}
     for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW

@@ -1,4 +1,4 @@
-"""The states of an optimizer: kinds, shapes and types, names in checkpoints, and the check of a state to load."""
+"""The states of an optimizer: kinds, shapes, names in checkpoints, and checks of a state to load."""
 
 import re
 from typing import Any, NamedTuple, Optional
@@ -11,14 +11,14 @@ from paddle.optimizer.lr import LambdaDecay, LRScheduler
 from .._checks import checked_number, checked_state, refusal, shown, wrong_type
 from .._compat import count_set_value, dtype_name, parameters_of, write_of
 
-# The kinds of state: one number per element of the parameter, per row, per column (of the last two axes), one number.
+# One number per element of the parameter, per row, per column (of the last two axes), or a single number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 
-# The step counter of each parameter (in AdamWDL Adam's power). By this name PaddleFormers' flex format finds an
-# optimizer's state; without it, training resumes with wrong state, silently.
+# The step counter of each parameter (in AdamWDL Adam's power). PaddleFormers' flex format finds an optimizer's state by
+# this name, or silently resumes with wrong state.
 STEP = "beta1_pow_acc"
 
-GLOBAL_STEP = "global_step"  # the optimizer's own steps, if a schedule needs them: a parameter may lack gradients
+GLOBAL_STEP = "global_step"  # the optimizer's steps, for a schedule: a parameter may lack gradients
 
 POWERS = (STEP, "beta2_pow_acc")  # every optimizer has one of them or both
 COUNTERS = (*POWERS, GLOBAL_STEP)  # neither negative nor NaN
@@ -34,7 +34,7 @@ class State(NamedTuple):
     """The kind and type of one state."""
 
     kind: str
-    dtype: Optional[str] = None  # None: the type the rule computes in, float32 (float64 for float64 parameters)
+    dtype: Optional[str] = None  # None: float32 (float64 for float64 parameters)
 
 
 def rule_shape(kind: str, shape: Any) -> list[int]:
@@ -44,12 +44,10 @@ def rule_shape(kind: str, shape: Any) -> list[int]:
 
 
 def compute_dtype(param: Tensor) -> Any:
-    """Return the type in which a parameter's update is computed."""
     return paddle.float64 if dtype_name(param.dtype).lower() == "float64" else paddle.float32
 
 
 def largest(counts: list[Any]) -> float:
-    """Return the largest of the counts in Tensors and arrays, 0 without any."""
     alike: dict[Any, list[Any]] = {}
     for count in counts:
         if isinstance(count, np.ndarray):
@@ -76,7 +74,7 @@ class StepFunction:
         return float(self.source[step])
 
     def reported(self, step: float) -> float:
-        """Return the value at a step, or the last one of a sequence."""
+        """Return the value at a step; after the end of a sequence, its last one."""
         return self(int(step) if callable(self.source) else min(int(step), len(self.source) - 1))
 
     def __repr__(self) -> str:
@@ -84,7 +82,7 @@ class StepFunction:
 
 
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
-    """Let masters follow parameters that were written since the last step."""
+    """Update the masters of parameters that were written since the last step."""
     count_set_value()
     for param in params if hasattr(optimizer, "writes") else ():
         master = optimizer._master_weights.get(param.name)
@@ -97,7 +95,7 @@ def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
 
 
 def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
-    """Return the names of parameters that differ from their rounded masters, given as (dtype, array) or None."""
+    """Return the names of parameters that differ from their rounded masters (dtype, array)."""
     params = parameters_of(optimizer) if hasattr(optimizer, "has_master") else []
     given = [(param, masters[param.name]) for param in params if optimizer.has_master(param)]
     present = [(param, master[1]) for param, master in given if master and list(master[1].shape) == list(param.shape)]
@@ -105,7 +103,7 @@ def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
 
 
 def rename_state(optimizer: Any, other: Any) -> None:
-    """Give the state of a copy the names of the copied parameters: Paddle's names of copies find no state."""
+    """Give a copied optimizer's state the names of the copied parameters: Paddle's names of copies find no state."""
     pairs = zip(parameters_of(optimizer), parameters_of(other))
     names = {mine.name: its.name for mine, its in pairs}
 
@@ -157,7 +155,7 @@ def plain(state_dict: Any) -> dict[str, Any]:
 
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
-    """Return a state under the names that Paddle expects; raise if Paddle, halfway, could not load it."""
+    """Return a state under the names that Paddle expects; raise if Paddle would fail halfway."""
     _check_form(optimizer, state_dict)
     if not paddle.in_dynamic_mode():
         return state_dict
@@ -201,7 +199,6 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
 
 
 def _check_form(optimizer: Any, state_dict: Any) -> None:
-    """Raise unless a state is a dict, with the state of the optimizer's schedule."""
     if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
         raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
     for key in ("master_weights", "LR_Scheduler"):
@@ -217,7 +214,7 @@ def _check_form(optimizer: Any, state_dict: Any) -> None:
 
 
 def _under_names(names: Any, state_dict: Values) -> Values:
-    """Return a state with keys that differ from the names in numbers that count optimizers and masters renamed."""
+    """Rename keys that differ from the names only in numbers that count optimizers and masters."""
     alike: dict[str, list[str]] = {}
     for key in state_dict.keys() - names:
         alike.setdefault(_COUNTS.sub("", key), []).append(key)
@@ -227,7 +224,6 @@ def _under_names(names: Any, state_dict: Values) -> Values:
 
 
 def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, waiting: Any, known: set[str]) -> None:
-    """Raise if the state of a parameter is incomplete, or of other parameters."""
     keys, missing = set(state_dict) - {"master_weights", "LR_Scheduler"}, []
     for param, master, layout in waiting:
         present = layout.keys() & keys
@@ -255,9 +251,9 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
 
 
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:
-    """Raise ValueError unless a state to load has the expected (dtype, shape or None), and a counter a valid number.
+    """Raise ValueError unless a state has the expected (dtype, shape or None), and a counter a valid number.
 
-    An array that holds the bits of another type comes with its `dtype`.
+    `dtype` is the type of an array that holds its bits in another type.
     """
     kind, shape = dtype_name(expected[0]), list(values.shape if expected[1] is None else expected[1])
     received = {"dtype": dtype or dtype_name(values.dtype), "shape": list(values.shape)}

@@ -34,11 +34,11 @@ Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
 class Rows(NamedTuple):
-    """The parameters of a step, as columns. A kind is a set of options with a rate."""
+    """The parameters of a step as columns. A kind is a set of options and a rate."""
 
     params: list[Tensor]
     grads: list[Tensor]
-    scales: list[float]  # of the rate: ParamAttr's or the group's factor, times the layer's ratio
+    scales: list[float]  # ParamAttr's or the group's factor, times the layer's ratio
     kinds: list[int]
     options: list[Values]  # of each kind
     rates: list[float]  # of each kind
@@ -58,15 +58,14 @@ class OneStep(Optimizer):
     fused_step: FusedStep
     fused: Optional[bool]
     counts_together = False  # whether all parameters share one count of steps
-    is_elementwise = False  # whether the rule needs no sums: the library may update shards
-    agree: Optional[Callable[[], None]] = None  # called before anything moves: raises an error of another process
+    is_elementwise = False  # the rule needs no sums: the library may update shards
+    agree: Optional[Callable[[], None]] = None  # called before anything changes; raises another process's error
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
 
     # ---- where a step enters
 
     def step(self) -> None:
-        """Update all parameters that have a gradient once."""
         groups = self._param_groups
         if not paddle.in_dynamic_mode() or in_to_static_mode() or in_auto_dp_mode() or get_fsdp_context():
             super().step()  # Paddle's loop
@@ -100,7 +99,7 @@ class OneStep(Optimizer):
         return self.update([*clipped.values()])
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        """Update one parameter within Paddle's loop; in a static graph, add its operations."""
+        """Update one parameter in Paddle's loop; in a static graph, add its operations."""
         pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
         param, grad = pair
         check_gradient(self, param, grad)
@@ -130,7 +129,7 @@ class OneStep(Optimizer):
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def update(self, clipped: list[tuple[Any, Pairs]]) -> list[Any]:
-        """Update parameters once, given (clipping, its pairs); raise before anything has moved."""
+        """Update parameters, given (clipping, its pairs); raise before anything changes."""
         flag = self._get_auxiliary_var("found_inf")  # of a loss scaler; None without one
         overflow = flag is not None and bool(flag)
         if isinstance(flag, Tensor):
@@ -161,7 +160,7 @@ class OneStep(Optimizer):
         return []
 
     def _read(self, clipped: list[tuple[Any, Pairs]]) -> tuple[Optional[NDArray[Any]], Rows, list[int]]:
-        """Return the structs for the C library (None: not used), all rows, and those that it cannot update."""
+        """Return the structs for the C library (None: not used), all rows, and the rows left to Paddle's operations."""
         pairs, clips, penalty = Pairs(), list[Any](), self.regularization is not None
         for clip, of_clip in clipped:
             pairs += of_clip
@@ -188,7 +187,6 @@ class OneStep(Optimizer):
         return (np.delete(structs, left) if left else structs), rows, left
 
     def _clipped(self, clipped: list[tuple[Any, Pairs]]) -> Pairs:
-        """Return all pairs after Paddle's clipping and regularization."""
         every: Pairs = []
         for clip, pairs in clipped:
             if clip is not None:
@@ -205,7 +203,6 @@ class OneStep(Optimizer):
         return every
 
     def _rows(self, pairs: Pairs) -> Rows:
-        """Return the parameters whose ratio is not 0, with their rates and options."""
         params = [param for param, _ in pairs]
         names = [param.name for param in params]
         ratios = list(map(self.ratios.get, names)) if self.ratios else [1.0] * len(params)
@@ -229,7 +226,6 @@ class OneStep(Optimizer):
         return Rows(params, [grad for _, grad in pairs], scales, kinds, options, rates)
 
     def _kinds(self, params: list[Tensor], names: list[str]) -> tuple[list[int], list[Values], list[float]]:
-        """Return the kind of each parameter, and the options and the rate of each kind."""
         kinds, options, rates = list[int](), list[Values](), list[float]()
         known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their kind
         decayed: Any = itertools.repeat(True)
@@ -262,7 +258,6 @@ def _moving(pairs: Iterable[Any]) -> Pairs:
 
 
 def pairs_of(params: Iterable[Tensor]) -> Pairs:
-    """Return the trainable parameters that have a gradient, with it."""
     pairs = []
     for param in params:
         if not param.stop_gradient:
@@ -275,7 +270,6 @@ def pairs_of(params: Iterable[Tensor]) -> Pairs:
 
 
 def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:
-    """Raise for a parameter that is not floating-point or a gradient that is complex, sparse or of another size."""
     sparse = getattr(grad, "is_selected_rows", bool)()
     if sparse and not (optimizer.takes_sparse_on_gpu and param.place.is_gpu_place()):
         needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."

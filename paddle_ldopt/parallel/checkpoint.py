@@ -1,7 +1,7 @@
-"""Checkpoints for any layout: saved by any number of processes, loaded by any other.
+"""Checkpoints for any layout, saved and loaded by any number of processes.
 
-`paddle.distributed.save_state_dict` writes the tensors, in pickles. This module gives it the place of each tensor, and
-adds the schedule, checksums and a record of the optimizer.
+`paddle.distributed.save_state_dict` writes the tensors, in pickles. This module gives it their places, and adds the
+schedule, checksums and a record of the optimizer.
 """
 
 import importlib
@@ -31,25 +31,23 @@ Rename = Optional[Callable[[str], str]]
 
 
 def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer, rename: Rename = None) -> None:
-    """Save a network, its optimizer's state, masters and counters, and its schedule, to resume in any layout.
+    """Save a network, its optimizer's state and its schedule, to resume in any layout.
 
-    All processes must call it. The record, written last, marks a complete checkpoint.
+    All processes must call it.
 
     Args:
-        folder (str): a new or empty folder on a disk shared by all processes.
+        folder (str): new or empty, on a disk shared by all processes.
         network (paddle.nn.Layer): as trained, wrapped or not.
-        optimizer (Optimizer): one of ours, as trained, wrapped or not.
-        rename (callable, optional): structured name -> name in the checkpoint, for a network that other layouts build
-            from other classes (such as pipeline stages).
+        optimizer (Optimizer): one of ours, wrapped or not.
+        rename (callable, optional): structured name -> name in the checkpoint, if other layouts build the network from
+            other classes (such as pipeline stages).
 
     Raises:
-        TypeError, ValueError: a wrong type; a wrapper whose state fits no other layout; a folder with files; two
-            parameters of one name; sharded DistTensors. Nothing is written.
+        TypeError, ValueError: a wrapper whose state fits no other layout; a folder with files; two parameters of one
+            name; sharded DistTensors. Nothing is written.
 
     Examples:
-        >>> import os, tempfile
-        >>> import paddle
-        >>> import paddle_ldopt as ldopt
+        >>> import os, tempfile, paddle, paddle_ldopt as ldopt
         >>> from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
         >>> network = paddle.nn.Linear(4, 2)
         >>> optimizer = ldopt.Lamb(1e-3, parameters=network.parameters())
@@ -96,23 +94,21 @@ def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer,
 def load_checkpoint(
     folder: Any, network: paddle.nn.Layer, optimizer: Optimizer, rename: Rename = None, *, strict: bool = True
 ) -> None:
-    """Load a checkpoint of `save_checkpoint` into this layout: network, state, masters, counters, schedule.
+    """Load a checkpoint of `save_checkpoint` into this layout.
 
-    All processes must call it. Each checks its part first; an error in one process is raised in all.
+    All processes must call it; an error in one is raised in all.
 
     Args:
         folder (str): the checkpoint.
         network (paddle.nn.Layer): as it will be trained, wrapped or not.
-        optimizer (Optimizer): of the same class as the saved one, with the same layers and decay; wrapped or not. Its
-            other options keep their present values.
+        optimizer (Optimizer): as in `load_optimizer`, wrapped or not.
         rename (callable, optional): structured name here -> name in the checkpoint.
-        strict (bool): refuse a checkpoint of another class, layer map, decay, class of schedule, or network.
-            Otherwise, a warning lists these differences. Parameters that the checkpoint lacks, or has in another shape
-            or type, then keep their values and state, and a schedule of another class goes on from the saved step.
+        strict (bool): as in `load_optimizer`; with False, parameters that the checkpoint lacks keep their values and
+            state.
 
     Raises:
-        TypeError, ValueError: an incomplete or damaged checkpoint; with `strict`, a difference; states that this
-            optimizer does not have. Nothing is changed.
+        TypeError, ValueError: an incomplete or damaged checkpoint; with `strict`, a difference; other states than this
+            optimizer's. Nothing is changed.
     """
 
     def prepare() -> tuple[Any, Any]:
@@ -172,7 +168,6 @@ def load_checkpoint(
 
 
 def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tuple[str, Any, dict[str, str]]:
-    """Return the folder, the weights, and structured name -> name in the checkpoint."""
     folder, network = checked_path(folder, "folder"), _compat.unwrap_model(_compat.checked_model(network, "network"))
     if not hasattr(network, "sharded_state_dict"):
         raise refusal(RuntimeError, "Checkpoints for any layout need Paddle 3.2 or later.", paddle=paddle.__version__)
@@ -188,7 +183,6 @@ def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tup
 
 
 def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
-    """Return the record of the network's parameters in this process, with whole shapes."""
     inner = one_of_ours(optimizer)
     trained = {param.name for param in _compat.parameters_of(optimizer) if not param.stop_gradient}
     first: dict[str, str] = {}  # tied parameters: the first name, as for their state
@@ -201,7 +195,7 @@ def _described(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dic
 
 
 def _sharded(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[str, Any]:
-    """Return key -> ShardedWeight to save or to load into; keys use the names in the checkpoint."""
+    """Return key -> ShardedWeight to save or to load into."""
     out: dict[str, Any] = {}
     state = one_of_ours(optimizer).sharded_state_dict(weights, shards_of(optimizer))
     for key, value in {**weights, **state}.items():
@@ -212,7 +206,7 @@ def _sharded(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[
 
 
 def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
-    """Return ``param.name`` -> range of the flattened parameter in this process; None if parameters are whole."""
+    """Return ``param.name`` -> range of the flattened parameter here; None if parameters are whole."""
     fused, message = _compat.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
     for wrapper in wrappers(optimizer)[:-1]:
         if type(wrapper) is _compat.sharding_v2():
@@ -230,7 +224,7 @@ def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
 
 
 def _read_record(folder: str) -> Any:
-    """Return the record of a complete checkpoint; raise ValueError if a file of this process's part was changed."""
+    """Return the record of a complete checkpoint, after checking this process's part of the files."""
     path = os.path.join(folder, RECORD)
     if not os.path.isfile(path):
         message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
@@ -248,7 +242,6 @@ def _read_record(folder: str) -> Any:
 
 
 def _saved_tensors(folder: str) -> dict[str, str]:
-    """Return key -> "dtype shape" of the tensors in a checkpoint."""
     names = [name for name in os.listdir(folder) if name.endswith(".metadata")]
     if len(names) != 1:
         _raise_damaged(folder, f"it must have one '.metadata' file, not {names}")

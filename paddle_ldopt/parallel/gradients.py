@@ -1,4 +1,4 @@
-"""The processes of a step, and its gradients between `backward` and the optimizer: unscale, check, reduce, clip."""
+"""The processes of a step, and its gradients between `backward` and the optimizer."""
 
 import contextlib
 import math
@@ -19,12 +19,12 @@ from .. import _compat
 from .._checks import refusal, wrong_type
 from .._processes import gathered
 
-# settings of an engine that let it reduce gradients during backward
+# engine settings that reduce gradients during backward
 _OVERLAPS = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
 
 
 class ProcessGroups:
-    """The groups of processes of a network and its optimizer, read from `fleet`'s wrappers."""
+    """The groups of processes, read from `fleet`'s wrappers."""
 
     def __init__(self, network: paddle.nn.Layer, optimizer: Optimizer) -> None:
         _compat.checked_model(network, "network")
@@ -38,11 +38,11 @@ class ProcessGroups:
         self._check_mode()
         self.sharding_optimizer: Any = optimizer._inner_opt if self.group("sharding") else None
         self.has_slices = isinstance(self.sharding_optimizer, _compat.sharding_v2())  # version 2 cuts parameters
-        # the processes with the same parameters, which average their gradients
+        # of processes that average their gradients
         self.data_group = self.group("data")
         if isinstance(network, paddle.DataParallel) and self.processes > 1:
             self.data_group = network.group or dist.get_group()
-        # the groups to sum losses and tokens over, and the number of processes with different data
+        # groups to sum losses and tokens over, and number of processes with different data
         self.data_groups = [group for group in (self.data_group, self.group("sharding")) if group is not None]
         self.data_ranks = math.prod(group.nranks for group in self.data_groups)
 
@@ -69,12 +69,12 @@ class ProcessGroups:
             _compat.check_own_gradients("the overflow check")
 
     def group(self, axis: str) -> Any:
-        """Return the group of an axis of the hybrid topology, None for a group of one process."""
+        """Return the group of an axis, None for one process."""
         group = self.topology and getattr(self.topology, f"get_{axis}_parallel_group")()
         return group if group and group.nranks > 1 else None
 
     def greatest(self, flag: int, error: Optional[BaseException] = None) -> int:
-        """Return the greatest `flag` of all processes; raise RuntimeError with `error` if a process does not answer."""
+        """Return the greatest flag of all processes; raise RuntimeError with `error` if one does not answer."""
         if self.processes == 1:
             return int(flag)
         reduced = paddle.to_tensor([int(flag)], dtype="int32")
@@ -87,7 +87,7 @@ class ProcessGroups:
         return reduced.item()
 
     def agree(self, error: Optional[Exception]) -> None:
-        """Raise the error of this process, or RuntimeError if another process has one."""
+        """Raise this process's error, or RuntimeError if another process has one."""
         failed = self.greatest(0 if error is None else dist.get_rank() + 1, error)  # faster than exchanging objects
         if error is not None:
             raise error
@@ -97,7 +97,6 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Raise an error within the block in all processes."""
         error: Optional[Exception] = None
         try:
             yield
@@ -107,7 +106,7 @@ class ProcessGroups:
 
 
 def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
-    """Sum a Tensor in place over one group of processes after the other; None is a group of one."""
+    """Sum a Tensor in place over one group after the other."""
     for group in groups:
         if group is not None:
             dist.all_reduce(value, group=group)
@@ -115,7 +114,6 @@ def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
 
 
 def check_same_options(optimizer: Optimizer) -> None:
-    """Raise in all processes if their optimizers differ in class, rate, decay or options."""
     inner = _compat.unwrap(optimizer)
     given = {**vars(inner).get("_fixed", {}), **vars(inner).get("_defaults", inner._default_dict)}
     mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
@@ -131,11 +129,11 @@ def check_same_options(optimizer: Optimizer) -> None:
 
 
 class Gradients:
-    """The gradients of an optimizer's parameters, which all processes must agree on."""
+    """The gradients of an optimizer's parameters."""
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, the same in all processes
+        self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained
         inner = _compat.unwrap(groups.optimizer)
         dicts = [group for group in inner._param_groups or [] if isinstance(group, dict)]
         for clip in (inner._grad_clip, *(group.get("grad_clip") for group in dicts)):
@@ -153,7 +151,6 @@ class Gradients:
         return obtain_optimizer_parameters_list(optimizer._inner_opt if self._groups.hybrid else optimizer)
 
     def check_trained(self) -> None:
-        """Raise in all processes if a parameter is trained in one process and frozen or missing in another."""
         trained_ids = {id(param) for param in self.parameters()}
         named = _compat.unwrap_model(self._groups.network).named_parameters()
         trained = {name: id(param) in trained_ids for name, param in named}
@@ -174,7 +171,7 @@ class Gradients:
         return [param for param in self._listed() if not param.stop_gradient]
 
     def unscale(self, factor: float) -> bool:
-        """Multiply all gradients in place by a factor; return whether they are finite in this process."""
+        """Multiply all gradients in place; return whether they are finite in this process."""
         finite = []
         for gradient in map(_gradient_of, self.parameters()):
             if gradient is not None:
@@ -188,8 +185,8 @@ class Gradients:
         return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
 
     def reduce(self) -> None:
-        """Average over the processes with different data; gradients missing in some of them are zeros there."""
-        # as in Paddle, the gradients of experts, which differ over data-parallel processes, stay as they are
+        """Average over the processes with different data; gradients missing in some of them count as zeros."""
+        # as in Paddle, experts keep their own gradients in data-parallel processes
         groups, params, sharding = self._groups, self.parameters(), self._groups.sharding_optimizer
         if sharding is None:
             params = [param for param in params if not _is_expert(param)]
@@ -223,7 +220,7 @@ class Gradients:
     def global_norm(self) -> float:
         """Return the norm of the reduced gradients of all processes, each parameter counted once."""
         groups, repeated = self._groups, self._repeated()
-        split: list[Any] = []  # squares of parameters split by tensor parallelism
+        split: list[Any] = []  # split by tensor parallelism
         experts: list[Any] = []
         whole: list[Any] = []
         for param in self._counted():
@@ -236,7 +233,7 @@ class Gradients:
         return (in_pieces + sum_of_processes([groups.data_group], every[1:2]) + every[2:]).sqrt().item()
 
     def _repeated(self) -> set[int]:
-        """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
+        """Return the ids of copies of tied weights, and of their slices, that another stage counts."""
         groups = self._groups
         stage = groups.network._layers if groups.group("pipe") is not None else None
         copies = [
@@ -249,7 +246,7 @@ class Gradients:
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
 
     def apply(self, norm: float, max_norm: float) -> None:
-        """Clip the reduced gradients, of norm `norm`, to `max_norm`, and take the optimizer's step."""
+        """Clip the reduced gradients to `max_norm` and take the optimizer's step."""
         for param in self._counted() if norm > max_norm else ():
             _gradient_of(param).scale_(max_norm / norm)
         inner, agreed = _compat.unwrap(self._groups.optimizer), list[bool]()

@@ -1,4 +1,4 @@
-"""Loss scalers, which keep float16 gradients from vanishing and overflowing, on every device.
+"""Loss scalers, which keep float16 gradients from vanishing and overflowing.
 
 `paddle.amp.GradScaler` disables itself on a CPU and, if dynamic, unless the autocast type is float16.
 """
@@ -16,7 +16,7 @@ _COUNT_TO_CHANGE = 3  # increases or decreases of the scale that change an adapt
 
 
 class LossScaler:
-    """Base of the loss scalers; a subclass keeps its numbers in `_state` and changes them in `update`."""
+    """Base of the loss scalers; subclasses keep numbers in `_state` and change them in `update`."""
 
     windows: list[int] = []
     _least = 0.0  # the lowest scale, which must also be above 0
@@ -36,14 +36,14 @@ class LossScaler:
         return loss * self.get_loss_scale()
 
     def update(self, overflow: bool) -> None:
-        """Adapt the scale after a step; `overflow` says whether a gradient in any process was not finite."""
+        """Adapt the scale after a step; `overflow` is whether any process had a gradient that was not finite."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resume."""
         return dict(self._state)
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a scaler of the same class; another state raises ValueError and changes nothing."""
+        """Load a state; that of another class raises ValueError and changes nothing."""
         if set(checked_state(state_dict)) != set(self._state):
             wrong = f"`state_dict` of a {type(self).__name__} must have the keys {[*self._state]}."
             raise refusal(ValueError, wrong, keys=[*state_dict])
@@ -58,7 +58,7 @@ class LossScaler:
 
 
 class FixedLossScaler(LossScaler):
-    """A constant loss scale: for bfloat16 and float32, where 1 is enough. Steps that overflow are skipped.
+    """A constant loss scale: for bfloat16 and float32, where 1 is enough.
 
     Args:
         loss_scale_value (float): the scale, finite and above 0.
@@ -75,7 +75,7 @@ class FixedLossScaler(LossScaler):
 
 
 class DynamicLossScaler(LossScaler):
-    r"""A loss scale that decreases after an overflow, and increases after a window of steps without one: for float16.
+    r"""A loss scale that decreases after an overflow and increases after a window without one: for float16.
 
     .. math::
         s \leftarrow \begin{cases} \max(s / f, 1) & \text{overflow} \\ s f & w \text{ steps without one, since the
@@ -85,9 +85,6 @@ class DynamicLossScaler(LossScaler):
         loss_scale_value (float, optional): the first scale s, at least 1.
         scale_factor (float, optional): f, above 1.
         scale_window (int, optional): w, steps, at least 1.
-
-    Differs from MindSpore: the arguments have defaults, as in Paddle's AmpScaler; the scale is a float64 within the
-    range of float32; a first scale below 1 is an error (an overflow would raise it to 1).
 
     Examples:
         >>> from paddle_ldopt import DynamicLossScaler
@@ -118,7 +115,7 @@ class DynamicLossScaler(LossScaler):
         return 1 if index < 0 else self.windows[index]
 
     def update(self, overflow: bool) -> None:
-        """Decrease the scale after an overflow, increase it after `scale_window` steps without one."""
+        """Decrease the scale after an overflow; increase it after `scale_window` steps without one."""
         state = self._state
         state["good_steps"] = 0 if overflow else state["good_steps"] + 1
         if overflow:
@@ -137,17 +134,15 @@ class DynamicLossScaler(LossScaler):
 class AdaptiveLossScaler(DynamicLossScaler):
     """`DynamicLossScaler` with an adaptive window: fast to find a scale, then slow to change it.
 
-    The window is in a list from `min_scale_window` to `max_scale_window`. After three increases of the scale it moves
-    to the next entry. After three decreases without an increase in between it becomes 1, unless it is the first entry.
-    From 1 it moves to the first entry.
+    The window is in a list from `min_scale_window` to `max_scale_window`. After three increases of the scale, it moves
+    to the next entry (from 1 to the first). After three decreases without an increase, it becomes 1, unless it is the
+    first entry.
 
     Args:
         loss_scale_value, scale_factor (float, optional): as in `DynamicLossScaler`.
-        scale_window (int, optional): the initial window, in steps; one of `windows`. By default `min_scale_window`.
+        scale_window (int, optional): the initial window, one of `windows`; by default `min_scale_window`.
         max_scale_window (int, optional): the largest window, above the smallest.
         min_scale_window (int, optional): the smallest window, at least 1.
-
-    Differs from MindFormers: see docs/numerics.md.
 
     Examples:
         >>> from paddle_ldopt import AdaptiveLossScaler
@@ -158,10 +153,6 @@ class AdaptiveLossScaler(DynamicLossScaler):
         ...     scaler.update(overflow=False)
         >>> scaler.get_loss_scale() / 2**32, scaler.scale_window
         (8.0, 30)
-        >>> for _ in range(3):
-        ...     scaler.update(overflow=True)
-        >>> scaler.scale_window
-        1
 
     Source: ``mindformers.wrapper.AdaptiveLossScaleUpdateCell``.
     """
@@ -177,7 +168,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
         low = checked_int(min_scale_window, "min_scale_window", least=1)
         high = checked_int(max_scale_window, "max_scale_window", least=low + 1)
         super().__init__(loss_scale_value, scale_factor, low if scale_window is None else scale_window)
-        # MindFormers' list: halves in hundreds down to 100, then 50, then steps of half of `low`
+        # as MindFormers: halves in hundreds down to 100, then 50, then steps of half of `low`
         windows = [float(high)]
         while (window := windows[-1]) > low:
             below = window // 200 * 100 if window > 100 else 50 if window == 100 else window - low / 2
@@ -199,7 +190,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
 
 class _PaddleLossScaler(LossScaler):
-    """Paddle's GradScaler; the training step reports overflows to it."""
+    """Paddle's GradScaler, to which the training step reports overflows."""
 
     def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():
@@ -222,7 +213,7 @@ class _PaddleLossScaler(LossScaler):
 
 
 def as_scaler(scale_sense: Any) -> LossScaler:
-    """Return a loss scaler or GradScaler as a `LossScaler`; a number or Tensor of shape [] or [1] is fixed."""
+    """Return a `LossScaler` for a loss scaler, a GradScaler, a number or a Tensor of one element."""
     if isinstance(scale_sense, AmpScaler):
         return _PaddleLossScaler(scale_sense)
     if isinstance(scale_sense, LossScaler):

@@ -18,7 +18,7 @@ from .scalers import LossScaler, as_scaler
 
 
 class MicroBatches:
-    """Set the gradients of a step: sums over micro-batches of the gradients of scaled losses."""
+    """Sets the gradients of a step: sums over micro-batches, of scaled losses."""
 
     def __init__(self, groups: ProcessGroups, count: int, per_token: bool) -> None:
         network = groups.network
@@ -33,13 +33,13 @@ class MicroBatches:
                 raise refusal(ValueError, "The PipelineLayer must have one loss function.", loss_fn=losses)
         self._groups, self._count, self._per_token = groups, count, per_token
         self.has_stages = isinstance(network, PipelineParallel)
-        # losses are divided by the number of micro-batches before backward, unless the strategy delays this
+        # losses are divided before backward, unless the strategy delays this
         self._share = 1.0 if self.has_stages and network._delay_scale_loss else 1.0 / count
-        self._loss_function: Any = None  # the PipelineLayer's
+        self._loss_function: Any = None
         self._shapes: Any = None  # of the inputs in the last step
         self._next_shapes: Any = None  # of the inputs checked last
-        self._loss: Any = None  # mean over the micro-batches of the last step, shape [1], the same on all stages
-        self._tokens: list[Any] = []  # tokens of each micro-batch of the last step, in the stage of the loss
+        self._loss: Any = None  # mean over the last step's micro-batches, shape [1], on all stages
+        self._tokens: list[Any] = []  # of each micro-batch of the last step, in the loss's stage
 
     def check(self, inputs: tuple[Any, ...]) -> None:
         if self._pipeline_layer is not None and len(inputs) < 2:
@@ -76,7 +76,7 @@ class MicroBatches:
         self._loss = loss.detach().astype("float32").reshape([1])
 
     def mean(self) -> tuple[paddle.Tensor, float]:
-        """Return the mean loss, shape [], and the factor that turns the gradients into a mean, still scaled."""
+        """Return the mean loss, shape [], and the factor that turns the gradients into a scaled mean."""
         groups = self._groups
         if not self._per_token:
             loss = sum_of_processes(groups.data_groups, self._loss) / groups.data_ranks
@@ -113,7 +113,7 @@ class MicroBatches:
         return self._as_loss(self._loss_function(output, labels))
 
     def _as_loss(self, result: Any) -> paddle.Tensor:
-        """Return the loss in float32; the engine sends only float32 and float16, in which sums overflow."""
+        """Return the loss in float32: the engine sends only float32 and float16, in which sums overflow."""
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         loss, tokens = result if is_pair and self._per_token else (result, None)
         if is_pair < self._per_token or not isinstance(loss, paddle.Tensor) or loss.size != 1:
@@ -157,10 +157,11 @@ class StepOutput(NamedTuple):
 
 # not two optional fields of `StepOutput`: callers unpack its five values
 class StepOutputWithLocalNorm(NamedTuple):
-    """`StepOutput`, then the norms of this process's gradients, in the optimizer's order.
+    """`StepOutput`, and the norms of this process's gradients.
 
     Args:
-        local_norm: norm of each parameter's gradient, unscaled and before any reduction over data; float32, shape [n].
+        local_norm: norm of each parameter's gradient, unscaled and before any reduction, in the optimizer's order;
+            float32, shape [n].
         size: elements of each gradient; int64 of shape [n].
     """
 
@@ -174,7 +175,7 @@ class StepOutputWithLocalNorm(NamedTuple):
 
 
 class PipelineWithLossScale:
-    r"""Take one training step: scale the loss, run the micro-batches, unscale, check for overflows, clip and update.
+    r"""A training step: scale the loss, run the micro-batches, unscale, check for overflows, clip and update.
 
     With :math:`l_i` the loss of micro-batch i of m, s the scale, and means over the data-parallel processes:
 
@@ -182,23 +183,22 @@ class PipelineWithLossScale:
         g = \frac{1}{s} \operatorname{mean} \frac{1}{m} \sum_i \nabla (s\, l_i) \qquad
         g \leftarrow g \min(1, c / \lVert g \rVert)
 
-    and with `calculate_per_token_loss`, for losses :math:`(n_i, d_i)` (sum over tokens, number of tokens), with
-    sums over all micro-batches of all processes:
+    With `calculate_per_token_loss`, losses are pairs :math:`(n_i, d_i)`, a sum over tokens and their number. Summed
+    over all micro-batches of all processes:
 
     .. math::
         l = \frac{\sum n_i}{\sum d_i} \qquad g = \frac{1}{s} \frac{\sum \nabla (s\, n_i)}{\sum d_i}
 
-    Stages follow the 1F1B schedule of Paddle's engine. The formula is the same in one process, and with data or tensor
+    Stages follow the 1F1B schedule of Paddle's engine. The formula also holds in one process, and with data or tensor
     parallelism and sharding stage 1. Call it with this process's inputs, whose first dimension is split into
-    micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss function, ``step(*inputs)`` for any
-    other network, which returns its loss.
+    micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with a loss function, ``step(*inputs)`` for a network
+    that returns its loss.
 
-    An overflow in any process changes the scale only. A bad argument, and without pipeline stages any error, is raised
-    in all processes before anything changes. Another error of a stage is raised there only, and the other stages end
-    when communication times out: restart from the last checkpoint.
+    An overflow in any process changes the scale only. A wrong argument, and without pipeline stages any error, is
+    raised in all processes before anything changes. After an error in a stage, the others time out: restart from the
+    last checkpoint.
 
-    Each update also **advances the schedule** of the learning rate: do not call its `step`. The caller steps a schedule
-    that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau).
+    Each update also **advances the schedule**: only call the `step` of a schedule that takes a metric.
 
     Args:
         network (paddle.nn.Layer): from `fleet.distributed_model` or `paddle.DataParallel`; plain in one process.
@@ -206,24 +206,18 @@ class PipelineWithLossScale:
             It must not have a `grad_clip`.
         use_clip_grad (bool, optional): clip by the global norm.
         max_grad_norm (float, optional): c, above 0.
-        scale_sense (float|Tensor|LossScaler|paddle.amp.GradScaler, optional): s: a fixed scale (a number or a Tensor of
-            shape [] or [1]), or a loss scaler.
+        scale_sense (float|Tensor|LossScaler|paddle.amp.GradScaler, optional): s: a fixed scale or a loss scaler.
         micro_batch_num (int, optional): m, at least 1; with fleet's pipeline, its `accumulate_steps`.
         local_norm (bool, optional): also return the norm of each parameter's gradient.
         calculate_per_token_loss (bool, optional): weight micro-batches and processes by their tokens.
-        use_skip_data_by_global_norm (bool, optional): skip updates whose global norm is too high; the scale still
-            adapts.
-        global_norm_spike_threshold (float, optional): skip updates whose global norm is at least this; above 0.
+        use_skip_data_by_global_norm (bool, optional): skip updates whose global norm is at least
+            `global_norm_spike_threshold`; the scale still adapts.
+        global_norm_spike_threshold (float, optional): above 0.
 
     Raises:
-        TypeError, ValueError: an argument, loss or input of a wrong type or out of range; an unsupported parallel mode;
-            an optimizer with `grad_clip`; parameters frozen in some processes only; no token; a schedule advanced
-            elsewhere.
-        RuntimeError: an error in another process, or a process that does not answer before communication times out.
-
-    Differs from MindFormers: without `calculate_per_token_loss` the loss is the mean over micro-batches (there the
-    sum); `local_norm` is the norm of unscaled gradients (there the sum of squares of scaled ones); an overflow in the
-    reduction or the norm counts as an overflow; fleet's strategy replaces `parallel_config`.
+        TypeError, ValueError: a wrong argument, loss or input; an unsupported parallel mode; parameters frozen in some
+            processes only; no token.
+        RuntimeError: an error in another process, or a process that does not answer.
 
     Examples:
         >>> import paddle
@@ -264,7 +258,7 @@ class PipelineWithLossScale:
         self.scaler: LossScaler = as_scaler(scale_sense)
         max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
         spike = checked_number(global_norm_spike_threshold, "global_norm_spike_threshold", ends="(]")
-        # the norm to clip to, None without clipping; the norm from which an update is skipped, inf for never
+        # the norm to clip to (None: no clipping), and the norm from which updates are skipped
         self._max_norm = max_norm if checked_bool(use_clip_grad, "use_clip_grad") else None
         skips = checked_bool(use_skip_data_by_global_norm, "use_skip_data_by_global_norm")
         self._spike = spike if skips else math.inf
@@ -278,7 +272,7 @@ class PipelineWithLossScale:
         self._epoch: Optional[int] = None  # the schedule's `last_epoch` after the last step
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
-        """Take a training step on this process's part of the batch; pass None for inputs that a stage does not need."""
+        """Take a step on this process's part of the batch; pass None for inputs that a stage does not need."""
         rate = _compat.unwrap(self._optimizer)._learning_rate
         takes_metric = isinstance(rate, (MetricSchedule, ReduceOnPlateau))
         schedule = rate if isinstance(rate, LRScheduler) and not takes_metric else None
@@ -320,7 +314,6 @@ class PipelineWithLossScale:
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state."""
         return {"scaler": self.scaler.state_dict()}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,10 +1,5 @@
 """Learning-rate schedules, all of transformers' and more, as Paddle `LRScheduler`s.
 
-- `factory`: the base classes, the table of all kinds, and `get_scheduler`, which builds a schedule by name.
-- `curves`: functions of the step, that is curves, and functions that build a `CurveSchedule` with them.
-- `metric`: schedules that follow a metric.
-- `warmup`: a warm-up before any other schedule.
-
 A new schedule is a curve and a function, whose signature declares the options::
 
     @dataclasses.dataclass(frozen=True)
@@ -52,9 +47,9 @@ from .warmup import WarmUp
 
 # fmt: off
 __all__ = [
-    # any kind by name, the kinds that follow a metric, and the rates of a schedule's steps
+    # any kind by name, and the rates of its steps
     "SchedulerType", "get_scheduler", "ON_METRIC", "rates_of",
-    # one function for each kind
+    # by kind
     "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
     "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
     "get_cosine_with_min_lr_schedule_with_warmup", "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",

@@ -1,4 +1,4 @@
-"""Schedules by a curve: a function that maps a step to a factor of the peak.
+"""Schedules by a curve, a function from a step to a factor of the peak.
 
 With w the steps of the warm-up and k = step - w, all curves start with step / w unless their docstring says otherwise.
 Operations are in the order of transformers', so the numbers agree except for the last bit.
@@ -37,7 +37,7 @@ def rates_of(schedule: LRScheduler, num_steps: int) -> Optional[list[float]]:
 
 
 def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: int) -> int:
-    """Return the training steps left after `phases`; `other` is the option that may replace `num_training_steps`."""
+    """Return the training steps left after `phases`; `other` is the option that can replace `num_training_steps`."""
     if num_training_steps is None:
         raise refusal(ValueError, f"Either num_training_steps or {other} must be specified.", **{other: None})
     steps = num_training_steps - sum(phases.values())
@@ -48,7 +48,7 @@ def steps_left(num_training_steps: Optional[int], other: str = "", /, **phases: 
 
 
 def wave(progress: float, cycles: float) -> float:
-    """Return the factor of a wave from 1 to 0 and back, after a fraction of `cycles` waves."""
+    """Return a wave from 1 to 0 and back, after a fraction of `cycles` waves."""
     return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
 
 
@@ -161,7 +161,7 @@ def get_inverse_sqrt_schedule(
 ) -> CurveSchedule:
     r"""Linear warm-up, then :math:`\eta_t = \eta \sqrt{s / (t - w + s)}`: for runs of unknown length.
 
-    `timescale` is s, in steps, above 0; by default w, or 10,000 if w is 0.
+    `timescale` is s, in steps; by default w, or 10,000 if w is 0.
 
     Examples:
         >>> [round(rate, 6) for rate in rates_of(get_inverse_sqrt_schedule(0.1, num_warmup_steps=1), 5)]
@@ -224,7 +224,7 @@ def get_cosine_schedule_with_warmup(
     .. math::
         \eta_t = \tfrac{\eta}{2} \left(1 + \cos\left(2 \pi c \frac{t - w}{n - w}\right)\right) \quad (t \ge w)
 
-    `num_cycles` is c, the number of waves from step w to step n, above 0. The wave goes on after step n.
+    `num_cycles` is c, the number of waves from step w to step n. The wave goes on after step n.
 
     Examples:
         >>> schedule = get_cosine_schedule_with_warmup(0.1, num_warmup_steps=1, num_training_steps=3)
@@ -249,7 +249,7 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
         \eta_t = \tfrac{\eta}{2} \left(1 + \cos\left(\pi \left(c \tfrac{t - w}{n - w} \bmod 1\right)\right)\right)
         \quad (w \le t < n), \qquad 0 \quad (t \ge n)
 
-    `num_cycles` is c, the number of decays, above 0. With w = n, step n is at the peak.
+    `num_cycles` is c, the number of decays. With w = n, step n is at the peak.
 
     Examples:
         >>> schedule = get_cosine_with_hard_restarts_schedule_with_warmup(0.1, 0, 4, num_cycles=2)
@@ -273,7 +273,7 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     r"""Linear warm-up, then a decay along half a cosine to a minimum rate.
 
     From step w on, :math:`\eta_t = \eta (f + (1 - f) x)` with :math:`\eta x` as in `get_cosine_schedule_with_warmup`.
-    Give either `min_lr`, a rate from 0 to the peak, or `min_lr_rate`, f, the same as a fraction of the peak.
+    Give either `min_lr`, from 0 to the peak, or `min_lr_rate`, f, the same as a fraction of the peak.
 
     Examples:
         >>> schedule = get_cosine_with_min_lr_schedule_with_warmup(0.1, 0, 2, min_lr=0.02)
@@ -324,7 +324,7 @@ def _floor(optimizer: OptimizerOrRate, min_lr: Optional[float], min_lr_rate: Opt
     raise refusal(ValueError, how, min_lr=min_lr, min_lr_rate=min_lr_rate)
 
 
-# name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
+# shape -> (fraction of the phase, waves) -> factor
 FALLS: dict[str, Callable[[float, float], float]] = {
     "linear": lambda progress, cycles: 1.0 - progress,
     "cosine": wave,
@@ -428,7 +428,7 @@ def get_constant_schedule_with_cool_down(
 
     w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` (by default the rest of `num_training_steps`) and
     `final_steps`; c is `num_cycles`; the rates are `warmup_lr_init`, `lr_end1` and `lr_end2` (by default `lr_end1`), at
-    most the peak. MindFormers' `decay_steps` is the whole training by default, and it ignores an `lr_end2` of 0.
+    most the peak. MindFormers' default of `decay_steps` is the whole training, and it ignores an `lr_end2` of 0.
 
     Examples:
         >>> phases, ends = {"keep_steps": 1, "decay_steps": 2, "final_steps": 1}, {"lr_end1": 0.02, "lr_end2": 0.01}

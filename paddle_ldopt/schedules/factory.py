@@ -1,7 +1,7 @@
-"""What all schedules share: the types of their options, the base classes, the table of kinds, and `get_scheduler`.
+"""Types of options, base classes, the table of schedules, and `get_scheduler`.
 
-`get_scheduler`, `LdoptConfig`, the Trainer and the command line look a name up in the table, and read the options from
-the signature of the kind's function. Limits that depend on the peak or on another option are checked in the function.
+The options of a kind are read from its function's signature. The function checks limits that depend on the peak or on
+another option.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of 
 
 Steps = Annotated[int, Option(check=checked_int, values="an int from 0")]
 StepsFrom1 = Annotated[int, Option(check=functools.partial(checked_int, least=1), values="an int from 1")]
-# the last step taken; -1 for none
+# the last step taken
 LastStep = Annotated[int, Option(check=functools.partial(checked_int, least=-1), values="an int from -1")]
 NonNegative = Annotated[float, Option()]
 Positive = Annotated[float, Option(ends="(]")]
@@ -54,7 +54,7 @@ def _declared(hint: Any) -> Optional[Option]:
 
 
 def checks_arguments(function: _Function) -> _Function:
-    """Decorate a function: its arguments are checked and converted; the result has `options`, as the signature."""
+    """Decorate a function: arguments are checked and converted; the result has its `options`."""
     signature, options = inspect.signature(function), {}
     for name, hint in typing.get_type_hints(function, include_extras=True).items():
         option = _declared(hint)
@@ -81,14 +81,14 @@ def checks_arguments(function: _Function) -> _Function:
 
 
 class Schedule(LRScheduler):
-    """Base of our schedules. `base_lr` is the learning rate they were built with, for a `CurveSchedule` the peak."""
+    """Base of our schedules. `base_lr` is the rate they were built with, of a `CurveSchedule` the peak."""
 
     base_lr: float
     last_lr: float
     last_epoch: int
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; the state of another kind of schedule raises and changes nothing."""
+        """Load a state; that of another kind of schedule raises and changes nothing."""
         checked_state(state_dict)
         self.state_keys()
         wrong = {key: state_dict.get(key) for key in self.keys if not isinstance(state_dict.get(key), numbers.Real)}
@@ -112,7 +112,7 @@ def peak_of(schedule: LRScheduler) -> Optional[float]:
 
 
 def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> float:
-    """Return the peak of a new schedule; that of the optimizer's present one if it is ours."""
+    """Return the peak of a new schedule: a rate, the optimizer's rate, or the peak of its schedule if it is ours."""
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
         if getattr(optimizer, "sets_own_lr", False) and getattr(optimizer, "lr_function", None) is None:
@@ -130,7 +130,6 @@ def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> flo
 
 
 def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:
-    """Attach `schedule` if an optimizer was given; return it."""
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
         optimizer.set_lr_scheduler(schedule)
@@ -139,7 +138,7 @@ def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A linear rise to 1 at step `warmup`, then 1: the base of all curves, which override what comes then."""
+    """The base of all curves: a linear rise to 1 at step `warmup`, then 1."""
 
     warmup: int = 0
 
@@ -160,7 +159,7 @@ class CurveSchedule(Schedule):
     .. math::
         \eta_t = \eta \, c(t), \qquad t = \text{last\_epoch}
 
-    A run resumed from `last_epoch` or `state_dict` has the rates of an uninterrupted run, bit for bit.
+    A resumed run has the rates of an uninterrupted run, bit for bit.
 
     Args:
         learning_rate: the peak, above 0.
@@ -188,7 +187,7 @@ class CurveSchedule(Schedule):
         return self.base_lr * self.curve(self.last_epoch)
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the step from `state_dict`, also of another curve: the rate is this curve's at that step."""
+        """Load the step, also of another curve; the rate is this curve's at that step."""
         super().set_state_dict(state_dict)
         self.last_lr = self.get_lr()
 
@@ -197,13 +196,13 @@ class CurveSchedule(Schedule):
 
 
 def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
-    """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
+    """Return the schedule of a curve with the peak of `optimizer`, attached if this is an optimizer."""
     return attach(CurveSchedule(checked_peak(optimizer), curve, last_epoch), optimizer)
 
 
 # ---- the table of kinds
 
-_GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind
+_GENERAL = ("num_warmup_steps", "num_training_steps")  # of `get_scheduler`, for every kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,13 +215,13 @@ class Kind:
 
 
 SCHEDULES: dict[str, Kind] = {}
-ON_METRIC: set[str] = set()  # the kinds whose `step` takes a metric, with those that were added later
+ON_METRIC: set[str] = set()  # the kinds whose `step` takes a metric
 
 
 def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds a function to the table under `name`, with checks of its arguments.
+    """Return a decorator that adds a function to the table, with checks of its arguments.
 
-    `on_metric` is the class of a schedule that follows a metric, which gets the function's keywords.
+    `on_metric` is the class of a schedule that follows a metric and gets the function's keywords.
     """
 
     def add(function: _Function) -> _Function:
@@ -236,7 +235,7 @@ def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function
 
 
 def kind_of(name: object) -> Kind:
-    """Return the kind of a name, or of an enum member, also of another library."""
+    """Return the kind of a name or of an enum member, also another library's."""
     plain = getattr(name, "value", name)
     plain = plain.replace("-", "_") if isinstance(plain, str) else None
     if plain not in SCHEDULES:
@@ -247,9 +246,9 @@ def kind_of(name: object) -> Kind:
 
 
 class SchedulerType(str, enum.Enum):
-    """The schedules of this package: names for `get_scheduler` and a Trainer's ``--lr_scheduler_type``.
+    """Names for `get_scheduler` and a Trainer's ``--lr_scheduler_type``.
 
-    Schedules that you add with `schedules.schedule` are no members: give their names as strings.
+    Schedules that you add with `schedules.schedule` are not members: give their names as strings.
 
     Examples:
         >>> from paddle_ldopt.schedules import SchedulerType
@@ -283,13 +282,13 @@ def get_scheduler(
     num_training_steps: Optional[int] = None,
     scheduler_specific_kwargs: Optional[dict[str, Any]] = None,
 ) -> LRScheduler:
-    """Build a schedule by name. Each kind also has a function of its own, which documents the further arguments.
+    """Build a schedule by name. The function of each kind documents its further arguments.
 
     Args:
         name: the kind.
-        optimizer: the peak, or a Paddle optimizer, also wrapped. The schedule is attached to the optimizer; its peak is
-            the current rate, or the peak of the present schedule if it is one of ours.
-        num_warmup_steps: the rate is 0 at step 0 and first reaches the peak at this step.
+        optimizer: the peak, or a Paddle optimizer, also wrapped, to attach the schedule to. The peak is then the
+            current rate, or the peak of the present schedule if it is ours.
+        num_warmup_steps: the rate rises to the peak until this step.
         num_training_steps: at least 1; warns if it is below the warm-up.
         scheduler_specific_kwargs: further options of the kind.
 

@@ -49,18 +49,18 @@ class ReduceLROnPlateau(MetricSchedule):
     improvement. The best is also updated in the cool-down, as in PyTorch.
 
     Args:
-        learning_rate: the first rate; or an optimizer with this rate, to which the schedule is attached.
+        learning_rate: the first rate, or an optimizer with this rate to attach the schedule to.
         mode: "min" if a lower metric is better, or "max".
         factor: of a reduction.
         patience: steps without an improvement before a reduction.
         threshold: the smallest improvement.
         threshold_mode: "rel", a fraction of the best below 1, or "abs", in the metric's unit.
-        cooldown: steps after a reduction in which bad metrics do not count.
+        cooldown: steps after a reduction without counting bad metrics.
         min_lr: the lowest rate, below the first.
         eps: changes of the rate smaller than this are skipped.
         verbose: print every change.
-        num_warmup_steps: w; the rate first rises linearly from 0. Then call ``step()`` after each step of the
-            optimizer, and ``step(metric)`` after each evaluation. There is no reduction before the end of the warm-up.
+        num_warmup_steps: the rate first rises linearly from 0. Call ``step()`` after each step of the optimizer, too,
+            and ``step(metric)`` after each evaluation. The warm-up has no reductions.
 
     Examples:
         >>> schedule = ReduceLROnPlateau(0.1, factor=0.5, patience=1)
@@ -104,7 +104,7 @@ class ReduceLROnPlateau(MetricSchedule):
         attach(self, learning_rate)
 
     def step(self, metrics: Optional[Metric] = None, epoch: Optional[int] = None) -> None:
-        """Take a step, number `epoch` if given, with its metric; without one, a step of the warm-up."""
+        """Take a step with its metric, number `epoch` if given; without one, a step of the warm-up."""
         if metrics is None and self.num_warmup_steps:
             if self.warmup_step < self.num_warmup_steps:
                 self.warmup_step += 1
@@ -153,7 +153,7 @@ class ReduceLROnPlateau(MetricSchedule):
         return {**super().state_dict(), "base_lr": self.base_lr, "warmup_step": self.warmup_step}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state from `state_dict`; the same fraction of this schedule's first rate is the present rate."""
+        """Load a state; the fraction of the first rate is kept if the first rate differs."""
         own = dict(checked_state(state_dict))
         first, step = own.pop("base_lr", self.base_lr), own.pop("warmup_step", self.num_warmup_steps)
         first, step = checked_number(first, "base_lr", ends="(]"), checked_int(step, "warmup_step")

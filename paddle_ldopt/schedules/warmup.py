@@ -1,4 +1,4 @@
-"""`WarmUp`, a warm-up before any other schedule: a port of transformers 4.37's (removed in transformers 5)."""
+"""`WarmUp`, a port of transformers 4.37's class (removed in transformers 5)."""
 
 import copy
 import math
@@ -21,16 +21,15 @@ class WarmUp(Schedule):
 
     Args:
         initial_learning_rate: :math:`l_0`, the rate at the end of the warm-up.
-        decay_schedule_fn: the rate after the warm-up: a function of the steps since the warm-up, from 0, or a Paddle
-            scheduler without a metric. `WarmUp` steps a copy of the scheduler.
+        decay_schedule_fn: the rate after the warm-up: a function of the steps since then, from 0, or a Paddle scheduler
+            without a metric, of which a copy is stepped.
         warmup_steps: w.
         power: 1 is linear.
         name: a label for `get_config`.
         last_epoch: the last step taken; -1 for none.
         verbose: print the rate of every step.
 
-    Differs from transformers: `step()` advances it; ``schedule(k)`` returns the rate of step k, ``schedule()`` the
-    present one.
+    Differs from transformers: `step()` advances it.
 
     Examples:
         >>> import paddle
@@ -67,7 +66,7 @@ class WarmUp(Schedule):
         super().__init__(self.initial_learning_rate, last_epoch, verbose)
 
     def __call__(self, step: Optional[int] = None) -> float:
-        """Return the rate of step `step`; an inner scheduler that needs its last rate knows only the present one."""
+        """Return the present rate, or that of a step (not for inner schedulers that need their last rate)."""
         if step is None:
             return self.last_lr
         return self._rate(checked_int(step, "step"), copy.deepcopy(self._decay))
@@ -76,7 +75,6 @@ class WarmUp(Schedule):
         return self._rate(self.last_epoch, self._decay)
 
     def _rate(self, step: int, decay: Optional[LRScheduler]) -> float:
-        """Return the checked rate; `decay` is the inner scheduler to step, if any."""
         if step < self.warmup_steps:
             return self.initial_learning_rate * (step / self.warmup_steps) ** self.power
         step -= self.warmup_steps
@@ -94,7 +92,7 @@ class WarmUp(Schedule):
         return {**super().state_dict(), **inside}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; the state of another kind of decay raises and changes nothing."""
+        """Load a state; that of another kind of decay raises and changes nothing."""
         own_state = dict(checked_state(state_dict))
         inside = own_state.pop("decay", None)
         fits = inside is None
@@ -120,14 +118,14 @@ class WarmUp(Schedule):
 
 
 def step_of_state(state: Any) -> Optional[int]:
-    """Return the steps taken in the state of a schedule; None if it followed a metric or there is no state."""
+    """Return the steps taken; None if the schedule followed a metric or there is no state."""
     return None if not isinstance(state, dict) or "best" in state else state.get("last_epoch")
 
 
 def resume_at(schedule: Any, step: Optional[int] = None) -> None:
-    """Let a schedule whose state was loaded have its own rate, not the saved run's, at `step` or at its present step.
+    """Give a schedule whose state was loaded its own rate, not the saved one, at `step` or at its present step.
 
-    Schedules of a metric and of other packages, and a rate that differs only by rounding, stay as they were loaded.
+    Schedules that follow a metric or are of other packages, and rates that differ by rounding, stay as loaded.
     """
     ours = isinstance(schedule, (CurveSchedule, WarmUp))
     if not ours and (type(schedule).__module__ != LRScheduler.__module__ or isinstance(schedule, ReduceOnPlateau)):

@@ -1,4 +1,4 @@
-"""Tools to run before training: the command line (`cli`), the memory calculator, and the models that both show."""
+"""The command line (`cli`), the memory calculator, and the models that both show."""
 
 from typing import Any
 
@@ -10,10 +10,7 @@ MODEL = "a PaddleNLP class such as BertForSequenceClassification (in its default
 
 
 def load_model(name: str) -> paddle.nn.Layer:
-    """Build a PaddleNLP model without its weights: parameters have shapes but take no memory.
-
-    `name` is a class (built from its default config), a local folder or a hub name (only the config is read).
-    """
+    """Build a PaddleNLP model whose parameters have shapes but take no memory."""
     try:
         import paddlenlp.transformers as nlp
 

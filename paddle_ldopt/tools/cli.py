@@ -31,7 +31,6 @@ _DECAY = {name: f"--{setting}" for name, setting in SETTINGS.items()}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m paddle_ldopt", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, add_arguments, show, does in (
@@ -70,7 +69,6 @@ def _add_decay(add: Callable[..., argparse.Action], *without: str) -> None:
 
 
 def _given_decay(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of a decay that differ from their defaults."""
     values = {name: getattr(options, name, option.default) for name, option in OPTIONS.items()}
     given = {name: value for name, value in values.items() if value != OPTIONS[name].default}
     return {name: option_of(value, name, _DECAY[name]) for name, value in given.items()}
@@ -165,7 +163,7 @@ def _show_schedule(options: argparse.Namespace) -> None:
 
 
 def example_of(model: paddle.nn.Layer, path: Optional[str]) -> dict[str, paddle.Tensor]:
-    """Return a small batch: the arrays of an .npz file, or ids and images by the signature; allocate the model."""
+    """Return a small batch, the arrays of a file or ids and images by the signature, and allocate the model."""
     size = sum(param.size for param in model.parameters())
     batch: dict[str, paddle.Tensor] = {}
     if path is not None:

@@ -25,10 +25,10 @@ def estimate(
     multi_precision: bool = True,
     **options: Any,
 ) -> dict[str, int]:
-    """Return the bytes that stay in the memory of one process: of each kind, and "total".
+    """Return the bytes in the memory of one process: of each kind, and "total".
 
-    Activations and the buffers of a running step are not counted. `shapes` are name -> shape of every parameter,
-    `options` are those of the optimizer. Gradients have the `dtype` of the parameters.
+    Activations and the buffers of a step are not counted. `shapes` are name -> shape of every parameter, `options`
+    those of the optimizer. Gradients have the `dtype` of the parameters.
 
     Examples:
         >>> came = estimate(decoder(4096, 32), "came")
@@ -115,8 +115,8 @@ def decoder(
 ) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of a decoder of LLaMA's form: untied embedding and head, no biases.
 
-    By default, the intermediate size is 8/3 of the hidden size, rounded up to a multiple of 256. There is an attention
-    head per 128 of the hidden size, with keys and values of its own.
+    By default, the intermediate size is 8/3 of the hidden size, rounded up to a multiple of 256, and there is an
+    attention head per 128 of the hidden size.
     """
     hidden, wide = hidden_size, intermediate_size or -(-hidden_size * 8 // 3 // 256) * 256
     heads = num_attention_heads or max(1, hidden // 128)

@@ -1,6 +1,6 @@
 """Mixins for layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers.
 
-Importing `paddle_ldopt.trainer` imports neither of them. The classes that override methods of their Trainer::
+Importing this imports neither. The classes that override methods of their Trainer::
 
     LdoptArgumentsMixin      arguments.py
     LdoptTrainerMixin        rates.py       optimizer, schedule, logs and the record in checkpoints

@@ -12,19 +12,19 @@ from .resume import Args, check_mixed_in_first
 
 
 class LdoptName(str):
-    """A name of ours in `optim` or `lr_scheduler_type`, with the `value` that a member of the Trainer's enum has."""
+    """A name of ours in `optim` or `lr_scheduler_type`, with the `value` of a Trainer's enum member."""
 
     value = property(str)
 
 
-# Argument -> our names, the Trainer's enum, a name in this enum. The enum refuses our names.
+# Argument -> our names, the Trainer's enum, which refuses them, and a name in the enum.
 _CHOICES: dict[str, tuple[Any, str, str]] = {
     "optim": (REGISTRY, "OptimizerNames", "adamw"),
     "lr_scheduler_type": (SCHEDULES, "SchedulerType", "linear"),
 }
 
 
-# The settings with a help text, which every Trainer lacks. `LdoptConfig` is frozen, so it cannot be a base class here.
+# The settings with a help text: a Trainer lacks these. The frozen `LdoptConfig` cannot be a base class.
 _SETTINGS: list[tuple[str, Any, Any]] = []
 for _setting in dataclasses.fields(LdoptConfig):
     if "help" in _setting.metadata:
@@ -36,29 +36,26 @@ _Settings: Any = dataclasses.make_dataclass("_Settings", _SETTINGS, bases=(Decay
 
 @dataclasses.dataclass
 class LdoptArgumentsMixin(_Settings, Args):
-    """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
-
-    Only a Trainer with `LdoptTrainerMixin` uses them.
+    """Add layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
     Args:
-        layerwise_lr_decay: 1 is off, 0.65 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
-            as `layerwise_min_ratio`. `layerwise_head_ratio` also works without a decay.
-        allow_layerwise_change: resume even if the checkpoint has another decay or layer map, with a warning.
-        optim (str): a name of `list_optimizers` or of the Trainer; every optimizer gets the layer-wise rates.
-        optim_kwargs: other options of an optimizer of `list_optimizers`, as a JSON object:
-            ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay in use.
-        layerwise_rules: the `rules` of `LayerMap.from_model`, as a JSON object; so are `layerwise_towers` and
+        layerwise_lr_decay: 1 is off, 0.65 to 0.95 is usual. Each other option of `LayerDecay` is an argument, such as
+            `layerwise_min_ratio`. `layerwise_head_ratio` also works without a decay.
+        allow_layerwise_change: resume with another decay or layer map, with a warning.
+        optim (str): a name of `list_optimizers` or of the Trainer.
+        optim_kwargs: other options of an optimizer of `list_optimizers`, as JSON:
+            ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's `adam_beta1`... stay in use.
+        layerwise_rules: the `rules` of `LayerMap.from_model`, as JSON, as are `layerwise_towers` and
             `layerwise_multipliers`: ``--layerwise_towers '{"vision_model": 0.65, "text_model": {"scale": 0.1}}'``.
-        lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
-            "polynomial" are the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
-            are given. "reduce_lr_on_plateau" takes a step after every evaluation, following `metric_for_best_model`
-            (the loss if None) in the direction of `greater_is_better`.
-        lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
+        lr_scheduler_type (str): any `SchedulerType`. The Trainer builds the kinds that it knows (with `num_cycles`,
+            `lr_end`, `power`), unless there are `lr_scheduler_kwargs`. "reduce_lr_on_plateau" steps after every
+            evaluation, by `metric_for_best_model` (default: the loss) and `greater_is_better`.
+        lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`, as JSON.
 
     Raises:
-        ValueError: values out of range or of the wrong type, unknown names.
-        RuntimeError: when a Trainer without `LdoptTrainerMixin`, which would ignore the arguments, is constructed.
-        TypeError: at the definition of the class, if the mixin does not come first.
+        ValueError: wrong values, unknown names.
+        RuntimeError: a Trainer without `LdoptTrainerMixin`, which would ignore the arguments, is built.
+        TypeError: the mixin is not the first base class.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -77,7 +74,7 @@ class LdoptArgumentsMixin(_Settings, Args):
         default=False, metadata={"help": "resume even if the checkpoint has other layer-wise settings"}
     )
 
-    ldopt_served = False  # whether a Trainer with our mixin has received the arguments
+    ldopt_served = False  # a Trainer with our mixin has received them
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -125,7 +122,7 @@ class LdoptArgumentsMixin(_Settings, Args):
 
     @property
     def should_load_sharding_stage1_model(self) -> Any:
-        """The Trainer's own property, which its constructor reads."""
+        """A property that the Trainer's constructor reads."""
         if not self.ldopt_served and (self.layerwise_decay != LayerDecay() or name_of(self.optim) in REGISTRY):
             message = "The Trainer lacks LdoptTrainerMixin and would ignore `optim` and the layer-wise decay"
             received = {"optim": name_of(self.optim), "layerwise_decay": self.layerwise_decay}

@@ -21,13 +21,13 @@ from .stages import map_layers
 
 
 class LayerLRCallback(Callback):
-    """Log the largest learning rate applied in each layer, together with the loss, as read back from the optimizer.
+    """Log the largest learning rate applied in each layer, as read back from the optimizer, with the loss.
 
-    The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). It needs a
-    Trainer with `LdoptTrainerMixin`, because a callback alone cannot add to the logs.
+    The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). The Trainer needs
+    `LdoptTrainerMixin`: a callback alone cannot add to the logs.
 
     Args:
-        layers: by default the layers of the optimizer's decay, or of the model.
+        layers: by default the optimizer's, or the model's.
 
     Raises:
         ValueError: the model's layers are not found, or `layers` lacks a parameter.
@@ -40,14 +40,14 @@ class LayerLRCallback(Callback):
 
     def __init__(self, layers: Optional[LayerMap] = None):
         self.layers = layers
-        self._step: Any = None  # the optimizer, and its rate in the last step
+        self._step: Any = None  # (optimizer, rate) of the last step
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         layers = self.layers or layerwise_interface(optimizer).layers or map_layers(kwargs["model"])
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
         short = short_names(towers)
-        self._names = {  # tensor name -> the name of its layer in the logs, from the embeddings to the head
+        self._names = {  # tensor name -> name in the logs, embeddings first
             tensor: f"lr/{short[layer.tower]}{layer.label.replace(' ', '_')}".replace(" ", "/")
             for tensor, layer in sorted(placed.items(), key=lambda item: (towers.index(item[1].tower), item[1].index))
         }
@@ -70,7 +70,7 @@ class LayerLRCallback(Callback):
 
 
 def all_layers_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
-    """Return the optimizer without `GradualUnfreezeCallback`, and (tower, layer id) -> the step that unfreezes it."""
+    """Return the optimizer without `GradualUnfreezeCallback`, and (tower, layer id) -> step that unfreezes it."""
     inner = unwrap(optimizer)
     unfreezing = vars(inner).get("unfreezing")
     if unfreezing is None:
@@ -79,19 +79,17 @@ def all_layers_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
 
 
 class ScheduleCallback(Callback):
-    """Print the schedule of every layer before the first step, and write it as a picture and CSV.
+    """Print the schedule of every layer before training, and write it as a picture and CSV.
 
-    A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. Only the
-    main process prints and writes.
+    Add `GradualUnfreezeCallback` first: its frozen layers have the rate 0.
 
     Args:
-        path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th
-            step of more than 10,000.
-        layers: by default the layers of the optimizer's decay, or of the model.
+        path: the picture (.png, .svg, .pdf); the CSV is beside it, as of `write_schedule`.
+        layers: by default the optimizer's, or the model's.
 
     Raises:
-        ValueError: another file type. During training: a schedule that is neither ours nor a `LambdaDecay`; an
-            optimizer that sets its own rate.
+        ValueError: another file type. In `train`: a schedule that is neither ours nor a `LambdaDecay`; an optimizer
+            that sets its own rate.
     """
 
     def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None):
@@ -126,35 +124,35 @@ class ScheduleCallback(Callback):
 
 
 class GradualUnfreezeCallback(Callback):
-    r"""Unfreeze layers one by one from the top, as ULMFiT does: first the head, then one more layer every k steps.
+    r"""Unfreeze layers from the top, as ULMFiT does: first the head, then one more layer every k steps.
 
     .. math::
         \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
 
-    A frozen layer has a rate of 0. Its weights and optimizer state do not change, and its gradients do not count in
-    clipping. A resume with the same callback is exact. Each tower of a model is unfrozen from its own top layer.
+    The weights and optimizer state of a frozen layer do not change, and its gradients do not count in clipping. A
+    resume with the same callback is exact. Each tower is unfrozen from its own top layer.
 
     Args:
         every_k_steps: k in optimizer steps, at least 1; ULMFiT uses the number of steps in an epoch.
-        layers: the layer map, if the optimizer has no layers of its own; the ratios then stay 1.
+        layers: the layer map, if the optimizer has none; the ratios then stay 1.
 
     Raises:
-        TypeError, ValueError: `every_k_steps` is not a positive integer. During training: no layers.
+        TypeError, ValueError: a wrong `every_k_steps`. In `train`: no layers.
 
     Differs from ULMFiT: `stop_gradient` is not set, because Paddle refuses to create the state of a parameter that is
-    unfrozen after a resume. The backward pass goes through frozen layers, so they save no time.
+    unfrozen after a resume. So frozen layers save no time.
 
     Examples:
         >>> trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # doctest: +SKIP
 
-    Source: Howard and Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", section 3.3.
+    Source: ULMFiT, https://arxiv.org/abs/1801.06146, section 3.3.
     """
 
     def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
         self.every_k_steps = checked_int(every_k_steps, "every_k_steps", 1)
         self.layers: Any = layers
         self.open_ratios: dict[str, float] = {}  # of the optimizer without this callback
-        self.starts: dict[tuple[str, int], int] = {}  # (tower, layer id) -> the step from which it is trained
+        self.starts: dict[tuple[str, int], int] = {}  # (tower, layer id) -> first step
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         optimizer = unwrap(optimizer)
@@ -174,7 +172,6 @@ class GradualUnfreezeCallback(Callback):
         self._freeze(optimizer, state.global_step)
 
     def on_optimizer_begin(self, args: Args, state: State, *_: Any, optimizer: Any, **kwargs: Any) -> None:
-        """Unfreeze the layers due in the coming step; clear the gradients of the layers that are still frozen."""
         optimizer = unwrap(optimizer)
         self._freeze(optimizer, state.global_step)
         for param in parameters_of(optimizer):
@@ -201,11 +198,11 @@ class GradualUnfreezeCallback(Callback):
 
 
 class StopOnSigterm(Callback):
-    """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before killing a job.
+    """On SIGTERM, which cluster schedulers send before killing a job, save a checkpoint after the step and exit.
 
-    In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``. A
-    second signal ends it immediately. The callback listens within ``with stop:``, in the main thread. `asked` is True
-    after the signal. Several processes agree after each step and save the same one.
+    In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
+    or immediately after a second signal. The callback listens within ``with stop:``, in the main thread; `asked` is
+    True after the signal. Several processes save the same step.
 
     Examples:
         >>> from paddle_ldopt.trainer import StopOnSigterm
@@ -216,7 +213,7 @@ class StopOnSigterm(Callback):
     """
 
     asked = False
-    _agreed = False  # whether a process of the run was asked before the end of the last step
+    _agreed = False  # whether any process was asked before the end of the last step
 
     def __enter__(self) -> "StopOnSigterm":
         self.asked = self._agreed = False

@@ -1,4 +1,4 @@
-"""Layer-wise learning rates in a Trainer: layers, optimizer, schedule and table from its arguments."""
+"""`LdoptTrainerMixin`: layers, optimizer, schedule and table from a Trainer's arguments."""
 
 import contextlib
 import functools
@@ -41,35 +41,30 @@ from .stages import from_all_stages, layers_of_trainer
 
 
 class LdoptTrainerMixin(ResumeMixin):
-    """Make a Trainer use the arguments of `LdoptArgumentsMixin` and resume as with `ResumeMixin`.
+    """A Trainer that uses the arguments of `LdoptArgumentsMixin` and resumes as with `ResumeMixin`.
 
     - Every optimizer of ours or of the Trainer gets the layer-wise rates. Biases and norms have no weight decay. Groups
-      of `set_optimizer_grouped_parameters` have their own; their "learning_rate" is multiplied by the layer's ratio.
-    - A schedule that follows a metric takes a step after each evaluation during training, before its checkpoint is
-      saved.
-    - ERNIEKit's own arguments (``layerwise_lr_decay_bound``, ``vit_lr_ratio``, ``moe_gate_lr_ratio``) apply to every
-      optimizer, with the rates that ERNIEKit gives Paddle's AdamW.
-    - ``layerwise_freeze_below`` sets `stop_gradient` of the layers that it freezes, so backward passes end there.
+      of `set_optimizer_grouped_parameters` set their own; their "learning_rate" is multiplied by the layer's ratio.
+    - A schedule that follows a metric takes a step after each evaluation, before the checkpoint.
+    - ``layerwise_freeze_below`` sets `stop_gradient`, so backward passes end at the frozen layers.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the schedule of `opt`, or None if `opt` sets its rate
       (`relative_step`, a `Lamb` with a callable). `opt` determines the decay and the layers; a decay or an `optim` in
-      the arguments must be the same. This applies too if a subclass creates its optimizer without the mixin.
+      the arguments must be the same. This also applies to an optimizer of a subclass.
     - Checkpoints record the optimizer's class, the decay, the layer map and `GradualUnfreezeCallback`. A resume with
-      others is refused; ``allow_layerwise_change`` makes it a warning that lists the differences. Checkpoints also have
-      ``ldopt_config.json``, the arguments as an `LdoptConfig`, if the optimizer was built from them.
-    - The layers are measured: before the first step, `compute_loss` runs once on the first row of the training data,
-      without gradients, dropout or a change of random states. If that fails, a line in the log has the cause and the
-      layers are found by names, as in a pipeline.
-    - In distributed training all processes use the rates of the whole model, and must read `layer_map` together.
+      others is refused; with ``allow_layerwise_change`` a warning lists the differences. ``ldopt_config.json`` has the
+      arguments as an `LdoptConfig`, if the optimizer was built from them.
+    - The layers are measured: `compute_loss` runs once on the first row of the training data. If that fails, the log
+      has the cause, and layers are found by names, as in a pipeline.
+    - All processes use the rates of the whole model, and must read `layer_map` together.
 
     Attributes:
-        layer_rules (dict|callable): the `rules` of `LayerMap.from_model`, set in a subclass or defined as a method
-            ``layer_rules(self, name)``; ``layerwise_rules`` of the arguments override it.
-        layer_map (LayerMap): the layers of the model, built on first use.
+        layer_rules (dict|callable): the `rules` of `LayerMap.from_model`, or a method ``layer_rules(self, name)``;
+            ``layerwise_rules`` of the arguments override it.
 
     Raises:
-        TypeError: at the definition of the class, if the mixin does not come first.
+        TypeError: the mixin is not the first base class.
         ValueError: from `train`, before anything changes: `optimizers` that contradict the arguments or each other, an
-            incompatible checkpoint. During training: an evaluation without the metric of the schedule.
+            incompatible checkpoint. Later: an evaluation without the schedule's metric.
 
     Examples:
         >>> from paddlenlp.trainer import Trainer
@@ -84,10 +79,10 @@ class LdoptTrainerMixin(ResumeMixin):
     optimizer: Any  # the Trainer's optimizer
     lr_scheduler: Any
 
-    _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
-    _own_schedule: Any = None  # the schedule that we or the Trainer built
+    _own_optimizer: Any = None  # built by us, without a wrapper
+    _own_schedule: Any = None  # built by us or the Trainer
     _record: Record  # of the present training
-    _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
+    _other_metrics: Any = None  # metrics of an evaluation, until the schedule's is among them
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for argument in (*args, *kwargs.values()):
@@ -102,9 +97,9 @@ class LdoptTrainerMixin(ResumeMixin):
         return LayerMap.for_decay(decay, self.model, lambda: layers_of_trainer(self, rules))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step.
+        """Train as the Trainer does; first check optimizer and arguments and show the rates.
 
-        Each call has a schedule of its own, unless `optimizers` had one.
+        Each call builds a schedule, unless `optimizers` had one.
         """
         if self.lr_scheduler is not None and self.lr_scheduler is self._own_schedule:
             self.lr_scheduler = None
@@ -114,7 +109,7 @@ class LdoptTrainerMixin(ResumeMixin):
             return super().train(*args, **kwargs)
 
     def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
-        """Return the Trainer's optimizer, created with the layer-wise rates if it has none."""
+        """Return the Trainer's optimizer; build it if there is none."""
         if self.optimizer is not None:
             own, new = unwrap(self.optimizer), self._own_schedule  # of a second training
             if own is self._own_optimizer and new is not None and lr_scheduler is new and not isinstance(new, OwnRate):
@@ -166,7 +161,6 @@ class LdoptTrainerMixin(ResumeMixin):
             self._inform(f"{counts}: {', '.join(labels) or 'no layer has a ratio below `layerwise_freeze_below`'}")
 
     def create_scheduler(self, num_training_steps: int) -> LRScheduler:
-        """Return the Trainer's schedule, or create ours."""
         args, given, kind = self.args, self.lr_scheduler, name_of(self.args.lr_scheduler_type)
         # the Trainer lacks the kind, or ignores these options of its own
         ours = kind in SCHEDULES and (kind not in BUILT_IN or json_argument(args, "lr_scheduler_kwargs"))
@@ -187,8 +181,7 @@ class LdoptTrainerMixin(ResumeMixin):
         return schedule
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Log as the Trainer does, with the values of `LayerLRCallback`."""
-        if "loss" in logs:  # logs of the training, not of an evaluation or a summary
+        if "loss" in logs:  # not of an evaluation or a summary
             layer_rates: dict[str, float] = {}
             for callback in (one for one in self.callback_handler.callbacks if hasattr(one, "extra_logs")):
                 more = callback.extra_logs()
@@ -199,7 +192,6 @@ class LdoptTrainerMixin(ResumeMixin):
         return super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as the Trainer does; during training, step a schedule that follows a metric."""
         metrics = super().evaluate(*args, **kwargs)
         if self._other_metrics is not None and isinstance(self.lr_scheduler, MetricSchedule):
             self._other_metrics.update(metrics)
@@ -210,7 +202,7 @@ class LdoptTrainerMixin(ResumeMixin):
         return metrics
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # the Trainer evaluates, then saves a checkpoint: the schedule must take its step in between
+        # the schedule must step between the Trainer's evaluation and its checkpoint
         self._other_metrics = {}
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -237,7 +229,6 @@ class LdoptTrainerMixin(ResumeMixin):
             resume.logger_of(self).info(message)
 
     def _check_optimizer(self) -> None:
-        """Raise if the optimizer contradicts the arguments, the Trainer's schedule or its model."""
         if self.optimizer is not None:
             if unwrap(self.optimizer) is not self._own_optimizer:
                 check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
@@ -267,7 +258,6 @@ class LdoptTrainerMixin(ResumeMixin):
         return files
 
     def _settings(self) -> Record:
-        """Return the record of the optimizer that is given or that will be built."""
         args, name = self.args, name_of(self.args.optim)
         if self.optimizer is not None:
             name, interface = type(unwrap(self.optimizer)).__name__, layerwise_interface(self.optimizer)
@@ -317,7 +307,7 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
 
 @contextlib.contextmanager
 def left_to_us(args: Any) -> Iterator[None]:
-    """Set ERNIEKit's arguments to neutral values, so that its `create_optimizer` passes no `lr_ratio` to AdamW."""
+    """Neutralize ERNIEKit's arguments, so that its `create_optimizer` passes no `lr_ratio` to AdamW."""
     before = {name: getattr(args, name) for name in ERNIEKIT if hasattr(args, name)}
     try:
         for name in before:
@@ -329,7 +319,7 @@ def left_to_us(args: Any) -> Iterator[None]:
 
 
 def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
-    """Let `schedule.step()` without a metric, which the Trainer calls every step, do nothing after a warm-up."""
+    """Ignore the Trainer's steps without a metric, unless the schedule has a warm-up."""
     plain: Any = type(schedule)
 
     def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -345,7 +335,7 @@ def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
 
 
 class OwnRate(LRScheduler):
-    """The schedule of an optimizer that sets its own rate: it only reports the rate."""
+    """The schedule of an optimizer that sets its own rate, which it reports."""
 
     def __init__(self, optimizer: Optimizer):
         self.optimizer = unwrap(optimizer)

@@ -1,6 +1,6 @@
-"""The folder of a checkpoint: our files in it, whether it is complete, and the layer-wise settings that it records.
+"""The folder of a checkpoint: our files, whether it is complete, and its layer-wise settings.
 
-While the Trainer writes a checkpoint, it contains the empty file `PARTIAL`. A killed process leaves it behind.
+A checkpoint contains the empty file `PARTIAL` while the Trainer writes it; a killed process leaves it behind.
 """
 
 import itertools
@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
 
 
 def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
-    """Mark a checkpoint as being written, and replace our files of an earlier run."""
+    """Mark a checkpoint as partial, and replace our files of an earlier run."""
     os.makedirs(folder, exist_ok=True)
     open(os.path.join(folder, PARTIAL), "w").close()
     for name in (LAYERWISE, EPOCH_RNG, CONFIG, FILES):
@@ -38,7 +38,7 @@ def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
 
 
 def finish_checkpoint(folder: str, all_written: bool = True) -> None:
-    """Mark a checkpoint as complete, once; list its files unless some are still written in the background."""
+    """Mark a checkpoint as complete; list its files unless some are still written in the background."""
     if os.path.exists(partial := os.path.join(folder, PARTIAL)):
         if all_written:
             paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
@@ -54,7 +54,7 @@ def _write_json(folder: str, name: str, content: Any) -> None:
 
 
 def check_complete(folder: str) -> None:
-    """Raise ValueError if a checkpoint is incomplete, or a file that it lists is missing or changed."""
+    """Raise ValueError if a checkpoint is incomplete, or a listed file is missing or changed."""
     if os.path.exists(os.path.join(folder, PARTIAL)):
         state = "is incomplete: the run was killed or the disk was full while saving"
     elif problem := _damage(folder):
@@ -66,7 +66,6 @@ def check_complete(folder: str) -> None:
 
 
 def _damage(folder: str) -> Optional[str]:
-    """Describe the damaged files of a checkpoint; None without any."""
     path = os.path.join(folder, FILES)
     if not os.path.exists(path):
         return None
@@ -81,7 +80,6 @@ def _damage(folder: str) -> Optional[str]:
 
 
 def check_writable(output_dir: str) -> None:
-    """Raise ValueError if a folder is not writable; create it if it is missing."""
     try:
         os.makedirs(output_dir, exist_ok=True)
         with tempfile.TemporaryFile(dir=output_dir) as file:
@@ -107,9 +105,9 @@ def last_checkpoint(output_dir: Path) -> Optional[str]:
 
 
 def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
-    """Rename the valid checkpoints of steps after `step`, which `last_checkpoint` would mistake for this run's.
+    """Rename valid checkpoints after `step`, which `last_checkpoint` would mistake for this run's.
 
-    Return the old and the new name of each: ``superseded-checkpoint-<step>``, with a number if this exists already.
+    Return old and new names: ``superseded-checkpoint-<step>``, with a number if this exists.
     """
     renamed = []
     for number, folder in _complete(output_dir):
@@ -123,7 +121,7 @@ def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
 
 
 def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str]:
-    """Return checkpoint folders in the order of deletion: of an earlier run, older, the best, the one of `step`."""
+    """Return checkpoints in the order of deletion: of an earlier run, older, the best, of `step`."""
     steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
     if step not in steps.values():
         step = max(steps.values(), default=step)
@@ -141,7 +139,7 @@ def _complete(output_dir: str) -> list[tuple[int, str]]:
 
 
 def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
-    """Return the differences between a checkpoint's record and `record`; raise for differences that are not allowed."""
+    """Return the allowed differences from a checkpoint's record; raise for others."""
     # a Trainer without our mixin writes no record, and has no decay
     path, content = os.path.join(folder, LAYERWISE), "The layer-wise settings"
     without: Record = {"decay": {}, "layers": {}, "frozen": [], "unfreeze_every_k_steps": None}

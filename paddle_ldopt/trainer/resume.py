@@ -1,4 +1,4 @@
-"""`ResumeMixin` repairs resume and checkpoints of any Trainer of the PaddleNLP family; also what all mixins use."""
+"""`ResumeMixin`, for exact resumes and complete checkpoints, and the common parts of all mixins."""
 
 import contextlib
 import glob
@@ -22,17 +22,17 @@ from . import record
 
 __all__ = ["Args", "Control", "ResumeMixin", "State", "Trainer"]
 
-if TYPE_CHECKING:  # PaddleNLP's stand for PaddleFormers' too
+if TYPE_CHECKING:  # also for PaddleFormers
     from paddlenlp.trainer import Trainer
     from paddlenlp.trainer import TrainerControl as Control
     from paddlenlp.trainer import TrainerState as State
     from paddlenlp.trainer import TrainingArguments as Args
-else:  # base classes of the mixins: the real ones follow in the user's class
+else:  # the real classes follow in the user's class
     Trainer = Args = State = Control = object
 
 
 def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
-    """Raise TypeError if `cls` inherits `method` from an unrelated base that precedes `mixin`."""
+    """Raise TypeError if another base with this method precedes `mixin`."""
     owner = next(base for base in cls.__mro__ if method in vars(base))
     if not issubclass(owner, mixin):
         name = next(base.__name__ for base in cls.__mro__[1:] if issubclass(base, mixin))
@@ -42,7 +42,7 @@ def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
 
 
 class Callback:
-    """A TrainerCallback without the base class, which differs between packages."""
+    """A TrainerCallback without its base class, which differs between packages."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
@@ -52,7 +52,7 @@ class Callback:
 
 @contextlib.contextmanager
 def listening(trainer: Trainer, **events: Callable[[], None]) -> Iterator[None]:
-    """Call functions at events of a Trainer, such as `on_train_begin`, before the user's callbacks."""
+    """Call functions at events such as `on_train_begin`, before the user's callbacks."""
     listener: Any = Callback()
     for event, call in events.items():
         setattr(listener, event, lambda *args, call=call, **kwargs: call())
@@ -64,7 +64,7 @@ def listening(trainer: Trainer, **events: Callable[[], None]) -> Iterator[None]:
 
 
 def decided_by_main(trainer: Trainer, ask: Callable[[], Any]) -> Any:
-    """Return the result of `ask()` in the main process to all processes, or raise its error in all."""
+    """Return the main process's `ask()` in all processes, or raise its error in all."""
     if trainer.args.world_size <= 1:
         return ask()
     _, answers = together(lambda: (None, ask() if trainer.is_world_process_zero() else None))
@@ -80,21 +80,21 @@ def logger_of(trainer: Trainer) -> Any:
 
 
 class ResumeMixin(Trainer):
-    """Make a Trainer resume exactly, and only from complete checkpoints. No arguments of ours and no decay are needed.
+    """A Trainer that resumes exactly, and only from complete checkpoints, without any argument of ours.
 
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
-      Micro-batches left over at the end of an epoch, fewer than `gradient_accumulation_steps`, are dropped with a
-      warning: the Trainer would add them to the next epoch's first step.
+      Micro-batches left over at the end of an epoch are dropped with a warning: the Trainer would add them to the next
+      epoch's first step.
     - **Complete**: a resume refuses incomplete and damaged checkpoints. ``train(resume_from_checkpoint=True)`` takes
-      the last valid one and warns of damaged ones. (With asynchronous saving, damage is not detected.)
-    - **The run's end**: a finished run that is resumed takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
+      the last valid one. With asynchronous saving, damage is not detected.
+    - **The run's end**: a resumed run that has ended takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
-    - **Earlier checkpoints**: a run resumed from a checkpoint before the last renames the later ones to
-      ``superseded-checkpoint-<step>`` with a warning, when it first saves. Nothing resumes from them or deletes them.
-    - **Errors of data sets and collators** are raised. Without the mixin, the Trainer hangs on such an error.
+    - **Earlier checkpoints**: a run resumed from one renames the later ones to ``superseded-checkpoint-<step>``, with a
+      warning, when it first saves.
+    - **Errors of data sets and collators** are raised; without the mixin, the Trainer hangs.
 
     Raises:
-        TypeError: at the definition of the class, if the mixin does not come first.
+        TypeError: the mixin is not the first base class.
         ValueError: from `train`: an incomplete, damaged or missing checkpoint; an `output_dir` that is not writable.
 
     Examples:
@@ -106,11 +106,11 @@ class ResumeMixin(Trainer):
         >>> trainer.train(resume_from_checkpoint=True if resume else None)  # doctest: +SKIP
     """
 
-    _delayed_rotations: Optional[list[Any]] = None  # arguments of `_rotate_checkpoints` while a checkpoint is saved
+    _delayed_rotations: Optional[list[Any]] = None  # of `_rotate_checkpoints`, while a checkpoint is saved
     _resumed_at: Optional[int] = None  # the step of a resume, until the first checkpoint is saved
     _resumed_from: Optional[str] = None  # the checkpoint with the RNG state of the first epoch
     _rng_restored = False
-    _epoch_rng: Any = None  # random states of the samplers at the start of the epoch
+    _epoch_rng: Any = None  # random states at the start of the epoch
     _steps_per_epoch = 1
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -118,7 +118,7 @@ class ResumeMixin(Trainer):
         check_mixed_in_first(cls, ResumeMixin, "train")
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train from a checkpoint's folder, or with True from the last valid one; first check it and `output_dir`."""
+        """Train from a checkpoint, with True from the last valid one; first check it and `output_dir`."""
 
         def find() -> Optional[str]:
             checkpoint = resume_from_checkpoint
@@ -154,7 +154,7 @@ class ResumeMixin(Trainer):
         return {} if self._epoch_rng is None else {record.EPOCH_RNG: {**self._epoch_rng, **counts}}
 
     def _find_best_model(self) -> None:
-        """Called before the first step, with the training's state loaded."""
+        """Called when the training's state is loaded."""
         best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
         if best is not None and checkpoint is not None:  # the run may have been moved or copied
             beside = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(best))
@@ -162,11 +162,10 @@ class ResumeMixin(Trainer):
                 self.state.best_model_checkpoint = path_in(self.args.output_dir, beside) or beside
 
     def _begin_epoch(self) -> None:
-        """Called before the first batch of an epoch."""
         checkpoint, self._resumed_from = self._resumed_from, None
         skips = not (self.args.ignore_data_skip or getattr(self.args, "ignore_load_lr_and_optim", False))
         if checkpoint is not None and skips and self.state.global_step > 0:
-            # the Trainer restores the random state of the resumed epoch's start only after skipping batches
+            # the Trainer restores the random state of the epoch's start only after skipping batches
             if self.state.global_step % self._steps_per_epoch == 0:
                 self._load_rng_state(checkpoint)
             elif self.args.world_size <= 1:  # in several processes, samplers shuffle with the epoch's number
@@ -180,12 +179,12 @@ class ResumeMixin(Trainer):
         self._epoch_rng = {"numpy": [algorithm, np.asarray(keys).tolist(), *rest], "python": random.getstate()}
 
     def _end_step(self) -> None:
-        """Called after each step: end the epoch before micro-batches that make no step."""
+        """End the epoch before micro-batches that make no step."""
         if self._left_over and self.state.global_step % self._steps_per_epoch == 0:
             self.control.should_epoch_stop = True
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        # Some samplers make the Trainer call this in every epoch after a resume. Only the first call may restore.
+        # After a resume, some samplers make the Trainer call this in every epoch
         if checkpoint is not None and not self._rng_restored:
             self._rng_restored = True
             super()._load_rng_state(checkpoint)
@@ -223,8 +222,7 @@ class ResumeMixin(Trainer):
         return super()._inner_training_loop(*call.args, **call.kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # The Trainer saves here. In an epoch's last step, a checkpoint (also on SIGTERM) must wait for the epoch's
-        # evaluation, to record the best model.
+        # In an epoch's last step, a checkpoint must wait for the epoch's evaluation, to record the best model.
         control = self.control
         last = control.should_training_stop or self.state.global_step % self._steps_per_epoch == 0
         ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
@@ -245,11 +243,11 @@ class ResumeMixin(Trainer):
         if self.args.should_save:
             record.begin_checkpoint(folder, self._checkpoint_files())
         wait_for_all = distributed.barrier if self.args.world_size > 1 else lambda: None
-        wait_for_all()  # before any process writes into the checkpoint or deletes another
+        wait_for_all()  # before any process writes or deletes
         self._delayed_rotations = []
         try:
             super()._save_checkpoint(*args, **kwargs)
-            wait_for_all()  # the checkpoint is complete now; only then may older checkpoints be deleted
+            wait_for_all()  # only then may older checkpoints be deleted
             if self.args.should_save:
                 unified = getattr(self.args, "unified_checkpoint_config", None) or ()
                 in_background = getattr(self.args, "use_async_save", False) or "async_save" in unified
@@ -265,7 +263,7 @@ class ResumeMixin(Trainer):
         if self._delayed_rotations is not None:
             self._delayed_rotations.append((args, kwargs))
             return
-        # the Trainer assumes that the best checkpoint is among the checkpoints to delete
+        # the Trainer looks for the best checkpoint among those to delete
         best = self.state.best_model_checkpoint
         folder = inspect.signature(super()._rotate_checkpoints).bind(*args, **kwargs).arguments.get("output_dir")
         if best is not None and folder is not None:
@@ -276,7 +274,7 @@ class ResumeMixin(Trainer):
             self.state.best_model_checkpoint = best
 
     def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:
-        # The Trainer sorts by file times. After a clock was set back, it would delete the newest checkpoint.
+        # by file times, the Trainer would delete the newest checkpoint after a clock was set back
         call = inspect.signature(super()._sorted_checkpoints).bind(*args, **kwargs)
         call.arguments["use_mtime"] = False
         saved = super()._sorted_checkpoints(*call.args, **call.kwargs)
@@ -285,13 +283,13 @@ class ResumeMixin(Trainer):
 
 
 def path_in(folder: str, path: str) -> Optional[str]:
-    """Return `path` as a path in `folder`, as the Trainer compares them; None if it is elsewhere."""
+    """Return `path` as the Trainer compares it, as a path in `folder`; None if it is elsewhere."""
     inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
     return os.path.join(folder, os.path.basename(path)) if inside else None
 
 
 def read_random_states(folder: str) -> Any:
-    """Return a checkpoint's states of NumPy's and Python's generators, or None; raise ValueError if corrupt."""
+    """Return the states of NumPy's and Python's generators, or None."""
     path, content = os.path.join(folder, record.EPOCH_RNG), "The states of the random generators"
     if not os.path.exists(path):
         return None
@@ -306,7 +304,7 @@ def read_random_states(folder: str) -> Any:
 
 
 def raising_errors(loader: paddle.io.DataLoader) -> paddle.io.DataLoader:
-    """Return a DataLoader that raises the errors of its thread; Paddle's without workers would wait forever."""
+    """Return a DataLoader that raises errors of its thread; without workers, Paddle's waits forever."""
     cls: Any = type(loader)
     if getattr(cls, "__iter__", None) is not paddle.io.DataLoader.__iter__ or loader.num_workers:
         return loader

@@ -1,4 +1,4 @@
-"""The layers of a Trainer's model, measured with its first row; of a pipeline, in which each process has a stage."""
+"""The layers of a Trainer's model, and of a pipeline, in which each process has a stage."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ from . import resume
 
 
 def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Example] = None) -> LayerMap:
-    """Return the `LayerMap` of a model, or of a pipeline's stage; all stages must call it together.
+    """Return the `LayerMap` of a model or of a pipeline's stage; all stages must call it together.
 
     `rules` and `example` are as in `LayerMap.from_model`. The layers of a pipeline are found by names.
     """
@@ -32,7 +32,7 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Exam
 
 
 def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
-    """Return the layers of a Trainer's model, measured with the first row of its data in all processes, or by names."""
+    """Return the layers, measured with the first row of the data in all processes, or by names."""
     cause = "the model is one stage of a pipeline"
     if pipeline_of(checked_model(trainer.model)) is None:
         try:
@@ -71,7 +71,7 @@ def _measured(trainer: Any, batch: dict[str, Any], rules: Any) -> tuple[LayerMap
 
 
 def from_all_stages(value: Any) -> list[Any]:
-    """Return `value` of every stage of this pipeline, first to last; all must call it together."""
+    """Return the values of all stages of this pipeline; all must call it together."""
     values: list[Any] = []
     distributed.all_gather_object(values, value, group=fleet.get_hybrid_communicate_group().get_pipe_parallel_group())
     return values
@@ -80,13 +80,13 @@ def from_all_stages(value: Any) -> list[Any]:
 class StageLayers(LayerMap):
     """The layers of one stage, numbered as in the whole model. `table` and `plot` show all stages.
 
-    Names come from PaddleNLP's ``state_dict``, as without a pipeline. A weight that stages share is in the lowest of
-    its layers, so that all copies take the same steps.
+    Names come from PaddleNLP's ``state_dict``. A shared weight is in the lowest of its layers, so that all copies take
+    the same steps.
     """
 
     @classmethod
     def from_model(cls, model: paddle.nn.Layer, example: Any = None, rules: Any = None) -> "StageLayers":
-        """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
+        """Map a stage by the names of the whole model; all stages must call it together."""
         by_chunk = [name for name, _ in model.named_parameters() if re.match(r"\d+\.\d+\.", name)]
         if by_chunk and pipeline_of(model).get_num_virtual_stages() > 1:
             wrong = "Paddle names the layers of an interleaved pipeline by chunk and place, not by their number: build"
@@ -109,7 +109,7 @@ class StageLayers(LayerMap):
         return cls(layers, {name: trained[tensor] for tensor, name in name_dict.items()})
 
     def table(self, *args: Any, **kwargs: Any) -> LayerTable:
-        """Return the table of all stages, as `LayerMap.table`; all must call it together."""
+        """Return the table of all stages; all must call it together."""
         merged: dict[tuple[str, int], Any] = {}
         for rows in from_all_stages(super().table(*args, **kwargs).rows):
             for row in rows:
@@ -121,7 +121,6 @@ class StageLayers(LayerMap):
 
 
 def _added(first: Any, second: Any) -> Any:
-    """Return the merged row of a layer that two stages share."""
     ends = {}
     for field in ("ratio", "learning_rate", "peak_learning_rate", "multiplier"):
         both = [getattr(row, field) for row in (first, second)]
