@@ -156,8 +156,6 @@ def unsupported_tensor(tensor: Any) -> Optional[str]:
         return f"it is on {tensor.place}"
     if not tensor.is_contiguous():
         return "it is not contiguous"
-    if tensor._holder_size() - tensor._offset() < tensor.size * tensor.element_size():
-        return f"its memory is too small for its shape {list(tensor.shape)}"
     return None
 
 
