@@ -54,7 +54,7 @@ def built(tmp_path, monkeypatch):
             "batch_size": 2,
             "iters": 5,
             "train_dataset": {**data, "num_classes": 2, "mode": "train", "transforms": [{"type": "Normalize"}]},
-            "optimizer": {"type": "AdamWDL", "layerwise_decay": DECAY, **optimizer},
+            "optimizer": {"type": "AdamWDL", "layerwise_decay": DECAY, "example": [1, 3, 32, 32], **optimizer},
             "lr_scheduler": {"type": "PolynomialDecay", "learning_rate": 0.01, "end_lr": 0, "power": 0.9},
             "loss": {"types": [{"type": "DiceLoss"}], "coef": [1]},  # its CrossEntropyLoss fails on Paddle 3
             "model": {"type": "SegFormer", "backbone": BACKBONE, "embedding_dim": 8, "num_classes": 2},
