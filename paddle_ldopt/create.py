@@ -10,7 +10,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ._checks import checked_number, nearest, refusal, shown, unknown, wrong_type
-from ._compat import asked_before_copy, checked_model, is_sharded, name_dict_of
+from ._compat import asked_before_copy, checked_model, is_sharded, name_dict_of, structured_names
 from .layers import LayerDecay, LayerMap, as_decay
 from .layers.find import Rules
 from .layers.measure import Example
@@ -63,8 +63,14 @@ def build_optimizer(
         trained = [param for param in checked_model(model).parameters() if not (sharded and param.stop_gradient)]
         arguments["parameters"] = trained if groups is None else _listed(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
-    if model is not None and not grouped and not any(arguments.get(name) for name in info.own_exclusion):
-        decayed = decayed_parameter_names(model)
+    if has_hook and layers is None and model is not None and arguments.get("name_dict") is None:
+        arguments["name_dict"] = name_dict_of(model)  # which hooks read
+    if model is not None and not grouped and not arguments.get(info.own_exclusion):
+        decayed, included = decayed_parameter_names(model), arguments.get("include_in_weight_decay")
+        if included and info.own_exclusion:
+            patterns = info.options["include_in_weight_decay"].checked(included, "include_in_weight_decay")
+            names = structured_names(arguments.get("name_dict"), layers) or name_dict_of(model)
+            decayed |= {name for name, text in names.items() if any(one.search(f"{text}:0") for one in patterns)}
         ours = issubclass(info.cls, LayerRates)  # which itself knows the names of copies
         asked = decayed.__contains__ if ours else functools.partial(asked_before_copy, decayed.__contains__)
         arguments.setdefault("apply_decay_param_fun", asked)
@@ -144,7 +150,8 @@ def create(
         layers: a layer map, instead of finding the layers.
         groups: parameters, or groups as dicts, instead of all parameters. A group's "learning_rate" multiplies the
             optimizer's rate, as in Paddle. With dicts, biases and norms have weight decay.
-        learning_rate: by default the class's, 1e-3 for "adamwdl".
+        learning_rate: by default the class's, 1e-3 for "adamwdl". A given one sets Adafactor's `relative_step` and
+            `scale_parameter` to False.
         weight_decay: by default the class's, 0.01 for "adamwdl".
         max_grad_norm: for clipping by the global norm; 0 is off.
         **arguments: of the class. Options have the same names for all optimizers (`beta1`, `epsilon`...); the class's

@@ -17,7 +17,7 @@ Series = Mapping[str, Callable[[int], float]]  # layer -> its rate at a step
 # matplotlib knows Noto Sans CJK by the Japanese name
 CHINESE_FONTS = ["Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Hiragino Sans GB", "SimHei"]
 CHINESE_FONTS += ["WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS"]
-_HEIGHT = {True: "learning rate at the peak", False: "ratio to the head's learning rate"}
+_HEIGHT = {True: "learning rate at the peak", False: "ratio to the optimizer's learning rate"}
 MOST_POINTS = 10_000  # longer schedules show every k-th step
 
 

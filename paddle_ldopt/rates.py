@@ -27,6 +27,7 @@ class LayerwiseInterface:
     layers: Any = None  # a `LayerMap`
     decay: Any = None  # a `LayerDecay`
     hook: Optional[Callable[[Tensor], Any]] = None  # the bound `set_param_lr_fun`
+    scales_lr = False  # the rate also depends on the parameter's values
     sets_own_lr = False  # a scheduler then has no effect
 
     def lr_divisor(self, ahead: int = 0) -> float:
@@ -63,11 +64,12 @@ class Rate:
 def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -> dict[str, float]:
     """Return ``param.name`` -> rate of the optimizer's next step; 0 for parameters that it does not update.
 
-    If `Adafactor` sets its rate, it is that of the last step.
+    If `Adafactor` sets or scales its rate, it is that of the last step.
     """
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
-    if layerwise_interface(optimizer).sets_own_lr and hasattr(optimizer, "used_lr"):
+    interface = layerwise_interface(optimizer)
+    if (interface.sets_own_lr or interface.scales_lr) and hasattr(optimizer, "used_lr"):
         rates = optimizer.used_lr()
     else:
         parts = _compat.lr_factors_and_own(optimizer, params)
@@ -98,6 +100,8 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
         factor, fixed = parts[param.name]
         scheduled_rate = factor * now + fixed
         ratio = scheduled_rate / now if fixed and now else factor
+        if fixed and not now and layers is not None:  # a schedule that begins at 0
+            ratio = optimizer.layerwise_ratio(param)
         at_peak = None if peak is None and factor else factor * (peak or 0.0) + fixed
         own = groups.get(param.name, {}).get("lr")  # of a group; a schedule may begin at 0
         has_schedule = isinstance(own, LRScheduler) or callable(own)

@@ -9,14 +9,13 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from ._checks import problem, refusal
-from ._compat import checked_model, flatten_groups, name_dict_of, structured_names
+from ._compat import flatten_groups, structured_names
 from .create import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
 from .optimizers import AdamWeightDecay
 from .optimizers.hook import layerwise_lr_decay
 from .optimizers.options import checked_parameters
-from .rates import decayed_parameter_names
 from .schedules import WarmUp
 from .schedules.curves import Polynomial
 from .schedules.factory import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
@@ -103,20 +102,12 @@ def create_optimizer(
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
-    if hook is not None and name_dict is None and layers is None and model is not None:
-        name_dict = name_dict_of(checked_model(model))
     names = structured_names(name_dict, layers) or None
     arguments: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if model is None:
         arguments.setdefault("parameters", None)  # a static graph has its own parameters
-    if has_decay and model is not None:
-        searched, decayed = names or name_dict_of(model), decayed_parameter_names(model)
-        texts = {param.name: f"{searched.get(param.name, param.name)}:0" for param in model.parameters()}
-        for pattern in include:
-            decayed.update(name for name, text in texts.items() if pattern.search(text))
-        arguments["apply_decay_param_fun"] = decayed.__contains__
-    elif has_decay:
+    if has_decay and model is None:
         pattern = _NOT_DECAYED if names else _NOT_DECAYED_UNNAMED
         all_texts = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
         matches = parameters is None or any(re.search(pattern, text) for text in all_texts)

@@ -117,6 +117,16 @@ def test_create_leaves_exclusion_to_patterns():
     model, patterns = Net(), {"include_in_weight_decay": ["head.bias"], "exclude_from_weight_decay": ["bias", "norm"]}
     opt = ldopt.create("adamweightdecay", model, weight_decay_rate=0.1, **patterns)
     assert opt.has_weight_decay(model.head.bias) and not opt.has_weight_decay(model.blocks[0].linear1.bias)
+    opt = ldopt.create("adamweightdecay", model, weight_decay=0.1, include_in_weight_decay=[r"head\.bias"])
+    more = {param.name for param in model.parameters() if opt.has_weight_decay(param)}
+    assert more == ldopt.decayed_parameter_names(model) | {model.head.bias.name}
+
+
+def test_a_hook_gets_the_models_names():
+    model = Net()
+    hook = lambda decay, names, n_layers, param: decay if "embed" in names[param.name] else 1.0  # noqa: E731
+    opt = ldopt.create("lamb", model, 0.5, learning_rate=0.1, set_param_lr_fun=hook)
+    assert [opt.layerwise_ratio(part.weight) for part in (model.embed, model.head)] == [0.5, 1.0]
 
 
 def test_create_builds_paddles_own_adamw_with_layerwise_rates():

@@ -183,7 +183,7 @@ class Adafactor(FactoredOptimizer):
         return float(state[_USED_LR].item()) if known else None
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        return (self._used_lr(param), None) if self.sets_own_lr else None
+        return (self._used_lr(param), None) if self.sets_own_lr or self.scales_lr else None
 
     def get_lr(self) -> float:
         """Return `lr`; with `relative_step` the rate of the first parameter's last update, 0.0 without one."""

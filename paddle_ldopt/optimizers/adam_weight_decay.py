@@ -88,7 +88,7 @@ def adam_weight_decay_update(
 
 @register(
     "reproducing TensorFlow's BERT fine-tuning; 8 bytes",
-    own_exclusion=tuple(PATTERNS),
+    own_exclusion="exclude_from_weight_decay",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
 class AdamWeightDecay(RuleOptimizer):

@@ -132,7 +132,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if was and not any(decays(f"{name}.dist") for name in was) and any(map(decays, was)):
             wrong = "`apply_decay_param_fun` knows the names from before `dist.shard_tensor`, which adds '.dist':"
             raise ValueError(f"{wrong} shard the model first, then collect the names. Received: '{was[0]}.dist'")
-        self.finder, self.missing = ShardFinder(params or []), MissingGradients(params or [])
+        self.finder, self.missing = ShardFinder(params or [], self.is_elementwise), MissingGradients(params or [])
         self.fused_step, self.batches, self.writes = FusedStep(), Batches(), dict[str, Any]()
         self.taken = 0.0 if self.counts_together else None
         _compat.run_untranslated()

@@ -207,7 +207,8 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         return FusedRule("came", states, fields, flags, aux=GLOBAL_STEP)
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        return (None, None) if self._fixed["relative_step"] else super().lr_now_and_peak(param, factor)
+        unknown = self.scales_lr or self._fixed["relative_step"]
+        return (None, None) if unknown else super().lr_now_and_peak(param, factor)
 
     def get_lr(self) -> float:
         """Return the rate of the next step for a ratio of 1, without the factor of `scale_parameter`."""

@@ -108,7 +108,9 @@ class FactoredOptimizer(RuleOptimizer):
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         argument, self.sets_own_lr = self._lr_argument, self._fixed["relative_step"]
-        in_groups = [isinstance(item, dict) and item.get("lr") is not None for item in parameters or [None]]
+        groups = [item if isinstance(item, dict) else {} for item in parameters or [{}]]
+        in_groups = [group.get("lr") is not None for group in groups]
+        self.scales_lr = any({**self._defaults, **group}["scale_parameter"] for group in groups)
         if self.sets_own_lr:
             self._refuse_lr(argument, rate)
         elif rate is None and not all(in_groups):

@@ -122,7 +122,7 @@ class OptimizerInfo:
     # setting -> field of a Trainer's arguments
     trainer: dict[str, str] = dataclasses.field(default_factory=dict)
     external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # with a learning rate
-    own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
+    own_exclusion: str = ""  # the argument that excludes parameters from weight decay
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
     needs_layers: bool = False  # whether `layers` decide more than ratios
 
@@ -270,7 +270,8 @@ def checked_group(group: dict[str, Any], options: dict[str, Option]) -> dict[str
     if unknown:
         known = ", ".join(map(repr, sorted(known_keys)))
         received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
-        raise ValueError(f"A parameter group may only have the keys {known}. Received: {received}")
+        meaning = " 'learning_rate' is a multiplier of the optimizer's rate." if "lr" in unknown else ""
+        raise ValueError(f"A parameter group may only have the keys {known}.{meaning} Received: {received}")
     params, rate = group["params"], group.get("learning_rate", 1.0)
     if group.get("lr") is not None and "learning_rate" in group:
         rates = "either 'lr', its absolute rate, or 'learning_rate', a multiplier of the optimizer's rate"

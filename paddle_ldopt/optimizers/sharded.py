@@ -220,14 +220,15 @@ def run_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
 class ShardFinder:
     """The parameters of an optimizer before any wrapper, and the shards that this process has."""
 
-    def __init__(self, params: list[Tensor]) -> None:
-        self.params = {param.name: param for param in params}
+    def __init__(self, params: list[Tensor], is_elementwise: bool) -> None:
+        self.params, self._is_elementwise = {param.name: param for param in params}, is_elementwise
         self._shapes = {name: list(param.shape) for name, param in self.params.items()}
         self._found: dict[str, Shard] = {}
         self._found_for: tuple[Any, Any] = (None, None)
 
     def __deepcopy__(self, memo: Any) -> "ShardFinder":
-        return ShardFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
+        params = copy.deepcopy(list(self.params.values()), memo)  # the copies have other names
+        return ShardFinder(params, self._is_elementwise)
 
     def shape(self, param: Tensor) -> list[int]:
         shape = self._shapes.get(param.name)
@@ -299,7 +300,13 @@ class ShardFinder:
         hcg = topology()
         if hcg is None or hcg.get_model_parallel_world_size() == 1 or not getattr(param, "is_distributed", False):
             return None
-        return param.split_axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()  # set by the layer
+        axis = getattr(param, "split_axis", None)  # set by the layer
+        if axis is None and (self._is_elementwise or param.stop_gradient):
+            return None
+        if axis is None:
+            wrong = "A tensor-parallel parameter must have `split_axis`, the axis along which its layer splits it."
+            raise ValueError(f"{wrong} Received: '{param.name}' with is_distributed=True alone")
+        return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
 
 
 class MissingGradients:

@@ -208,7 +208,7 @@ def _check_form(optimizer: Any, state_dict: Any) -> None:
     if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
         schedule.state_keys()
         missing = [key for key in schedule.keys if key not in (schedule_state or {})]
-        if missing:
+        if missing and not getattr(schedule, "takes_any_state", False):
             wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
             raise ValueError(f"{wrong} Received: a state without {missing}")
 

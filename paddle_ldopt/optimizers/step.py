@@ -18,7 +18,9 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
+from paddle.base import core
 from paddle.base.dygraph.base import in_to_static_mode
+from paddle.framework import _dygraph_tracer
 from paddle.optimizer import Optimizer
 
 from .._compat import check_weight_decay_in_step, create_state, get_fsdp_context, in_auto_dp_mode, topology
@@ -130,6 +132,9 @@ class OneStep(Optimizer):
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def update(self, clipped: list[tuple[Any, Pairs]]) -> list[Any]:
         """Update parameters, given (clipping, its pairs); raise before anything changes."""
+        if _dygraph_tracer()._amp_level != core.AmpLevel.O0:  # a rule in 16 bits loses the update
+            with paddle.amp.auto_cast(enable=False):
+                return self.update(clipped)
         flag = self._get_auxiliary_var("found_inf")  # of a loss scaler; None without one
         overflow = flag is not None and bool(flag)
         if isinstance(flag, Tensor):
@@ -148,7 +153,7 @@ class OneStep(Optimizer):
             update_left = self.prepared(rows if structs is None else rows.take(left))
         count = self.taken
         others_move = len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
-        if self.counts_together and (rows.params or others_move):
+        if self.counts_together and (others_move or any(pairs for _, pairs in clipped)):  # also with ratio 0
             count = self.steps_taken() + 1.0
         if self.agree is not None:
             self.agree()

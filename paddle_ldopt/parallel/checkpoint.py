@@ -122,6 +122,8 @@ def load_checkpoint(
             found = record_differences({**record, "parameters": was}, present)
             same_schedule = record["schedule"] == present["schedule"]
         saved, new = _saved_tensors(path), {name for name in now if was.get(name) != now[name]}
+        if not strict:  # nor does the state of layers that were frozen by their ratio exist
+            new |= now.keys() - {key.rpartition(".")[0] for key in saved}
         problems = list(found) if strict else []
         for key, weight in list(state.items()):
             owner = key if key in names.values() else key.rpartition(".")[0]

@@ -295,7 +295,7 @@ class PipelineWithLossScale:
     def _update(self, schedule: Optional[LRScheduler]) -> Union[StepOutput, StepOutputWithLocalNorm]:
         groups, gradients = self._groups, self._gradients
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
-        with paddle.no_grad():
+        with paddle.no_grad(), paddle.amp.auto_cast(enable=False):
             loss, factor = self._micro_batches.mean()
             is_finite = gradients.unscale(factor / scale)
             local_norms = gradients.local_norms() if self._gives_local_norm else ()

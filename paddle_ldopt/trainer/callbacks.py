@@ -54,7 +54,8 @@ class LayerLRCallback(Callback):
 
     def on_optimizer_begin(self, *_: Any, optimizer: Any, **kwargs: Any) -> None:
         # the schedule advances before the log; reading the rates of `Adafactor` waits for the device
-        reports = layerwise_interface(optimizer).sets_own_lr and hasattr(unwrap(optimizer), "used_lr")
+        interface = layerwise_interface(optimizer)
+        reports = (interface.sets_own_lr or interface.scales_lr) and hasattr(unwrap(optimizer), "used_lr")
         self._step = optimizer, None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
@@ -74,8 +75,9 @@ def all_layers_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
     inner = unwrap(optimizer)
     unfreezing = vars(inner).get("unfreezing")
     if unfreezing is None:
-        return inner, {}
-    return stand_in(inner, ratios=unfreezing.open_ratios), unfreezing.starts
+        return optimizer, {}
+    # sharding version 1 gives the inner optimizer the parameters of one process
+    return stand_in(inner, parameters_of(optimizer), ratios=unfreezing.open_ratios), unfreezing.starts
 
 
 class ScheduleCallback(Callback):
@@ -98,7 +100,8 @@ class ScheduleCallback(Callback):
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         lr_scheduler, interface = kwargs.get("lr_scheduler"), layerwise_interface(optimizer)
-        rates = None if interface.sets_own_lr else rates_of(lr_scheduler, state.max_steps)
+        unknown = interface.sets_own_lr or interface.scales_lr
+        rates = None if unknown else rates_of(lr_scheduler, state.max_steps)
         if rates is None:
             message = "ScheduleCallback cannot show the rates before training: use LayerLRCallback, which logs them."
             raise refusal(ValueError, message, lr_scheduler=type(lr_scheduler).__name__)
@@ -106,8 +109,8 @@ class ScheduleCallback(Callback):
         rates = [rate / interface.lr_divisor(i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a Trainer without steps
             return
-        inner, starts = all_layers_open(optimizer)
-        rows = layers.table(optimizer=inner).rows  # in all processes: each has a stage
+        opened, starts = all_layers_open(optimizer)
+        rows = layers.table(optimizer=opened).rows  # in all processes: each has a stage
         if not state.is_world_process_zero:
             return
         short, series = short_names([row.tower for row in rows]), {}
@@ -172,14 +175,15 @@ class GradualUnfreezeCallback(Callback):
         self._freeze(optimizer, state.global_step)
 
     def on_optimizer_begin(self, args: Args, state: State, *_: Any, optimizer: Any, **kwargs: Any) -> None:
-        optimizer = unwrap(optimizer)
+        params, optimizer = parameters_of(optimizer), unwrap(optimizer)  # whole ones: slices get gradients later
         self._freeze(optimizer, state.global_step)
-        for param in parameters_of(optimizer):
+        for param in params:
             if not param.stop_gradient and optimizer.layerwise_ratio(param) == 0.0:
                 # zeros, not None: Paddle creates state only for gradients, and a checkpoint needs all state
-                param.clear_gradient(True)
-                if getattr(param, "main_grad", None) is not None:
-                    param.main_grad.zero_()
+                for grad in (param.grad, getattr(param, "main_grad", None)):
+                    if grad is not None:
+                        with paddle.no_grad():
+                            grad.zero_()
 
     def on_train_end(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         self._restore(unwrap(optimizer))

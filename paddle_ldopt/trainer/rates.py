@@ -330,7 +330,7 @@ def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
         if step_of_state(state_dict) is None:  # otherwise, the run had a schedule of steps
             plain.set_state_dict(self, state_dict)
 
-    methods = {"step": step, "set_state_dict": set_state_dict, "__doc__": plain.__doc__}
+    methods = {"step": step, "set_state_dict": set_state_dict, "takes_any_state": True, "__doc__": plain.__doc__}
     schedule.__class__ = type(plain.__name__, (plain,), methods)
 
 

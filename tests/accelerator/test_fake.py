@@ -287,3 +287,20 @@ def test_weights_loaded_after_decorate_stay(name):
     opt.step()
     for param in net.parameters():
         assert 0 < (param.astype("float32") - 3.0).abs().max() < 0.5 or param.grad.abs().max() == 0
+
+
+@AUTOCAST
+@pytest.mark.parametrize("name", ldopt.list_optimizers())
+def test_a_step_inside_autocast_is_one_outside(name):
+    more = {"use_muon": lambda param: param.ndim == 2} if name == "muon" else {}
+    moved = []
+    for cast in (False, True):
+        with paddle.utils.unique_name.guard():
+            net = network()
+            opt = ldopt.create(name, net, learning_rate=1e-2, weight_decay=0.1, **more)
+        for param, seed in zip(net.parameters(), range(9)):
+            param.grad = paddle.to_tensor(np.random.default_rng(seed).normal(size=param.shape).astype("float32"))
+        with paddle.amp.auto_cast(cast, level="O2", dtype="float16", use_promote=False):
+            opt.step()
+        moved.append({param.name: param.numpy() for param in net.parameters()})
+    same(*moved)

@@ -128,7 +128,7 @@ def test_refusals():
         for case in ("lamb", "adamwdl"):
             message = messages[f"fused buffers, {case}"]
             assert "fused parameters into buffers" in message and "tensor_fusion=False" in message
-        assert "split_axis" in messages["no split axis"]
+        assert "must have `split_axis`" in messages["no split axis"] and messages["no split axis, adamwdl"]
         for setting in ("comm_overlap", "tensor_fusion"):  # where Paddle's own AdamW decays nothing
             for case in ("lamb", "adamwdl"):
                 assert f"set {setting}=False" in messages[f"{setting}, {case}"]

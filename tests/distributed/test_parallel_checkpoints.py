@@ -13,6 +13,7 @@ import checkpoint_cases as cases
 import numpy as np
 import paddle
 import pytest
+import toy_layers
 from distributed_launch import launch
 
 import paddle_ldopt as ldopt
@@ -134,6 +135,16 @@ def test_paddles_own_functions_do_it_too(tmp_path):
     again.schedule.step(cases.HALF)
     got, want = (one.train(cases.HALF, cases.STEPS).values() for one in (again, run))
     assert all(np.array_equal(got[key], value) for key, value in want.items())
+
+
+@pytest.mark.slow
+def test_layers_are_unfrozen_one_by_one_under_sharding():
+    """Gradients of frozen layers do not count in the norm."""
+    end, count = cases.unfrozen_one_by_one()
+    start = cases.Run("adamwdl").values()
+    for found in launch(cases.work_unfreezing, ranks=2, timeout=300, layouts=["sharding 2 v1", "sharding 2 v2"]):
+        for layout, (values, seen) in found.items():
+            assert seen == count and toy_layers.apart(values, start, end) < 1e-5, layout
 
 
 @pytest.mark.slow
@@ -310,6 +321,17 @@ def test_all_processes_refuse_before_anything_changes(loads, case):
     assert message == other_message and re.search(REFUSED[case], message), message
     assert message.startswith(("ValueError", "TypeError")) and "Received: " in message
     assert changed == other_changed == []
+
+
+def test_a_layer_that_was_frozen_by_its_ratio_starts_with_a_new_state(tmp_path):
+    frozen = cases.Run("lamb", set_param_lr_fun=lambda param: float(param.shape != [8, 24]))
+    frozen.train(0, cases.HALF).save(tmp_path / "x")
+    again = cases.Run("lamb")
+    assert "give strict=False" in again.refusal(tmp_path / "x")[0]
+    again.load(tmp_path / "x", strict=False)
+    assert all(np.array_equal(value, frozen.values()[key]) for key, value in again.values().items())
+    state = {key: value for key, value, _ in again.shards()}
+    assert not state["0.weight.moment1_0"].any() and state["2.weight.moment1_0"].any()
 
 
 def test_a_new_head_keeps_the_rest_in_all_processes(loads):

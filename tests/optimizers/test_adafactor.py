@@ -13,6 +13,7 @@ from reference import make_params, take_steps
 from reference_adafactor import adafactor
 
 from paddle_ldopt import Adafactor, AdafactorSchedule
+from paddle_ldopt.rates import applied_rates, rates_of_optimizer
 
 EXTERNAL = {"lr": 0.01, "relative_step": False, "scale_parameter": False}
 SHAPES = {"0-D": (), "one": (1,), "bias": (6,), "row": (1, 5), "column": (5, 1), "weight": (4, 6)}
@@ -184,3 +185,15 @@ def test_schedule_looks_through_wrappers():
     params, _ = make_params({"b": np.zeros(3)})
     opt = Adafactor(list(params.values()))
     assert AdafactorSchedule(SimpleNamespace(_inner_opt=opt)).optimizer is opt
+
+
+def test_a_table_of_scaled_rates_has_the_applied_ones():
+    params, _ = make_params({"w": np.ones((2, 3), "float32"), "b": np.zeros(3, "float32")})
+    opt = Adafactor(list(params.values()), **{**EXTERNAL, "scale_parameter": True})
+    rates = rates_of_optimizer(opt)
+    assert all(rate.now is None for rate in rates.values())
+    for param in params.values():
+        param.grad = paddle.ones(param.shape)
+    opt.step()
+    now = {name: rate.now for name, rate in rates_of_optimizer(opt).items()}
+    assert now == applied_rates(opt) == pytest.approx({params["w"].name: 0.01, params["b"].name: 1e-5})

@@ -400,3 +400,12 @@ def test_the_norm_of_bfloat16_gradients_includes_layers_of_ratio_0(fused):
     start = [paddle.to_tensor(old).astype("float32").numpy() for old in before[2:]]
     for master, old in zip(moved, start):
         np.testing.assert_allclose(old - master, 0.1 * part / (1 + part), rtol=0.02)
+
+
+def test_a_step_in_which_all_ratios_are_0_counts():
+    arrays, grads = bert_like(steps=3)
+    params, _ = make_params(arrays)
+    ratio = [0.0]
+    opt = make("adamweightdecay", list(params.values()), set_param_lr_fun=lambda param: ratio[0])
+    take_steps(opt, params, grads)
+    assert opt.steps_taken() == 3

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import paddle
@@ -12,8 +13,10 @@ from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
 
 import paddle_ldopt as ldopt
-from paddle_ldopt._compat import unwrap
+from paddle_ldopt._compat import parameters_of, unwrap
+from paddle_ldopt.layers import Layer, LayerMap
 from paddle_ldopt.parallel import checkpoint as checkpoints
+from paddle_ldopt.trainer.callbacks import GradualUnfreezeCallback, all_layers_open
 
 HALF, STEPS, ROWS = 3, 6, 8
 SIZES = [(8, 24), (24, 24), (24, 4)]  # the second is cut by two processes of sharding v2
@@ -159,6 +162,28 @@ def work_refused(folder):
     except ValueError as error:
         messages.append(str(error))
     return messages, os.path.exists(folder)
+
+
+def unfrozen_one_by_one(hcg=None):
+    """Train with clipping while layers are unfrozen; return the values, and how many parameters the callbacks see."""
+    places = {f"{number}.{part}": Layer("", i, 1) for i, number in enumerate((0, 2, 4)) for part in ("weight", "bias")}
+    run = Run("adamwdl", hcg, grad_clip=nn.ClipGradByGlobalNorm(0.05), epsilon=0.1)
+    callback, seen = GradualUnfreezeCallback(2, LayerMap(places, dict(run.plain.named_parameters()))), 0
+    for step in range(STEPS):
+        state = types.SimpleNamespace(global_step=step)
+        if step == 0:
+            callback.on_train_begin(None, state, None, optimizer=run.optimizer)
+            seen = len(parameters_of(all_layers_open(run.optimizer)[0]))
+        inputs, labels = run.batch(step, *toy_layers.data_part(hcg))
+        run.loss(run.network(inputs), labels).backward()
+        callback.on_optimizer_begin(None, state, None, optimizer=run.optimizer)
+        run.optimizer.step()
+        run.optimizer.clear_grad()
+    return run.values(), seen
+
+
+def work_unfreezing(layouts):
+    return {layout: unfrozen_one_by_one(start_fleet(**LAYOUTS[layout])) for layout in layouts}
 
 
 def work_own_state(folder, layouts):

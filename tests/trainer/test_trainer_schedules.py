@@ -159,10 +159,11 @@ FOLLOWS_METRIC = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strat
         (LINEAR, {**LINEAR, "max_steps": 10}, [6e-3, 5e-3]),
         (COSINE, {**COSINE, "learning_rate": 2e-2}, [0.0065, 0.00320577]),
         (LINEAR, FOLLOWS_METRIC, [1e-2, 1e-2]),
+        ({**LINEAR, "optim": "lamb"}, {**FOLLOWS_METRIC, "optim": "lamb"}, [1e-2, 1e-2]),
         (FOLLOWS_METRIC, LINEAR, [2 / 6 * 1e-2, 1 / 6 * 1e-2]),
         (FOLLOWS_METRIC, {**FOLLOWS_METRIC, "learning_rate": 2e-2}, [2e-2, 2e-2]),
     ],
-    ids=["longer", "rate", "to a plateau", "from a plateau", "rate of a plateau"],
+    ids=["longer", "rate", "to a plateau", "of ours to a plateau", "from a plateau", "rate of a plateau"],
 )
 def test_the_first_step_after_a_resume_has_the_new_schedules_rate(tmp_path, was, now, rates):
     train(tmp_path, **{"max_steps": 6, "save_steps": 4, **was})
