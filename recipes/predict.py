@@ -25,6 +25,7 @@ import common.start  # noqa: F401 - before Paddle
 from common.errors import check_least, error
 from common.files import SUFFIXES, Notes, decode, noted, read_table
 from common.rows import rows_of_columns
+from common.start import entry_point
 
 COLUMNS = ("text_column", "text_pair_column")
 
@@ -161,16 +162,7 @@ def say(argv):
         print(f"scores cover {notes.rows - left} of {notes.rows} inputs: {why}.", file=sys.stderr)
 
 
-def main(argv=None):
-    """Run a command line, once Paddle is imported for a command line that is right."""
-    try:
-        say(sys.argv[1:] if argv is None else argv)
-    except BrokenPipeError:  # as in `predict.py ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except (ValueError, OSError) as problem:
-        sys.exit("error: " + " ".join(str(problem).split()))
-
+main = entry_point(say)
 
 if __name__ == "__main__":
     main()

@@ -17,11 +17,12 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import FileOptions, RecipeArguments, option, parse
-from common.fine_tuning import Score, entry_point, fine_tune
+from common.fine_tuning import Score, fine_tune
 from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
 from common.pretrained import load_model, load_tokenizer, longest
 from common.rows import Encoded, set_length
+from common.start import entry_point
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import set_seed

@@ -24,10 +24,11 @@ from common.arguments import FileOptions, RecipeArguments, choose_metric, option
 from common.classification import shown, table_of_scores
 from common.errors import error
 from common.files import TAGGED, read_tagged, tagged
-from common.fine_tuning import Score, entry_point, fine_tune
+from common.fine_tuning import Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder, longest
-from common.rows import Encoded, load_parts, set_length
+from common.rows import Encoded, load_parts, set_length, with_special_tokens
+from common.start import entry_point
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
@@ -82,9 +83,7 @@ class TaggedWords(Encoded):
                     piece = pieces[i][:room]
                     ids += piece
                     labels += [number[word_tags[i]] if i in own else IGNORED] + [IGNORED] * (len(piece) - 1)
-                row = {"input_ids": tokenizer.build_inputs_with_special_tokens(ids)}
-                if "token_type_ids" in tokenizer.model_input_names:
-                    row["token_type_ids"] = tokenizer.create_token_type_ids_from_sequences(ids)
+                row = with_special_tokens(ids, tokenizer)
                 after = len(row["input_ids"]) - before - len(ids)
                 self.append({**row, "labels": [IGNORED] * before + labels + [IGNORED] * after})
                 self.places.append((index, own))
@@ -96,20 +95,20 @@ class TaggedWords(Encoded):
             out[index] += list(row[here != IGNORED])
         return out
 
-    def tags_by(self, logits, labels):
-        """Return the tags of each word of each sentence."""
-        return [[self.tags[i] for i in row] for row in self.gathered(np.argmax(logits, axis=-1), labels)]
+    def predicted(self, logits, labels):
+        """Return the predicted and the right tags of each sentence."""
+        found = self.gathered(np.argmax(logits, axis=-1), labels)
+        return [[self.tags[i] for i in row] for row in found], [tags for _, tags in self.rows]
 
     def score(self, prediction):
         """Return the scores over all words of all sentences."""
-        found = self.tags_by(prediction.predictions, prediction.label_ids)
-        return tag_scores(found, [tags for _, tags in self.rows])
+        return tag_scores(*self.predicted(prediction.predictions, prediction.label_ids))
 
     def judge(self, logits, labels):
         """Return the scores of each type of entity and sentences with mistakes, as results and as tables."""
-        found, expected = bioes(self.tags_by(logits, labels)), bioes(tags for _, tags in self.rows)
         if not has_entities(self.tags):
             return {}, {}
+        found, expected = map(bioes, self.predicted(logits, labels))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             report = classification_report(expected, found, output_dict=True, zero_division=0)

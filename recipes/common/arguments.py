@@ -18,8 +18,8 @@ from paddle_ldopt import SchedulerType, list_optimizers
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
 from .errors import check_least, error, refuse
-from .run_folder import check_folder, names_in, take, with_arguments_of_run
-from .start import check, config_of
+from .run_folder import check_folder, take, with_arguments_of_run
+from .start import check, config_of, given_in
 
 HELP = {  # help of the Trainer's own arguments and of arguments with another default here
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
@@ -146,7 +146,7 @@ def parse(argv, *classes):
 
 def choose_metric(args, names, argv):
     """Have the first of these metrics choose the best model, unless the command line names another of them or loss."""
-    if "metric_for_best_model" not in names_in(argv):
+    if "metric_for_best_model" not in dict(given_in(argv)):
         args.metric_for_best_model = names[0]
         args.greater_is_better = names[0] not in LOWER_IS_BETTER
     elif args.metric_for_best_model not in (*names, "loss"):
@@ -159,6 +159,7 @@ def parse_line(argv, *classes):
 
     ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` prints all.
     """
+    logger.set_level("WARNING")  # `--verbose` sets INFO
     usage, trains = "%(prog)s [--config FILE] [arguments]", issubclass(classes[-1], TrainingArguments)
     if trains:
         usage += "; --help-all also shows all arguments of PaddleNLP's Trainer"

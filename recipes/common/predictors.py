@@ -146,8 +146,7 @@ class Outputs(_Model):
 
     def _apply(self, inputs):
         rows, left_out = zip(*map(self.tokens, inputs))
-        ids = [row["input_ids"] for row in rows]
-        batch = self.collate([{"input_ids": one, "attention_mask": [1] * len(one)} for one in ids])
+        batch = self.collate([{"input_ids": row["input_ids"]} for row in rows])
         length = self.options.max_target_length
         written = self.model.generate(**batch, max_new_tokens=length, decode_strategy="greedy_search")[0]
         logits = self.model(**batch, labels=written)[1].astype("float32").numpy()

@@ -6,6 +6,7 @@ parts = load_tables(options, wanted, rows, own={"dates": written_dates}, key=...
 
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,6 +71,10 @@ class Encoded(list):
         self.rows_read, self.units, self.lost = self.rows_read + 1, self.units + units, self.lost + lost
         self.rows_cut, self.nothing_left = self.rows_cut + (lost > 0), self.nothing_left + (left == 0)
 
+    def judge(self, logits, labels):
+        """Return details of a prediction as results and as tables; a recipe may have none."""
+        return {}, {}
+
     def account(self, split):
         """Return in words what became of the rows of a split, and how much of the scored ones the scores cover."""
         share = f" ({self.rows_cut / self.rows_read:.1%})" if self.rows_cut else ""
@@ -77,6 +82,11 @@ class Encoded(list):
         kept = f"{self.lost} of {self.units} {self.unit} lost" if split == "train" else kept
         said = f"{self.rows_cut} of {self.rows_read} rows cut{share}, {kept}"
         return said + (f", {self.nothing_left} rows left without anything to learn" if self.nothing_left else "")
+
+
+def with_special_tokens(ids, tokenizer):
+    """Return the fields of a row: tokens between special ones, and their types if the model takes these."""
+    return dict(tokenizer.prepare_for_model(ids, return_attention_mask=False, verbose=False))
 
 
 def set_length(options, rows, count, limit, name="max_length", share=0.99):
@@ -270,9 +280,15 @@ def warn_of_unknown(rows, tokenizer, limit=0.05):
     return f"\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}."
 
 
-def check_examples(counts, per_class, rows):
-    """Raise ValueError if `per_class` is not from 1 to the rows of the rarest class."""
+def first_of_each(rows, per_class, what="rows"):
+    """Return the first `per_class` rows of each class, in their order; `what` names them in an error."""
+    counts, seen, kept = Counter(label for *_, label in rows), Counter(), []
     fewest = min(counts, key=counts.get)
     if type(per_class) is not int or not 1 <= per_class <= counts[fewest]:
-        problem = f"`examples_per_class` must be 1 to {counts[fewest]}, the number of training {rows} of {fewest!r}."
+        problem = f"`examples_per_class` must be 1 to {counts[fewest]}, the number of training {what} of {fewest!r}."
         raise error(problem, examples_per_class=per_class)
+    for row in rows:
+        seen[row[-1]] += 1
+        if seen[row[-1]] <= per_class:
+            kept.append(row)
+    return kept
