@@ -15,6 +15,7 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt import SchedulerType, list_optimizers
+from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
 from .errors import check_least, error, refuse
@@ -134,14 +135,23 @@ def parse(argv, *classes):
     """
     argv = with_arguments_of_run(_with_config(argv))
     found = parse_line(argv, *classes)
-    patience, _ = take(argv, "early_stopping_patience")
-    if patience is not None and not found[-1].load_best_model_at_end:
-        problem = "Early stopping needs `load_best_model_at_end`."
-        raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
+    refuse(_without_effect(found[-1], dict(given_in(argv))))
     check_folder(found[-1])
     if found[-1].verbose:
         logger.set_level("INFO")
     return (*found, argv)
+
+
+def _without_effect(args, given):
+    """Yield an error for each given argument that another argument makes useless."""
+    if "early_stopping_patience" in given and not args.load_best_model_at_end:
+        problem, patience = "Early stopping needs `load_best_model_at_end`.", given["early_stopping_patience"]
+        yield error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
+    kind = args.lr_scheduler_type.value
+    warmup = {name: getattr(args, name) for name in ("warmup_steps", "warmup_ratio") if name in given}
+    if any(warmup.values()) and "num_warmup_steps" not in SCHEDULES[kind].options:
+        instead = "choose another schedule, such as `constant_with_warmup`, or set the warm-up to 0"
+        yield error(f"The schedule `{kind}` has no warm-up: {instead}.", lr_scheduler_type=kind, **warmup)
 
 
 def choose_metric(args, names, argv):

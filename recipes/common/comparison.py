@@ -73,15 +73,14 @@ class Study:
 
     def _train(self, rate, decay, seed):
         """Return the validation and the test score of one run, the baseline, and the metric's name."""
-        folder = Path(self.folder, name_of(rate, decay, seed))
-        argv = [*self.arguments, "--output_dir", str(folder)]
-        argv += [f"--{name}={value}" for name, value in zip(CELL, (rate, decay, seed))]
+        folder, run = Path(self.folder, name_of(rate, decay, seed)), dict(zip(CELL, (rate, decay, seed)))
+        argv = [*self.arguments, "--output_dir", str(folder), *(f"--{name}={value}" for name, value in run.items())]
         if last_checkpoint(folder):
             argv = ["--resume_from_checkpoint", str(folder)]
         elif folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        began, run = time.perf_counter(), dict(zip(CELL, (rate, decay, seed)))
+        began = time.perf_counter()
         try:
             with quiet(folder / "log.txt"), paddle.utils.unique_name.guard():
                 importlib.import_module(self.recipe).run(argv)
