@@ -17,6 +17,7 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import FileOptions, RecipeArguments, option, parse
+from common.files import CJK
 from common.fine_tuning import Score, fine_tune
 from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
@@ -26,8 +27,6 @@ from common.start import entry_point
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import set_seed
-
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 
 
 @dataclasses.dataclass
@@ -111,7 +110,7 @@ class Writer(FineTuner):
 
 def words(text):
     """Return the words that ROUGE compares, without punctuation, around which some tokenizers put spaces."""
-    return re.findall(rf"[{_CJK}]|[^\W{_CJK}]+", text.casefold())
+    return re.findall(rf"[{CJK}]|[^\W{CJK}]+", text.casefold())
 
 
 def rouge(texts, references):

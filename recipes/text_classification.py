@@ -115,7 +115,7 @@ def run(argv):
     kind = classification.of_kind(splits)
     choose_metric(args, kind.names, argv)
     trainer = build(args, options, splits)
-    noted = {"pair": "text_pair_column" in splits.notes.columns, "columns": splits.notes.columns, "kind": splits.kind}
+    noted = {"pair": "text_pair_column" in splits.notes.columns, "kind": splits.kind}
     noted |= {"scale": splits.scale} if splits.kind == "scores" else {}
     fine_tune(trainer, kind.baseline(), options, argv, splits, noted)
     if trainer.is_world_process_zero():

@@ -23,7 +23,7 @@ import numpy as np
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
 from common.errors import error
-from common.files import TAGGED, read_tagged, tagged
+from common.files import BETWEEN, TAGGED, read_tagged, tagged_rows
 from common.fine_tuning import Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder, longest
@@ -133,8 +133,8 @@ class TaggedWords(Encoded):
 
 
 def joined(words):
-    """Return words as a text; without spaces if all are single characters, as in Chinese."""
-    return ("" if all(len(word) == 1 for word in words) else " ").join(words)
+    """Return words as a text; without spaces between characters of Chinese, or if all words are single characters."""
+    return "".join(words) if all(len(word) == 1 for word in words) else BETWEEN.sub("", " ".join(words))
 
 
 def pieces_of(words, tokenizer):
@@ -235,7 +235,7 @@ def run(argv):
         own={"docstrings": tagged_docstrings},
         suffixes=TAGGED,
         read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
-        rows_of=lambda records, split, _: [tagged(row, split) for row in records],
+        rows_of=lambda records, split, notes: tagged_rows([(row, split) for row in records], notes),
         key=lambda row: " ".join(row[0]),
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
@@ -243,7 +243,8 @@ def run(argv):
     metric = list(baseline)[-1]
     score = Score(metric, "each word's usual tag", baseline[metric])
     characters = all(len(word) == 1 for words, _ in parts.train for word in words)  # as in Chinese data
-    fine_tune(build(args, options, parts), score, options, argv, parts, {"characters": characters})
+    noted = {"characters": characters, "texts": parts.notes.texts}
+    fine_tune(build(args, options, parts), score, options, argv, parts, noted)
 
 
 main = entry_point(run)

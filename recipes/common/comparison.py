@@ -109,7 +109,8 @@ class Study:
             raise error("The loss of every run diverged.", learning_rates=self.rates, decays=self.decays)
         score = Score(done[0]["metric"], done[0].get("baseline name", "baseline"), done[0]["baseline"])
         rates, decays = sorted(set(self.rates)), list(dict.fromkeys(self.decays))
-        title = f"Test {score.metric}, mean and standard deviation of {len(self.seeds)} seeds"
+        seeds = f"mean and standard deviation of {len(self.seeds)} seeds" if len(self.seeds) > 1 else "one seed"
+        title = f"Test {score.metric}, {seeds}"
         header = ("learning rate", *(f"decay {decay:g}" for decay in decays))
         rows = [(f"{rate:g}", *(spread(scores_of(runs, "test", rate, decay)) for decay in decays)) for rate in rates]
         printed = Table(*header, title=title)
@@ -121,6 +122,8 @@ class Study:
         said = [f"decay {d:g}: {spread(found[d])} at learning rate {best[d]:g}, the best by validation" for d in decays]
         first, *others = decays
         said += [verdict(found[first], found[d], f"decay {first:g}", f"decay {d:g}", score) for d in others]
+        if not others and all(map(math.isfinite, found[first])):
+            said.append(f"Verdict: decay {first:g} {score.verdict(statistics.mean(found[first]))}.")
         _print("\n".join(said))
         chart = plots("test score by rate", _draw, runs, rates, decays, score)
         found = side_by_side(section(title, table(header, rows)), section("With 95 % intervals", chart))

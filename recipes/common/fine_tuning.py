@@ -70,7 +70,9 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     args, test, noted_arguments = trainer.args, trainer.data["test"], NoteArguments(argv)
     lengths = {name: value for name, value in vars(options).items() if name in ("max_length", "max_target_length")}
     account = {split: data.account(split) for split, data in trainer.data.items() if hasattr(data, "account")}
-    said = parts.description + parts.warning + warn_of_unknown(trainer.train_dataset, trainer.tokenizer)
+    encoder = args.recipe not in ("seq2seq", "language_model_sft")
+    unknown = warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
+    said = parts.description + parts.warning + unknown
     if trainer.is_world_process_zero():
         print(said)
         if account:
@@ -130,7 +132,8 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     }
     trainer.save_model(args.output_dir)
     kept = {name: value for name, value in vars(options).items() if name in ENCODING}
-    write_json(args.output_dir, PREDICTION, {"recipe": args.recipe, **kept, **(noted or {})})
+    kept |= {"recipe": args.recipe, "columns": parts.notes.columns, **(noted or {})}
+    write_json(args.output_dir, PREDICTION, kept)
     write_json(args.output_dir, "results.json", results)
     line = (score.metric, score.baseline, score.value)
     path = report.write(results, settings, said, tables=tables, baseline=line)

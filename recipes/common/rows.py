@@ -191,7 +191,7 @@ def hub_rows(hub, name, rows_of):
     """Return split -> rows of NAME or NAME:CONFIG on a hub; `rows_of(records, split)` is [] if labels are hidden."""
     name, _, config = name.partition(":")
     try:
-        found = (_load_paddlenlp if hub == "paddlenlp" else _load_datasets)(name, config or None)
+        found = _load(hub, name, config or None)
     except Exception as cause:  # no network, an unknown name, a missing package: each library has its own errors
         raise error(f"{hub} cannot load this data set: {cause}.", source=f"{hub}:{name}", config=config) from cause
     parts = {}
@@ -204,7 +204,12 @@ def hub_rows(hub, name, rows_of):
     return parts
 
 
-def _load_paddlenlp(name, config):
+def _load(hub, name, config):
+    """Return split -> data set of a hub."""
+    if hub == "datasets":  # not `datasets.load_dataset`, which paddlenlp replaces: that runs a data set's own code
+        from datasets.load import load_dataset
+
+        return dict(load_dataset(name, config))
     from paddlenlp.datasets import load_dataset
 
     found = {"train": load_dataset(name, config, splits="train")}
@@ -214,13 +219,6 @@ def _load_paddlenlp(name, config):
         except ValueError:  # the data set lacks this split
             continue
     return found
-
-
-def _load_datasets(name, config):
-    # Not `datasets.load_dataset`: importing paddlenlp replaces it by a function that runs a data set's own code.
-    from datasets.load import load_dataset
-
-    return dict(load_dataset(name, config))
 
 
 def records_of(data):
@@ -270,13 +268,13 @@ def draw(text, seed=""):
     return int(hashlib.sha1(f"{seed}\n{words}".encode("utf-8", "replace")).hexdigest()[:12], 16) / 16**12
 
 
-def warn_of_unknown(rows, tokenizer, limit=0.05):
+def warn_of_unknown(rows, tokenizer, encoder=True, limit=0.05):
     """Return a warning if a tokenizer does not know more than `limit` of the tokens of `rows`, otherwise ""."""
     tokens = [token for row in rows[:1000] for token in row["input_ids"]] if tokenizer is not None else []
     unknown = tokens.count(tokenizer.unk_token_id) / len(tokens) if tokens else 0
     if unknown <= limit:
         return ""
-    advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
+    advice = "choose a `--model` for the language of the texts" + ", such as ernie-3.0-base-zh for Chinese" * encoder
     return f"\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}."
 
 

@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import importlib.util
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -77,6 +78,11 @@ def check(script, argv):
     if config:
         given = [*((n, None if isinstance(v, (list, dict)) else v) for n, v in config_of(config).items()), *given]
     refuse(problem for name, value in given if (problem := _problem(name, value, known)))
+    values = dict(given)
+    if "arguments" in known and values.get("arguments"):  # a sweep has those of a recipe
+        recipe = Path(script).with_name(f"{values.get('recipe') or known['recipe'][1].args[0].value}.py")
+        if recipe.is_file():  # the sweep refuses other names
+            check(recipe, shlex.split(values["arguments"]))
 
 
 def given_in(argv):
@@ -84,7 +90,7 @@ def given_in(argv):
     for word, after in zip(argv, [*argv[1:], "--"]):
         name, equals, value = word[2:].partition("=")
         if word.startswith("--") and " " not in name:  # not `--arguments "--data reviews.csv"`
-            yield name, value if equals else None if after.startswith("--") else after
+            yield name, value if equals else None if after.startswith("--") and " " not in after else after
 
 
 def config_of(path):
@@ -123,7 +129,8 @@ def _problem(name, value, known):
             return error(f"`{name}` must be {least[0]} or more.", **{name: number})
     if name == "data" and value is not None:
         own = default.args[0].value if isinstance(default, ast.Call) else None
-        if str(value) != own and not _on_hub(str(value)) and not Path(str(value)).exists():
+        hub, _, data_set = str(value).partition(":")
+        if str(value) != own and not (hub in HUBS and data_set) and not Path(str(value)).exists():
             accepted = ", ".join(filter(None, (own, "a file, a folder", *(f"{hub}:NAME" for hub in HUBS))))
             return error(f"The source does not exist. Accepted: {accepted}.", data=value)
     if name == "resume_from_checkpoint" and value is not None and not Path(str(value)).exists():
@@ -131,11 +138,6 @@ def _problem(name, value, known):
     if name == "model" and value and str(value)[0] in "./~" and not Path(str(value)).exists():
         return error("This folder does not exist.", model=value)
     return None
-
-
-def _on_hub(source):
-    hub, _, name = source.partition(":")
-    return hub in HUBS and name != ""
 
 
 def _unknown(name, known):

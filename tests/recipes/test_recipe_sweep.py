@@ -75,6 +75,7 @@ def test_each_run_is_made_once_and_the_best_is_that_of_the_validation_rows(recip
 @pytest.mark.parametrize("folder", [[], ["--output_dir", "my sweeps/out"]], ids=["default", "given"])
 def test_an_interrupted_sweep_goes_on_by_the_command_that_it_prints(recipe, tmp_path, capsys, folder):
     recipe.killed.append((1e-2, 1.0, 42))
+    (tmp_path / "my rows.csv").touch()
     with pytest.raises(SystemExit) as ended:
         sweep.main([*folder, *RATES, "--decays", "1.0", "--seeds", "1", "--arguments", "--data 'my rows.csv'"])
     (out,) = tmp_path.rglob("results.jsonl")
@@ -109,6 +110,7 @@ def test_what_diverges_is_noted_and_never_the_best(recipe, tmp_path, capsys):
     assert [run["test"] is None for run in lines(tmp_path / "out")] == [True, False] * 2
     out = capsys.readouterr().out
     assert "│ diverged" in out and "at learning rate 0.001, the best" in out
+    assert "Verdict: decay 1 does not beat the baseline (majority class): 0.207 worse." in out
     with pytest.raises(SystemExit, match="The loss of every run diverged"):
         sweep.main([*line, "1e-2"])
 
