@@ -60,7 +60,7 @@ class Options(FileOptions):
 class Rows(Encoded):
     """Tokenized texts; a text that is too long is split into several rows."""
 
-    unit, pieces = "texts", 0
+    unit = "texts"
 
     def __init__(self, texts, tokenizer, max_length):
         super().__init__()
@@ -70,17 +70,13 @@ class Rows(Encoded):
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             left = sum(token not in special for token in ids)
             self.count(1, 0, left)
-            self.pieces += len(ids) > room
+            self.also["texts in several rows"] += len(ids) > room
             parts = [ids[at : at + room] for at in range(0, len(ids), room)]
             self.extend(with_special_tokens(part, tokenizer) for part in parts if not special.issuperset(part))
 
     def score(self, prediction):
         """Return perplexity and accuracy."""
         return token_scores(prediction)
-
-    def account(self, split):
-        """Return in words what became of the rows."""
-        return f"{super().account(split)}, {self.pieces} texts in several rows"
 
 
 class Guesser(TokenTrainer):

@@ -63,17 +63,13 @@ class Pairs(Encoded):
 
     def __init__(self, rows, tokenizer, options):
         super().__init__()
-        self.tokenizer, self.targets, self.sources_cut = tokenizer, [target for _, target in rows], 0
+        self.tokenizer, self.targets = tokenizer, [target for _, target in rows]
         for row in rows:
             source, target = (tokenizer(text, verbose=False)["input_ids"] for text in row)
-            self.sources_cut += len(source) > options.max_length
+            self.also["sources cut"] += len(source) > options.max_length
             self.count(len(target), max(len(target) - options.max_target_length, 0))
             source, target = _cut(source, options.max_length), _cut(target, options.max_target_length)
             self.append({"input_ids": source, "attention_mask": [1] * len(source), "labels": target})
-
-    def account(self, split):
-        """Return in words what became of the rows."""
-        return f"{super().account(split)}, {self.sources_cut} sources cut"
 
     def score(self, prediction):
         """Return ROUGE of the outputs against the whole targets, also those that training cuts."""

@@ -12,7 +12,9 @@ sentences, or JSON with tokens and tags, or with a text and spans. Long sentence
 every word is learnt, scored and predicted.
 """
 
+import bisect
 import dataclasses
+import itertools
 import re
 import warnings
 from collections import Counter, defaultdict
@@ -148,25 +150,20 @@ def pieces_of(words, tokenizer):
 
 def windows(sizes, room):
     """Yield (first, end, own) of windows over words with these numbers of tokens; each word is one window's own."""
+    before = list(itertools.accumulate(sizes, initial=0))  # tokens before a word
     first = begin = 0
-    while first < len(sizes):
-        end, used = first, 0
-        while end < len(sizes) and used + sizes[end] <= room:
-            used += sizes[end]
-            end += 1
-        if end <= begin:  # a long word left no room for its neighbours
-            first = begin
-            continue
+    while begin < len(sizes):
+        end = bisect.bisect_right(before, before[first] + room) - 1
         if end == len(sizes):
             yield first, end, range(begin, end)
             return
-        back, shared = end, 0
-        while back > first + 1 and shared + sizes[back - 1] <= room // 4:
-            back -= 1
-            shared += sizes[back]
-        middle = max((back + end) // 2, begin + 1)
+        if end <= begin:  # a long word left no room for its neighbours
+            first = begin
+            continue
+        shared = max(bisect.bisect_left(before, before[end] - room // 4), first + 1)  # with the next window
+        middle = max((shared + end) // 2, begin + 1)
         yield first, end, range(begin, middle)
-        first, begin = min(back, middle), middle
+        first, begin = min(shared, middle), middle
 
 
 def bioes(rows):

@@ -106,7 +106,7 @@ class Messages(Encoded):
     A row that is too long loses the beginning of its first prompt, down to half of the room, then the end.
     """
 
-    unit, prompts_cut = "answer tokens", 0
+    unit = "answer tokens"
 
     def __init__(self, rows, length, tokens=by_bytes):
         super().__init__()
@@ -123,12 +123,8 @@ class Messages(Encoded):
             self.count(answers, answers - left, left)
             if left:
                 self.append({"input_ids": np.array(ids[:length][: len(kept)]), "labels": np.array(kept)})
-            self.prompts_cut += over > 0 and len(parts[0][0]) < before
-
-    def account(self, split):
-        """Return in words what became of the rows."""
-        prompts = f", {self.prompts_cut} prompts without their beginning" if self.prompts_cut else ""
-        return super().account(split) + prompts
+            if over > 0 and len(parts[0][0]) < before:
+                self.also["prompts without their beginning"] += 1
 
 
 def padded(rows, length):

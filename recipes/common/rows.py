@@ -62,9 +62,16 @@ class Parts:
 
 
 class Encoded(list):
-    """Rows of tokens with what became of their units (`unit`: words, answer tokens): `units` of them, `lost` cut."""
+    """Rows of tokens with what became of their units (`unit`: words, answer tokens): `units` of them, `lost` cut.
+
+    `also` counts what else a kind of data tells, such as "sources cut".
+    """
 
     unit, rows_read, units, lost, rows_cut, nothing_left = "tokens", 0, 0, 0, 0, 0
+
+    def __init__(self):
+        super().__init__()
+        self.also = Counter()
 
     def count(self, units, lost, left=1):
         """Count one row: its units, how many of them are cut, and how many there are to learn from."""
@@ -81,7 +88,8 @@ class Encoded(list):
         kept = f"scores cover {self.units - self.lost} of {self.units} {self.unit}"
         kept = f"{self.lost} of {self.units} {self.unit} lost" if split == "train" else kept
         said = f"{self.rows_cut} of {self.rows_read} rows cut{share}, {kept}"
-        return said + (f", {self.nothing_left} rows left without anything to learn" if self.nothing_left else "")
+        left = f", {self.nothing_left} rows left without anything to learn" if self.nothing_left else ""
+        return said + left + "".join(f", {count} {what}" for what, count in self.also.items())
 
 
 def with_special_tokens(ids, tokenizer):

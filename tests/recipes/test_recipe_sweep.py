@@ -83,7 +83,9 @@ def test_an_interrupted_sweep_goes_on_by_the_command_that_it_prints(recipe, tmp_
     with open(out, "a") as file:
         file.write('{"learning_rate": 0.0')  # a line that was cut short
     recipe.killed.clear()
-    printed = capsys.readouterr().out.splitlines()[0].removeprefix("after an interruption: python recipes/sweep.py ")
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert last == "interrupted in rate0.01-decay1-seed42: the same command with this `output_dir` resumes"
+    printed = first.removeprefix("after an interruption: python recipes/sweep.py ")
     sweep.main(shlex.split(printed))
     assert [run["learning_rate"] for run in lines(out.parent)] == [1e-3, 1e-2]
     assert len(recipe.calls) == 3
