@@ -53,8 +53,8 @@ def _conversations(names, table, column, source, notes):
     notes.rows += len(table)
     for place, cells in table:
         try:
-            turns = cells[names.index(column)]
-            turns = [(ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content"))) for t in turns]
+            turns = cells[names.index(column)] or ()
+            turns = [(ROLES[t.get("from", t.get("role"))], _text(t.get("value", t.get("content")))) for t in turns]
         except (KeyError, AttributeError, TypeError) as cause:
             problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
             raise error(problem, source=source, roles=sorted(ROLES)) from cause
@@ -65,6 +65,11 @@ def _conversations(names, table, column, source, notes):
         rows += [tuple(turns)] if answered else []
         notes.dropped["without an answer"] += not answered
     return rows
+
+
+def _text(content):
+    """Return the content of a turn, of which OpenAI's may be a list of parts; images are refused."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def by_bytes(messages):

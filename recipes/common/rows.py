@@ -36,7 +36,8 @@ class Parts:
         for split, rows in self.each(list).items():
             if not rows:
                 problem = f"No rows are left for {split}: give more rows, or a {split} file."
-                raise error(problem, source=self.source)
+                dropped = {reason: count for reason, count in self.notes.dropped.items() if count}
+                raise error(problem, source=self.source, **({"dropped": dropped} if dropped else {}))
 
     def each(self, function):
         """Return split -> the result of `function` for its rows."""

@@ -141,6 +141,26 @@ def test_conversations_are_read(tmp_path, records, found):
     assert language_data.load_pairs(options, {}, conversations=True).train == found
 
 
+def test_conversations_without_text_are_dropped_and_counted(tmp_path):
+    def load(records):
+        (tmp_path / "a.json").write_text(json.dumps(records))
+        options = types.SimpleNamespace(data=str(tmp_path / "a.json"), source_field=None, target_field=None)
+        options.encoding = None
+        return language_data.load_pairs(options, {}, conversations=True)
+
+    part = {"type": "text", "text": "again"}
+    parts = [{"role": "user", "content": [part, part]}, {"role": "assistant", "content": "a"}]
+    talks = [{"messages": [{**parts[0], "content": f"ask {i}"}, parts[1]]} for i in range(60)]
+    found = load([*talks, {"messages": None}, {"messages": parts}])
+    assert "Rows dropped: 1 without an answer; scores cover 61 of 62 rows." in found.description
+    assert (("user", "againagain"), ("assistant", "a")) in [*found.train, *found.validation, *found.test]
+    with pytest.raises(ValueError, match=r"No rows are left for train.*dropped=\{'without an answer': 9\}"):
+        load([{"messages": parts[:1]}] * 9)
+    parts[0]["content"] = [{"type": "image_url", "image_url": "a.png"}]
+    with pytest.raises(ValueError, match=r"Row 1 has no turns with .*\('text'\)"):
+        load([{"messages": parts}])
+
+
 def test_a_table_of_alpaca_with_a_short_row_names_its_line(tmp_path):
     (tmp_path / "a.csv").write_text("instruction,input,output\nask,more,answer\nask\n")
     options = types.SimpleNamespace(data=str(tmp_path / "a.csv"), source_field=None, target_field=None, encoding=None)
