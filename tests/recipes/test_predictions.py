@@ -80,6 +80,16 @@ def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_pa
     assert row["words"] == list("李四在京") and len(row["tags"]) == 4
 
 
+def test_a_tagger_of_texts_with_spans_splits_texts_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
+    row = {"text": "Ann Lee met 张三 in Rome.", "label": [[0, 7, "PER"], [12, 14, "PER"], [18, 22, "LOC"]]}
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    predicted(capsys, tmp_path / "out", "Bob saw 李四, in Oslo", "--output", tmp_path / "a.jsonl")
+    (found,) = rows_of(tmp_path / "a.jsonl")
+    assert found["words"] == ["Bob", "saw", "李", "四", ",", "in", "Oslo"] and len(found["tags"]) == 7
+
+
 @pytest.mark.slow
 def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
     start("image_classification", *two_steps("image_classification", tmp_path / "out"))
