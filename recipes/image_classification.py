@@ -23,9 +23,10 @@ import paddle
 from common import classification
 from common.arguments import RecipeArguments, option, parse
 from common.errors import error
-from common.fine_tuning import entry_point, fine_tune
+from common.fine_tuning import fine_tune
 from common.image_data import CLIP, IMAGENET, Images, collate, digits, few, load_images
 from common.pretrained import name_classes
+from common.start import entry_point
 from common.trainers import FineTuner
 from paddle.vision import models
 from paddlenlp.trainer import set_seed

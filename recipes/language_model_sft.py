@@ -21,11 +21,12 @@ import numpy as np
 import paddle
 from common.arguments import FileOptions, RecipeArguments, option, parse
 from common.errors import error
-from common.fine_tuning import Score, entry_point, fine_tune
+from common.fine_tuning import Score, fine_tune
 from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, by_tokenizer, load_pairs, padded, unigram
 from common.library_data import function_names
 from common.pretrained import load_model, load_tokenizer, longest
 from common.rows import set_length
+from common.start import entry_point
 from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed

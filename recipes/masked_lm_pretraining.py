@@ -21,10 +21,11 @@ import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import FileOptions, RecipeArguments, option, parse
-from common.fine_tuning import Score, entry_point, fine_tune
+from common.fine_tuning import Score, fine_tune
 from common.library_data import docstring_texts
 from common.pretrained import load_encoder, longest
-from common.rows import Encoded, load_tables, rows_of_columns, set_length
+from common.rows import Encoded, load_tables, rows_of_columns, set_length, with_special_tokens
+from common.start import entry_point
 from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
@@ -59,7 +60,7 @@ class Options(FileOptions):
 class Rows(Encoded):
     """Tokenized texts; a text that is too long is split into several rows."""
 
-    unit, pieces = "texts", 0
+    unit = "texts"
 
     def __init__(self, texts, tokenizer, max_length):
         super().__init__()
@@ -69,24 +70,13 @@ class Rows(Encoded):
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             left = sum(token not in special for token in ids)
             self.count(1, 0, left)
-            self.pieces += len(ids) > room
+            self.also["texts in several rows"] += len(ids) > room
             parts = [ids[at : at + room] for at in range(0, len(ids), room)]
-            self.extend(self._row(part, tokenizer) for part in parts if not special.issuperset(part))
-
-    @staticmethod
-    def _row(ids, tokenizer):
-        row = {"input_ids": tokenizer.build_inputs_with_special_tokens(ids)}
-        if "token_type_ids" in tokenizer.model_input_names:
-            row["token_type_ids"] = tokenizer.create_token_type_ids_from_sequences(ids)
-        return row
+            self.extend(with_special_tokens(part, tokenizer) for part in parts if not special.issuperset(part))
 
     def score(self, prediction):
         """Return perplexity and accuracy."""
         return token_scores(prediction)
-
-    def account(self, split):
-        """Return in words what became of the rows."""
-        return f"{super().account(split)}, {self.pieces} texts in several rows"
 
 
 class Guesser(TokenTrainer):

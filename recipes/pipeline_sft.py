@@ -28,9 +28,9 @@ import paddle
 import paddle.distributed as dist
 from common.arguments import option, parse_line
 from common.errors import error
-from common.fine_tuning import entry_point
 from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, padded, unigram
 from common.rows import set_length
+from common.start import entry_point
 from common.text_data import load_splits
 from paddle.distributed import fleet
 from rich.console import Console

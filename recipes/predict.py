@@ -3,7 +3,7 @@
     python recipes/predict.py runs/text_classification-20261121-140000 "a text" "another text"
     python recipes/predict.py runs/text_classification-20261121-140000 --input reviews.csv --output labelled.csv
     python recipes/predict.py runs/image_classification-20261121-140000 a.png b.png
-    cat texts.txt | python recipes/predict.py runs/token_classification-20261121-140000 --input - --output tags.jsonl
+    cat texts.txt | python recipes/predict.py runs/token_classification-20261121-140000 - --output tags.jsonl
 
 Without --output, it prints one line per input. An input file is .txt (one text per line), .csv, .tsv, .json or .jsonl.
 A model of pairs reads two texts for each input: two arguments, two columns, or a line with a tab between them. In
@@ -23,8 +23,10 @@ from pathlib import Path
 
 import common.start  # noqa: F401 - before Paddle
 from common.errors import check_least, error
-from common.files import SUFFIXES, Notes, decode, noted, read_table
+from common.files import SUFFIXES, USUAL_NAMES, Notes, decode, noted, read_table
+from common.language_data import ALPACA, with_prompts
 from common.rows import rows_of_columns
+from common.start import entry_point
 
 COLUMNS = ("text_column", "text_pair_column")
 
@@ -48,18 +50,33 @@ def read_inputs(args, trained_on, width, notes):
         notes.rows = len(args.inputs) // width
         return zip(*[iter(args.inputs)] * width)
     if args.input == "-":
-        return _lines(sys.stdin, width, "standard input", notes)
+        return _lines(_decoded(sys.stdin, args.encoding), width, "standard input", notes)
     if not path.is_file():
         raise error("The input file does not exist.", input=path)
     if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt":
         return _lines(io.StringIO(decode(path, args.encoding)), width, path, notes)
-    wanted = {name: getattr(args, name) for name in COLUMNS[:width]}
+    wanted, prompts = {name: getattr(args, name) for name in COLUMNS[:width]}, ()
+    if "source_field" in trained_on:  # a text is written for each prompt
+        trained_on, prompts = {"text_column": trained_on["source_field"]}, USUAL_NAMES["source_field"]
     likely = [trained_on[name] for name in wanted if not trained_on.get(name, "0").isdigit()]
-    names, table = read_table(path, wanted, args.has_header, args.encoding, likely)
+    names, table = read_table(path, wanted, args.has_header, args.encoding, [*likely, *prompts])
+    if ALPACA in likely and {"instruction", "input"} <= set(names):
+        names, table = with_prompts(names, table)
     for name, column in wanted.items():
         wanted[name] = trained_on[name] if column is None and trained_on.get(name) in names else column
-    others = {name: (str(i),) for i, name in enumerate(wanted)} if len(names) == width else {}
+    others = {name: (*prompts, *([str(i)] if len(names) == width else [])) for i, name in enumerate(wanted)}
     return [tuple(map(str, row)) for row in rows_of_columns(names, table, wanted, path, notes, others)]
+
+
+def _decoded(stdin, encoding):
+    """Yield the lines of standard input; by default it is UTF-8 in every locale."""
+    try:
+        if hasattr(stdin, "reconfigure"):
+            stdin.reconfigure(encoding=encoding or "utf-8-sig", errors="strict")
+        yield from stdin
+    except (LookupError, UnicodeDecodeError) as cause:
+        problem = f"Standard input cannot be decoded ({cause}): pass its encoding, for example `--encoding gb18030`."
+        raise error(problem, encoding=encoding) from cause
 
 
 def _lines(lines, width, source, notes):
@@ -120,7 +137,7 @@ def say(argv):
     """Run a command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder of the run")
-    parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
+    parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images; - is standard input")
     parser.add_argument("--input", metavar="FILE", help="read inputs from a file; - is standard input")
     parser.add_argument("--output", metavar="FILE", help="write a .jsonl file, or a .csv file that Excel reads")
     column = "column of the text in the file: name, or number from 0; by default as in the training"
@@ -132,6 +149,8 @@ def say(argv):
     parser.add_argument("--batch_size", type=int, default=32, help="inputs per batch (32)")
     parser.add_argument("--max_length", type=int, help="maximum tokens per text; by default as in the training")
     args = parser.parse_intermixed_args(argv)
+    if args.inputs == ["-"]:
+        args.inputs, args.input = [], "-"
     if bool(args.inputs) == bool(args.input):
         problem = "Give either inputs or `--input FILE`; `--input -` reads standard input."
         raise error(problem, inputs=args.inputs, input=args.input)
@@ -161,16 +180,7 @@ def say(argv):
         print(f"scores cover {notes.rows - left} of {notes.rows} inputs: {why}.", file=sys.stderr)
 
 
-def main(argv=None):
-    """Run a command line, once Paddle is imported for a command line that is right."""
-    try:
-        say(sys.argv[1:] if argv is None else argv)
-    except BrokenPipeError:  # as in `predict.py ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except (ValueError, OSError) as problem:
-        sys.exit("error: " + " ".join(str(problem).split()))
-
+main = entry_point(say)
 
 if __name__ == "__main__":
     main()

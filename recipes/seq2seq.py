@@ -17,16 +17,16 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import FileOptions, RecipeArguments, option, parse
-from common.fine_tuning import Score, entry_point, fine_tune
+from common.files import CJK
+from common.fine_tuning import Score, fine_tune
 from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
 from common.pretrained import load_model, load_tokenizer, longest
 from common.rows import Encoded, set_length
+from common.start import entry_point
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import set_seed
-
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 
 
 @dataclasses.dataclass
@@ -63,17 +63,13 @@ class Pairs(Encoded):
 
     def __init__(self, rows, tokenizer, options):
         super().__init__()
-        self.tokenizer, self.targets, self.sources_cut = tokenizer, [target for _, target in rows], 0
+        self.tokenizer, self.targets = tokenizer, [target for _, target in rows]
         for row in rows:
             source, target = (tokenizer(text, verbose=False)["input_ids"] for text in row)
-            self.sources_cut += len(source) > options.max_length
+            self.also["sources cut"] += len(source) > options.max_length
             self.count(len(target), max(len(target) - options.max_target_length, 0))
             source, target = _cut(source, options.max_length), _cut(target, options.max_target_length)
             self.append({"input_ids": source, "attention_mask": [1] * len(source), "labels": target})
-
-    def account(self, split):
-        """Return in words what became of the rows."""
-        return f"{super().account(split)}, {self.sources_cut} sources cut"
 
     def score(self, prediction):
         """Return ROUGE of the outputs against the whole targets, also those that training cuts."""
@@ -110,7 +106,7 @@ class Writer(FineTuner):
 
 def words(text):
     """Return the words that ROUGE compares, without punctuation, around which some tokenizers put spaces."""
-    return re.findall(rf"[{_CJK}]|[^\W{_CJK}]+", text.casefold())
+    return re.findall(rf"[{CJK}]|[^\W{CJK}]+", text.casefold())
 
 
 def rouge(texts, references):

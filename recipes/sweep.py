@@ -21,8 +21,8 @@ import common.start  # noqa: F401 - before Paddle
 from common.arguments import option, parse_line
 from common.comparison import Study
 from common.errors import error
-from common.fine_tuning import entry_point
-from common.run_folder import names_in, take
+from common.run_folder import take
+from common.start import entry_point, given_in
 
 OURS = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_from_checkpoint")
 
@@ -45,7 +45,7 @@ class Options:
         known = sorted(path.stem for path in files if "\nclass Arguments(" in path.read_text(encoding="utf-8"))
         if self.recipe not in known:
             raise error(f"`recipe` must be one of {', '.join(known)}.", recipe=self.recipe)
-        ours = [name for name in OURS if name in names_in(shlex.split(self.arguments))]
+        ours = [name for name in OURS if name in dict(given_in(shlex.split(self.arguments)))]
         if ours:
             instead = "give `learning_rates`, `decays`, `seeds`, `first_seed` or the sweep's own `output_dir`"
             raise error(f"The sweep sets {' and '.join(ours)} of each run: {instead}.", arguments=self.arguments)

@@ -21,9 +21,10 @@ from common import classification
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.comparison import Study
 from common.errors import error
-from common.fine_tuning import entry_point, fine_tune
+from common.fine_tuning import fine_tune
 from common.pretrained import load_encoder, longest
 from common.rows import Encoded, set_length
+from common.start import entry_point
 from common.text_data import load_splits, tokens_of
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorWithPadding
@@ -114,7 +115,7 @@ def run(argv):
     kind = classification.of_kind(splits)
     choose_metric(args, kind.names, argv)
     trainer = build(args, options, splits)
-    noted = {"pair": "text_pair_column" in splits.notes.columns, "columns": splits.notes.columns, "kind": splits.kind}
+    noted = {"pair": "text_pair_column" in splits.notes.columns, "kind": splits.kind}
     noted |= {"scale": splits.scale} if splits.kind == "scores" else {}
     fine_tune(trainer, kind.baseline(), options, argv, splits, noted)
     if trainer.is_world_process_zero():

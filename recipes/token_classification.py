@@ -12,7 +12,9 @@ sentences, or JSON with tokens and tags, or with a text and spans. Long sentence
 every word is learnt, scored and predicted.
 """
 
+import bisect
 import dataclasses
+import itertools
 import re
 import warnings
 from collections import Counter, defaultdict
@@ -23,11 +25,12 @@ import numpy as np
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
 from common.errors import error
-from common.files import TAGGED, read_tagged, tagged
-from common.fine_tuning import Score, entry_point, fine_tune
+from common.files import BETWEEN, TAGGED, read_tagged, tagged_rows
+from common.fine_tuning import Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder, longest
-from common.rows import Encoded, load_parts, set_length
+from common.rows import Encoded, load_parts, set_length, with_special_tokens
+from common.start import entry_point
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
@@ -82,9 +85,7 @@ class TaggedWords(Encoded):
                     piece = pieces[i][:room]
                     ids += piece
                     labels += [number[word_tags[i]] if i in own else IGNORED] + [IGNORED] * (len(piece) - 1)
-                row = {"input_ids": tokenizer.build_inputs_with_special_tokens(ids)}
-                if "token_type_ids" in tokenizer.model_input_names:
-                    row["token_type_ids"] = tokenizer.create_token_type_ids_from_sequences(ids)
+                row = with_special_tokens(ids, tokenizer)
                 after = len(row["input_ids"]) - before - len(ids)
                 self.append({**row, "labels": [IGNORED] * before + labels + [IGNORED] * after})
                 self.places.append((index, own))
@@ -96,20 +97,20 @@ class TaggedWords(Encoded):
             out[index] += list(row[here != IGNORED])
         return out
 
-    def tags_by(self, logits, labels):
-        """Return the tags of each word of each sentence."""
-        return [[self.tags[i] for i in row] for row in self.gathered(np.argmax(logits, axis=-1), labels)]
+    def predicted(self, logits, labels):
+        """Return the predicted and the right tags of each sentence."""
+        found = self.gathered(np.argmax(logits, axis=-1), labels)
+        return [[self.tags[i] for i in row] for row in found], [tags for _, tags in self.rows]
 
     def score(self, prediction):
         """Return the scores over all words of all sentences."""
-        found = self.tags_by(prediction.predictions, prediction.label_ids)
-        return tag_scores(found, [tags for _, tags in self.rows])
+        return tag_scores(*self.predicted(prediction.predictions, prediction.label_ids))
 
     def judge(self, logits, labels):
         """Return the scores of each type of entity and sentences with mistakes, as results and as tables."""
-        found, expected = bioes(self.tags_by(logits, labels)), bioes(tags for _, tags in self.rows)
         if not has_entities(self.tags):
             return {}, {}
+        found, expected = map(bioes, self.predicted(logits, labels))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             report = classification_report(expected, found, output_dict=True, zero_division=0)
@@ -134,8 +135,8 @@ class TaggedWords(Encoded):
 
 
 def joined(words):
-    """Return words as a text; without spaces if all are single characters, as in Chinese."""
-    return ("" if all(len(word) == 1 for word in words) else " ").join(words)
+    """Return words as a text; without spaces between characters of Chinese, or if all words are single characters."""
+    return "".join(words) if all(len(word) == 1 for word in words) else BETWEEN.sub("", " ".join(words))
 
 
 def pieces_of(words, tokenizer):
@@ -149,25 +150,20 @@ def pieces_of(words, tokenizer):
 
 def windows(sizes, room):
     """Yield (first, end, own) of windows over words with these numbers of tokens; each word is one window's own."""
+    before = list(itertools.accumulate(sizes, initial=0))  # tokens before a word
     first = begin = 0
-    while first < len(sizes):
-        end, used = first, 0
-        while end < len(sizes) and used + sizes[end] <= room:
-            used += sizes[end]
-            end += 1
-        if end <= begin:  # a long word left no room for its neighbours
-            first = begin
-            continue
+    while begin < len(sizes):
+        end = bisect.bisect_right(before, before[first] + room) - 1
         if end == len(sizes):
             yield first, end, range(begin, end)
             return
-        back, shared = end, 0
-        while back > first + 1 and shared + sizes[back - 1] <= room // 4:
-            back -= 1
-            shared += sizes[back]
-        middle = max((back + end) // 2, begin + 1)
+        if end <= begin:  # a long word left no room for its neighbours
+            first = begin
+            continue
+        shared = max(bisect.bisect_left(before, before[end] - room // 4), first + 1)  # with the next window
+        middle = max((shared + end) // 2, begin + 1)
         yield first, end, range(begin, middle)
-        first, begin = min(back, middle), middle
+        first, begin = min(shared, middle), middle
 
 
 def bioes(rows):
@@ -236,7 +232,7 @@ def run(argv):
         own={"docstrings": tagged_docstrings},
         suffixes=TAGGED,
         read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
-        rows_of=lambda records, split, _: [tagged(row, split) for row in records],
+        rows_of=lambda records, split, notes: tagged_rows([(row, split) for row in records], notes),
         key=lambda row: " ".join(row[0]),
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
@@ -244,7 +240,8 @@ def run(argv):
     metric = list(baseline)[-1]
     score = Score(metric, "each word's usual tag", baseline[metric])
     characters = all(len(word) == 1 for words, _ in parts.train for word in words)  # as in Chinese data
-    fine_tune(build(args, options, parts), score, options, argv, parts, {"characters": characters})
+    noted = {"characters": characters, "texts": parts.notes.texts}
+    fine_tune(build(args, options, parts), score, options, argv, parts, noted)
 
 
 main = entry_point(run)

@@ -15,11 +15,12 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt import SchedulerType, list_optimizers
+from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
 from .errors import check_least, error, refuse
-from .run_folder import check_folder, names_in, take, with_arguments_of_run
-from .start import check, config_of
+from .run_folder import check_folder, take, with_arguments_of_run
+from .start import check, config_of, given_in
 
 HELP = {  # help of the Trainer's own arguments and of arguments with another default here
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
@@ -134,19 +135,28 @@ def parse(argv, *classes):
     """
     argv = with_arguments_of_run(_with_config(argv))
     found = parse_line(argv, *classes)
-    patience, _ = take(argv, "early_stopping_patience")
-    if patience is not None and not found[-1].load_best_model_at_end:
-        problem = "Early stopping needs `load_best_model_at_end`."
-        raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
+    refuse(_without_effect(found[-1], dict(given_in(argv))))
     check_folder(found[-1])
     if found[-1].verbose:
         logger.set_level("INFO")
     return (*found, argv)
 
 
+def _without_effect(args, given):
+    """Yield an error for each given argument that another argument makes useless."""
+    if "early_stopping_patience" in given and not args.load_best_model_at_end:
+        problem, patience = "Early stopping needs `load_best_model_at_end`.", given["early_stopping_patience"]
+        yield error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
+    kind = args.lr_scheduler_type.value
+    warmup = {name: getattr(args, name) for name in ("warmup_steps", "warmup_ratio") if name in given}
+    if any(warmup.values()) and "num_warmup_steps" not in SCHEDULES[kind].options:
+        instead = "choose another schedule, such as `constant_with_warmup`, or set the warm-up to 0"
+        yield error(f"The schedule `{kind}` has no warm-up: {instead}.", lr_scheduler_type=kind, **warmup)
+
+
 def choose_metric(args, names, argv):
     """Have the first of these metrics choose the best model, unless the command line names another of them or loss."""
-    if "metric_for_best_model" not in names_in(argv):
+    if "metric_for_best_model" not in dict(given_in(argv)):
         args.metric_for_best_model = names[0]
         args.greater_is_better = names[0] not in LOWER_IS_BETTER
     elif args.metric_for_best_model not in (*names, "loss"):
@@ -159,6 +169,7 @@ def parse_line(argv, *classes):
 
     ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` prints all.
     """
+    logger.set_level("WARNING")  # `--verbose` sets INFO
     usage, trains = "%(prog)s [--config FILE] [arguments]", issubclass(classes[-1], TrainingArguments)
     if trains:
         usage += "; --help-all also shows all arguments of PaddleNLP's Trainer"

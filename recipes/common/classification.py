@@ -120,7 +120,8 @@ def judge(logits, right, names, inputs, kind="classes"):
     rows = [(shown(given), *labels, f"{share:.3f}") for given, *labels, share in mistakes]
     tables["Most confident mistakes"] = (("input", *MISTAKE[1:]), rows)
     found["confusion matrix"] = {"rows are the true classes, columns the predicted": matrix.tolist(), "classes": names}
-    found["mistakes"] = [dict(zip(MISTAKE, (_named(given), *others))) for given, *others in mistakes]
+    named = lambda given: given if isinstance(given, (str, tuple)) else getattr(given, "name", "an image")  # noqa: E731
+    found["mistakes"] = [dict(zip(MISTAKE, (named(given), *others))) for given, *others in mistakes]
     return found, {title: cells for title, cells in tables.items() if cells[1]}
 
 
@@ -137,11 +138,6 @@ def table_of_scores(title, found, columns):
     cell = lambda row, column: f"{row[column]:.3f}" if row[count] else "-"  # noqa: E731
     rows = [(name, *(cell(row, column) for column in scores), int(row[count])) for name, row in found.items()]
     return (title, *columns), rows
-
-
-def _named(given):
-    """Return an input for results.json, which has the name of an image, and not its pixels."""
-    return given if isinstance(given, (str, tuple)) else getattr(given, "name", "an image")
 
 
 def shown(given, most=200):

@@ -63,7 +63,11 @@ class Study:
         todo = [run for run in self.plan() if run not in results]
         _print(f"{len(todo)} runs of {self.recipe} to do, {len(results)} done: {path}")
         for number, run in enumerate(todo, 1):
-            results[run] = self._train(*run)
+            try:
+                results[run] = self._train(*run)
+            except SystemExit:  # what the run itself says is in its log
+                _print(f"interrupted in {name_of(*run)}: the same command with this `output_dir` resumes")
+                raise
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(results[run]) + "\n")
             scores = "validation {validation:.3f}, test {test:.3f}, {seconds:.0f} s"
@@ -73,15 +77,14 @@ class Study:
 
     def _train(self, rate, decay, seed):
         """Return the validation and the test score of one run, the baseline, and the metric's name."""
-        folder = Path(self.folder, name_of(rate, decay, seed))
-        argv = [*self.arguments, "--output_dir", str(folder)]
-        argv += [f"--{name}={value}" for name, value in zip(CELL, (rate, decay, seed))]
+        folder, run = Path(self.folder, name_of(rate, decay, seed)), dict(zip(CELL, (rate, decay, seed)))
+        argv = [*self.arguments, "--output_dir", str(folder), *(f"--{name}={value}" for name, value in run.items())]
         if last_checkpoint(folder):
             argv = ["--resume_from_checkpoint", str(folder)]
         elif folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        began, run = time.perf_counter(), dict(zip(CELL, (rate, decay, seed)))
+        began = time.perf_counter()
         try:
             with quiet(folder / "log.txt"), paddle.utils.unique_name.guard():
                 importlib.import_module(self.recipe).run(argv)
@@ -110,7 +113,10 @@ class Study:
             raise error("The loss of every run diverged.", learning_rates=self.rates, decays=self.decays)
         score = Score(done[0]["metric"], done[0].get("baseline name", "baseline"), done[0]["baseline"])
         rates, decays = sorted(set(self.rates)), list(dict.fromkeys(self.decays))
-        title = f"Test {score.metric}, mean and standard deviation of {len(self.seeds)} seeds"
+        seeds, intervals = "one seed", "By learning rate"
+        if len(self.seeds) > 1:
+            seeds, intervals = f"mean and standard deviation of {len(self.seeds)} seeds", "With 95 % intervals"
+        title = f"Test {score.metric}, {seeds}"
         header = ("learning rate", *(f"decay {decay:g}" for decay in decays))
         rows = [(f"{rate:g}", *(spread(scores_of(runs, "test", rate, decay)) for decay in decays)) for rate in rates]
         printed = Table(*header, title=title)
@@ -122,9 +128,11 @@ class Study:
         said = [f"decay {d:g}: {spread(found[d])} at learning rate {best[d]:g}, the best by validation" for d in decays]
         first, *others = decays
         said += [verdict(found[first], found[d], f"decay {first:g}", f"decay {d:g}", score) for d in others]
+        if not others and all(map(math.isfinite, found[first])):
+            said.append(f"Verdict: decay {first:g} {score.verdict(statistics.mean(found[first]))}.")
         _print("\n".join(said))
         chart = plots("test score by rate", _draw, runs, rates, decays, score)
-        found = side_by_side(section(title, table(header, rows)), section("With 95 % intervals", chart))
+        found = side_by_side(section(title, table(header, rows)), section(intervals, chart))
         parts = [*map(paragraph, said[::-1]), found]
         write_page(path := str(Path(self.folder, "report.html")), f"{self.recipe}: learning rates and decays", parts)
         _print(f"report: {path}")

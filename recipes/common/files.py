@@ -36,6 +36,11 @@ USUAL_NAMES = {
 }
 TAG_FIELDS = ("ner_tags", "tags", "labels", "label", "pos_tags")
 DELIMITERS = (",", ";", "\t", "|")
+# characters of Chinese, Japanese and Korean, which are words of their own
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+|[^\w\s]")
+# the space that some tokenizers write between two characters of Chinese or Japanese
+BETWEEN = re.compile(r"(?<=[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]) (?=[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef])")
 PREDICTION = "prediction.json"
 RECIPES = ("text_classification", "token_classification", "seq2seq", "language_model_sft", "image_classification")
 
@@ -48,6 +53,8 @@ class Notes:
     columns: dict = field(default_factory=dict)  # of the training rows: option -> name
     dropped: Counter = field(default_factory=Counter)  # reason -> rows
     encodings: set = field(default_factory=set)
+    texts: bool = False  # whether tagged words are those of texts with spans
+    overlapping: int = 0  # spans that were dropped
 
     def __str__(self):
         roles = {option.rpartition("_")[0].replace("_", " "): name for option, name in self.columns.items()}
@@ -55,7 +62,8 @@ class Notes:
         read = f" Read as {', '.join(sorted(self.encodings))}." if self.encodings else ""
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items() if count)
         kept = f"{dropped}; scores cover {self.rows - sum(self.dropped.values())} of {self.rows} rows"
-        return f"{columns}{read} Rows dropped: {kept if dropped else 'none'}."
+        spans = f" Spans dropped: {self.overlapping} that overlap a longer one." if self.overlapping else ""
+        return f"{columns}{read} Rows dropped: {kept if dropped else 'none'}.{spans}"
 
 
 def decode(path, encoding=None, notes=None):
@@ -237,7 +245,7 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
     """Return [(words, tags), ...] of a file with one word per line and an empty line between sentences, or of JSON."""
     if path.suffix.lower() in (".json", ".jsonl"):
         names, table = read_table(path, {}, encoding=encoding, notes=notes)
-        return [tagged(dict(zip(names, cells)), f"{path}, {place.lower()}") for place, cells in table]
+        return tagged_rows([(dict(zip(names, cells)), f"{path}, {place.lower()}") for place, cells in table], notes)
     rows, words, tags = [], [], []
     for number, line in enumerate([*decode(path, encoding, notes).split("\n"), ""], 1):
         cells = re.split(r"[ \t]+", line.strip(" \t\r"))  # not \u3000, which Chinese files tag as a word
@@ -259,27 +267,41 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
     return rows
 
 
-def tagged(record, source):
-    """Return (words, tags) of a dict: lists of words and of tags, or a text and spans."""
-    words = next((record[name] for name in ("tokens", "words", "text") if record.get(name)), None)
+def tagged_rows(records, notes=None):
+    """Return [(words, tags), ...] of (dict, source); count the rows without a word."""
+    notes = notes or Notes()
+    rows = [tagged(record, source, notes) for record, source in records]
+    notes.rows += len(rows)
+    notes.dropped["without a text"] += sum(not words for words, _ in rows)
+    return [row for row in rows if row[0]]
+
+
+def tagged(record, source, notes=None):
+    """Return (words, tags) of a dict: lists of words and of tags, or a text and spans, of which the longest count."""
+    words = next((record[name] for name in ("tokens", "words", "text") if record.get(name) is not None), None)
     found = next((record[name] for name in (*TAG_FIELDS, "entities", "spans") if record.get(name) is not None), None)
     if words is None or not isinstance(found, (list, dict)):
         needed = "`tokens` and `ner_tags`, `labels` or `tags`, or `text` and `entities` are required"
         raise error(f"{needed}; the row has {list(record)}.", source=source)
-    words = list(words)
     if isinstance(found, list) and not (found and isinstance(found[0], (list, dict))) and (found or not words):
         if len(found) != len(words):
             raise error(f"A row has {len(words)} words, but {len(found)} tags.", source=source)
-        return words, list(map(str, found))
-    tags = ["O"] * len(words)
-    for begin, end, kind in _spans(found):
+        return list(words), list(map(str, found))
+    notes, places = notes or Notes(), [(i, i + 1) for i in range(len(words))]
+    if isinstance(words, str):
+        notes.texts, places = True, [match.span() for match in WORD.finditer(words)]
+    tags = ["O"] * len(places)
+    for begin, end, kind in sorted(_spans(found, source), key=lambda span: span[0] - span[1]):  # the longest first
         if not 0 <= begin < end <= len(words):
             raise error("A span is outside of its text.", source=source, span=(begin, end, kind))
-        tags[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
-    return words, tags
+        inside = [i for i, (first, last) in enumerate(places) if first < end and begin < last]
+        notes.overlapping += (overlaps := any(tags[i] != "O" for i in inside))
+        for i in inside if not overlaps else ():
+            tags[i] = f"{'B' if i == inside[0] else 'I'}-{kind}"
+    return [words[first:last] if isinstance(words, str) else words[first] for first, last in places], tags
 
 
-def _spans(found):
+def _spans(found, source):
     """Yield (begin, end, kind) of CLUENER's dicts (the last character is inside) or of lists of spans."""
     if isinstance(found, dict):
         for kind, mentions in found.items():
@@ -288,7 +310,9 @@ def _spans(found):
         for span in found:
             if isinstance(span, dict):
                 places = (("start", "start_offset"), ("end", "end_offset"), ("type", "label", "entity_group"))
-                span = [next(span[name] for name in names if name in span) for names in places]
+                span = [next((span[name] for name in names if name in span), None) for names in places]
+            if len(span) != 3 or None in span:
+                raise error("A span needs its start, its end and its label.", source=source, span=span)
             yield tuple(span)
 
 

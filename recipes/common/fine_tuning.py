@@ -1,20 +1,15 @@
 """A recipe's training with its callbacks, its results and its report.
 
 fine_tune(trainer, Score("accuracy", "majority class", 0.33), options, argv, parts)
-main = entry_point(run)  # run(argv); errors in the input are printed in one line
 """
 
 import contextlib
 import dataclasses
 import os
-import signal
-import sys
-import threading
 import time
 from dataclasses import MISSING
 
 from paddlenlp.trainer import EarlyStoppingCallback
-from paddlenlp.utils.log import logger
 
 from paddle_ldopt import LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
@@ -22,10 +17,13 @@ from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 
 from .arguments import LOWER_IS_BETTER
 from .callbacks import StopWithCheckpoint, replace_progress
+from .files import PREDICTION
 from .rows import warn_of_unknown
-from .run_folder import NoteArguments, check_data, names_in, note_for_predictions, write_json
+from .run_folder import NoteArguments, check_data, write_json
 from .run_report import RunReport
-from .start import end_at_once
+from .start import given_in
+
+ENCODING = ("model", "max_length", "max_target_length", "lora_rank")  # of the options that predictions need
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,9 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     args, test, noted_arguments = trainer.args, trainer.data["test"], NoteArguments(argv)
     lengths = {name: value for name, value in vars(options).items() if name in ("max_length", "max_target_length")}
     account = {split: data.account(split) for split, data in trainer.data.items() if hasattr(data, "account")}
-    said = parts.description + parts.warning + warn_of_unknown(trainer.train_dataset, trainer.tokenizer)
+    encoder = args.recipe not in ("seq2seq", "language_model_sft")
+    unknown = warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
+    said = parts.description + parts.warning + unknown
     if trainer.is_world_process_zero():
         print(said)
         if account:
@@ -109,12 +109,8 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     state, steps = trainer.state, trainer.state.global_step - noted_arguments.first_step
     if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
         print(f"This run already ended, at step {state.global_step}: only the test is repeated.", flush=True)
-    trainer.remove_callback(EarlyStoppingCallback)  # it would count the test as an evaluation
-    if hasattr(test, "judge"):
-        predicted = trainer.predict(test, metric_key_prefix="test")
-        tested, (found, tables) = predicted.metrics, test.judge(predicted.predictions, predicted.label_ids)
-    else:
-        tested, found, tables = trainer.evaluate(test, metric_key_prefix="test"), {}, {}
+    predicted = trainer.predict(test, metric_key_prefix="test")
+    tested, (found, tables) = predicted.metrics, test.judge(predicted.predictions, predicted.label_ids)
     ignored = ("_runtime", "_per_second", f"test_{score.metric}", "test_ppl")
     others = {key: value for key, value in tested.items() if key.startswith("test_") and not key.endswith(ignored)}
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(args.dataset_world_size, 1)
@@ -135,7 +131,9 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
         **found,
     }
     trainer.save_model(args.output_dir)
-    note_for_predictions(args.output_dir, args.recipe, options, **(noted or {}))
+    kept = {name: value for name, value in vars(options).items() if name in ENCODING}
+    kept |= {"recipe": args.recipe, "columns": parts.notes.columns, **(noted or {})}
+    write_json(args.output_dir, PREDICTION, kept)
     write_json(args.output_dir, "results.json", results)
     line = (score.metric, score.baseline, score.value)
     path = report.write(results, settings, said, tables=tables, baseline=line)
@@ -167,35 +165,6 @@ def changed_settings(argv, *objects):
     changed = {}
     for field, value in ((field, getattr(one, field.name)) for one in objects for field in dataclasses.fields(one)):
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        if field.name in names_in(argv) and value != default:
+        if field.name in dict(given_in(argv)) and value != default:
             changed[field.name] = getattr(value, "value", value)
     return changed
-
-
-@contextlib.contextmanager
-def ended_by_signals():
-    """End the process at once on Ctrl-C and SIGTERM; a training has its own handlers within."""
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, end_at_once) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def entry_point(run):
-    """Return `main(argv=None)`, which runs a command line and prints errors in the input in one line."""
-
-    def main(argv=None):
-        logger.set_level("WARNING")  # `--verbose` sets INFO
-        try:
-            with ended_by_signals():
-                run(sys.argv[1:] if argv is None else argv)
-        except BrokenPipeError:  # as in `predict.py ... | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
-        except (ValueError, OSError) as error:
-            sys.exit("error: " + " ".join(str(error).split()))
-
-    return main

@@ -6,7 +6,6 @@ data = Images(parts.train, ["cat", "dog"], size=224)   # opens a file when its r
 
 import dataclasses
 import hashlib
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from sklearn.datasets import load_digits
 from . import classification
 from .errors import error
 from .files import Notes
-from .rows import STEMS, check_examples, deal, hub_rows
+from .rows import STEMS, deal, first_of_each, hub_rows
 from .start import HUBS
 
 ImageFile.LOAD_TRUNCATED_IMAGES = True  # the rest of such a file is grey
@@ -74,19 +73,14 @@ def load_images(source):
         found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
         found = found if "train" in found else {"train": path}
         parts = {split: folder_rows(folder, notes) for split, folder in found.items()}
-    return deal(parts, lambda row: hashlib.sha256(_content(row[0])).hexdigest(), source, notes)
-
-
-def _content(image):
-    return image.read_bytes() if isinstance(image, Path) else image.tobytes()
+    content = lambda image: image.read_bytes() if isinstance(image, Path) else image.tobytes()  # noqa: E731
+    return deal(parts, lambda row: hashlib.sha256(content(row[0])).hexdigest(), source, notes)
 
 
 def few(parts, per_class):
     """Return the `Parts` with the first `per_class` training images of each class."""
-    counts = Counter(name for _, name in parts.train)
-    check_examples(counts, per_class, "images")
-    train = [row for name in sorted(counts) for row in [r for r in parts.train if r[1] == name][:per_class]]
-    return dataclasses.replace(parts, train=train)
+    by_class = sorted(parts.train, key=lambda row: row[1])
+    return dataclasses.replace(parts, train=first_of_each(by_class, per_class, "images"))
 
 
 class Images:

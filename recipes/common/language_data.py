@@ -15,24 +15,36 @@ ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assi
 ROLES |= {"bot": "assistant", "observation": "user", "function_call": "assistant", "tool": "user"}
 
 
+ALPACA = "instruction + input"
+
+
+def with_prompts(names, table):
+    """Add the prompts of Alpaca's rows as a column: the instruction and, if there is one, its input."""
+
+    def prompt(cells):
+        row = dict(zip(names, cells))
+        asked = filter(None, (row.get("instruction"), row.get("input")))
+        return "\n".join(map(str, asked)) if row.get("instruction") else None
+
+    return [*names, ALPACA], [(place, [*cells, prompt(cells)]) for place, cells in table]
+
+
 def load_pairs(options, own, conversations=False):
     """Return the `Parts` of (source, target) rows, or of conversations, of `options.data`."""
-    wanted = {"source_field": options.source_field, "target_field": options.target_field}
+    given = {"source_field": options.source_field, "target_field": options.target_field}
 
     def rows(names, table, source, notes):
-        if {"instruction", "output"} <= set(names) and options.source_field is None:  # Alpaca
-            asked = [names.index(name) for name in ("instruction", "input") if name in names]
-            answer = names.index("output")
-            prompt = lambda row: "\n".join(filter(None, (row[i] for i in asked))) if row[asked[0]] else None  # noqa: E731
-            table = [(place, [prompt(row), row[answer]]) for place, row in table]
-            names = [" + ".join(names[i] for i in asked), "output"]
+        wanted = given
+        if {"instruction", "input", "output"} <= set(names) and options.source_field is None:
+            names, table = with_prompts(names, table)
+            wanted = {"source_field": ALPACA, "target_field": options.target_field or "output"}
         if conversations and (column := next((n for n in ("conversations", "messages") if n in names), None)):
             return _conversations(names, table, column, source, notes)
         others = {"source_field": ("0",), "target_field": ("1",)} if len(names) == 2 else {}
         found = rows_of_columns(names, table, wanted, source, notes, others)
         return [(("user", str(a)), ("assistant", str(b))) for a, b in found] if conversations else found
 
-    return load_tables(options, wanted, rows, own=own, key=lambda row: row[0] if isinstance(row[0], str) else row[0][1])
+    return load_tables(options, given, rows, own=own, key=lambda row: row[0] if isinstance(row[0], str) else row[0][1])
 
 
 def _conversations(names, table, column, source, notes):
@@ -41,8 +53,8 @@ def _conversations(names, table, column, source, notes):
     notes.rows += len(table)
     for place, cells in table:
         try:
-            turns = cells[names.index(column)]
-            turns = [(ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content"))) for t in turns]
+            turns = cells[names.index(column)] or ()
+            turns = [(ROLES[t.get("from", t.get("role"))], _text(t.get("value", t.get("content")))) for t in turns]
         except (KeyError, AttributeError, TypeError) as cause:
             problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
             raise error(problem, source=source, roles=sorted(ROLES)) from cause
@@ -53,6 +65,11 @@ def _conversations(names, table, column, source, notes):
         rows += [tuple(turns)] if answered else []
         notes.dropped["without an answer"] += not answered
     return rows
+
+
+def _text(content):
+    """Return the content of a turn, of which OpenAI's may be a list of parts; images are refused."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def by_bytes(messages):
@@ -94,7 +111,7 @@ class Messages(Encoded):
     A row that is too long loses the beginning of its first prompt, down to half of the room, then the end.
     """
 
-    unit, prompts_cut = "answer tokens", 0
+    unit = "answer tokens"
 
     def __init__(self, rows, length, tokens=by_bytes):
         super().__init__()
@@ -111,12 +128,8 @@ class Messages(Encoded):
             self.count(answers, answers - left, left)
             if left:
                 self.append({"input_ids": np.array(ids[:length][: len(kept)]), "labels": np.array(kept)})
-            self.prompts_cut += over > 0 and len(parts[0][0]) < before
-
-    def account(self, split):
-        """Return in words what became of the rows."""
-        prompts = f", {self.prompts_cut} prompts without their beginning" if self.prompts_cut else ""
-        return super().account(split) + prompts
+            if over > 0 and len(parts[0][0]) < before:
+                self.also["prompts without their beginning"] += 1
 
 
 def padded(rows, length):

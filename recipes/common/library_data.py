@@ -13,7 +13,6 @@ import sys
 import sysconfig
 import tokenize
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import error
@@ -56,27 +55,18 @@ def docstring_kinds():
     return rows
 
 
-@dataclass(frozen=True)
-class Function:
-    """A function of the library: its name, the names of its arguments, its docstring."""
-
-    name: str
-    arguments: set
-    docstring: str
-
-
 @functools.cache
 def functions():
-    """Return the functions of the library that have a docstring, one for each opening of a docstring."""
+    """Return [(name, names of its arguments, docstring), ...] of functions, one for each opening of a docstring."""
     found = {}
     for node, text in docstrings():
         opening = " ".join(re.findall(r"\w+", text.casefold())[:6])
         if opening and NODES[type(node)] == "function":
             args = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-            found.setdefault(opening, Function(node.name, args - {"self", "cls"}, text))
+            found.setdefault(opening, (node.name, args - {"self", "cls"}, text))
     if len(found) < 1000:
         raise error(NO_DOCSTRINGS, data="docstrings")
-    return sorted(found.values(), key=lambda function: draw(function.docstring))
+    return sorted(found.values(), key=lambda function: draw(function[2]))
 
 
 def _source(what):
@@ -85,19 +75,15 @@ def _source(what):
 
 def tagged_docstrings():
     """Return rows of (words, tags): the words of a docstring, tagged as arguments, exceptions or constants."""
-    rows = []
-    for function in functions():
-        words = re.findall(r"\w+|[^\w\s]", function.docstring)[:40]
-        tags = [_tag(word, function.arguments) for word in words]
+    rows, usual = [], dict.fromkeys(("None", "True", "False"), "B-CONSTANT")
+    usual |= dict.fromkeys(EXCEPTIONS, "B-EXCEPTION")
+    for _, arguments, docstring in functions():
+        words = re.findall(r"\w+|[^\w\s]", docstring)[:40]
+        known = {**usual, **dict.fromkeys(arguments, "B-ARGUMENT")}
+        tags = [known.get(word, "O") for word in words]
         if "B-ARGUMENT" in tags:
             rows.append((words, tags))
     return deal(rows[:1200], lambda row: " ".join(row[0]), _source("Words of docstrings"))
-
-
-def _tag(word, arguments):
-    if word in arguments:
-        return "B-ARGUMENT"
-    return "B-CONSTANT" if word in ("None", "True", "False") else "B-EXCEPTION" if word in EXCEPTIONS else "O"
 
 
 def _paragraph(docstring):
@@ -112,10 +98,10 @@ def _sentence(docstring):
 def function_names():
     """Return rows of (docstring's first sentence, the words of the function's name)."""
     rows = []
-    for function in functions():
-        words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", function.name)
-        text = _sentence(function.docstring)
-        if words and not function.name.startswith("__") and len(text) < 60:  # two cores read the short ones in minutes
+    for name, _, docstring in functions():
+        words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
+        text = _sentence(docstring)
+        if words and not name.startswith("__") and len(text) < 60:  # two cores read the short ones in minutes
             rows.append((text, " ".join(words).lower()))
     return deal(rows, lambda row: row[0], _source("Docstrings and names of functions"))
 
@@ -132,6 +118,6 @@ def written_dates():
 
 def docstring_texts():
     """Return first sentences of docstrings, of 8 to 16 words."""
-    texts = [_sentence(function.docstring) for function in functions()]
+    texts = [_sentence(docstring) for _, _, docstring in functions()]
     kept = [text for text in texts if 8 <= len(text.split()) <= 16]
     return deal(kept[:1900], str, _source("First sentences of docstrings"))

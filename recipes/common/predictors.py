@@ -15,7 +15,7 @@ from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
 from scipy.special import expit, log_softmax, softmax
 
-from .files import noted
+from .files import BETWEEN, WORD, noted
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
 from .pretrained import check_length, load_tokenizer, longest
 from .rows import Encoded
@@ -113,14 +113,16 @@ class Images:
 
 
 class Tags(_Model):
-    """A tag for each word of a text, or each character if it was trained on these, and the entities."""
+    """A tag for each word of a text, split as in the training, and the entities."""
 
     task, collator = "TokenClassification", DataCollatorForTokenClassification
 
     def _apply(self, inputs):
         recipe = importlib.import_module("token_classification")
         names, sentences = self.model.config.id2label, [text.split() for (text,) in inputs]
-        if getattr(self.options, "characters", False):
+        if getattr(self.options, "texts", False):
+            sentences = [WORD.findall(text) for (text,) in inputs]
+        elif getattr(self.options, "characters", False):
             sentences = [list("".join(words)) for words in sentences]
         rows = [(words, [names[0]] * len(words)) for words in sentences]
         data = recipe.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
@@ -146,15 +148,14 @@ class Outputs(_Model):
 
     def _apply(self, inputs):
         rows, left_out = zip(*map(self.tokens, inputs))
-        ids = [row["input_ids"] for row in rows]
-        batch = self.collate([{"input_ids": one, "attention_mask": [1] * len(one)} for one in ids])
+        batch = self.collate([{"input_ids": row["input_ids"]} for row in rows])
         length = self.options.max_target_length
         written = self.model.generate(**batch, max_new_tokens=length, decode_strategy="greedy_search")[0]
         logits = self.model(**batch, labels=written)[1].astype("float32").numpy()
         out = []
         for (text,), left, tokens, row in zip(inputs, left_out, written.tolist(), logits):
             found = _until(tokens, self.model.config.eos_token_id)
-            decoded = self.tokenizer.decode(found, skip_special_tokens=True)
+            decoded = BETWEEN.sub("", self.tokenizer.decode(found, skip_special_tokens=True))
             out.append({"source": text, **left, "output": decoded, "probability": _mean_probability(row, found)})
         return out
 

@@ -6,6 +6,7 @@ parts = load_tables(options, wanted, rows, own={"dates": written_dates}, key=...
 
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +36,8 @@ class Parts:
         for split, rows in self.each(list).items():
             if not rows:
                 problem = f"No rows are left for {split}: give more rows, or a {split} file."
-                raise error(problem, source=self.source)
+                dropped = {reason: count for reason, count in self.notes.dropped.items() if count}
+                raise error(problem, source=self.source, **({"dropped": dropped} if dropped else {}))
 
     def each(self, function):
         """Return split -> the result of `function` for its rows."""
@@ -61,14 +63,25 @@ class Parts:
 
 
 class Encoded(list):
-    """Rows of tokens with what became of their units (`unit`: words, answer tokens): `units` of them, `lost` cut."""
+    """Rows of tokens with what became of their units (`unit`: words, answer tokens): `units` of them, `lost` cut.
+
+    `also` counts what else a kind of data tells, such as "sources cut".
+    """
 
     unit, rows_read, units, lost, rows_cut, nothing_left = "tokens", 0, 0, 0, 0, 0
+
+    def __init__(self):
+        super().__init__()
+        self.also = Counter()
 
     def count(self, units, lost, left=1):
         """Count one row: its units, how many of them are cut, and how many there are to learn from."""
         self.rows_read, self.units, self.lost = self.rows_read + 1, self.units + units, self.lost + lost
         self.rows_cut, self.nothing_left = self.rows_cut + (lost > 0), self.nothing_left + (left == 0)
+
+    def judge(self, logits, labels):
+        """Return details of a prediction as results and as tables; a recipe may have none."""
+        return {}, {}
 
     def account(self, split):
         """Return in words what became of the rows of a split, and how much of the scored ones the scores cover."""
@@ -76,7 +89,13 @@ class Encoded(list):
         kept = f"scores cover {self.units - self.lost} of {self.units} {self.unit}"
         kept = f"{self.lost} of {self.units} {self.unit} lost" if split == "train" else kept
         said = f"{self.rows_cut} of {self.rows_read} rows cut{share}, {kept}"
-        return said + (f", {self.nothing_left} rows left without anything to learn" if self.nothing_left else "")
+        left = f", {self.nothing_left} rows left without anything to learn" if self.nothing_left else ""
+        return said + left + "".join(f", {count} {what}" for what, count in self.also.items())
+
+
+def with_special_tokens(ids, tokenizer):
+    """Return the fields of a row: tokens between special ones, and their types if the model takes these."""
+    return dict(tokenizer.prepare_for_model(ids, return_attention_mask=False, verbose=False))
 
 
 def set_length(options, rows, count, limit, name="max_length", share=0.99):
@@ -181,7 +200,7 @@ def hub_rows(hub, name, rows_of):
     """Return split -> rows of NAME or NAME:CONFIG on a hub; `rows_of(records, split)` is [] if labels are hidden."""
     name, _, config = name.partition(":")
     try:
-        found = (_load_paddlenlp if hub == "paddlenlp" else _load_datasets)(name, config or None)
+        found = _load(hub, name, config or None)
     except Exception as cause:  # no network, an unknown name, a missing package: each library has its own errors
         raise error(f"{hub} cannot load this data set: {cause}.", source=f"{hub}:{name}", config=config) from cause
     parts = {}
@@ -194,7 +213,12 @@ def hub_rows(hub, name, rows_of):
     return parts
 
 
-def _load_paddlenlp(name, config):
+def _load(hub, name, config):
+    """Return split -> data set of a hub."""
+    if hub == "datasets":  # not `datasets.load_dataset`, which paddlenlp replaces: that runs a data set's own code
+        from datasets.load import load_dataset
+
+        return dict(load_dataset(name, config))
     from paddlenlp.datasets import load_dataset
 
     found = {"train": load_dataset(name, config, splits="train")}
@@ -204,13 +228,6 @@ def _load_paddlenlp(name, config):
         except ValueError:  # the data set lacks this split
             continue
     return found
-
-
-def _load_datasets(name, config):
-    # Not `datasets.load_dataset`: importing paddlenlp replaces it by a function that runs a data set's own code.
-    from datasets.load import load_dataset
-
-    return dict(load_dataset(name, config))
 
 
 def records_of(data):
@@ -260,19 +277,25 @@ def draw(text, seed=""):
     return int(hashlib.sha1(f"{seed}\n{words}".encode("utf-8", "replace")).hexdigest()[:12], 16) / 16**12
 
 
-def warn_of_unknown(rows, tokenizer, limit=0.05):
+def warn_of_unknown(rows, tokenizer, encoder=True, limit=0.05):
     """Return a warning if a tokenizer does not know more than `limit` of the tokens of `rows`, otherwise ""."""
     tokens = [token for row in rows[:1000] for token in row["input_ids"]] if tokenizer is not None else []
     unknown = tokens.count(tokenizer.unk_token_id) / len(tokens) if tokens else 0
     if unknown <= limit:
         return ""
-    advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
+    advice = "choose a `--model` for the language of the texts" + ", such as ernie-3.0-base-zh for Chinese" * encoder
     return f"\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}."
 
 
-def check_examples(counts, per_class, rows):
-    """Raise ValueError if `per_class` is not from 1 to the rows of the rarest class."""
+def first_of_each(rows, per_class, what="rows"):
+    """Return the first `per_class` rows of each class, in their order; `what` names them in an error."""
+    counts, seen, kept = Counter(label for *_, label in rows), Counter(), []
     fewest = min(counts, key=counts.get)
     if type(per_class) is not int or not 1 <= per_class <= counts[fewest]:
-        problem = f"`examples_per_class` must be 1 to {counts[fewest]}, the number of training {rows} of {fewest!r}."
+        problem = f"`examples_per_class` must be 1 to {counts[fewest]}, the number of training {what} of {fewest!r}."
         raise error(problem, examples_per_class=per_class)
+    for row in rows:
+        seen[row[-1]] += 1
+        if seen[row[-1]] <= per_class:
+            kept.append(row)
+    return kept

@@ -7,7 +7,6 @@ trainer.add_callback(NoteArguments(argv))   # for the next resume
 """
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import os
@@ -25,7 +24,6 @@ from .errors import error
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
 _CHECKPOINT = r"checkpoint-\d+"  # the name of a checkpoint's folder
-ENCODING = ("model", "max_length", "max_target_length", "lora_rank")
 
 
 class NoteArguments(TrainerCallback):
@@ -42,23 +40,12 @@ class NoteArguments(TrainerCallback):
         write_json(args.output_dir, ARGUMENTS, argv)
 
 
-def note_for_predictions(folder, recipe, options, **more):
-    """Write a run's recipe and its encoding of rows, for predict.py."""
-    kept = {name: value for name, value in dataclasses.asdict(options).items() if name in ENCODING}
-    write_json(folder, "prediction.json", {"recipe": recipe, **kept, **more})
-
-
 def take(argv, name):
     """Return the value of an argument in a command line (None without it), and the line without the argument."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(f"--{name}")
     given, rest = finder.parse_known_args(argv)
     return getattr(given, name), rest
-
-
-def names_in(argv):
-    """Return the names of the arguments in a command line."""
-    return {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
 
 
 def with_arguments_of_run(argv):

@@ -1,15 +1,20 @@
-"""The first import of a recipe, before Paddle: a fast processor path, wrong arguments refused.
+"""The first import of a recipe, before Paddle: a fast processor path, wrong arguments refused, the entry point.
+
+main = entry_point(run)  # run(argv); errors in the input are printed in one line
 
 The imports of Paddle and PaddleNLP take seconds. Before them, this module refuses unknown arguments, wrong numbers and
 missing paths of a recipe's command line. It reads the names of the arguments from the sources, without importing them.
 """
 
 import ast
+import contextlib
 import difflib
 import importlib.util
 import os
+import shlex
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from . import RECIPES
@@ -68,19 +73,24 @@ def arguments_of(script):
 
 def check(script, argv):
     """Raise ValueError for arguments of a recipe that are unknown, no number, too low, or name a missing path."""
-    known, given = arguments_of(script), list(_given(argv))
+    known, given = arguments_of(script), list(given_in(argv))
     config = dict(given).get("config")
     if config:
         given = [*((n, None if isinstance(v, (list, dict)) else v) for n, v in config_of(config).items()), *given]
     refuse(problem for name, value in given if (problem := _problem(name, value, known)))
+    values = dict(given)
+    if "arguments" in known and values.get("arguments"):  # a sweep has those of a recipe
+        recipe = Path(script).with_name(f"{values.get('recipe') or known['recipe'][1].args[0].value}.py")
+        if recipe.is_file():  # the sweep refuses other names
+            check(recipe, shlex.split(values["arguments"]))
 
 
-def _given(argv):
+def given_in(argv):
     """Yield the name and the value (None without one) of each argument of a command line."""
     for word, after in zip(argv, [*argv[1:], "--"]):
         name, equals, value = word[2:].partition("=")
         if word.startswith("--") and " " not in name:  # not `--arguments "--data reviews.csv"`
-            yield name, value if equals else None if after.startswith("--") else after
+            yield name, value if equals else None if after.startswith("--") and " " not in after else after
 
 
 def config_of(path):
@@ -119,7 +129,8 @@ def _problem(name, value, known):
             return error(f"`{name}` must be {least[0]} or more.", **{name: number})
     if name == "data" and value is not None:
         own = default.args[0].value if isinstance(default, ast.Call) else None
-        if str(value) != own and not _on_hub(str(value)) and not Path(str(value)).exists():
+        hub, _, data_set = str(value).partition(":")
+        if str(value) != own and not (hub in HUBS and data_set) and not Path(str(value)).exists():
             accepted = ", ".join(filter(None, (own, "a file, a folder", *(f"{hub}:NAME" for hub in HUBS))))
             return error(f"The source does not exist. Accepted: {accepted}.", data=value)
     if name == "resume_from_checkpoint" and value is not None and not Path(str(value)).exists():
@@ -129,11 +140,6 @@ def _problem(name, value, known):
     return None
 
 
-def _on_hub(source):
-    hub, _, name = source.partition(":")
-    return hub in HUBS and name != ""
-
-
 def _unknown(name, known):
     """Return an error for an unknown argument, with the nearest known one."""
     near = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, 1, 0.4)
@@ -141,15 +147,41 @@ def _unknown(name, known):
     return error(f"'--{name}' is not a known argument{nearest}.", argument=name)
 
 
+@contextlib.contextmanager
+def errors_in_one_line():
+    """Exit with an error in the input in one line."""
+    try:
+        yield
+    except BrokenPipeError:  # as in `predict.py ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (ValueError, OSError) as problem:
+        sys.exit("error: " + " ".join(str(problem).split()))
+
+
+def entry_point(run):
+    """Return `main(argv=None)`, which runs a command line; Ctrl-C and SIGTERM end it at once outside of a training."""
+
+    def main(argv=None):
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, end_at_once) for number in numbers}
+        try:
+            with errors_in_one_line():
+                run(sys.argv[1:] if argv is None else argv)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    return main
+
+
 def start():
     """Prepare the process of a recipe; exit with an error if its command line is wrong."""
     use_avx2()
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()
     if script.parent == RECIPES and script.stem != "predict":  # which has a parser of its own
-        try:
+        with errors_in_one_line():
             check(script, sys.argv[1:])
-        except (ValueError, OSError) as problem:
-            sys.exit("error: " + " ".join(str(problem).split()))
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         import paddle
 

@@ -15,7 +15,7 @@ from collections import Counter
 from .errors import error
 from .files import PAIRS, Notes, is_number
 from .library_data import docstring_kinds
-from .rows import Parts, assign, check_examples, deal, draw, missing, read_parts, readers, rows_of_columns
+from .rows import Parts, assign, deal, draw, first_of_each, missing, read_parts, readers, rows_of_columns
 
 KINDS = ("classes", "labels", "scores")
 
@@ -165,7 +165,8 @@ def _labelled(parts, kind, separator, notes, source):
     if kind == "classes" and unique > len(labels) / 2:
         problem = f"{unique} of {len(labels)} rows have a unique label: use another column, or `--kind scores`."
         raise error(problem, source=source, label_column=notes.columns["label_column"])
-    read = {"classes": _label, "labels": lambda value: _labels(value, separator), "scores": float}[kind]
+    each = lambda value: map(_label, value if isinstance(value, list) else str(value).split(separator))  # noqa: E731
+    read = {"classes": _label, "labels": lambda value: frozenset(filter(None, each(value))), "scores": float}[kind]
     return kind, {split: [(text, read(label)) for text, label in rows] for split, rows in parts.items()}
 
 
@@ -174,11 +175,6 @@ def _label(value):
     if not isinstance(value, (str, int, float)):
         raise error("A class must be a string or a number.", label=value)
     return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
-
-
-def _labels(value, separator):
-    labels = map(_label, value if isinstance(value, list) else str(value).split(separator))
-    return frozenset(label for label in labels if label)
 
 
 # Splits out of rows.
@@ -195,12 +191,7 @@ def _with_rare(parts, taken):
 
 def _sample(rows, per_class, seed):
     """Keep the first rows of each class in an order drawn from seed and text: small samples are part of large ones."""
-    kept, seen = [], Counter()
-    for text, label in sorted(rows, key=lambda row: draw(row[0], seed)):
-        seen[label] += 1
-        if seen[label] <= per_class:
-            kept.append((text, label))
-    return kept
+    return first_of_each(sorted(rows, key=lambda row: draw(row[0], seed)), per_class)
 
 
 def _counts(rows):
@@ -222,7 +213,6 @@ def _number(parts, kind, source, examples_per_class, seed):
         if unseen:
             raise error(f"The {split} rows have labels that no training row has: {unseen}.", source=source)
     if examples_per_class is not None:
-        check_examples(counts, examples_per_class, "rows")
         parts = dataclasses.replace(parts, train=_sample(parts.train, examples_per_class, seed))
     number = {name: i for i, name in enumerate(labels)}
     read = number.get if kind == "classes" else lambda names: frozenset(number[name] for name in names)

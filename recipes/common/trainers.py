@@ -33,15 +33,10 @@ class FineTuner(LdoptTrainerMixin, Trainer):
         loss = self.loss(logits, labels)
         return (loss, (loss, logits)) if return_outputs else loss
 
-    def evaluate(self, eval_dataset=None, *args, **kwargs):
-        """Evaluate with the data set's own score."""
-        self.compute_metrics = (eval_dataset or self.eval_dataset).score
-        return super().evaluate(eval_dataset, *args, **kwargs)
-
-    def predict(self, test_dataset, *args, **kwargs):
-        """Predict with the data set's own score."""
-        self.compute_metrics = test_dataset.score
-        return super().predict(test_dataset, *args, **kwargs)
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        """Evaluate or predict with the data set's own score."""
+        self.compute_metrics = dataloader.dataset.score
+        return super().evaluation_loop(dataloader, *args, **{**kwargs, "prediction_loss_only": None})
 
 
 class TokenTrainer(FineTuner):

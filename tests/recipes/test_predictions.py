@@ -6,12 +6,13 @@ import io
 import json
 import os
 import shutil
+import types
 
 import numpy as np
 import predict
 import pytest
 import test_recipes
-from common import predictors
+from common import files, predictors
 from PIL import Image
 from test_recipes import start, two_steps  # noqa: F401 - a fixture
 
@@ -77,6 +78,16 @@ def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_pa
     predicted(capsys, tmp_path / "out", "李四在京", "--output", tmp_path / "a.jsonl")
     (row,) = rows_of(tmp_path / "a.jsonl")
     assert row["words"] == list("李四在京") and len(row["tags"]) == 4
+
+
+def test_a_tagger_of_texts_with_spans_splits_texts_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
+    row = {"text": "Ann Lee met 张三 in Rome.", "label": [[0, 7, "PER"], [12, 14, "PER"], [18, 22, "LOC"]]}
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    predicted(capsys, tmp_path / "out", "Bob saw 李四, in Oslo", "--output", tmp_path / "a.jsonl")
+    (found,) = rows_of(tmp_path / "a.jsonl")
+    assert found["words"] == ["Bob", "saw", "李", "四", ",", "in", "Oslo"] and len(found["tags"]) == 7
 
 
 @pytest.mark.slow
@@ -170,6 +181,33 @@ def test_a_file_is_read_as_the_file_of_the_training(labels, tmp_path, capsys, tr
     assert [row["text"] for row in rows_of(tmp_path / "out.jsonl")] == TEXTS
 
 
+ALPACA = {"source_field": "instruction + input", "target_field": "output"}
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "name", "content"),
+    [
+        (ALPACA, "a.json", '[{"instruction": "译", "input": "好", "output": "x"}, {"instruction": "问", "input": ""}]'),
+        (ALPACA, "a.csv", "instruction,input\n译,好\n问,\n"),
+        (ALPACA, "a.jsonl", '{"prompt": "译\\n好"}\n{"prompt": "问"}'),
+        ({"source_field": "ask"}, "a.csv", 'id,ask,x\n1,"译\n好",2\n2,问,3\n'),
+        ({"source_field": "正文"}, "a.csv", 'article,summary\n"译\n好",x\n问,y\n'),
+    ],
+    ids=["alpaca", "alpaca in a table", "a usual name", "its own name", "another usual name"],
+)
+def test_prompts_are_read_as_in_the_training(tmp_path, trained_on, name, content):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    found = dict.fromkeys(("inputs", "encoding", "has_header", "text_column"))
+    args = types.SimpleNamespace(**found, input=str(tmp_path / name))
+    assert predict.read_inputs(args, trained_on, 1, files.Notes()) == [("译\n好",), ("问",)]
+
+
+def test_no_space_stands_between_chinese_characters():
+    text = "张 伟 ， 在 北 京 写 Python 3 和 C 。"
+    assert files.BETWEEN.sub("", text) == "张伟，在北京写 Python 3 和 C 。"
+    assert files.BETWEEN.sub("", "two words, 두 단어") == "two words, 두 단어"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -195,6 +233,8 @@ def test_padding_does_not_change_a_label(labels):
 def test_standard_input_and_pairs(labels, labels_of_pairs, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS) + "\n"))
     assert len(predicted(capsys, labels, "--input", "-").splitlines()) == 5
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS) + "\n"))
+    assert len(predicted(capsys, labels, "-").splitlines()) == 5
     monkeypatch.setattr("sys.stdin", io.StringIO("a text\tits partner\nanother\tone\n"))
     assert len(predicted(capsys, labels_of_pairs, "--input", "-").splitlines()) == 2
     monkeypatch.setattr("sys.stdin", io.StringIO("a text\n"))
@@ -202,6 +242,21 @@ def test_standard_input_and_pairs(labels, labels_of_pairs, capsys, monkeypatch):
         predict.main([str(labels_of_pairs), "--input", "-"])
     with pytest.raises(SystemExit, match="reads pairs: give an even number of texts"):
         predict.main([str(labels_of_pairs), *TEXTS])
+
+
+def test_standard_input_is_decoded_strictly(labels, tmp_path, capsys, monkeypatch):
+    def pipe(text, encoding):
+        wrapped = io.TextIOWrapper(io.BytesIO(text.encode(encoding)), "utf-8", errors="surrogateescape")
+        monkeypatch.setattr("sys.stdin", wrapped)
+
+    for encoding, given in (("gbk", ["--encoding", "gbk"]), ("utf-8-sig", [])):
+        pipe("评论\n中文\n", encoding)
+        predicted(capsys, labels, "-", *given, "--output", tmp_path / "a.jsonl")
+        assert [row["text"] for row in rows_of(tmp_path / "a.jsonl")] == ["评论", "中文"]
+    for given in ([], ["--encoding", "gbx"]):
+        pipe("评论\n", "gbk")
+        with pytest.raises(SystemExit, match="cannot be decoded .*for example `--encoding gb18030`. Received: encod"):
+            predict.main([str(labels), "-", *given])
 
 
 def test_what_is_left_out_of_a_text_is_said(labels, tmp_path, capsys):

@@ -80,6 +80,24 @@ def test_tagged_words_are_read_from_all_usual_files(tmp_path, name):
     assert files.read_tagged(tmp_path / name)[0] == first
 
 
+def test_texts_with_spans_are_split_into_words_and_characters(tmp_path):
+    made = [
+        {"text": "Ann Lee met 张三 in 2021, in Rome", "label": [[0, 7, "PER"], [12, 14, "PER"], [27, 31, "LOC"]]},
+        {"text": "清华大学出版社", "label": [[0, 4, "ORG"], [0, 7, "PUB"]]},
+        {"text": "", "label": []},
+        {"text": "nothing", "label": []},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    notes = files.Notes()
+    first, second, last = files.read_tagged(tmp_path / "a.jsonl", notes=notes)
+    assert first[0] == ["Ann", "Lee", "met", "张", "三", "in", "2021", ",", "in", "Rome"]
+    assert first[1] == ["B-PER", "I-PER", "O", "B-PER", "I-PER", "O", "O", "O", "O", "B-LOC"]
+    assert second[1] == ["B-PUB", *["I-PUB"] * 6] and last == (["nothing"], ["O"])
+    assert notes.texts and str(notes) == (
+        " Rows dropped: 1 without a text; scores cover 3 of 4 rows. Spans dropped: 1 that overlap a longer one."
+    )
+
+
 def test_wrong_tagged_files_name_the_line(tmp_path):
     (tmp_path / "a.bio").write_text("我 O\n \tO\n在\n", encoding="utf-8")
     with pytest.raises(ValueError, match="Line 3 has only 1 column"):
@@ -88,6 +106,7 @@ def test_wrong_tagged_files_name_the_line(tmp_path):
         ({"tokens": ["a"], "tags": ["O", "O"]}, "1 words, but 2 tags"),
         ({"text": "ab", "entities": [[1, 5, "X"]]}, "outside of its text"),
         ({"text": "ab"}, "are required; the row has"),
+        ({"text": "ab", "entities": [{"from": 0, "to": 1, "label": "X"}]}, "needs its start, its end and its label"),
     ):
         with pytest.raises(ValueError, match=says):
             files.tagged(record, "a.json")
@@ -120,6 +139,33 @@ def test_conversations_are_read(tmp_path, records, found):
         (tmp_path / f"{split}.json").write_text(json.dumps(records))
     options = types.SimpleNamespace(data=str(tmp_path), source_field=None, target_field=None, encoding=None)
     assert language_data.load_pairs(options, {}, conversations=True).train == found
+
+
+def test_conversations_without_text_are_dropped_and_counted(tmp_path):
+    def load(records):
+        (tmp_path / "a.json").write_text(json.dumps(records))
+        options = types.SimpleNamespace(data=str(tmp_path / "a.json"), source_field=None, target_field=None)
+        options.encoding = None
+        return language_data.load_pairs(options, {}, conversations=True)
+
+    part = {"type": "text", "text": "again"}
+    parts = [{"role": "user", "content": [part, part]}, {"role": "assistant", "content": "a"}]
+    talks = [{"messages": [{**parts[0], "content": f"ask {i}"}, parts[1]]} for i in range(60)]
+    found = load([*talks, {"messages": None}, {"messages": parts}])
+    assert "Rows dropped: 1 without an answer; scores cover 61 of 62 rows." in found.description
+    assert (("user", "againagain"), ("assistant", "a")) in [*found.train, *found.validation, *found.test]
+    with pytest.raises(ValueError, match=r"No rows are left for train.*dropped=\{'without an answer': 9\}"):
+        load([{"messages": parts[:1]}] * 9)
+    parts[0]["content"] = [{"type": "image_url", "image_url": "a.png"}]
+    with pytest.raises(ValueError, match=r"Row 1 has no turns with .*\('text'\)"):
+        load([{"messages": parts}])
+
+
+def test_a_table_of_alpaca_with_a_short_row_names_its_line(tmp_path):
+    (tmp_path / "a.csv").write_text("instruction,input,output\nask,more,answer\nask\n")
+    options = types.SimpleNamespace(data=str(tmp_path / "a.csv"), source_field=None, target_field=None, encoding=None)
+    with pytest.raises(ValueError, match="Line 3 must have"):
+        language_data.load_pairs(options, {})
 
 
 def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):

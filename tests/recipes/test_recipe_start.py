@@ -57,6 +57,13 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
         start.check(SCRIPTS["text_classification"], argv)
 
 
+@pytest.mark.parametrize("recipe", [[], ["--recipe", "seq2seq"]])
+def test_a_sweep_refuses_the_arguments_of_its_recipe(recipe):
+    with pytest.raises(ValueError, match="(?s)2 arguments are wrong.*does not exist.*'--dta'.*nearest is '--data'"):
+        start.check(SCRIPTS["sweep"], [*recipe, "--arguments", "--data nowhere.csv --dta x"])
+    start.check(SCRIPTS["sweep"], [*recipe, "--arguments", "--seed 3", "--seeds", "2"])
+
+
 @pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"predict"}))
 def test_a_right_command_line_is_let_through(name, tmp_path):
     (tmp_path / "c.yaml").write_text("output_dir: out\n")

@@ -75,6 +75,7 @@ def test_each_run_is_made_once_and_the_best_is_that_of_the_validation_rows(recip
 @pytest.mark.parametrize("folder", [[], ["--output_dir", "my sweeps/out"]], ids=["default", "given"])
 def test_an_interrupted_sweep_goes_on_by_the_command_that_it_prints(recipe, tmp_path, capsys, folder):
     recipe.killed.append((1e-2, 1.0, 42))
+    (tmp_path / "my rows.csv").touch()
     with pytest.raises(SystemExit) as ended:
         sweep.main([*folder, *RATES, "--decays", "1.0", "--seeds", "1", "--arguments", "--data 'my rows.csv'"])
     (out,) = tmp_path.rglob("results.jsonl")
@@ -82,7 +83,9 @@ def test_an_interrupted_sweep_goes_on_by_the_command_that_it_prints(recipe, tmp_
     with open(out, "a") as file:
         file.write('{"learning_rate": 0.0')  # a line that was cut short
     recipe.killed.clear()
-    printed = capsys.readouterr().out.splitlines()[0].removeprefix("after an interruption: python recipes/sweep.py ")
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert last == "interrupted in rate0.01-decay1-seed42: the same command with this `output_dir` resumes"
+    printed = first.removeprefix("after an interruption: python recipes/sweep.py ")
     sweep.main(shlex.split(printed))
     assert [run["learning_rate"] for run in lines(out.parent)] == [1e-3, 1e-2]
     assert len(recipe.calls) == 3
@@ -109,6 +112,7 @@ def test_what_diverges_is_noted_and_never_the_best(recipe, tmp_path, capsys):
     assert [run["test"] is None for run in lines(tmp_path / "out")] == [True, False] * 2
     out = capsys.readouterr().out
     assert "│ diverged" in out and "at learning rate 0.001, the best" in out
+    assert "Verdict: decay 1 does not beat the baseline (majority class): 0.207 worse." in out
     with pytest.raises(SystemExit, match="The loss of every run diverged"):
         sweep.main([*line, "1e-2"])
 

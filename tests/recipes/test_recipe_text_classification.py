@@ -209,6 +209,11 @@ ERRORS = {
     "batch": ({"per_device_train_batch_size": 0, "logging_steps": 0}, "2 arguments are wrong"),
     "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
     "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "Early stopping needs"),
+    "warm-up for nothing": (
+        {"lr_scheduler_type": "constant", "warmup_steps": 5},
+        "The schedule `constant` has no warm-up: choose another schedule, such as `constant_with_warmup`, or set the "
+        "warm-up to 0. Received: lr_scheduler_type='constant', warmup_steps=5.",
+    ),
     "metric": ({"metric_for_best_model": "f1"}, "accuracy or macro_f1 or matthews"),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
