@@ -81,6 +81,7 @@ class StepFunction:
         return repr(self.source) if callable(self.source) else f"[{', '.join(f'{v:g}' for v in self.source[:3])}, ...]"
 
 
+@paddle.no_grad()  # type: ignore[untyped-decorator]  # a save is outside of the step
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
     """Update the masters of parameters that were written since the last step."""
     count_set_value()

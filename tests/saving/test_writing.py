@@ -103,5 +103,6 @@ def test_saving_and_loading_over_and_over_leaves_nothing_behind(path, count):
         with open("/proc/self/statm") as file:
             sizes.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
     assert same(run.state(), other.state())
+    assert all(master.is_leaf for master in run.optimizer._master_weights.values()), "no graph grows"
     assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
     assert max(sizes[-(count // 5) :]) - max(sizes[: count // 5]) < 4.0, "MB"
