@@ -203,10 +203,7 @@ class LayerDecay:
     def ratios(self, layers: Mapping[str, Layer]) -> dict[str, float]:
         """Return structured name -> ratio, given the layer of each parameter; see `LayerMap.ratios`."""
         towers, decays = self.towers or {}, {"": self, **(self.towers or {})}
-        tower_of = {}
-        for name in layers:  # the outermost, then the longest name of a tower
-            found = [(f".{name}".find(f".{tower}."), -len(tower), tower) for tower in towers]
-            tower_of[name] = min((at for at in found if at[0] >= 0), default=(0, 0, ""))[2]
+        tower_of = {name: self._tower_of(name) for name in layers}
         with_blocks = {tower_of[name] for name, layer in layers.items() if layer.is_block}
         for tower in towers.keys() - with_blocks:
             stacks = dict.fromkeys(layer.tower for layer in layers.values() if layer.is_block)
@@ -220,6 +217,12 @@ class LayerDecay:
         mean = self._mean(ratio for (layer, _), ratio in unscaled.items() if layer.is_block)
         factors = self.factors(layers)
         return {n: unscaled[at] * decays[at[1]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
+
+    def _tower_of(self, name: str) -> str:
+        """Return the key of `towers` that a name contains, the outermost, then the longest; "" if none."""
+        path = f".{name}"
+        found = [tower for tower in self.towers or () if f".{tower}." in path]
+        return min(found, key=lambda tower: (path.find(f".{tower}."), -len(tower)), default="")
 
     def factors(self, names: Iterable[str]) -> dict[str, float]:
         """Return structured name -> its multiplier, for names that a pattern matches; raise for one without match."""

@@ -146,22 +146,23 @@ class MeasuredModel:
         With an item for each block they are heads that refine each other's result (RT-DETR); else the last item goes
         with its stage as the others do (SegFormer's norms).
         """
-        lists: dict[str, list[str]] = {}
+        lists: dict[tuple[str, str], list[str]] = {}
         for path in self.tree.inside:
             parent, _, last = path.rpartition(".")
-            if re.search(r"\d", last):
-                lists.setdefault(f"{parent}.{re.sub(r'[0-9]+', '#', last)}", []).append(path)
+            lists.setdefault((parent, re.sub(r"\d+", "#", last)), []).append(path)
         for items in lists.values():
-            found = [{self.places.get(name, (None, 0)) for name in self.tree.inside[item]} for item in items]
-            ((t, last_id),) = found[-1] if len(found[-1]) == 1 else ((None, 0),)
-            ids = [index for places in found for at, index in places if at == t]
-            if t is None or not 1 < len(ids) == len(items) or ids != sorted({*ids}) or ids[0] == 0:
+            inside = [self.tree.inside[item] for item in items]
+            places = [at for names in inside for at in {self.places.get(name, (None, 0)) for name in names}]
+            (t, *others), ids = {t for t, _ in places}, [index for _, index in places]
+            if others or t is None or not 1 < len(ids) == len(items) or ids != sorted({*ids}) or ids[0] == 0:
                 continue
             depth, blocks = self.towers[t].depth, self.towers[t].blocks
-            if last_id == depth + 1 and len(items) == depth and not self.order.feeds_main(items[0], blocks[1][0]):
-                self.places.update(dict.fromkeys((n for item in items for n in self.tree.inside[item]), (t, last_id)))
-            elif last_id == depth + 1 and ids[-2] < depth:
-                self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, depth)))
+            if ids[-1] <= depth:
+                continue
+            if len(items) == depth and not self.order.feeds_main(items[0], blocks[1][0]):
+                self.places.update((name, (t, depth + 1)) for names in inside for name in names)
+            elif ids[-2] < depth:
+                self.places.update((name, (t, depth)) for name in inside[-1])
 
     def _keep_within_stages(self) -> None:
         """Keep a stage's own parameters in its blocks, and statistics beside their weights."""

@@ -115,11 +115,6 @@ class Measured:
 
     def _calls_within(self, path: str) -> list[Call]:
         parts = [self.calls[child] for child in self.tree.children.get(path, []) if child in self.calls]
-        for name in self.tree.inside[path]:
-            if name.rpartition(".")[0] == path and (nodes := tuple(self.measured.uses(name))):
-                inputs = {below for node in nodes for below in self.measured.below[node]}
-                fed = tuple(inputs - {self.measured.leaves[name]})
-                parts.append([Call(fed, fed, nodes)])
         parts.sort(key=lambda calls: max(calls[0].outputs))
         return from_to(parts[0], parts[-1]) if parts else []
 
@@ -242,7 +237,8 @@ class Measured:
     def _are_halves(self, run: Tower, parts: list[Block]) -> bool:
         """Return whether a few like parts make one block: equal lists of lists, in which each part has its norm."""
         names = [[name[len(item) :] for name in self.tree.inside[item]] for item in run.paths]
-        few = len(parts) <= 3 and self._is_half(*parts[0]) and parts[0][0].rpartition(".")[0] in run.paths
+        few = run.is_list and len(parts) <= 3 and self._is_half(*parts[0])
+        few = few and parts[0][0].rpartition(".")[0] in run.paths
         return few and not re.search("stages?$", run.name) and all(other == names[0] for other in names)
 
     def _joined(self, stacks: list[Tower], in_sequence: bool = False) -> list[Tower]:

@@ -125,8 +125,6 @@ def _added(first: Any, second: Any) -> Any:
     ends = {}
     for field in ("ratio", "learning_rate", "peak_learning_rate", "multiplier"):
         both = [getattr(row, field) for row in (first, second)]
-        if field == "multiplier" and any(both):
-            both = [ends_of_one or (1.0, 1.0) for ends_of_one in both]
         ends[field] = None if None in both else (min(low for low, _ in both), max(high for _, high in both))
     counts = {field: getattr(first, field) + getattr(second, field) for field in ("tensors", "elements", "frozen")}
     of_both = (first.with_weight_decay, second.with_weight_decay)

@@ -97,6 +97,12 @@ def test_stacks_in_sequence_of_one_class_are_one_tower():
     )
 
 
+def test_lists_with_like_names_hold_whole_blocks():
+    run = lambda self, x: self.fc(through(self.part_b, through(self.part_a, self.proj(x))))  # noqa: E731
+    model = Net(run, fc=nn.Linear(D, 2), part_a=blocks(2), part_b=blocks(2), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "part_a": (4, 1), "part_b": (2, 1), "proj": 5})
+
+
 def test_siamese_towers_share_their_blocks():
     def run(self, a, b):
         encode = lambda ids: through(self.head.layers, self.word(ids))  # noqa: E731
