@@ -43,6 +43,11 @@ class Layer:
         return "head" if self.index else "embeddings"
 
 
+def lowest(layers: Iterable[Layer]) -> Layer:
+    """Return the layer farthest below the head of its tower."""
+    return min(layers, key=lambda layer: layer.index - layer.depth)
+
+
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # top block d, embeddings d^(n+1), as in BEiT's LayerDecayValueAssigner

@@ -9,7 +9,7 @@ from statistics import median
 
 from paddle import nn
 
-from .decay import STATISTICS
+from .decay import STATISTICS, Layer
 from .measure import Call, Pass, from_to
 
 Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
@@ -81,6 +81,9 @@ class Tower:
     @property
     def paths(self) -> list[str]:
         return [path for block in self.blocks for path in block]
+
+    def layer(self, index: int) -> Layer:
+        return Layer(self.name, index, self.depth)
 
 
 class Measured:
