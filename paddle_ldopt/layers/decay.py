@@ -164,9 +164,7 @@ class LayerDecay:
         1.0, "rate of a layer / rate of the layer above; 1 is off", 0.0, 1.0, "(]", check=checked_decay
     )
     convention: str = _option(
-        "paddlenlp",
-        "formula of the ratios (rate of a layer / learning rate)",
-        choices=CONVENTIONS,
+        "paddlenlp", "formula of the ratios (rate of a layer / learning rate)", choices=CONVENTIONS
     )
     min_ratio: float = _option(0.0, "smallest ratio", 0.0, 1.0)
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")

@@ -27,7 +27,8 @@ class MeasuredModel:
         self.tree = Tree(params)
         self.order = Measured(self.tree, parts, self.measured)
         self.towers = self.order.towers
-        self._shared = Tower("", "", max((tower.blocks for tower in self.towers), key=len, default=[]))
+        deepest = max((tower.blocks for tower in self.towers), key=len, default=[])
+        self._shared = self.towers[0] if len(self.towers) == 1 else Tower("", "", deepest)
         self._bits = {name: 1 << i for i, name in enumerate(self.measured.leaves)}
         self._tables: set[str] = set()
         self._feeds: list[dict[int, int]] = [{} for _ in self.towers]  # layer id -> parameters it takes, as bits
@@ -124,8 +125,7 @@ class MeasuredModel:
         return [t for t in found if not any(made >> t & 1 for other, made in fed if other != t)]
 
     def _head(self, towers: list[int]) -> Layer:
-        of = [self.towers[t] for t in towers] or self.towers
-        tower = of[0] if len(of) == 1 or len(self.towers) == 1 else self._shared
+        tower = self.towers[towers[0]] if len(towers) == 1 else self._shared
         return tower.layer(tower.depth + 1)
 
     def _place_lists(self) -> None:

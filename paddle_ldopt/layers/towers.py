@@ -157,6 +157,9 @@ class Measured:
             if least == 1 and (single := self._only_items()):
                 return single
             outer = self._outermost([run for run in runs if self._weight(run) >= least], "")
+            # no stacks inside of single parts that are like blocks: the attention in a UNet's middle
+            kinds = {self.kinds[path] for stack in outer for path in stack.paths if self._is_own(path)}
+            outer = [t for t in outer if not any(self.kinds[path] in kinds for path in ancestors(t.parent))]
             sizes = [(self._weight(stack), tree.weight(*stack.paths)) for stack in outer]
             most = [_LIGHT * max(column) for column in zip(*sizes)]
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
@@ -265,13 +268,13 @@ class Measured:
             shared = {self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}
             if not (in_sequence and is_chain and (same_parent or shared - {*_LISTS})):
                 return False
+        elif is_chain and same_parent and mixed[::2] == tower.blocks and mixed[1::2] == stack.blocks:
+            mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
         elif self._weight(light) <= _TURNS * self._weight(heavy):
             vars(tower).update(vars(heavy))  # adapters, or heads that refine
             return True
         elif not is_chain:
             return False
-        elif mixed[::2] == tower.blocks and tower.depth == stack.depth and same_parent:
-            mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
         if mixed != both and not (tower.is_list or stack.is_list) and same_parent:
             tower.name = _name_of(tower.parent, [block[0] for block in mixed])
         elif stack.depth > tower.depth:

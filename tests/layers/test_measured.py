@@ -36,9 +36,9 @@ def test_a_detector_with_heads_called_embeddings():
 
 
 class DownBlock(nn.Layer):
-    def __init__(self, n):
+    def __init__(self, n, cls=Block):
         super().__init__()
-        self.attentions, self.resnets = blocks(n), nn.LayerList([Parts4() for _ in range(n)])
+        self.attentions, self.resnets = blocks(n, cls), nn.LayerList([Parts4() for _ in range(n)])
         self.scale = nn.Linear(D, D)
 
     def forward(self, x):
@@ -77,6 +77,31 @@ def test_a_unet_with_lora_layers_beside_it():
     ids = [of(next(name for name in layers.names if name.startswith(part))) for part in order]
     assert ids == sorted(ids) and set(ids) == set(range(1, 12)) and of("mid_block.conv1.weight") == 5
     assert of("down_blocks.0.scale.weight") == 2 and of("lora_layers.0.weight") == 8
+
+
+class TwoAttentions(nn.Layer):
+    """A block of diffusers, with a stack of its own: `attn1`, `attn2`."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn1, self.attn2, self.ff = OtherBlock(), OtherBlock(), nn.Linear(D, D)
+
+    def forward(self, x):
+        return x + self.ff(self.attn2(self.attn1(x)))
+
+
+def test_the_middle_of_a_unet_has_the_blocks_of_its_sides():
+    def middle(self, x):
+        return self.resnets[1](self.attentions[0](self.resnets[0](x)))
+
+    mid_block = Net(middle, attentions=blocks(1, TwoAttentions), resnets=blocks(2, Parts4))
+    downs = nn.LayerList([DownBlock(2, TwoAttentions) for _ in range(2)])
+    run = lambda self, x: self.conv_out(self.mid_block(through(self.down_blocks, self.conv_in(x))))  # noqa: E731
+    model = Net(run, conv_out=nn.Linear(D, 3), mid_block=mid_block, down_blocks=downs, conv_in=nn.Linear(D, D))
+    sides = {f"down_blocks.{i}.{kind}": (7 - 2 * i, 1) for i in range(2) for kind in ("resnets", "attentions")}
+    middles = {"mid_block.resnets.0": 3, "mid_block.attentions.0": 2, "mid_block.resnets.1": 1}
+    ends = {"conv_in": 8, "down_blocks.0.scale": 6, "down_blocks.1.scale": 4, "conv_out": 0}
+    check(model, VECTORS, sides | middles | ends)
 
 
 def test_stacks_in_sequence_of_one_class_are_one_tower():
