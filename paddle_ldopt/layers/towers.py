@@ -101,10 +101,7 @@ class Measured:
         for path, calls in self.calls.items():
             for node in {node for call in calls for node in call.outputs}:
                 self._seeds[node] = self._seeds.get(node, 0) | self._bit[path]
-        stacks = self._stacks()
-        if stacks and self._weight(stacks[0]) > 1:
-            stacks += self._like_blocks(stacks)
-        self.towers = self._joined(stacks, in_sequence=True)
+        self.towers = self._joined(self._stacks(), in_sequence=True)
         self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
         for tower in self.towers:
             before = [t for t in self.towers if t is not tower and self._feeds_tower(t, tower)]
@@ -163,7 +160,7 @@ class Measured:
             sizes = [(self._weight(stack), tree.weight(*stack.paths)) for stack in outer]
             most = [_LIGHT * max(column) for column in zip(*sizes)]
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
-            found = found[:1] if least == 1 else found
+            found = found[:1] if least == 1 else [*found, *self._like_blocks(found)]
             share = sum(tree.weight(*stack.paths) for stack in found)
             if share >= _SHARE * tree.weight(""):
                 break
