@@ -272,9 +272,7 @@ class Measured:
             return True
         elif not is_chain:
             return False
-        if mixed != both and not (tower.is_list or stack.is_list) and same_parent:
-            tower.name = _name_of(tower.parent, [block[0] for block in mixed])
-        elif stack.depth > tower.depth:
+        if stack.depth > tower.depth:
             tower.name = stack.name
         at = {path: i for i, block in enumerate(mixed, 1) for path in block}
         stages = [(t.blocks, *stage) for t in (tower, stack) for stage in t.stages]
@@ -295,9 +293,8 @@ class Measured:
         blocks = [path for stack in stacks for path in stack.paths]
         inside = {*blocks, *(path for stack in stacks for path, _, _ in stack.stages)}
         above = {path for block in blocks for path in ancestors(block)}
-        known = [path for path in blocks if not issubclass(self.kinds[path], _LISTS)]
         found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
-        found = [path for path in found if any(self._alike(path, block) for block in known)]
+        found = [path for path in found if any(self._alike(path, block) for block in blocks)]
         return self._singles(found)
 
     @staticmethod
