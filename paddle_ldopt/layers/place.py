@@ -146,8 +146,8 @@ class MeasuredModel:
             rises = all(one.index < other.index for one, other in zip(layers, layers[1:]))
             if not 1 < len(layers) == len(items) or not rises or not layers[0].index or not layers[-1].is_head:
                 continue
-            tower = towers.get(layers[-1].tower)
-            if tower is None or len({layer.tower for layer in layers}) > 1:
+            tower = towers.get(layers[0].tower)
+            if tower is None or any(layer.tower != tower.name for layer in layers):
                 continue
             if len(items) == tower.depth and not self.order.feeds_main(items[0], tower.blocks[1][0]):
                 self.layers.update((name, layers[-1]) for names in inside for name in names)
@@ -181,13 +181,14 @@ class MeasuredModel:
         found = next(filter(None, near), set())
         if len(found) == 1:
             return found.pop()
-        towers = {layer.tower for layer in found} - {""} or {tower.name for tower in self.towers}
-        depth = max((tower.depth for tower in self.towers if tower.name in towers), default=0)
+        names = {layer.tower for layer in found}
+        towers = [tower for tower in self.towers if tower.name in names] or self.towers
         position = self.tree.names.index
-        blocks = [n for tower in self.towers if tower.name in towers for path in tower.paths for n in inside[path]]
+        blocks = [n for tower in towers for path in tower.paths for n in inside[path]]
         is_embedding = "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
         is_head = position(name) > max(map(position, blocks), default=-1) and not is_embedding
-        return Layer(towers.pop() if len(towers) == 1 else "", (depth + 1) * is_head, depth)
+        tower = towers[0] if len(towers) == 1 else self._shared
+        return tower.layer((tower.depth + 1) * is_head)
 
 
 def _union(bits: Iterable[int]) -> int:
