@@ -12,6 +12,7 @@ from paddle.distributed import fleet
 from .._checks import first_few, problem, refusal
 from .._compat import checked_model, pipeline_of
 from .._processes import together
+from ..layers.decay import lowest
 from ..layers.map import LayerMap
 from ..layers.measure import Example, random_states_kept
 from ..layers.table import LayerTable
@@ -104,8 +105,7 @@ class StageLayers(LayerMap):
         layers = {name: whole.layer_of(name) for name in whole.names}
         for key in {key for _, shared in stages for key in shared}:
             names = [shared[key] for _, shared in stages if key in shared]
-            lowest = min((layers[name] for name in names), key=lambda layer: layer.index - layer.depth)
-            layers.update(dict.fromkeys(names, lowest))
+            layers.update(dict.fromkeys(names, lowest(layers[name] for name in names)))
         return cls(layers, {name: trained[tensor] for tensor, name in name_dict.items()})
 
     def table(self, *args: Any, **kwargs: Any) -> LayerTable:
