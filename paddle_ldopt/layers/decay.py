@@ -43,6 +43,11 @@ class Layer:
         return "head" if self.index else "embeddings"
 
 
+def lowest(layers: Iterable[Layer]) -> Layer:
+    """Return the layer farthest below the head of its tower."""
+    return min(layers, key=lambda layer: layer.index - layer.depth)
+
+
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # top block d, embeddings d^(n+1), as in BEiT's LayerDecayValueAssigner
@@ -159,9 +164,7 @@ class LayerDecay:
         1.0, "rate of a layer / rate of the layer above; 1 is off", 0.0, 1.0, "(]", check=checked_decay
     )
     convention: str = _option(
-        "paddlenlp",
-        "formula of the ratios (rate of a layer / learning rate)",
-        choices=CONVENTIONS,
+        "paddlenlp", "formula of the ratios (rate of a layer / learning rate)", choices=CONVENTIONS
     )
     min_ratio: float = _option(0.0, "smallest ratio", 0.0, 1.0)
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")
@@ -204,10 +207,7 @@ class LayerDecay:
     def ratios(self, layers: Mapping[str, Layer]) -> dict[str, float]:
         """Return structured name -> ratio, given the layer of each parameter; see `LayerMap.ratios`."""
         towers, decays = self.towers or {}, {"": self, **(self.towers or {})}
-        tower_of = {}
-        for name in layers:  # the outermost, then the longest name of a tower
-            found = [(f".{name}".find(f".{tower}."), -len(tower), tower) for tower in towers]
-            tower_of[name] = min((at for at in found if at[0] >= 0), default=(0, 0, ""))[2]
+        tower_of = {name: self._tower_of(name) for name in layers}
         with_blocks = {tower_of[name] for name, layer in layers.items() if layer.is_block}
         for tower in towers.keys() - with_blocks:
             stacks = dict.fromkeys(layer.tower for layer in layers.values() if layer.is_block)
@@ -221,6 +221,12 @@ class LayerDecay:
         mean = self._mean(ratio for (layer, _), ratio in unscaled.items() if layer.is_block)
         factors = self.factors(layers)
         return {n: unscaled[at] * decays[at[1]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
+
+    def _tower_of(self, name: str) -> str:
+        """Return the key of `towers` that a name contains, the outermost, then the longest; "" if none."""
+        path = f".{name}"
+        found = [tower for tower in self.towers or () if f".{tower}." in path]
+        return min(found, key=lambda tower: (path.find(f".{tower}."), -len(tower)), default="")
 
     def factors(self, names: Iterable[str]) -> dict[str, float]:
         """Return structured name -> its multiplier, for names that a pattern matches; raise for one without match."""

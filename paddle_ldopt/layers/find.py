@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import paddle
 
 from .._checks import first_few, quoted, refusal
-from .decay import HEAD, Layer, NoBlocksError, checked_patterns, matches
+from .decay import HEAD, Layer, NoBlocksError, checked_patterns, lowest, matches
 from .measure import Example
 from .names import NamedModel
 from .place import MeasuredModel
@@ -49,7 +49,7 @@ def layers_of_model(
     if not measured.towers and not blocks:
         problem = "Found no blocks in the forward pass (parts that are alike and follow one another): give `rules`."
         raise refusal(NoBlocksError, problem, names=first_few(params, 8))
-    layers = measured.layers() if measured.towers else measured.around(blocks)
+    layers = measured.layers if measured.towers else measured.around(blocks)
     layers.update({name: measured.beside(name, layers) for name in unused})
     layers = {name: layers.get(name, Layer("", 0, 0)) for name in params}
     parts, doubts = measured.tree.parts, []
@@ -79,13 +79,12 @@ def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules
     places, numbered = _apply_rules(list(ids), rules)
     named = NamedModel(list(ids), places, embeddings, ids)
     layers = _overridden(named.layers, places, numbered)
-    lowest: dict[int, Layer] = {}
+    found: dict[int, list[Layer]] = {}
     sure = {key for name, key in ids.items() if name not in named.doubtful}
     for name, key in ids.items():
         if name not in named.doubtful or key not in sure:
-            found = lowest.setdefault(key, layers[name])
-            lowest[key] = min(found, layers[name], key=lambda layer: layer.index - layer.depth)
-    layers = {name: lowest[id(param)] for name, param in params.items()}
+            found.setdefault(key, []).append(layers[name])
+    layers = {name: lowest(found[id(param)]) for name, param in params.items()}
     return Found(layers, "by names", [*named.doubts, *_doubts(layers, params)])
 
 

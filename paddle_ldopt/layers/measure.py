@@ -205,9 +205,9 @@ def random_states_kept() -> Iterator[None]:
 def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]) -> Iterator[None]:
     """Put a model into evaluation mode with all gradients; restore modes and buffers at the end."""
     modes = [(layer, layer.training) for layer in layers.values()]
-    weights = [param for name, param in params.items() if not name.endswith(STATISTICS)]
-    frozen = [param for param in weights if param.stop_gradient and param.is_floating_point()]
     averages = [(p, p.clone()) for name, p in params.items() if name.endswith(STATISTICS) and p._is_initialized()]
+    frozen = [p for name, p in params.items() if p.stop_gradient and not name.endswith(STATISTICS)]
+    frozen = [param for param in frozen if param.is_floating_point()]
     buffers = [
         (layer, key, buffer, buffer.inplace_version, buffer.clone())
         for layer in layers.values()
@@ -231,5 +231,5 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
             if buffer.inplace_version != version:
                 buffer.set_value(value)
         for average, value in averages:  # written where the example puts the model into training mode
-            if not average.equal_all(value):
+            if (average.numpy() != value.numpy()).any():  # `equal_all` knows no half precision
                 average.set_value(value)

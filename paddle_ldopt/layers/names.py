@@ -150,15 +150,15 @@ class NamedModel:
     def _place_blocks(self, tower: Tower) -> None:
         inside = self.tree.inside
         for index, (path,) in enumerate(tower.blocks, 1):
-            self.layers.update({name: Layer(tower.name, index, tower.depth) for name in inside[path]})
+            self.layers.update(dict.fromkeys(inside[path], tower.layer(index)))
         for path, low, high in tower.stages:
             begun = False  # a stage's own parameters belong to its first block, and behind that to its last
             for name in inside[path]:
                 begun |= name in self.layers
-                self.layers.setdefault(name, Layer(tower.name, high if begun else low, tower.depth))
+                self.layers.setdefault(name, tower.layer(high if begun else low))
         tables = [name for path in tower.paths for name in inside[path] if "relative_attention_bias" in name.split(".")]
         if len(tables) == 1 < tower.depth:  # all blocks use the table of the first
-            self.layers[tables[0]] = Layer(tower.name, 0, tower.depth)
+            self.layers[tables[0]] = tower.layer(0)
 
     def _outside(self, name: str) -> Layer:
         """Return the embeddings or the head for a parameter outside of the blocks, and note what is not sure."""

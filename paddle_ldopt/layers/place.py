@@ -9,68 +9,61 @@ from typing import Optional
 
 from paddle import Tensor, nn
 
-from .decay import STATISTICS, Layer
+from .decay import STATISTICS, Layer, lowest
 from .measure import Example, forward_pass, from_to
-from .towers import Measured, Tree, ancestors
-
-Place = tuple[Optional[int], int]  # number of the tower (None: of several), layer id
+from .towers import Measured, Tower, Tree, ancestors
 
 
 class MeasuredModel:
-    """The towers of a model and the places of its parameters.
+    """The towers of a model and the layers of its parameters.
 
     A parameter outside of the blocks goes with what it feeds first: block 0 (embeddings), a later block (the block
     before it), the inside of a block (that block), or none (the head of what its use is computed from).
     """
 
     def __init__(self, model: nn.Layer, example: Example, params: Mapping[str, Tensor]) -> None:
-        layers = dict(model.named_sublayers(include_self=True))
-        self.measured = forward_pass(model, example, layers, params)
+        parts = dict(model.named_sublayers(include_self=True))
+        self.measured = forward_pass(model, example, parts, params)
         self.tree = Tree(params)
-        self.order = Measured(self.tree, layers, self.measured)
+        self.order = Measured(self.tree, parts, self.measured)
         self.towers = self.order.towers
-        self._deepest = max((tower.depth for tower in self.towers), default=0)
+        deepest = max((tower.blocks for tower in self.towers), key=len, default=[])
+        self._shared = self.towers[0] if len(self.towers) == 1 else Tower("", "", deepest)
         self._bits = {name: 1 << i for i, name in enumerate(self.measured.leaves)}
         self._tables: set[str] = set()
         self._feeds: list[dict[int, int]] = [{} for _ in self.towers]  # layer id -> parameters it takes, as bits
         self._trace()
-        self.places: dict[str, Place] = {}
-        for t, tower in enumerate(self.towers):
+        self.layers: dict[str, Layer] = {}
+        for tower in self.towers:
             for index, block in enumerate(tower.blocks, 1):
-                self.places.update({name: (t, index) for path in block for name in self.tree.inside[path]})
-        outside = {name for name in self._bits if name not in self.places or name in self._tables}
-        self.places.update({name: place for name in outside if (place := self._outside(name))})
-        # a parameter of a block that other parts share is in the lowest of its places
-        owners = Counter(id(param) for layer in layers.values() for param in layer._parameters.values())
-        for name, place in self.places.items():
+                self.layers.update({name: tower.layer(index) for path in block for name in self.tree.inside[path]})
+        outside = {name for name in self._bits if name not in self.layers or name in self._tables}
+        self.layers.update({name: layer for name in outside if (layer := self._outside(name))})
+        # a parameter of a block that other parts share is in the lowest of its layers
+        owners = Counter(id(param) for part in parts.values() for param in part._parameters.values())
+        for name, layer in self.layers.items():
             if owners[id(params[name])] > 1 and name in self._bits and self._fed(name):
-                self.places[name] = min(place, self._outside(name) or place, key=self._above_head)
+                self.layers[name] = lowest([layer, self._outside(name) or layer])
         self._place_lists()
         self._keep_within_stages()
-        self.unused = [name for name in params if name not in self.places]
+        self.unused = [name for name in params if name not in self.layers]
 
     def bypassing(self) -> list[str]:
         """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's.
 
         Where all embeddings do and no head is without blocks below it, the blocks have their residual sums outside.
         """
-        placed = {name: self.places[name] for name in self._bits if name in self.places}
-        kinds = {name: (place[1], self._above_head(place) > 0) for name, place in placed.items()}
-        uses = {name: self.measured.uses(name) for name in kinds}
-        inner = {node for name, (index, is_head) in kinds.items() if index and not is_head for node in uses[name]}
+        placed = {name: self.layers[name] for name in self._bits if name in self.layers}
+        uses = {name: self.measured.uses(name) for name in placed}
+        inner = {node for name, layer in placed.items() if layer.is_block for node in uses[name]}
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         below = self.measured.collect(leaves, frozenset(inner | self._ends))
-        heads = {node for name, (_, is_head) in kinds.items() if is_head for node in uses[name]}
+        heads = {node for name, layer in placed.items() if layer.is_head for node in uses[name]}
         past, alone = (_union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
-        first = [name for name, (index, _) in kinds.items() if not index and not any(self._made[n] for n in uses[name])]
+        first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
         after = past & _union(self._bits[name] for name in first)
         through = any(not past & self._bits[name] and not any(below[n] & after for n in uses[name]) for name in first)
         return [name for name in first if (past if through else alone) & self._bits[name]]
-
-    def layers(self) -> dict[str, Layer]:
-        depths: dict[Optional[int], tuple[str, int]] = {None: ("", self._deepest)}
-        depths.update({t: (tower.name, tower.depth) for t, tower in enumerate(self.towers)})
-        return {name: Layer(depths[t][0], index, depths[t][1]) for name, (t, index) in self.places.items()}
 
     def _trace(self) -> None:
         """Note which towers each node is computed from, and the first block of each that a parameter feeds directly."""
@@ -108,8 +101,8 @@ class MeasuredModel:
                 found[t] = 0 if name in self._tables else min(ids)
         return found
 
-    def _outside(self, name: str) -> Optional[Place]:
-        """Return the place of a parameter, None if neither a block nor the result depends on it."""
+    def _outside(self, name: str) -> Optional[Layer]:
+        """Return the layer of a parameter, None if neither a block nor the result depends on it."""
         fed, uses = self._fed(name), self.measured.uses(name)
         made = [self._made[node] for node in uses]
         if fed and made and name not in self._tables:
@@ -117,9 +110,9 @@ class MeasuredModel:
             if before:  # an encoder's last norm, a projection between two towers
                 return self._head(before)
         if len(fed) == 1 or any(fed.values()):
-            return min(fed.items(), key=self._above_head)
+            return lowest(self.towers[t].layer(index) for t, index in fed.items())
         if fed:
-            return None, 0
+            return self._shared.layer(0)
         while uses and not any(self._made[node] for node in uses):  # the exponential of a temperature
             uses = {above for node in uses for above in self.measured.above[node]}
         towers = _union(self._made[node] for node in uses)
@@ -131,14 +124,9 @@ class MeasuredModel:
         fed = [(t, self._made[node]) for t, _, _, outputs in self._calls if t in found for node in outputs]
         return [t for t in found if not any(made >> t & 1 for other, made in fed if other != t)]
 
-    def _head(self, towers: list[int]) -> Place:
-        if len(towers) == 1 or len(self.towers) == 1:
-            t = towers[0] if towers else 0
-            return t, self.towers[t].depth + 1
-        return None, self._deepest + 1
-
-    def _above_head(self, place: Place) -> int:
-        return place[1] - (self._deepest if place[0] is None else self.towers[place[0]].depth)
+    def _head(self, towers: list[int]) -> Layer:
+        tower = self.towers[towers[0]] if len(towers) == 1 else self._shared
+        return tower.layer(tower.depth + 1)
 
     def _place_lists(self) -> None:
         """Mend lists whose last item alone is in the head, as nothing follows it.
@@ -146,34 +134,38 @@ class MeasuredModel:
         With an item for each block they are heads that refine each other's result (RT-DETR); else the last item goes
         with its stage as the others do (SegFormer's norms).
         """
-        lists: dict[str, list[str]] = {}
+        lists: dict[tuple[str, str], list[str]] = {}
         for path in self.tree.inside:
             parent, _, last = path.rpartition(".")
-            if re.search(r"\d", last):
-                lists.setdefault(f"{parent}.{re.sub(r'[0-9]+', '#', last)}", []).append(path)
+            lists.setdefault((parent, re.sub(r"\d+", "#", last)), []).append(path)
+        towers = {tower.name: tower for tower in self.towers}
         for items in lists.values():
-            found = [{self.places.get(name, (None, 0)) for name in self.tree.inside[item]} for item in items]
-            ((t, last_id),) = found[-1] if len(found[-1]) == 1 else ((None, 0),)
-            ids = [index for places in found for at, index in places if at == t]
-            if t is None or not 1 < len(ids) == len(items) or ids != sorted({*ids}) or ids[0] == 0:
+            inside = [self.tree.inside[item] for item in items]
+            found = [{self.layers.get(name) for name in names} for names in inside]
+            layers = [layer for of_item in found for layer in of_item if layer and len(of_item) == 1]
+            rises = all(one.index < other.index for one, other in zip(layers, layers[1:]))
+            if not 1 < len(layers) == len(items) or not rises or not layers[0].index or not layers[-1].is_head:
                 continue
-            depth, blocks = self.towers[t].depth, self.towers[t].blocks
-            if last_id == depth + 1 and len(items) == depth and not self.order.feeds_main(items[0], blocks[1][0]):
-                self.places.update(dict.fromkeys((n for item in items for n in self.tree.inside[item]), (t, last_id)))
-            elif last_id == depth + 1 and ids[-2] < depth:
-                self.places.update(dict.fromkeys(self.tree.inside[items[-1]], (t, depth)))
+            tower = towers.get(layers[0].tower)
+            if tower is None or any(layer.tower != tower.name for layer in layers):
+                continue
+            if len(items) == tower.depth and not self.order.feeds_main(items[0], tower.blocks[1][0]):
+                self.layers.update((name, layers[-1]) for names in inside for name in names)
+            elif layers[-2].index < tower.depth:
+                self.layers.update((name, tower.layer(tower.depth)) for name in inside[-1])
 
     def _keep_within_stages(self) -> None:
         """Keep a stage's own parameters in its blocks, and statistics beside their weights."""
-        stages = {path: (t, low, high) for t, tower in enumerate(self.towers) for path, low, high in tower.stages}
+        stages = {path: (tower, low, high) for tower in self.towers for path, low, high in tower.stages}
         for name in self.tree.names:
             owner = name.rpartition(".")[0]
-            beside = [self.places[other] for other in self.tree.inside[owner] if other in self.places]
+            beside = [self.layers[other] for other in self.tree.inside[owner] if other in self.layers]
             if name.endswith(STATISTICS) and beside:
-                self.places.setdefault(name, beside[0])
-            for t, low, high in [stages[path] for path in ancestors(owner) if path in stages][:1]:
-                at, index = self.places.get(name, (t, high))
-                self.places[name] = t, min(max(index, low), high) if at == t else high
+                self.layers.setdefault(name, beside[0])
+            for tower, low, high in [stages[path] for path in ancestors(owner) if path in stages][:1]:
+                layer = self.layers.get(name)
+                index = layer.index if layer and layer.tower == tower.name else high
+                self.layers[name] = tower.layer(min(max(index, low), high))
 
     def around(self, blocks: set[str]) -> dict[str, Layer]:
         """Return head or embeddings of a model whose `blocks` rules place: whether a use is computed from a block."""
@@ -189,13 +181,14 @@ class MeasuredModel:
         found = next(filter(None, near), set())
         if len(found) == 1:
             return found.pop()
-        towers = {layer.tower for layer in found} - {""} or {tower.name for tower in self.towers}
-        depth = max((tower.depth for tower in self.towers if tower.name in towers), default=0)
+        names = {layer.tower for layer in found}
+        towers = [tower for tower in self.towers if tower.name in names] or self.towers
         position = self.tree.names.index
-        blocks = [n for tower in self.towers if tower.name in towers for path in tower.paths for n in inside[path]]
+        blocks = [n for tower in towers for path in tower.paths for n in inside[path]]
         is_embedding = "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
         is_head = position(name) > max(map(position, blocks), default=-1) and not is_embedding
-        return Layer(towers.pop() if len(towers) == 1 else "", (depth + 1) * is_head, depth)
+        tower = towers[0] if len(towers) == 1 else self._shared
+        return tower.layer((tower.depth + 1) * is_head)
 
 
 def _union(bits: Iterable[int]) -> int:

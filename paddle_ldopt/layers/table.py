@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
@@ -33,7 +32,7 @@ class LayerRow:
     peak_learning_rate: Optional[Ends]  #: rate at the peak of the schedule; None if unknown
     with_weight_decay: Optional[int]  #: number of tensors with weight decay; None if unknown
     frozen: int  #: number of frozen tensors
-    multiplier: Optional[Ends] = None  #: of the decay's `multipliers`, part of the ratio; None if all are 1
+    multiplier: Ends = (1.0, 1.0)  #: of the decay's `multipliers`, part of the ratio
 
 
 @dataclasses.dataclass
@@ -56,19 +55,19 @@ class LayerTable:
         towers, rows = list(dict.fromkeys(layer.tower for layer in grouped)), []
         for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
             params, found = zip(*grouped[layer])
-            weight_decay, multiplier = [rate.has_weight_decay for rate in found], _ends(r.multiplier for r in found)
+            weight_decay = [rate.has_weight_decay for rate in found]
             row = LayerRow(
                 tower=layer.tower,
                 index=layer.index,
                 label=layer.label,
                 tensors=len(found),
                 elements=None if None in params else sum(int(param.size) for param in params),
-                ratio=(min(rate.ratio for rate in found), max(rate.ratio for rate in found)),
+                ratio=_ends(rate.ratio for rate in found),
                 learning_rate=_ends(rate.now for rate in found),
                 peak_learning_rate=_ends(rate.peak for rate in found),
                 with_weight_decay=None if None in weight_decay else sum(map(bool, weight_decay)),
                 frozen=sum(rate.frozen for rate in found),
-                multiplier=None if multiplier == (1.0, 1.0) else multiplier,
+                multiplier=_ends(rate.multiplier for rate in found),
             )
             rows.append(row)
         return cls(rows, source)
@@ -109,7 +108,7 @@ class LayerTable:
             "tensors": lambda row: str(row.tensors),
             "parameters": lambda row: _count(row.elements),
             "ratio": lambda row: _span(row.ratio, "{:.4g}"),
-            "multiplier": lambda row: _span(row.multiplier, "{:.4g}"),
+            "multiplier": lambda row: "-" if row.multiplier == (1.0, 1.0) else _span(row.multiplier, "{:.4g}"),
             "lr now": lambda row: _span(row.learning_rate, "{:.3g}"),
             "lr peak": lambda row: _span(row.peak_learning_rate, "{:.3g}"),
             "weight decay": lambda row: _share(row.with_weight_decay, row.tensors),
@@ -153,9 +152,10 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
     return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
 
 
-def _ends(values: Iterable[Optional[float]]) -> Optional[Ends]:
-    known = [math.nan if value is None else value for value in values]
-    return None if any(map(math.isnan, known)) else (min(known), max(known))
+def _ends(values: Iterable[Any]) -> Any:
+    """Return minimum and maximum; None if a value is None."""
+    known = list(values)
+    return None if None in known else (min(known), max(known))
 
 
 def _span(ends: Optional[Ends], form: str) -> str:

@@ -9,7 +9,7 @@ from statistics import median
 
 from paddle import nn
 
-from .decay import STATISTICS
+from .decay import STATISTICS, Layer
 from .measure import Call, Pass, from_to
 
 Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
@@ -82,6 +82,9 @@ class Tower:
     def paths(self) -> list[str]:
         return [path for block in self.blocks for path in block]
 
+    def layer(self, index: int) -> Layer:
+        return Layer(self.name, index, self.depth)
+
 
 class Measured:
     """The parts of a model in the order of a forward pass."""
@@ -98,10 +101,7 @@ class Measured:
         for path, calls in self.calls.items():
             for node in {node for call in calls for node in call.outputs}:
                 self._seeds[node] = self._seeds.get(node, 0) | self._bit[path]
-        stacks = self._stacks()
-        if stacks and self._weight(stacks[0]) > 1:
-            stacks += self._like_blocks(stacks)
-        self.towers = self._joined(stacks, in_sequence=True)
+        self.towers = self._joined(self._stacks(), in_sequence=True)
         self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
         for tower in self.towers:
             before = [t for t in self.towers if t is not tower and self._feeds_tower(t, tower)]
@@ -115,11 +115,6 @@ class Measured:
 
     def _calls_within(self, path: str) -> list[Call]:
         parts = [self.calls[child] for child in self.tree.children.get(path, []) if child in self.calls]
-        for name in self.tree.inside[path]:
-            if name.rpartition(".")[0] == path and (nodes := tuple(self.measured.uses(name))):
-                inputs = {below for node in nodes for below in self.measured.below[node]}
-                fed = tuple(inputs - {self.measured.leaves[name]})
-                parts.append([Call(fed, fed, nodes)])
         parts.sort(key=lambda calls: max(calls[0].outputs))
         return from_to(parts[0], parts[-1]) if parts else []
 
@@ -159,10 +154,13 @@ class Measured:
             if least == 1 and (single := self._only_items()):
                 return single
             outer = self._outermost([run for run in runs if self._weight(run) >= least], "")
+            # no stacks inside of single parts that are like blocks: the attention in a UNet's middle
+            kinds = {self.kinds[path] for stack in outer for path in stack.paths if self._is_own(path)}
+            outer = [t for t in outer if not any(self.kinds[path] in kinds for path in ancestors(t.parent))]
             sizes = [(self._weight(stack), tree.weight(*stack.paths)) for stack in outer]
             most = [_LIGHT * max(column) for column in zip(*sizes)]
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
-            found = found[:1] if least == 1 else found
+            found = found[:1] if least == 1 else [*found, *self._like_blocks(found)]
             share = sum(tree.weight(*stack.paths) for stack in found)
             if share >= _SHARE * tree.weight(""):
                 break
@@ -242,7 +240,8 @@ class Measured:
     def _are_halves(self, run: Tower, parts: list[Block]) -> bool:
         """Return whether a few like parts make one block: equal lists of lists, in which each part has its norm."""
         names = [[name[len(item) :] for name in self.tree.inside[item]] for item in run.paths]
-        few = len(parts) <= 3 and self._is_half(*parts[0]) and parts[0][0].rpartition(".")[0] in run.paths
+        few = run.is_list and len(parts) <= 3 and self._is_half(*parts[0])
+        few = few and parts[0][0].rpartition(".")[0] in run.paths
         return few and not re.search("stages?$", run.name) and all(other == names[0] for other in names)
 
     def _joined(self, stacks: list[Tower], in_sequence: bool = False) -> list[Tower]:
@@ -266,16 +265,14 @@ class Measured:
             shared = {self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}
             if not (in_sequence and is_chain and (same_parent or shared - {*_LISTS})):
                 return False
+        elif is_chain and same_parent and mixed[::2] == tower.blocks and mixed[1::2] == stack.blocks:
+            mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
         elif self._weight(light) <= _TURNS * self._weight(heavy):
             vars(tower).update(vars(heavy))  # adapters, or heads that refine
             return True
         elif not is_chain:
             return False
-        elif mixed[::2] == tower.blocks and tower.depth == stack.depth and same_parent:
-            mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
-        if mixed != both and not (tower.is_list or stack.is_list) and same_parent:
-            tower.name = _name_of(tower.parent, [block[0] for block in mixed])
-        elif stack.depth > tower.depth:
+        if stack.depth > tower.depth:
             tower.name = stack.name
         at = {path: i for i, block in enumerate(mixed, 1) for path in block}
         stages = [(t.blocks, *stage) for t in (tower, stack) for stage in t.stages]
@@ -296,9 +293,8 @@ class Measured:
         blocks = [path for stack in stacks for path in stack.paths]
         inside = {*blocks, *(path for stack in stacks for path, _, _ in stack.stages)}
         above = {path for block in blocks for path in ancestors(block)}
-        known = [path for path in blocks if not issubclass(self.kinds[path], _LISTS)]
         found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
-        found = [path for path in found if any(self._alike(path, block) for block in known)]
+        found = [path for path in found if any(self._alike(path, block) for block in blocks)]
         return self._singles(found)
 
     @staticmethod

@@ -12,6 +12,7 @@ from paddle.distributed import fleet
 from .._checks import first_few, problem, refusal
 from .._compat import checked_model, pipeline_of
 from .._processes import together
+from ..layers.decay import lowest
 from ..layers.map import LayerMap
 from ..layers.measure import Example, random_states_kept
 from ..layers.table import LayerTable
@@ -104,8 +105,7 @@ class StageLayers(LayerMap):
         layers = {name: whole.layer_of(name) for name in whole.names}
         for key in {key for _, shared in stages for key in shared}:
             names = [shared[key] for _, shared in stages if key in shared]
-            lowest = min((layers[name] for name in names), key=lambda layer: layer.index - layer.depth)
-            layers.update(dict.fromkeys(names, lowest))
+            layers.update(dict.fromkeys(names, lowest(layers[name] for name in names)))
         return cls(layers, {name: trained[tensor] for tensor, name in name_dict.items()})
 
     def table(self, *args: Any, **kwargs: Any) -> LayerTable:
@@ -124,8 +124,6 @@ def _added(first: Any, second: Any) -> Any:
     ends = {}
     for field in ("ratio", "learning_rate", "peak_learning_rate", "multiplier"):
         both = [getattr(row, field) for row in (first, second)]
-        if field == "multiplier" and any(both):
-            both = [ends_of_one or (1.0, 1.0) for ends_of_one in both]
         ends[field] = None if None in both else (min(low for low, _ in both), max(high for _, high in both))
     counts = {field: getattr(first, field) + getattr(second, field) for field in ("tensors", "elements", "frozen")}
     of_both = (first.with_weight_decay, second.with_weight_decay)

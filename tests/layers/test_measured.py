@@ -36,9 +36,9 @@ def test_a_detector_with_heads_called_embeddings():
 
 
 class DownBlock(nn.Layer):
-    def __init__(self, n):
+    def __init__(self, n, cls=Block):
         super().__init__()
-        self.attentions, self.resnets = blocks(n), nn.LayerList([Parts4() for _ in range(n)])
+        self.attentions, self.resnets = blocks(n, cls), nn.LayerList([Parts4() for _ in range(n)])
         self.scale = nn.Linear(D, D)
 
     def forward(self, x):
@@ -79,6 +79,31 @@ def test_a_unet_with_lora_layers_beside_it():
     assert of("down_blocks.0.scale.weight") == 2 and of("lora_layers.0.weight") == 8
 
 
+class TwoAttentions(nn.Layer):
+    """A block of diffusers, with a stack of its own: `attn1`, `attn2`."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn1, self.attn2, self.ff = OtherBlock(), OtherBlock(), nn.Linear(D, D)
+
+    def forward(self, x):
+        return x + self.ff(self.attn2(self.attn1(x)))
+
+
+def test_the_middle_of_a_unet_has_the_blocks_of_its_sides():
+    def middle(self, x):
+        return self.resnets[1](self.attentions[0](self.resnets[0](x)))
+
+    mid_block = Net(middle, attentions=blocks(1, TwoAttentions), resnets=blocks(2, Parts4))
+    downs = nn.LayerList([DownBlock(2, TwoAttentions) for _ in range(2)])
+    run = lambda self, x: self.conv_out(self.mid_block(through(self.down_blocks, self.conv_in(x))))  # noqa: E731
+    model = Net(run, conv_out=nn.Linear(D, 3), mid_block=mid_block, down_blocks=downs, conv_in=nn.Linear(D, D))
+    sides = {f"down_blocks.{i}.{kind}": (7 - 2 * i, 1) for i in range(2) for kind in ("resnets", "attentions")}
+    middles = {"mid_block.resnets.0": 3, "mid_block.attentions.0": 2, "mid_block.resnets.1": 1}
+    ends = {"conv_in": 8, "down_blocks.0.scale": 6, "down_blocks.1.scale": 4, "conv_out": 0}
+    check(model, VECTORS, sides | middles | ends)
+
+
 def test_stacks_in_sequence_of_one_class_are_one_tower():
     def run(self, ids):
         x = self.last_hidden(ids)
@@ -95,6 +120,12 @@ def test_stacks_in_sequence_of_one_class_are_one_tower():
         IDS,
         {"pos_embed": 0, "final.layer": 1, "stages_0.encoder": (4, 1), "char.layer": 5, "squeeze": 5, "last_hidden": 6},
     )
+
+
+def test_lists_with_like_names_hold_whole_blocks():
+    run = lambda self, x: self.fc(through(self.part_b, through(self.part_a, self.proj(x))))  # noqa: E731
+    model = Net(run, fc=nn.Linear(D, 2), part_a=blocks(2), part_b=blocks(2), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "part_a": (4, 1), "part_b": (2, 1), "proj": 5})
 
 
 def test_siamese_towers_share_their_blocks():

@@ -122,6 +122,12 @@ def test_averages_of_batches_are_kept():
     assert all((value.numpy() == before[name]).all() for name, value in model.state_dict().items())
 
 
+def test_averages_in_half_precision_are_compared_without_a_kernel():
+    model = simple(bn=nn.BatchNorm1D(D).to(dtype="bfloat16"))
+    layers, _ = places(model, VECTORS, silent=False)
+    assert model.bn._mean.dtype == paddle.bfloat16 and layers.n_layers == 3
+
+
 @pytest.mark.filterwarnings("ignore:When training")
 def test_the_pass_leaves_no_trace():
     def run(self, x):
