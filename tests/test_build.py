@@ -104,7 +104,6 @@ def test_create_takes_a_model_without_blocks_if_there_is_no_decay():
         ({"name": "camel"}, ValueError, "the nearest is 'came'.*call `apply_layerwise_decay`. Received: name='camel'"),
         ({"name": "AdamWDL"}, ValueError, "the nearest is 'adamwdl'.*Received: name='AdamWDL'"),
         ({"name": None}, ValueError, "Received: name=None"),
-        ({"momentum": 0.9}, TypeError, "momentum"),
         ({"layerwise_decay": 2.0}, ValueError, "Received: layerwise_decay=2.0"),
     ],
 )

@@ -8,6 +8,7 @@ import paddle
 import pytest
 from layer_models import PARTS, Tied, names_of, tied
 from matplotlib.figure import Figure
+from optimizer_cases import static_graph
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
@@ -291,13 +292,10 @@ def test_a_planned_table_knows_rates_of_param_attr():
 def test_an_optimizer_without_parameters_has_no_table():
     encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8), 2)
     layers = LayerMap.from_model(encoder)
-    paddle.enable_static()
-    try:
+    with static_graph():
         optimizer = ldopt.AdamWDL(0.001, layers=layers, layerwise_decay=0.5)
         with pytest.raises(ValueError, match="no parameters to show"):
             layers.table(optimizer=optimizer)
-    finally:
-        paddle.disable_static()
 
 
 def test_a_group_whose_own_schedule_begins_at_0_is_not_frozen():

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from kernel_cases import SHAPES, problem
-from optimizer_cases import VARIANTS
+from optimizer_cases import VARIANTS, static_graph
 from reference import bert_like, make_params, needs_library, take_steps
 
 import paddle_ldopt as ldopt
@@ -236,12 +236,8 @@ def test_an_option_that_is_a_tensor(option):
 
 
 def test_a_static_graph_has_no_fused_step():
-    paddle.enable_static()
-    try:
-        with pytest.raises(ValueError, match="static graph.*Received: fused=True"):
-            ldopt.Lamb(0.1, fused=True)
-    finally:
-        paddle.disable_static()
+    with static_graph(), pytest.raises(ValueError, match="static graph.*Received: fused=True"):
+        ldopt.Lamb(0.1, fused=True)
 
 
 def test_without_the_library(monkeypatch):

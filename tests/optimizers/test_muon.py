@@ -3,7 +3,7 @@
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import Net
+from optimizer_cases import Net, static_graph
 from reference import make_params, take_steps
 from reference_muon import muon, orthogonalized
 
@@ -92,12 +92,8 @@ def test_groups_route_before_the_layers_and_stay_alive():
 
 
 def test_a_static_graph_is_refused():
-    paddle.enable_static()
-    try:
-        with pytest.raises(RuntimeError, match="dygraph only"):
-            ldopt.Muon(0.1, use_muon=lambda p: True)
-    finally:
-        paddle.disable_static()
+    with static_graph(), pytest.raises(RuntimeError, match="dygraph only"):
+        ldopt.Muon(0.1, use_muon=lambda p: True)
 
 
 def test_bfloat16_products_on_a_cpu_are_refused_before_anything_moves():

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 from lamb_cases import RATES, close, random_run, train
-from optimizer_cases import same
+from optimizer_cases import same, static_graph
 from reference import make_params, take_steps
 from reference_lamb import lamb
 
@@ -153,28 +153,19 @@ def test_weight_decay_on_a_schedule(kind):
     "arguments", [{"learning_rate": RATES}, {"learning_rate": lambda i: 0.1}, {"weight_decay": lambda i: 0.1}]
 )
 def test_a_schedule_of_its_own_is_refused_in_a_static_graph(arguments):
-    paddle.enable_static()
-    try:
-        argument = next(iter(arguments))
-        with pytest.raises(ValueError, match=f"`{argument}` advances .*LambdaDecay.* Received: {argument}="):
-            Lamb(**{"learning_rate": 0.1, **arguments})
-    finally:
-        paddle.disable_static()
+    says = "`{0}` advances .*LambdaDecay.* Received: {0}=".format(*arguments)
+    with static_graph(), pytest.raises(ValueError, match=says):
+        Lamb(**{"learning_rate": 0.1, **arguments})
 
 
 def test_a_schedule_of_its_own_is_refused_when_a_static_graph_comes_later():
     opt = Lamb(RATES, parameters=paddle.nn.Linear(3, 2).parameters())
-    paddle.enable_static()
-    try:
-        main = paddle.static.Program()
-        with paddle.static.program_guard(main, paddle.static.Program()):
-            linear = paddle.nn.Linear(3, 2)
-            loss = linear(paddle.static.data("x", [4, 3])).mean()
-            with pytest.raises(ValueError, match="`learning_rate` advances .*LambdaDecay"):
-                opt.minimize(loss, parameters=linear.parameters())
+    with static_graph():
+        linear = paddle.nn.Linear(3, 2)
+        loss = linear(paddle.static.data("x", [4, 3])).mean()
+        with pytest.raises(ValueError, match="`learning_rate` advances .*LambdaDecay"):
+            opt.minimize(loss, parameters=linear.parameters())
         assert not opt._accumulators
-    finally:
-        paddle.disable_static()
 
 
 @pytest.mark.slow
