@@ -7,6 +7,7 @@ import numpy as np
 import paddle
 import pytest
 import trainer_common as common
+from layer_models import Parts
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.trainer import map_layers
@@ -77,12 +78,7 @@ def test_example_of_the_other_interfaces(example, source):
 
 
 def test_multipliers_need_no_blocks(tmp_path):
-    class Net(paddle.nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.backbone, self.head = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)
-
-    model = Net()
+    model = Parts(backbone=paddle.nn.Linear(2, 2), head=paddle.nn.Linear(2, 2))
     opt = ldopt.create("adamw", model, ldopt.LayerDecay(1.0, multipliers={r"^backbone\.": 0.1}))
     assert [opt.layerwise_ratio(part.weight) for part in (model.backbone, model.head)] == [0.1, 1.0]
     with pytest.raises(ValueError, match="Found no stack of blocks"):
