@@ -106,18 +106,21 @@ def test_the_step_count_is_shared_between_groups_and_types():
 
 
 NAMES = [*(f"encoder.layers.0.{part}" for part in ("q_proj.weight", "q_proj.bias", "norm1.weight")), "ln_1.weight"]
+
+
+def exclude(*patterns):
+    return {"exclude_from_weight_decay": [*patterns]}
+
+
 DECAYED = {
     "nothing said": ({}, NAMES),
-    "exclude": ({"exclude_from_weight_decay": ["norm", "bias"]}, [NAMES[0], NAMES[3]]),
-    "include wins": (
-        {"exclude_from_weight_decay": ["layers"], "include_in_weight_decay": ["q_proj"]},
-        NAMES[:2] + NAMES[3:],
-    ),
+    "exclude": (exclude("norm", "bias"), [NAMES[0], NAMES[3]]),
+    "include wins": ({**exclude("layers"), "include_in_weight_decay": ["q_proj"]}, NAMES[:2] + NAMES[3:]),
     "include is no list of all": ({"include_in_weight_decay": ["q_proj"]}, NAMES),
-    "search, not match": ({"exclude_from_weight_decay": [r"0\.q"]}, NAMES[2:]),
-    "anchor": ({"exclude_from_weight_decay": ["^ln"]}, NAMES[:3]),
-    "TensorFlow's :0": ({"exclude_from_weight_decay": ["bias:0$"]}, [NAMES[0], *NAMES[2:]]),
-    "the short way": ({"exclude_from_weight_decay": ["(?i)norm", r"\bln_", "bias"]}, NAMES[:1]),
+    "search, not match": (exclude(r"0\.q"), NAMES[2:]),
+    "anchor": (exclude("^ln"), NAMES[:3]),
+    "TensorFlow's :0": (exclude("bias:0$"), [NAMES[0], *NAMES[2:]]),
+    "the short way": (exclude("(?i)norm", r"\bln_", "bias"), NAMES[:1]),
     "a tuple": ({"exclude_from_weight_decay": ("norm", "ln")}, NAMES[:2]),
 }
 
@@ -152,12 +155,10 @@ def test_a_pattern_that_finds_nothing_warns():
         r"Received: include_in_weight_decay=\['head'\], exclude_from_weight_decay=\['LayerNorm', 'bias\$'\]$"
     )
     with pytest.warns(UserWarning, match=wanted) as caught:
-        AdamWeightDecay(
-            include_in_weight_decay=["head"], exclude_from_weight_decay=["LayerNorm", "bias$", "norm"], **how
-        )
+        AdamWeightDecay(include_in_weight_decay=["head"], **exclude("LayerNorm", "bias$", "norm"), **how)
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="Give `name_dict` or `layers`"):
-        AdamWeightDecay(exclude_from_weight_decay=["bias"], parameters=list(params.values()))
+        AdamWeightDecay(**exclude("bias"), parameters=list(params.values()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AdamWeightDecay(include_in_weight_decay=["norm"], exclude_from_weight_decay=["bias", "norm"], **how)
@@ -201,9 +202,8 @@ def test_config_keeps_everything():
     opt = AdamWeightDecay(**given, parameters=list(params.values()), name_dict=name_dict)
     config = opt.get_config()
     assert config == {**given, "not_in_config": ["name_dict"]}
-    again = AdamWeightDecay.from_config(
-        json.loads(json.dumps(config)), parameters=list(params.values()), name_dict=name_dict
-    )
+    read = json.loads(json.dumps(config))
+    again = AdamWeightDecay.from_config(read, parameters=list(params.values()), name_dict=name_dict)
     assert again.get_config() == config
     assert [again.has_weight_decay(p) for p in params.values()] == [opt.has_weight_decay(p) for p in params.values()]
     every = {*inspect.signature(AdamWeightDecay).parameters, *LAYERWISE, *COMMON}

@@ -133,11 +133,7 @@ def test_groups_with_every_option():
         return [
             {"params": [p["scalar"]], "lr": 0.05},
             {"params": p["one"], "lr": rates, "weight_decay": 0.2},  # one parameter without a list, as Paddle takes it
-            {
-                "params": (q for q in [p["vector"]]),
-                "lr": lambda step: 0.1 / (step + 1),
-                "weight_decay": lambda i: 0.1 * i,
-            },
+            {"params": (q for q in [p["vector"]]), "lr": lambda i: 0.1 / (i + 1), "weight_decay": lambda i: 0.1 * i},
             {"params": [p["row"]], "lr": scheduler},
             {"params": [p["column"]], "learning_rate": 0.5},
             {"params": [p["conv"]], "grad_centralization": True, "lr": 2},

@@ -38,10 +38,9 @@ def test_it_follows_the_reference(options):
     ratios = {name: 0.5 if name in ("wide", "bias") else 1.0 for name in SHAPES}
     hook = {"set_param_lr_fun": lambda p: ratios[names[p.name]]}
     got = take_steps(built(params, names, learning_rate=0.01, weight_decay=0.2, **hook, **options), params, grads)
-    want = {key: value for key, value in options.items() if key != "adjust_lr"}
-    want = muon(
-        arrays, grads, MATRICES, lr=0.01, weight_decay=0.2, original="adjust_lr" in options, ratios=ratios, **want
-    )
+    how = {key: value for key, value in options.items() if key != "adjust_lr"}
+    how.update(lr=0.01, weight_decay=0.2, original="adjust_lr" in options, ratios=ratios)
+    want = muon(arrays, grads, MATRICES, **how)
     for name in SHAPES:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-11, atol=1e-12, err_msg=name)
 
@@ -67,9 +66,8 @@ def test_the_layers_route_matrices_of_blocks_to_muon():
     model = Net()
     opt = ldopt.create("muon", model, 0.5, learning_rate=0.1, example=TOKENS)
     ends = ("proj.weight", "linear1.weight", "linear2.weight")
-    assert matrices_of(model, opt) == [
-        n for n, _ in model.named_parameters() if n.startswith("blocks") and n.endswith(ends)
-    ]
+    inner = [n for n, _ in model.named_parameters() if n.startswith("blocks")]
+    assert matrices_of(model, opt) == [n for n in inner if n.endswith(ends)]
     assert opt.layerwise_ratio(model.blocks[0].linear1.weight) == 0.25
     routed = ldopt.create("muon", model, learning_rate=0.1, use_muon=lambda p: p is model.head.weight)
     assert matrices_of(model, routed) == ["head.weight"]

@@ -128,10 +128,8 @@ def test_a_state_of_a_part_is_loaded(name, built_with, updated, loads_into, firs
         opt.clear_grad()
     counts = {int(key[7]): x.item() for key, x in opt.state_dict().items() if "beta1_pow_acc" in key}
     if name != "adamwdl":  # which counts in powers
-        one_count, taken = (
-            name == "adamweightdecay",
-            {i: (i in updated) + (i in first) + (i in loads_into) for i in range(3)},
-        )
+        one_count = name == "adamweightdecay"
+        taken = {i: (i in updated) + (i in first) + (i in loads_into) for i in range(3)}
         assert counts == {i: 3 if one_count and i in loads_into else taken[i] for i in {*built_with, *loads_into}}
 
 

@@ -138,9 +138,8 @@ for name in ("AdamWDL", "Came", "Lamb", "AdamWeightDecay"):
 @pytest.mark.slow
 def test_rules_refuse_the_earlier_form_of_static_graphs():
     environment = {**os.environ, "FLAGS_enable_pir_api": "0"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", OLD_IR], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-W", "ignore", "-c", OLD_IR]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     works, *refused = done.stdout.splitlines()
     assert works == "AdamWDL works", done.stderr
     assert len(refused) == 3 and all("set FLAGS_enable_pir_api=1. Received: optimizer=" in line for line in refused)
