@@ -72,21 +72,6 @@ def test_a_unet_with_lora_layers_beside_it():
     assert of("down_blocks.0.scale.weight") == 2 and of("lora_layers.0.weight") == 8
 
 
-def test_stacks_in_sequence_of_one_class_are_one_tower():
-    def run(self, ids):
-        x = self.last_hidden(ids)
-        x = through(self.char.layer, x)
-        x = self.squeeze(x)
-        x = through(self.stages_0.encoder, x)
-        x = through(self.final.layer, x)
-        return (self.pos_embed(x),)
-
-    parts = {"pos_embed": nn.Linear(D, 2), "final__layer": blocks(1), "stages_0__encoder": blocks(3)}
-    model = Net(run, **parts, char__layer=blocks(1), squeeze=nn.LayerNorm(D), last_hidden=nn.Embedding(9, D))
-    want = {"pos_embed": 0, "final.layer": 1, "stages_0.encoder": (4, 1), "char.layer": 5, "squeeze": 5}
-    check(model, IDS, {**want, "last_hidden": 6})
-
-
 def test_siamese_towers_share_their_blocks():
     def run(self, a, b):
         encode = lambda ids: through(self.head.layers, self.word(ids))  # noqa: E731
@@ -94,22 +79,6 @@ def test_siamese_towers_share_their_blocks():
 
     model = Net(run, embedding=nn.Linear(D, 1), head__layers=blocks(3), word=nn.Embedding(9, D))
     check(model, (IDS, tokens(5) + 0), {"embedding": 0, "head.layers": (3, 1), "word": 4})
-
-
-def test_towers_beside_each_other():
-    def run(self, image, ids):
-        image = self.text_proj(through(self.text.blocks, self.cls_head(image)).mean(1))
-        text = self.image_proj(through(self.image.blocks, self.words(ids)).mean(1))
-        return self.temperature.exp() * image @ text.T
-
-    model = Net(
-        run, temperature=[1], text__blocks=blocks(4), image__blocks=blocks(2), cls_head=nn.Linear(D, D),
-        words=nn.Embedding(9, D),
-        text_proj=nn.Linear(D, D), image_proj=nn.Linear(D, D),
-    )  # fmt: skip
-    want = {"temperature": 0, "text.blocks": (4, 1), "image.blocks": (2, 1), "cls_head": 5, "words": 3}
-    layers, _ = check(model, {"ids": IDS, "image": VECTORS}, {**want, "text_proj": 0, "image_proj": 0})
-    assert layers.towers == {"text.blocks": 4, "image.blocks": 2}
 
 
 class Biased(nn.Layer):
@@ -166,17 +135,6 @@ def test_a_speech_model():
     check(model, (VECTORS, IDS), ends | {"decoder.blocks": (4, 1), "encoder.blocks": (2, 1)})
 
 
-def test_a_block_that_runs_many_times():
-    def run(self, ids):
-        x = self.out(ids)
-        for _ in range(4):
-            x = self.group.inner[0](x)
-        return self.embeddings(x)
-
-    model = Net(run, embeddings=nn.Linear(D, 2), group__inner=blocks(1), out=nn.Embedding(9, D))
-    check(model, IDS, {"embeddings": 0, "group": 1, "out": 2})
-
-
 class Experts(nn.Layer):
     def __init__(self):
         super().__init__()
@@ -190,18 +148,6 @@ def test_experts_that_the_example_does_not_reach():
     run = lambda self, x: self.norm(through(self.tower, self.score(x)))  # noqa: E731
     model = Net(run, score=nn.Linear(D, D), tower=blocks(3, Experts), norm=nn.LayerNorm(D))
     check(model, VECTORS, {"score": 4, "tower": (3, 1), "norm": 0})
-
-
-def test_adapters_take_the_layer_of_what_they_adapt():
-    def run(self, x):
-        x = self.b(x)
-        for block, adapter in zip(self.body, self.adapters):
-            x = block(x) + adapter(x)
-        return self.a(x)
-
-    adapters = nn.LayerList([nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D)) for _ in range(3)])
-    model = Net(run, adapters=adapters, a=nn.Linear(D, 2), body=blocks(3), b=nn.Linear(D, D))
-    check(model, VECTORS, {"adapters": (3, 1), "a": 0, "body": (3, 1), "b": 4})
 
 
 def test_parts_between_blocks_and_stages():
