@@ -41,9 +41,8 @@ def test_trajectory_is_tensorflows(entry, dtype, named):
             for name, param in params.items():
                 param.name = name
             name_dict = None
-        optimizer, schedule = create_optimizer(
-            **entry["options"], parameters=list(params.values()), name_dict=name_dict
-        )
+        given = {**entry["options"], "parameters": list(params.values()), "name_dict": name_dict}
+        optimizer, schedule = create_optimizer(**given)
         return optimizer, schedule.step
 
     with paddle.utils.unique_name.guard():
@@ -54,9 +53,8 @@ def test_trajectory_is_tensorflows(entry, dtype, named):
 def test_trajectory_under_warm_up_is_the_references(options):
     arrays, grads = bert_like(steps=12)
     params, name_dict = make_params(arrays, "float64")
-    optimizer, schedule = create_optimizer(
-        0.01, 10, 4, 0.1, 0.8, 0.9, 1e-3, power=2.0, parameters=params.values(), name_dict=name_dict, **options
-    )
+    how = {"power": 2.0, "parameters": params.values(), "name_dict": name_dict, **options}
+    optimizer, schedule = create_optimizer(0.01, 10, 4, 0.1, 0.8, 0.9, 1e-3, **how)
     got = take_steps(optimizer, params, grads, schedule.step)
     rate = [0.01 * k / 4 if k < 4 else 0.01 * (0.1 + 0.9 * (1 - (min(k, 10) - 4) / 6) ** 2) for k in range(12)]
     given = {"clipnorm": options.get("adam_clipnorm"), "weight_decay_rate": options.get("weight_decay_rate", 0.0)}
@@ -193,9 +191,8 @@ def test_the_signature_is_transformers():
 
 
 def test_arguments_reach_the_optimizer():
-    optimizer, schedule = create_optimizer(
-        1e-3, 10, 2, 0.5, 0.8, 0.95, 1e-5, 0.7, weight_decay_rate=0.1, multi_precision=True, model=net()
-    )
+    how = {"weight_decay_rate": 0.1, "multi_precision": True, "model": net()}
+    optimizer, _ = create_optimizer(1e-3, 10, 2, 0.5, 0.8, 0.95, 1e-5, 0.7, **how)
     config = optimizer.get_config()
     assert (config["beta_1"], config["beta_2"], config["epsilon"], config["clipnorm"]) == (0.8, 0.95, 1e-5, 0.7)
     assert config["weight_decay_rate"] == 0.1 and config["multi_precision"] is True

@@ -130,6 +130,8 @@ def test_names_from_before_sharding_are_refused(cls):
     cls(0.1, parameters=network.parameters(), apply_decay_param_fun={network.weight.name}.__contains__)
 
 
+MISPLACED = r"parameters go (in)?to `parameters.*Received: learning_rate=\["
+PARAMETERS_FIRST = {"learning_rate": Net().parameters()}, MISPLACED
 RELATIVE = {"relative_step": True}
 EXTERNAL = {"relative_step": False, "scale_parameter": False}
 CLASH = "Cannot combine manual `{0}` .*leave out `{0}`, or give relative_step=False.* Received: {0}=0.1, relative_"
@@ -176,7 +178,7 @@ OF_ONE = {
         ({"exclude_from_weight_decay": [1]}, "must be a list of regular .* Received: exclude_from"),
         ({"exclude_from_weight_decay": ["("]}, r"must be a list of regular .* Received: .*=\['\('\]"),
         ({"clipnorm": 1.0, "global_clipnorm": 2.0}, "Received: global_clipnorm=2.0, clipnorm=1.0"),
-        ({"learning_rate": Net().parameters()}, r"parameters go (in)?to `parameters.*Received: learning_rate=\["),
+        PARAMETERS_FIRST,
     ],
     Muon: [
         ({}, "must know the matrices of blocks: give `layers`.*Received: layers=None"),
@@ -188,9 +190,7 @@ OF_ONE = {
         ({"adjust_lr": "none"}, "`adjust_lr` must be one of 'match_rms_adamw', 'original'"),
         ({"ns_dtype": "float16"}, "`ns_dtype` must be one of"),
     ],
-    ldopt.AdamWDL: [
-        ({"learning_rate": Net().parameters()}, r"parameters go (in)?to `parameters.*Received: learning_rate=\["),
-    ],
+    ldopt.AdamWDL: [PARAMETERS_FIRST],
 }
 
 

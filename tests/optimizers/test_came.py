@@ -163,10 +163,8 @@ def test_the_rates_of_mindformers_advance_with_the_steps(kind, dtype, fused):
 
 def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_that_of_its_beta2():
     arrays, grads = random_run(6, dict.fromkeys("ab", (3, 4)))
-    for options, group in (
-        ({"decay_rate": 0.3}, {"beta2": 0.95}),
-        ({"beta2": 0.95}, {"beta2": None, "decay_rate": 0.3}),
-    ):
+    both = {"decay_rate": 0.3}, {"beta2": 0.95}
+    for options, group in (both, (both[1], {"beta2": None, **both[0]})):
 
         def groups(params, group=group):
             return [{"params": [params["a"]]}, {"params": [params["b"]], **group}]

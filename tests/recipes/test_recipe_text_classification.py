@@ -411,9 +411,8 @@ def test_of_two_processes_one_writes(tiny, rows, tmp_path):
     arguments = {"model": tiny, "data": rows, "num_train_epochs": 2, "logging_steps": 1, "output_dir": "out"}
     argv = [str(text) for name, value in arguments.items() for text in (f"--{name}", value)]
     env = environment(PADDLE_DISTRI_BACKEND="gloo")
-    subprocess.run(
-        [*launch, recipe.__file__, *argv], cwd=tmp_path, env=env, check=True, capture_output=True, timeout=300
-    )
+    how = {"cwd": tmp_path, "env": env, "check": True, "capture_output": True, "timeout": 300}
+    subprocess.run([*launch, recipe.__file__, *argv], **how)
     logs = [(tmp_path / f"log/workerlog.{rank}").read_text() for rank in (0, 1)]
     assert ["report: " in log for log in logs] == [True, False]
     assert steps(tmp_path / "out") == [(1, True), (2, True), (2, False), (3, True), (4, True), (4, False)]

@@ -68,11 +68,8 @@ def test_a_pass_that_fails_falls_back_to_names(tmp_path, monkeypatch):
 def test_example_of_the_other_interfaces(example, source):
     model = common.tiny_model()
     config = ldopt.LdoptConfig(layerwise_lr_decay=0.5, lr_scheduler_type="constant")
-    found = [
-        ldopt.create("adamwdl", model, 0.5, example=example).layers,
-        config.build(model, example=example)[0].layers,
-    ]
-    found += [map_layers(model, example=example)]
+    optimizers = ldopt.create("adamwdl", model, 0.5, example=example), config.build(model, example=example)[0]
+    found = [*(opt.layers for opt in optimizers), map_layers(model, example=example)]
     assert [layers.source for layers in found] == [source] * 3
     assert f"layers: {source}" in str(found[0].table(0.5))
 

@@ -74,9 +74,8 @@ def test_arguments_from_a_command_line_and_from_json(tmp_path):
     assert args.layerwise_decay == ldopt.LayerDecay(0.8, "electra", min_ratio=0.1, head_ratio=2.0)
     assert args.allow_layerwise_change is True
     settings = {"output_dir": str(tmp_path), "device": "cpu", "layerwise_lr_decay": 0.8, "layerwise_freeze_below": 0.3}
-    (tmp_path / "args.json").write_text(
-        json.dumps({**settings, **({"amp_master_grad": False} if common.FORMERS else {})})
-    )
+    settings.update({"amp_master_grad": False} if common.FORMERS else {})
+    (tmp_path / "args.json").write_text(json.dumps(settings))
     (args,) = common.PdArgumentParser(common.Arguments).parse_json_file(str(tmp_path / "args.json"))
     assert args.layerwise_decay == ldopt.LayerDecay(0.8, freeze_below=0.3)
 
