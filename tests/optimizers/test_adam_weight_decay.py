@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, each, follow
-from optimizer_cases import close, run_static
+from optimizer_cases import close, near, run_static, same
 from reference import SHAPES, make_params, random_run, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 
@@ -179,8 +179,7 @@ def test_a_static_program_decays_clips_and_warns():
         return net, loss
 
     got = run_static(program, {"x": x}, start, 4)
-    for name, value in got.items():
-        np.testing.assert_allclose(value, dict(model.named_parameters())[name].numpy(), rtol=1e-6, atol=1e-7)
+    near(got, {name: param.numpy() for name, param in model.named_parameters()}, rtol=1e-6, atol=1e-7)
 
 
 def test_config_keeps_everything():
@@ -244,8 +243,7 @@ def test_apply_gradients_takes_the_pairs_of_keras():
         opt.apply_gradients(zip(grads, params.values()) if keras else zip(params.values(), grads))
         ends.append({n: param.numpy() for n, param in params.items()})
     assert (ends[0]["w"] < 1).all() and (ends[0]["unused"] == 1).all()
-    for n, want in ends[0].items():
-        np.testing.assert_array_equal(ends[1][n], want)
+    same(*ends)
 
 
 def test_the_divisor_of_steps_to_come():

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, each, follow
-from optimizer_cases import close
+from optimizer_cases import close, same
 from reference import make_params, random_run, take_steps
 from reference_came import came
 
@@ -155,8 +155,7 @@ def test_the_rates_of_mindformers_advance_with_the_steps(kind, dtype, fused):
         take_steps(opt, params, [grad])
         take_steps(stepped_by_hand, want, [grad])
         schedule.step(min(step + 1, 3))
-    for n in arrays:
-        np.testing.assert_array_equal(params[n].numpy(), want[n].numpy())
+    same(*({n: param.numpy() for n, param in ends.items()} for ends in (params, want)))
     with pytest.raises(RuntimeError, match="The optimizer sets its rate itself"):
         opt.set_lr(0.1)
 

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from golden.random_problems import problem, with_gaps
 from golden_cases import cases, each, follow
-from optimizer_cases import same, static_graph
+from optimizer_cases import near, same, static_graph
 from reference import make_params, random_run, take_steps
 from reference_lamb import lamb
 from toy_layers import apart
@@ -25,8 +25,7 @@ def train(arrays, grads, rate, dtype="float64", each_step=None, groups=None, **h
 
 def close(got, want, dtype="float64"):
     rtol, atol = (1e-10, 1e-12) if dtype == "float64" else (2e-5, 2e-6)
-    for name in want:
-        np.testing.assert_allclose(got[name], want[name], rtol=rtol, atol=atol, err_msg=name)
+    near(got, want, rtol, atol)
 
 
 @pytest.mark.parametrize(
@@ -378,5 +377,4 @@ def test_a_schedule_advances_under_to_static():
             step(x)
         assert rates == RATES
         results.append({n: p.numpy().copy() for n, p in linear.named_parameters()})
-    for name, value in results[0].items():
-        np.testing.assert_allclose(results[1][name], value, rtol=1e-5, atol=1e-6)
+    near(results[1], results[0], rtol=1e-5, atol=1e-6)

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import VARIANTS, every_optimizer, every_variant, make, run_static, static_graph
+from optimizer_cases import VARIANTS, every_optimizer, every_variant, make, near, run_static, static_graph
 
 
 class TinyModel(paddle.nn.Layer):
@@ -58,8 +58,7 @@ def test_to_static(name):
 
     for _ in range(3):
         train(paddle.to_tensor(tokens))
-    for n, p in model.named_parameters():
-        np.testing.assert_allclose(p.numpy(), want[n], rtol=1e-4, atol=1e-5, err_msg=n)
+    near({n: p.numpy() for n, p in model.named_parameters()}, want, rtol=1e-4, atol=1e-5)
 
 
 every_static = pytest.mark.parametrize("name", [name for name in VARIANTS if name != "muon"])  # which refuses
@@ -82,8 +81,7 @@ def test_static_program(name, way):
         return model, loss
 
     got = run_static(program, {"batch": np.array([[0, 1, 2], [3, 4, 5]])}, start, 3)
-    for n, value in got.items():
-        np.testing.assert_allclose(value, want[n], rtol=1e-4, atol=1e-5, err_msg=n)
+    near(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.representatives(count=2)

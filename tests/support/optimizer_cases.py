@@ -49,6 +49,11 @@ def same(got, want):
         np.testing.assert_array_equal(got[name], want[name], err_msg=name)
 
 
+def near(got, want, rtol, atol=0.0):
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=rtol, atol=atol, err_msg=name)
+
+
 def close(got, want, start, rtol=1e-5):
     """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size: one that hardly moves must be right."""
     for name in want:
