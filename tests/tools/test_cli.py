@@ -1,6 +1,8 @@
 """The command line, as a user calls it."""
 
 import json
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -89,7 +91,9 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
 
 
 def test_it_runs_as_a_module():
-    run = processes.run(["-m", "paddle_ldopt", "layers", "--help"])
+    command = [sys.executable, "-m", "paddle_ldopt", "layers", "--help"]
+    env = {**os.environ, "PYTHONPATH": processes.search_path()}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and "--layerwise_freeze_below" in run.stdout
 
 
