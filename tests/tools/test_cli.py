@@ -72,11 +72,6 @@ def test_rules(small, capsys):
     assert "`--layerwise_rules` must be a JSON object such as" in capsys.readouterr().err
 
 
-def test_a_large_model_is_shown_without_its_memory(capsys):
-    assert main(["layers", "--model", "LlamaForCausalLM", DECAY, "0.9"]) == 0
-    assert "block 31" in capsys.readouterr().out
-
-
 def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
     BertConfig(num_hidden_layers=3, **SIZES).save_pretrained(str(tmp_path))  # of no model, so it names none
     assert type(load_model(str(tmp_path))).__name__ == "BertModel"
