@@ -70,7 +70,7 @@ def pytest_configure():
 def pytest_collection_modifyitems(config, items):
     """Choose what `make test` runs; begin with the longest files; skip what cannot hold on this Paddle."""
     names = ((item.path.relative_to(HERE).as_posix(), getattr(item, "originalname", "")) for item in items)
-    config.cases = collections.Counter(names)  # for docs/test_promises.py
+    config.cases = collections.Counter(names)  # for docs/test_docs.py
     mark_the_rest_slow(items)
     places = {folder: place for place, folder in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))

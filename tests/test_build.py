@@ -91,20 +91,12 @@ def test_create_takes_rules_and_a_whole_decay():
     assert [opt.layerwise_ratio(p) for p in (model.embed.weight, model.blocks[0].norm1.bias)] == [2.0, 0.3]
 
 
-def test_create_takes_a_model_without_blocks_if_there_is_no_decay():
-    model = paddle.nn.Linear(2, 2)
-    assert ldopt.create("lamb", model, learning_rate=0.1).layerwise_ratio(model.weight) == 1.0
-    with pytest.raises(ValueError, match="no stack of blocks"):
-        ldopt.create("lamb", model, learning_rate=0.1, layerwise_decay=0.5)
-
-
 @pytest.mark.parametrize(
     "arguments, error, match",
     [
         ({"name": "camel"}, ValueError, "the nearest is 'came'.*call `apply_layerwise_decay`. Received: name='camel'"),
         ({"name": "AdamWDL"}, ValueError, "the nearest is 'adamwdl'.*Received: name='AdamWDL'"),
         ({"name": None}, ValueError, "Received: name=None"),
-        ({"momentum": 0.9}, TypeError, "momentum"),
         ({"layerwise_decay": 2.0}, ValueError, "Received: layerwise_decay=2.0"),
     ],
 )

@@ -210,9 +210,7 @@ def test_a_wrong_setting_is_refused(case):
 
 
 def test_rules_of_the_arguments_override_those_of_the_trainer(tmp_path):
-    trainer = common.trainer(
-        tmp_path, common.tiny_model(), layerwise_lr_decay=0.5, layerwise_rules='{"pooler": "head"}'
-    )
+    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.5, layerwise_rules='{"pooler": "head"}')
     trainer.layer_rules = {"pooler": 0}
     pooler = next(name for name, _ in trainer.model.named_parameters() if "pooler" in name)
     assert trainer.layer_map.layer_of(pooler).label == "head"
@@ -229,10 +227,7 @@ def test_rules_of_the_arguments_override_those_of_the_trainer(tmp_path):
         ("warmup_steps: 1e2", {"warmup_steps": 100}),
         ("learning_rate: 1:30", {"learning_rate": "1:30"}),  # 90 in YAML 1.1
         ("x: [1., .5, 1.5e3, .inf, 1_0]", {"x": [1.0, 0.5, 1500.0, float("inf"), "1_0"]}),
-        (
-            "weight_decay: 0.1\n<<: {learning_rate: 1e-4, weight_decay: 0.2}",
-            {"learning_rate": 1e-4, "weight_decay": 0.1},
-        ),
+        ("power: 0.1\n<<: {lr_end: 1e-4, power: 0.2}", {"lr_end": 1e-4, "power": 0.1}),
         ("a: &a {x: 1, y: 1}\nb: {<<: [{x: 2}, *a]}", {"a": {"x": 1, "y": 1}, "b": {"x": 2, "y": 1}}),
         ("# nothing", None),
     ],

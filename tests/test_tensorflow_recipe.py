@@ -7,6 +7,9 @@ import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, each, follow, load
+from layer_models import Parts
+from optimizer_cases import near, static_graph
+from paddle import nn
 from reference import bert_like, make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 from schedule_cases import rates
@@ -38,9 +41,8 @@ def test_trajectory_is_tensorflows(entry, dtype, named):
             for name, param in params.items():
                 param.name = name
             name_dict = None
-        optimizer, schedule = create_optimizer(
-            **entry["options"], parameters=list(params.values()), name_dict=name_dict
-        )
+        given = {**entry["options"], "parameters": list(params.values()), "name_dict": name_dict}
+        optimizer, schedule = create_optimizer(**given)
         return optimizer, schedule.step
 
     with paddle.utils.unique_name.guard():
@@ -51,16 +53,14 @@ def test_trajectory_is_tensorflows(entry, dtype, named):
 def test_trajectory_under_warm_up_is_the_references(options):
     arrays, grads = bert_like(steps=12)
     params, name_dict = make_params(arrays, "float64")
-    optimizer, schedule = create_optimizer(
-        0.01, 10, 4, 0.1, 0.8, 0.9, 1e-3, power=2.0, parameters=params.values(), name_dict=name_dict, **options
-    )
+    how = {"power": 2.0, "parameters": params.values(), "name_dict": name_dict, **options}
+    optimizer, schedule = create_optimizer(0.01, 10, 4, 0.1, 0.8, 0.9, 1e-3, **how)
     got = take_steps(optimizer, params, grads, schedule.step)
     rate = [0.01 * k / 4 if k < 4 else 0.01 * (0.1 + 0.9 * (1 - (min(k, 10) - 4) / 6) ** 2) for k in range(12)]
     given = {"clipnorm": options.get("adam_clipnorm"), "weight_decay_rate": options.get("weight_decay_rate", 0.0)}
     decayed = {n for n in arrays if "norm" not in n and "bias" not in n}
     want = reference(arrays, grads, rate, decayed, **given)
-    for name in arrays:
-        np.testing.assert_allclose(got[name], want[name], rtol=1e-11, atol=1e-13, err_msg=name)
+    near(got, want, rtol=1e-11, atol=1e-13)
 
 
 def reference(arrays, grads, rate, decayed, **given):
@@ -81,32 +81,14 @@ def test_a_resume_through_the_optimizers_state():
     assert rates(other, 30) == rates(schedule, 30)
 
 
-class Block(paddle.nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.q_proj = paddle.nn.Linear(4, 4)
-        self.input_layernorm = paddle.nn.LayerNorm(4)
-        self.ln_1 = paddle.nn.LayerNorm(4)
-        self.post = paddle.nn.LayerNorm(4)  # no name tells it: its class does
-        self.query = paddle.nn.Linear(4, 4, bias_attr=False)
-
-    def forward(self, x):
-        return self.query(self.post(self.ln_1(self.input_layernorm(self.q_proj(x)))))
+def block():
+    norms = {name: nn.LayerNorm(4) for name in ("input_layernorm", "ln_1", "post")}  # no name tells the last
+    return Parts(q_proj=nn.Linear(4, 4), **norms, query=nn.Linear(4, 4, bias_attr=False))
 
 
-class Net(paddle.nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.embeddings = paddle.nn.Embedding(5, 4)
-        self.layers = paddle.nn.LayerList([Block() for _ in range(3)])
-        self.norm = paddle.nn.LayerNorm(4)
-        self.classifier = paddle.nn.Linear(4, 2)
-
-    def forward(self, x):
-        x = self.embeddings(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.classifier(self.norm(x))
+def net():
+    blocks = nn.LayerList([block() for _ in range(3)])
+    return Parts(embeddings=nn.Embedding(5, 4), layers=blocks, norm=nn.LayerNorm(4), classifier=nn.Linear(4, 2))
 
 
 def names_of(model):
@@ -126,7 +108,7 @@ def weights(model):
 
 
 def test_norms_and_biases_are_not_decayed_and_nothing_is_warned_of():
-    model = Net()
+    model = net()
     given = {"model": {"model": model}}
     given["tensor names"] = {"parameters": model.parameters()}
     given["a generator"] = {"parameters": (p for p in model.parameters())}
@@ -140,7 +122,7 @@ def test_norms_and_biases_are_not_decayed_and_nothing_is_warned_of():
 
 
 def test_include_overrides_exclude():
-    model = Net()
+    model = net()
     wanted = weights(model) | {"norm.weight", "norm.bias"}
     for how in ({"model": model}, {"model": model, "layers": LayerMap.from_model(model)}):
         optimizer = decaying(include_in_weight_decay=[r"^norm\."], **how)
@@ -154,7 +136,7 @@ def test_include_overrides_exclude():
 
 def test_an_idle_include_warns_and_nothing_to_exclude_does_not():
     with pytest.warns(UserWarning, match="include_in_weight_decay=.'nothing'"):
-        decaying(include_in_weight_decay=["nothing"], model=Net())
+        decaying(include_in_weight_decay=["nothing"], model=net())
     plain = paddle.nn.Linear(2, 2, bias_attr=False)
     optimizer = decaying(parameters=plain.parameters())
     assert optimizer.has_weight_decay(plain.weight)
@@ -162,13 +144,13 @@ def test_an_idle_include_warns_and_nothing_to_exclude_does_not():
 
 def test_an_include_without_a_weight_decay_warns_and_the_call_works_as_in_transformers():
     with pytest.warns(UserWarning, match="`include_in_weight_decay` has no effect.*weight_decay_rate=0.0") as caught:
-        optimizer, _ = create_optimizer(1e-3, 10, 2, include_in_weight_decay=["norm"], model=Net())
+        optimizer, _ = create_optimizer(1e-3, 10, 2, include_in_weight_decay=["norm"], model=net())
     assert caught[0].filename == __file__
     assert not optimizer.has_nonzero_weight_decay(optimizer._parameter_list[0])
 
 
 def test_layerwise_decay_of_a_model():
-    model = Net()
+    model = net()
     optimizer = decaying(layerwise_decay=0.5, model=model)
     ratios = {n: optimizer.layerwise_ratio(p) for n, p in model.named_parameters()}
     want = LayerMap.from_model(model).ratios(0.5)
@@ -177,7 +159,7 @@ def test_layerwise_decay_of_a_model():
 
 
 def test_parameters_may_be_a_part_of_the_model_or_groups():
-    model = Net()
+    model = net()
     head = model.classifier.parameters()
     optimizer = decaying(parameters=head, model=model)
     assert [p.name for p in optimizer._parameter_list] == [p.name for p in head]
@@ -188,21 +170,17 @@ def test_parameters_may_be_a_part_of_the_model_or_groups():
 
 def test_in_static_graph_mode():
     warnings.filterwarnings("ignore", "(Tensor|Value) do not have 'place'")  # Paddle, of its own doing
-    paddle.enable_static()
-    try:
-        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
-            x = paddle.static.data("x", [2, 4])
-            model = paddle.nn.Sequential(paddle.nn.Linear(4, 3), paddle.nn.LayerNorm(3))
-            loss = model(x).sum()
-            optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5)
-            optimizer.minimize(loss)
-            assert decayed(optimizer, model) == {"0.weight"}
-            exe = paddle.static.Executor()
-            exe.run(paddle.static.default_startup_program())
-            exe.run(feed={"x": np.ones([2, 4], "float32")}, fetch_list=[loss])
-            schedule.step()
-    finally:
-        paddle.disable_static()
+    with static_graph():
+        x = paddle.static.data("x", [2, 4])
+        model = paddle.nn.Sequential(paddle.nn.Linear(4, 3), paddle.nn.LayerNorm(3))
+        loss = model(x).sum()
+        optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5)
+        optimizer.minimize(loss)
+        assert decayed(optimizer, model) == {"0.weight"}
+        exe = paddle.static.Executor()
+        exe.run(paddle.static.default_startup_program())
+        exe.run(feed={"x": np.ones([2, 4], "float32")}, fetch_list=[loss])
+        schedule.step()
 
 
 def test_the_signature_is_transformers():
@@ -212,13 +190,12 @@ def test_the_signature_is_transformers():
 
 
 def test_arguments_reach_the_optimizer():
-    optimizer, schedule = create_optimizer(
-        1e-3, 10, 2, 0.5, 0.8, 0.95, 1e-5, 0.7, weight_decay_rate=0.1, multi_precision=True, model=Net()
-    )
+    how = {"weight_decay_rate": 0.1, "multi_precision": True, "model": net()}
+    optimizer, _ = create_optimizer(1e-3, 10, 2, 0.5, 0.8, 0.95, 1e-5, 0.7, **how)
     config = optimizer.get_config()
     assert (config["beta_1"], config["beta_2"], config["epsilon"], config["clipnorm"]) == (0.8, 0.95, 1e-5, 0.7)
     assert config["weight_decay_rate"] == 0.1 and config["multi_precision"] is True
-    optimizer, _ = create_optimizer(1e-3, 10, 2, adam_global_clipnorm=0.7, model=Net())
+    optimizer, _ = create_optimizer(1e-3, 10, 2, adam_global_clipnorm=0.7, model=net())
     assert optimizer.get_config()["global_clipnorm"] == 0.7
 
 
@@ -238,14 +215,14 @@ def test_arguments_reach_the_optimizer():
 def test_bad_arguments_of_the_factory(argument, value, error):
     arguments = {"init_lr": 1e-3, "num_train_steps": 10, "num_warmup_steps": 2, "weight_decay_rate": 0.1}
     with pytest.raises(error, match=f"`{argument}`.*Received: .*{argument.rpartition('_')[2]}"):
-        create_optimizer(**{**arguments, "model": Net(), argument: value})
+        create_optimizer(**{**arguments, "model": net(), argument: value})
 
 
 def test_contradictory_arguments_are_refused():
     with pytest.raises(ValueError, match="`parameters` or `model`"):
         create_optimizer(1e-3, 10, 2)
     with pytest.raises(ValueError, match="adam_clipnorm=1.0, adam_global_clipnorm=2.0"):
-        create_optimizer(1e-3, 10, 2, adam_clipnorm=1.0, adam_global_clipnorm=2.0, model=Net())
+        create_optimizer(1e-3, 10, 2, adam_clipnorm=1.0, adam_global_clipnorm=2.0, model=net())
     with pytest.raises(ValueError, match="`layerwise_decay` has no effect"):
         create_optimizer(1e-3, 10, 2, layerwise_decay=0.5, parameters=one_param())
 

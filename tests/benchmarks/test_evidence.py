@@ -16,9 +16,8 @@ DOCS = ROOT / "docs" / "evidence.md"
 
 @pytest.fixture(scope="module")
 def task(encoder_and_texts):
-    protocol = evidence.Protocol(
-        model=str(encoder_and_texts / "encoder"), examples=10, epochs=3, batch_size=4, validation_rows=4
-    )
+    sizes = {"examples": 10, "epochs": 3, "batch_size": 4, "validation_rows": 4}
+    protocol = evidence.Protocol(model=str(encoder_and_texts / "encoder"), **sizes)
     return evidence.Task(encoder_and_texts / "texts", protocol, seeds=2)
 
 
@@ -39,9 +38,8 @@ def test_a_study_goes_on_where_it_stopped(task, tmp_path, monkeypatch):
     results = evidence.read(path)[1]
     assert list(results) == [first, second]
     assert results[first]["finite"] and results[first]["loss"] != results[second]["loss"]
-    assert results[first]["test"] * len(task.test) == pytest.approx(
-        round(results[first]["test"] * len(task.test)), abs=1e-4
-    )
+    right = results[first]["test"] * len(task.test)
+    assert right == pytest.approx(round(right), abs=1e-4)
 
 
 def test_results_of_another_protocol_are_refused(task, tmp_path):

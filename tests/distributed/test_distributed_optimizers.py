@@ -72,9 +72,8 @@ def test_processes_that_freeze_different_parameters_are_refused(unused):
 
 @pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def auto(request):
-    return launch(
-        cases.auto_parallel, request.param, timeout=300, cases=[case for (case,) in selected(request, "case")]
-    )
+    chosen = [case for (case,) in selected(request, "case")]
+    return launch(cases.auto_parallel, request.param, timeout=300, cases=chosen)
 
 
 @pytest.mark.representatives(count=6)
@@ -137,9 +136,7 @@ def test_refusals():
 @pytest.mark.slow
 def test_muon_trains_whole_matrices_and_refuses_pieces():
     start, end = reference("muon")
-    for result in launch(
-        cases.muon_in_layouts, 2, timeout=300, layouts=["dp", "sharding v1", "pp", "sharding v2", "mp"]
-    ):
+    for result in launch(cases.muon_in_layouts, 2, timeout=300, layouts=list(LAYOUTS)):
         for layout in ("dp", "sharding v1", "pp"):
             assert apart(result[layout], start, end) < TOLERANCE
         for layout in ("sharding v2", "mp"):

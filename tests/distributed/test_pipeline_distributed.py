@@ -160,9 +160,8 @@ def two_stages():
         (names[id(param)], norm, size)
         for param, norm, size in zip(optimizer._parameter_list, middle.local_norm.tolist(), middle.size.tolist())
     ]
-    network, skipping = cases.build(
-        hcg, "staged", "lamb", use_skip_data_by_global_norm=True, global_norm_spike_threshold=1e-3
-    )
+    skips = {"use_skip_data_by_global_norm": True, "global_norm_spike_threshold": 1e-3}
+    network, skipping = cases.build(hcg, "staged", "lamb", **skips)
     kept = cases.snapshot(network, skipping)
     output = skipping(*inputs)
     unchanged = cases.same(kept, cases.snapshot(network, skipping))
@@ -281,10 +280,8 @@ def experts(use):
     for param in network.parameters():
         param.set_value(paddle.ones_like(param))
     before = [1.0, 1.0]
-    optimizer, inputs = (
-        paddle.optimizer.SGD(1.0, network.parameters()),
-        paddle.full([2, 1], paddle.distributed.get_rank() + 1.0),
-    )
+    optimizer = paddle.optimizer.SGD(1.0, network.parameters())
+    inputs = paddle.full([2, 1], paddle.distributed.get_rank() + 1.0)
     if use == "step":
         ldopt.PipelineWithLossScale(paddle.DataParallel(network), optimizer, use_clip_grad=False)(inputs)
     else:
@@ -366,10 +363,9 @@ def data_parallel():
     hcg = start_fleet(dp=2)
     found["experts"] = [experts(use) for use in ("step", "accumulator")]
     found["update"] = failing_update()
-    found["options"] = refused(
-        lambda: made("fleet", optimizer={"weight_decay": [0.1, 0.5][rank]}),
-        "weight_decay=0.1 in process 0 and 0.5 in process 1",
-    )
+    decays = {"weight_decay": [0.1, 0.5][rank]}
+    says = "weight_decay=0.1 in process 0 and 0.5 in process 1"
+    found["options"] = refused(lambda: made("fleet", optimizer=decays), says)
     network, step = cases.build(hcg, "whole", "sgd", ragged=True)
     labels = paddle.full([8, cases.LENGTH], cases.IGNORED, "int64")
     found["no token"] = refused(lambda: step(paddle.zeros_like(labels), labels), "0 tokens")

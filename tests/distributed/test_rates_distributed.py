@@ -1,16 +1,22 @@
-"""Towers, multipliers, kept means and linear rates: several processes train as one."""
+"""Towers, multipliers, kept means and linear rates: several processes find the layers of one and train as one."""
 
 import functools
+import warnings
 
 import numpy as np
+import paddle
 import pytest
+from distributed_cases import LAYOUTS
 from distributed_launch import launch
-from rate_cases import CASES, HALF, ONE, Run, alone, place
+from distributed_setup import start_fleet
+from paddle.distributed import fleet
+from rate_cases import CASES, HALF, ONE, VOCABULARY, Run, Staged, Whole, alone, place
 from rate_cases import worker as train
 from representatives import selected
 from toy_layers import apart
 
-LAYOUTS = ["dp", "sharding v1", "sharding v2", "pp", "mp"]
+from paddle_ldopt.trainer.stages import map_layers
+
 TOLERANCE = 1e-5  # of the way
 
 reference = functools.cache(alone)
@@ -55,3 +61,29 @@ def test_the_ratios_by_hand():
         assert ratios["text.layers.1.linear.weight"] == pytest.approx(0.7 / mean, rel=1e-12)
         assert ratios["embed.weight"] == pytest.approx(0.8**3 / mean, rel=1e-12)
         assert ratios["head.weight"] == pytest.approx(1 / mean, rel=1e-12)
+
+
+def found(network, example=None):
+    """Return how the layers were found, the layers, and the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        layers = map_layers(network, example=example)
+    return layers.source, layers.fingerprint(), [str(one.message) for one in caught]
+
+
+def find(layout):
+    hcg = start_fleet(**LAYOUTS[layout])
+    example = paddle.arange(6).reshape([1, 6]) % VOCABULARY
+    if layout == "pp":
+        return found(Staged(topology=hcg.topology()), example)
+    return found(fleet.distributed_model(Whole()), example)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_processes_find_the_layers_of_one(layout):
+    example = None if layout == "pp" else paddle.arange(6).reshape([1, 6]) % VOCABULARY
+    source, layers, _ = found(Whole(), example)
+    for got, places, said in launch(find, 2, layout=layout):
+        assert (got, places) == (source, layers) == ("by names" if layout == "pp" else "measured", layers)
+        assert any("no stage can run the `example` alone" in text for text in said) == (layout == "pp")

@@ -81,14 +81,9 @@ def in_two_processes(layout, folder, alone):
     if layout == "stage1" and not common.FORMERS:
         for optim in ("adamwdl", "adamw"):
             trainings[f"split, frozen, {optim}"] = {**base, "layout": "split", "optim": optim, **FROZEN}
-    names = list(trainings)
-    gave = launch(
-        trainer_ranks.in_ranks,
-        ranks=2,
-        timeout=280,
-        trainings=[{"folder": str(at / name), **trainings[name]} for name in names],
-    )
-    return [dict(zip(names, results)) for results in gave]
+    given = [{"folder": str(at / name), **training} for name, training in trainings.items()]
+    gave = launch(trainer_ranks.in_ranks, ranks=2, timeout=280, trainings=given)
+    return [dict(zip(trainings, results)) for results in gave]
 
 
 def check_equal(several, one, tolerance):

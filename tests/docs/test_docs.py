@@ -1,4 +1,4 @@
-"""The pages: every public name has its entry, every link and anchor leads somewhere, every Python block is Python."""
+"""The pages: public names have entries, links lead somewhere, Python runs; the files that a repository's host reads."""
 
 import ast
 import importlib
@@ -8,9 +8,12 @@ import re
 import textwrap
 
 import paddle
+import promises
 import pytest
 import trainer_common
+import yaml
 from project import ROOT, public_names
+from reference import needs_library
 
 import paddle_ldopt
 from paddle_ldopt import trainer as ours
@@ -153,3 +156,50 @@ def test_the_tests_that_are_named_are_there():
     text = "\n".join(tests.values())
     for name, is_file in re.findall(r"`(test_\w+)(\.py)?`", page):
         assert f"{name}.py" in tests if is_file else f"def {name}(" in text, name
+
+
+GITHUB = ROOT / ".github"
+
+
+def read(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_tests_run_on_every_supported_python():
+    matrix = read(GITHUB / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]
+    assert matrix["python"] == re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text(encoding="utf-8"))
+    assert matrix["paddle"] == ["3.1", "3.2", "3.3"]
+
+
+def test_wheels_are_built_for_every_platform():
+    text = (GITHUB / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    built = yaml.safe_load(text)["jobs"]["wheels"]["strategy"]["matrix"]["include"]
+    assert {row["platform"].split("-")[0] for row in built} == {"linux", "macos", "windows"}
+    assert {"x86_64", "aarch64"} <= {row["archs"] for row in built}
+    assert text.count("# not tried") == sum(row["smoke"] == "no" for row in built) == 3
+
+
+@pytest.mark.parametrize("path", sorted(GITHUB.rglob("*.yml")), ids=lambda path: path.name)
+def test_commands_are_targets_of_the_makefile(path):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert read(path)
+    for target in re.findall(r"run: make ([a-z-]+)", path.read_text(encoding="utf-8")):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_the_citation_has_the_version():
+    citation = read(ROOT / "CITATION.cff")
+    assert str(citation["version"]) == paddle_ldopt.__version__ and citation["license"] == "Apache-2.0"
+
+
+WITH = "3.3.1"  # the Paddle that the page names
+
+
+@needs_library
+@pytest.mark.skipif(paddle.__version__ != WITH, reason=f"the page was written with Paddle {WITH}")
+def test_the_page_is_not_stale(request):
+    page, cases = promises.PAGE.read_text(encoding="utf-8"), request.config.cases
+    assert WITH in page
+    if not {file for _, file, *_ in promises.promises()} <= {file for file, _ in cases}:
+        pytest.skip("this run has not collected every marked test")
+    assert promises.filled(page, cases) == page, "run `python docs/promises.py`"

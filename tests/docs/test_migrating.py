@@ -7,6 +7,7 @@ import re
 import numpy as np
 import paddle
 import pytest
+from layer_models import Parts
 from paddle import nn
 from paddlenlp.transformers import BertConfig, BertForSequenceClassification
 
@@ -30,17 +31,11 @@ def to_run():
     return {f"{head} {i + 1}": block for head, blocks in named.items() for i, block in enumerate(blocks)}
 
 
-class Vit(nn.Layer):
-    """A vision transformer's names and shapes; nothing is computed with it."""
-
-    def __init__(self):
-        super().__init__()
-        self.cls_token = self.create_parameter([1, 1, 8])
-        self.pos_embed = self.create_parameter([1, 5, 8])
-        self.patch_embed = nn.Conv2D(3, 8, 4, 4)
-        self.blocks = nn.LayerList([nn.TransformerEncoderLayer(8, 2, 16) for _ in range(BLOCKS)])
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 2)
+def vit():
+    """Return a vision transformer's names and shapes; nothing is computed with it."""
+    stem = {"cls_token": [1, 1, 8], "pos_embed": [1, 5, 8], "patch_embed": nn.Conv2D(3, 8, 4, 4)}
+    blocks = nn.LayerList([nn.TransformerEncoderLayer(8, 2, 16) for _ in range(BLOCKS)])
+    return Parts(**stem, blocks=blocks, norm=nn.LayerNorm(8), head=nn.Linear(8, 2))
 
 
 class World:
@@ -49,7 +44,7 @@ class World:
     def __init__(self):
         size = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 16}
         self.model = BertForSequenceClassification(BertConfig(vocab_size=20, num_hidden_layers=BLOCKS, **size))
-        self.vit = Vit()
+        self.vit = vit()
         draw, self.grads = np.random.RandomState(0), {}
         for param in (*self.model.parameters(), *self.vit.parameters()):
             sign = draw.choice([-1.0, 1.0], size=param.shape)
@@ -149,6 +144,10 @@ def encoder_only(name):
     return 0.8 if "encoder.layers" in name else 1.0
 
 
+def encoder_or_not(name):
+    return 0.8 if "encoder" in name else 1.0
+
+
 def hook(world, names):
     adamw(ratio=encoder_only)(world, names)
     assert all(p.optimize_attr["learning_rate"] == 1.0 for p in world.model.parameters())
@@ -246,9 +245,7 @@ CHECKS = {
     "PaddleNLP scripts with lr_ratio 1": adamw(weight_decay=of_those(lambda model, names: names["decay_params"], 0.01)),
     "ERNIEKit 1": adamw(weight_decay=of_those(of_weights, 0.1), ratio=linear),
     "PaddleNLP's Trainer with a group for each parameter 1": adamw(weight_decay=of_those(of_weights, 0.01)),
-    "PaddleNLP's Trainer with a group for each parameter 2": adamw(
-        ratio=lambda name: 0.8 if "encoder" in name else 1.0
-    ),
+    "PaddleNLP's Trainer with a group for each parameter 2": adamw(ratio=encoder_or_not),
     "A hook that changes the parameter 1": hook,
     "A hook that takes only the parameter 1": one_argument_hook,
     "DataParallel and scaler.minimize 1": minimized,

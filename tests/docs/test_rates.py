@@ -25,15 +25,13 @@ def rows():
     return {project: line.strip("`").replace("\\|", "|") for project, _, line in cells[2:]}
 
 
-class Block(nn.Layer):
-    def __init__(self, width=8):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn, self.mlp = nn.Linear(width, width), nn.Linear(width, width)
+def block(width=8):
+    norms = {"norm1": nn.LayerNorm(width), "norm2": nn.LayerNorm(width)}
+    return Parts(**norms, attn=nn.Linear(width, width), mlp=nn.Linear(width, width))
 
 
 def blocks(count, width=8):
-    return nn.LayerList([Block(width) for _ in range(count)])
+    return nn.LayerList([block(width) for _ in range(count)])
 
 
 def vit(count, **more):
@@ -65,11 +63,9 @@ def ernie_lora(scale=1.0):
 
 
 def ernie_vl():
-    text = Parts(embed_tokens=nn.Embedding(20, 8), layers=nn.LayerList(), norm=nn.LayerNorm(8))
-    for _ in range(4):
-        block = Block()
-        block.mlp = Parts(gate=nn.Linear(8, 4), up=nn.Linear(8, 8))
-        text.layers.append(block)
+    text = Parts(embed_tokens=nn.Embedding(20, 8), layers=blocks(4), norm=nn.LayerNorm(8))
+    for layer in text.layers:
+        layer.mlp = Parts(gate=nn.Linear(8, 4), up=nn.Linear(8, 8))
     return Parts(ernie=text, vision_model=vit(3), lm_head=nn.Linear(8, 20))
 
 

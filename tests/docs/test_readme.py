@@ -119,10 +119,8 @@ def test_paddlenlps_own_class_decays_twice_and_ours_once(monkeypatch):
     parent = PaddleNLPs.__mro__[1]._create_optimization_pass
     mended = lambda self, parameters, **more: (parent(self, parameters, **more), self._lr_to_coeff.clear())[0]  # noqa: E731
     monkeypatch.setattr(PaddleNLPs, "_create_optimization_pass", mended)
-    for build, left in (
-        (paddlenlps, 0.9801),
-        (lambda net: paddle_ldopt.AdamWDL(0.1, parameters=net.parameters(), weight_decay=0.1), 0.99),
-    ):
+    ours = lambda net: paddle_ldopt.AdamWDL(0.1, parameters=net.parameters(), weight_decay=0.1)  # noqa: E731
+    for build, left in ((paddlenlps, 0.9801), (ours, 0.99)):
         network = paddle.nn.Linear(2, 2, weight_attr=paddle.nn.initializer.Constant(1.0))
         (network(paddle.ones([1, 2])).sum() * 0).backward()
         build(network).step()

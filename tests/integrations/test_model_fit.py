@@ -5,6 +5,7 @@ import re
 import numpy as np
 import paddle
 import pytest
+from optimizer_cases import static_graph
 from paddle import nn
 from paddle.static import InputSpec
 from project import ROOT
@@ -144,17 +145,13 @@ def test_a_static_graph_takes_the_same_steps(name, tmp_path):
     model = prepared(*build(name)[:2])
     model.save(str(tmp_path / "start"))
     want = fit(model)
-    paddle.enable_static()
-    try:
-        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
-            net, optimizer, schedule = build(name)
-            specs = [InputSpec([None, 4], "float32", "x")], [InputSpec([None, 1], "int64", "y")]
-            static = prepared(net, optimizer, specs=specs)
-            static.load(str(tmp_path / "start"), reset_optimizer=True)
-            static.fit(Data(), batch_size=8, epochs=2, shuffle=False, verbose=0)
-            static.save(str(tmp_path / "end"))
-    finally:
-        paddle.disable_static()
+    with static_graph():
+        net, optimizer, schedule = build(name)
+        specs = [InputSpec([None, 4], "float32", "x")], [InputSpec([None, 1], "int64", "y")]
+        static = prepared(net, optimizer, specs=specs)
+        static.load(str(tmp_path / "start"), reset_optimizer=True)
+        static.fit(Data(), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        static.save(str(tmp_path / "end"))
     assert schedule.last_epoch == STEPS
     got = {key: np.asarray(value) for key, value in paddle.load(str(tmp_path / "end.pdparams")).items()}
     assert_same(got, want, rtol=1e-4, atol=1e-5)

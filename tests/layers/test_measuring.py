@@ -133,11 +133,8 @@ def test_the_pass_leaves_no_trace():
     def run(self, x):
         self.count += 1
         random.random(), np.random.rand(), paddle.rand([2])
-        return self.fc(
-            nn.functional.dropout(
-                self.bn(through(self.body, self.proj(x)).transpose([0, 2, 1])).transpose([0, 2, 1]), training=True
-            )
-        )
+        x = self.bn(through(self.body, self.proj(x)).transpose([0, 2, 1])).transpose([0, 2, 1])
+        return self.fc(nn.functional.dropout(x, training=True))
 
     model = Net(run, fc=nn.Linear(D, 2), bn=nn.BatchNorm1D(D), body=blocks(3), proj=nn.Linear(D, D))
     model.register_buffer("count", paddle.zeros([1]))
@@ -212,11 +209,8 @@ def test_the_graph_is_freed():
             return grad
 
     run = lambda self, x: self.fc(Same.apply(through(self.body, self.proj(x))))  # noqa: E731
-    check(
-        Net(run, fc=nn.Linear(D, 2), body=blocks(3), proj=nn.Linear(D, D)),
-        VECTORS,
-        {"fc": 0, "body": (3, 1), "proj": 4},
-    )
+    model = Net(run, fc=nn.Linear(D, 2), body=blocks(3), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "body": (3, 1), "proj": 4})
     gc.collect()
     assert len(alive) == 1 and alive[0]() is None
 

@@ -82,10 +82,8 @@ def test_numbers_without_a_block_are_closed_up():
     assert layers.n_layers == 8 and indexes(layers, "features") == list(range(1, 9)) and ids(layers)[-1] == 9
     some = {r"^h\.([02])\.attn": r"\1"}  # of a stack that is found: as numbered
     assert ids(LayerMap.from_names(names_of(), some)) == ids(LayerMap.from_names(names_of()))
-    model = Parts(
-        layers=paddle.nn.Sequential(block(), paddle.nn.GELU(), block(), paddle.nn.GELU(), block()), head=block()
-    )
-    assert LayerMap.from_model(model).n_layers == 3
+    layers = paddle.nn.Sequential(block(), paddle.nn.GELU(), block(), paddle.nn.GELU(), block())
+    assert LayerMap.from_model(Parts(layers=layers, head=block())).n_layers == 3
 
 
 def test_an_offset_numbers_a_stack_behind_another():

@@ -105,9 +105,8 @@ def test_rules_make_layers_of_stages_and_groups():
     assert [stages.layer_of(name).index for name in names if "attn" in name] == [1, 2, 2, *[3] * 6, 4]
     assert (stages.layer_of("stem.weight").index, stages.layer_of("head.w").index, stages.n_layers) == (0, 5, 4)
     order = [name.rpartition(".attn")[0] for name in blocks if "attn" in name]
-    groups = LayerMap.from_names(
-        names, lambda name: next((i // 2 + 1 for i, block in enumerate(order) if name.startswith(f"{block}.")), None)
-    )
+    pair = lambda name: next((i // 2 + 1 for i, b in enumerate(order) if name.startswith(f"{b}.")), None)  # noqa: E731
+    groups = LayerMap.from_names(names, pair)
     assert [groups.layer_of(name).index for name in names if "attn" in name] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 

@@ -8,6 +8,7 @@ import paddle
 import pytest
 from layer_models import PARTS, Tied, names_of, tied
 from matplotlib.figure import Figure
+from optimizer_cases import static_graph
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
@@ -71,9 +72,8 @@ def test_the_table_shows_hooks_and_undecayed_optimizers_too():
 
 def test_applied_rates_are_those_of_a_step():
     model = Tied()
-    opt = apply_layerwise_decay(
-        paddle.optimizer.SGD(0.5, parameters=model.parameters()), LayerMap.from_model(model), layerwise_decay=0.5
-    )
+    sgd = paddle.optimizer.SGD(0.5, parameters=model.parameters())
+    opt = apply_layerwise_decay(sgd, LayerMap.from_model(model), layerwise_decay=0.5)
     ratios = applied_rates(opt, 1.0)
     before = {n: p.numpy().copy() for n, p in model.named_parameters()}
     for p in model.parameters():
@@ -85,20 +85,17 @@ def test_applied_rates_are_those_of_a_step():
 
 def test_what_weight_decay_the_table_sees():
     model, layers = tied()
-    cases = [
-        (paddle.optimizer.Momentum(0.1, parameters=model.parameters(), weight_decay=0.1), True),
-        (paddle.optimizer.Momentum(0.1, parameters=model.parameters()), False),
-        (paddle.optimizer.Adam(0.1, parameters=model.parameters(), weight_decay=paddle.regularizer.L2Decay(0.1)), True),
-        (paddle.optimizer.Lamb(0.1, 0.1, parameters=model.parameters()), True),
-        (
-            paddle.optimizer.Lamb(0.1, 0.1, parameters=model.parameters(), exclude_from_weight_decay_fn=lambda p: True),
-            False,
-        ),
-        (paddle.optimizer.AdamW(0.1, parameters=model.parameters(), weight_decay=0.0), False),
-    ]
-    for opt, decayed in cases:
+    for name, how, decayed in (
+        ("Momentum", {"weight_decay": 0.1}, True),
+        ("Momentum", {}, False),
+        ("Adam", {"weight_decay": paddle.regularizer.L2Decay(0.1)}, True),
+        ("Lamb", {"lamb_weight_decay": 0.1}, True),
+        ("Lamb", {"lamb_weight_decay": 0.1, "exclude_from_weight_decay_fn": lambda p: True}, False),
+        ("AdamW", {"weight_decay": 0.0}, False),
+    ):
+        opt = getattr(paddle.optimizer, name)(0.1, parameters=model.parameters(), **how)
         row = layers.table(optimizer=opt).rows[0]
-        assert row.with_weight_decay == (row.tensors if decayed else 0), type(opt)
+        assert row.with_weight_decay == (row.tensors if decayed else 0), name
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
@@ -236,14 +233,11 @@ def rates(layers, opt):
 def test_the_table_shows_a_groups_own_rate(name):
     model, layers = tied()
     inside, rest = model.layers.parameters(), [model.lm_head.weight, *model.norm.parameters()]
-    for groups in (
-        [{"params": inside, "lr": 0.5}, {"params": rest}],
-        [{"params": rest}, {"params": inside, "lr": 0.5}],
-    ):
-        more = {"relative_step": False, "scale_parameter": False} if name == "adafactor" else {}
-        opt = ldopt.optimizer_class(name)(
-            learning_rate=1e-3, parameters=groups, layers=layers, layerwise_decay=0.5, **more
-        )
+    more = {"relative_step": False, "scale_parameter": False} if name == "adafactor" else {}
+    more.update(learning_rate=1e-3, layers=layers, layerwise_decay=0.5)
+    groups = [{"params": inside, "lr": 0.5}, {"params": rest}]
+    for some in (groups, groups[::-1]):
+        opt = ldopt.optimizer_class(name)(parameters=some, **more)
         for stepped in (False, True):
             if stepped:
                 model(paddle.to_tensor([[0, 1, 2]])).square().mean().backward()
@@ -291,13 +285,10 @@ def test_a_planned_table_knows_rates_of_param_attr():
 def test_an_optimizer_without_parameters_has_no_table():
     encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8), 2)
     layers = LayerMap.from_model(encoder)
-    paddle.enable_static()
-    try:
+    with static_graph():
         optimizer = ldopt.AdamWDL(0.001, layers=layers, layerwise_decay=0.5)
         with pytest.raises(ValueError, match="no parameters to show"):
             layers.table(optimizer=optimizer)
-    finally:
-        paddle.disable_static()
 
 
 def test_a_group_whose_own_schedule_begins_at_0_is_not_frozen():

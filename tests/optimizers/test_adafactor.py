@@ -9,24 +9,20 @@ import paddle
 import pytest
 from golden_cases import cases, each, follow, load, loader
 from optimizer_cases import close
-from reference import make_params, take_steps
+from reference import make_params, random_run, take_steps
 from reference_adafactor import adafactor
 
 from paddle_ldopt import Adafactor, AdafactorSchedule
 from paddle_ldopt.rates import applied_rates, rates_of_optimizer
 
 EXTERNAL = {"lr": 0.01, "relative_step": False, "scale_parameter": False}
-SHAPES = {"0-D": (), "one": (1,), "bias": (6,), "row": (1, 5), "column": (5, 1), "weight": (4, 6)}
-SHAPES.update({"3-D": (2, 3, 4), "conv": (4, 3, 2, 2)})
 
 
-def problem(steps=20, seed=0):
+def problem(steps=20):
     """Return parameters of every rank and random gradients of several sizes, as float32 numbers."""
-    rng = np.random.default_rng(seed)
-    draw = {n: lambda s=s: np.array(rng.normal(size=s)).astype("float32").astype("float64") for n, s in SHAPES.items()}
-    sizes = 10.0 ** rng.integers(-3, 3, size=steps)
-    arrays = {n: d() for n, d in draw.items()}
-    return arrays, [{n: (d() * np.float32(size)).astype("float32") for n, d in draw.items()} for size in sizes]
+    arrays, grads = random_run(steps)
+    sizes = 10.0 ** np.random.default_rng(0).integers(-3, 3, size=steps)
+    return arrays, [{n: (g * size).astype("float32") for n, g in grad.items()} for grad, size in zip(grads, sizes)]
 
 
 def train(arrays, grads, dtype="float64", each_step=None, build=None, **options):

@@ -8,8 +8,8 @@ import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, each, follow
-from optimizer_cases import close, run_static
-from reference import make_params, take_steps
+from optimizer_cases import close, near, run_static, same
+from reference import SHAPES, make_params, random_run, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 
 from paddle_ldopt.layers.map import LayerMap
@@ -36,16 +36,6 @@ def test_trajectory_is_tensorflows(entry, dtype):
 @each(CLASS + ANCHOR)
 def test_trajectory_with_the_numbers_that_tensorflow_rounds(entry):
     follow(entry, "float64", lambda *where: ours(entry["effective_options"], *where), tol=entry["tol_effective"])
-
-
-SHAPES = {"0-D": (), "one": (1,), "vector": (7,), "row": (1, 5), "column": (5, 1)}
-SHAPES.update({"3-D": (2, 3, 4), "4-D": (3, 2, 2, 2)})
-
-
-def random_run(seed=0, steps=20, scale=1.0):
-    rng = np.random.default_rng(seed)
-    arrays = {n: rng.normal(size=s) for n, s in SHAPES.items()}
-    return arrays, [{n: scale * rng.normal(size=s) for n, s in SHAPES.items()} for _ in range(steps)]
 
 
 def compare(arrays, grads, dtype="float64", rtol=1e-11, how=None, **options):
@@ -79,7 +69,7 @@ OPTIONS = {
 @pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("float64", 1e-11)])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_matches_the_float64_reference(options, dtype, rtol):
-    arrays, grads = random_run()
+    arrays, grads = random_run(seed=1)
     got = compare(arrays, grads, dtype, rtol, **options)
     if options:  # each option does something
         params, _ = make_params(arrays, dtype)
@@ -106,18 +96,21 @@ def test_the_step_count_is_shared_between_groups_and_types():
 
 
 NAMES = [*(f"encoder.layers.0.{part}" for part in ("q_proj.weight", "q_proj.bias", "norm1.weight")), "ln_1.weight"]
+
+
+def exclude(*patterns):
+    return {"exclude_from_weight_decay": [*patterns]}
+
+
 DECAYED = {
     "nothing said": ({}, NAMES),
-    "exclude": ({"exclude_from_weight_decay": ["norm", "bias"]}, [NAMES[0], NAMES[3]]),
-    "include wins": (
-        {"exclude_from_weight_decay": ["layers"], "include_in_weight_decay": ["q_proj"]},
-        NAMES[:2] + NAMES[3:],
-    ),
+    "exclude": (exclude("norm", "bias"), [NAMES[0], NAMES[3]]),
+    "include wins": ({**exclude("layers"), "include_in_weight_decay": ["q_proj"]}, NAMES[:2] + NAMES[3:]),
     "include is no list of all": ({"include_in_weight_decay": ["q_proj"]}, NAMES),
-    "search, not match": ({"exclude_from_weight_decay": [r"0\.q"]}, NAMES[2:]),
-    "anchor": ({"exclude_from_weight_decay": ["^ln"]}, NAMES[:3]),
-    "TensorFlow's :0": ({"exclude_from_weight_decay": ["bias:0$"]}, [NAMES[0], *NAMES[2:]]),
-    "the short way": ({"exclude_from_weight_decay": ["(?i)norm", r"\bln_", "bias"]}, NAMES[:1]),
+    "search, not match": (exclude(r"0\.q"), NAMES[2:]),
+    "anchor": (exclude("^ln"), NAMES[:3]),
+    "TensorFlow's :0": (exclude("bias:0$"), [NAMES[0], *NAMES[2:]]),
+    "the short way": (exclude("(?i)norm", r"\bln_", "bias"), NAMES[:1]),
     "a tuple": ({"exclude_from_weight_decay": ("norm", "ln")}, NAMES[:2]),
 }
 
@@ -152,12 +145,10 @@ def test_a_pattern_that_finds_nothing_warns():
         r"Received: include_in_weight_decay=\['head'\], exclude_from_weight_decay=\['LayerNorm', 'bias\$'\]$"
     )
     with pytest.warns(UserWarning, match=wanted) as caught:
-        AdamWeightDecay(
-            include_in_weight_decay=["head"], exclude_from_weight_decay=["LayerNorm", "bias$", "norm"], **how
-        )
+        AdamWeightDecay(include_in_weight_decay=["head"], **exclude("LayerNorm", "bias$", "norm"), **how)
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="Give `name_dict` or `layers`"):
-        AdamWeightDecay(exclude_from_weight_decay=["bias"], parameters=list(params.values()))
+        AdamWeightDecay(**exclude("bias"), parameters=list(params.values()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AdamWeightDecay(include_in_weight_decay=["norm"], exclude_from_weight_decay=["bias", "norm"], **how)
@@ -188,8 +179,7 @@ def test_a_static_program_decays_clips_and_warns():
         return net, loss
 
     got = run_static(program, {"x": x}, start, 4)
-    for name, value in got.items():
-        np.testing.assert_allclose(value, dict(model.named_parameters())[name].numpy(), rtol=1e-6, atol=1e-7)
+    near(got, {name: param.numpy() for name, param in model.named_parameters()}, rtol=1e-6, atol=1e-7)
 
 
 def test_config_keeps_everything():
@@ -201,9 +191,8 @@ def test_config_keeps_everything():
     opt = AdamWeightDecay(**given, parameters=list(params.values()), name_dict=name_dict)
     config = opt.get_config()
     assert config == {**given, "not_in_config": ["name_dict"]}
-    again = AdamWeightDecay.from_config(
-        json.loads(json.dumps(config)), parameters=list(params.values()), name_dict=name_dict
-    )
+    read = json.loads(json.dumps(config))
+    again = AdamWeightDecay.from_config(read, parameters=list(params.values()), name_dict=name_dict)
     assert again.get_config() == config
     assert [again.has_weight_decay(p) for p in params.values()] == [opt.has_weight_decay(p) for p in params.values()]
     every = {*inspect.signature(AdamWeightDecay).parameters, *LAYERWISE, *COMMON}
@@ -254,8 +243,7 @@ def test_apply_gradients_takes_the_pairs_of_keras():
         opt.apply_gradients(zip(grads, params.values()) if keras else zip(params.values(), grads))
         ends.append({n: param.numpy() for n, param in params.items()})
     assert (ends[0]["w"] < 1).all() and (ends[0]["unused"] == 1).all()
-    for n, want in ends[0].items():
-        np.testing.assert_array_equal(ends[1][n], want)
+    same(*ends)
 
 
 def test_the_divisor_of_steps_to_come():

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import close, same
+from optimizer_cases import close, same, states, static_graph
 from reference import adamw, bert_like, llrd_ratio, make_params, take_steps
 
 from paddle_ldopt import AdamWDL, LayerMap
@@ -202,16 +202,12 @@ def test_a_decay_that_would_do_nothing_is_refused():
 
 
 def test_a_static_program_refuses_a_decay_that_would_do_nothing():
-    paddle.enable_static()
-    try:
-        with paddle.static.program_guard(paddle.static.Program()):
-            linear = paddle.nn.Linear(3, 2)
-            names = {p.name: n for n, p in linear.named_parameters()}
-            loss = linear(paddle.static.data("x", [4, 3])).mean()
-            with pytest.raises(ValueError, match="finds none"):
-                AdamWDL(0.01, layerwise_decay=0.8, name_dict=names).minimize(loss)
-    finally:
-        paddle.disable_static()
+    with static_graph():
+        linear = paddle.nn.Linear(3, 2)
+        names = {p.name: n for n, p in linear.named_parameters()}
+        loss = linear(paddle.static.data("x", [4, 3])).mean()
+        with pytest.raises(ValueError, match="finds none"):
+            AdamWDL(0.01, layerwise_decay=0.8, name_dict=names).minimize(loss)
 
 
 def test_blocks_that_the_default_hook_passes_over_are_named():
@@ -237,21 +233,15 @@ def test_a_hook_that_goes_bad_in_mid_run_changes_nothing_in_that_step(grouped):
     params, name_dict = make_params(arrays)
     ratio = {"last": 1.0}
     parameters = [{"params": [p]} for p in params.values()] if grouped else list(params.values())
-    opt = AdamWDL(
-        0.01,
-        parameters=parameters,
-        set_param_lr_fun=lambda p: ratio["last"] if "classifier" in name_dict[p.name] else 1.0,
-    )
+    hook = {"set_param_lr_fun": lambda p: ratio["last"] if "classifier" in name_dict[p.name] else 1.0}
+    opt = AdamWDL(0.01, parameters=parameters, **hook)
     take_steps(opt, params, grads[:1])
-    before = {n: p.numpy().copy() for n, p in params.items()}
-    state = {k: v.numpy().copy() for k, v in opt.state_dict().items() if hasattr(v, "numpy")}
+    before, state = {n: p.numpy().copy() for n, p in params.items()}, states(opt)
     ratio["last"] = float("nan")
     with pytest.raises(ValueError, match="Received: nan"):
         take_steps(opt, params, grads[1:])
-    for name, value in before.items():
-        np.testing.assert_array_equal(params[name].numpy(), value)
-    for key, value in state.items():
-        np.testing.assert_array_equal(opt.state_dict()[key].numpy(), value)
+    same({n: p.numpy() for n, p in params.items()}, before)
+    same(states(opt), state)
 
 
 def test_a_parameter_unfrozen_in_mid_run_is_asked_for():

@@ -20,6 +20,10 @@ def net(seed=5):
     return model, LayerMap.from_model(model)
 
 
+def sgd(model):
+    return paddle.optimizer.SGD(0.05, parameters=model.parameters())
+
+
 def train(model, optimizer, steps=4):
     for i in range(steps):
         model(paddle.to_tensor([[i % 6, 1, 2]])).square().mean().backward()
@@ -55,7 +59,7 @@ def test_any_optimizer_gets_the_rates_that_groups_would_give(name):
 
 def test_applying_twice_or_to_two_optimizers_never_compounds():
     model, layers = net()
-    first = paddle.optimizer.SGD(0.05, parameters=model.parameters())
+    first = sgd(model)
     second = paddle.optimizer.Adam(0.05, parameters=model.parameters())
     third = paddle.optimizer.Adam(0.05, parameters=model.parameters())
     for opt in (first, first, second):
@@ -75,10 +79,9 @@ def test_reset_undoes_it():
     assert type(opt).__doc__ == paddle.optimizer.Momentum.__doc__
     assert reset_layerwise_decay(opt) is opt and type(opt) is paddle.optimizer.Momentum
     assert vars(opt).keys() == attributes
-    want, _ = net()
-    for got, expected in zip(
-        train(model, opt), train(want, paddle.optimizer.Momentum(0.05, parameters=want.parameters()))
-    ):
+    plain, _ = net()
+    want = train(plain, paddle.optimizer.Momentum(0.05, parameters=plain.parameters()))
+    for got, expected in zip(train(model, opt), want):
         np.testing.assert_array_equal(got, expected)
     assert reset_layerwise_decay(opt) is opt
     own = AdamWDL(0.05, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
@@ -89,7 +92,7 @@ def test_reset_undoes_it():
 
 def test_a_copied_optimizer_keeps_the_decay():
     model, layers = net()
-    opt = apply_layerwise_decay(paddle.optimizer.SGD(0.05, parameters=model.parameters()), layers, 0.5)
+    opt = apply_layerwise_decay(sgd(model), layers, 0.5)
     assert copy.copy(opt).layerwise_ratio(model.embed.weight) == 0.125
     assert copy.deepcopy(opt).layers is layers, "it holds the model's parameters"
 
@@ -158,7 +161,7 @@ def test_an_optimizer_that_does_not_ask_for_all_rates_fails_in_its_first_step(of
 
 def test_a_first_step_that_an_overflow_skips_is_no_error():
     model, layers = net()
-    opt = apply_layerwise_decay(paddle.optimizer.SGD(0.05, parameters=model.parameters()), layers, 0.5)
+    opt = apply_layerwise_decay(sgd(model), layers, 0.5)
     before = [param.numpy() for param in model.parameters()]
     for overflow in (True, False):
         opt._set_auxiliary_var("found_inf", paddle.to_tensor(overflow))
@@ -170,7 +173,7 @@ def test_a_first_step_that_an_overflow_skips_is_no_error():
 @pytest.mark.parametrize("wrap", [paddle.incubate.LookAhead, asp.OptimizerWithSparsityGuarantee])
 def test_wrappers_that_leave_the_parameters_alone_are_looked_through(wrap):
     model, layers = net()
-    inner = paddle.optimizer.SGD(0.05, parameters=model.parameters())
+    inner = sgd(model)
     opt = apply_layerwise_decay(wrap(inner), layers, 0.5)
     assert unwrap(opt) is inner and inner.layerwise_ratio(model.embed.weight) == 0.125
     assert [p.name for p in parameters_of(opt)] == [p.name for p in model.parameters()]
@@ -184,21 +187,16 @@ def test_wrappers_that_leave_the_parameters_alone_are_looked_through(wrap):
     assert reset_layerwise_decay(opt) is opt and type(inner) is paddle.optimizer.SGD
 
 
+WRAPPED = "before `fleet` or group sharding wraps it. Received: optimizer=SimpleNamespace"
+
+
 @pytest.mark.parametrize(
     "make, error, match",
     [
         (lambda m: object(), TypeError, "Received: optimizer=object"),
-        (
-            lambda m: SimpleNamespace(_inner_opt=paddle.optimizer.SGD(parameters=m.parameters())),
-            TypeError,
-            "before `fleet` or group sharding wraps it. Received: optimizer=SimpleNamespace",
-        ),
+        (lambda m: SimpleNamespace(_inner_opt=sgd(m)), TypeError, WRAPPED),
         (lambda m: AdamWDL(parameters=m.parameters()), ValueError, "a layer-wise decay of its own"),
-        (
-            lambda m: paddle.optimizer.SGD(parameters=paddle.nn.Linear(2, 2).parameters()),
-            ValueError,
-            "from the model that is trained",
-        ),
+        (lambda m: sgd(paddle.nn.Linear(2, 2)), ValueError, "from the model that is trained"),
     ],
 )
 def test_what_cannot_be_decayed(make, error, match):

@@ -130,6 +130,8 @@ def test_names_from_before_sharding_are_refused(cls):
     cls(0.1, parameters=network.parameters(), apply_decay_param_fun={network.weight.name}.__contains__)
 
 
+MISPLACED = r"parameters go (in)?to `parameters.*Received: learning_rate=\["
+PARAMETERS_FIRST = {"learning_rate": Net().parameters()}, MISPLACED
 RELATIVE = {"relative_step": True}
 EXTERNAL = {"relative_step": False, "scale_parameter": False}
 CLASH = "Cannot combine manual `{0}` .*leave out `{0}`, or give relative_step=False.* Received: {0}=0.1, relative_"
@@ -176,7 +178,7 @@ OF_ONE = {
         ({"exclude_from_weight_decay": [1]}, "must be a list of regular .* Received: exclude_from"),
         ({"exclude_from_weight_decay": ["("]}, r"must be a list of regular .* Received: .*=\['\('\]"),
         ({"clipnorm": 1.0, "global_clipnorm": 2.0}, "Received: global_clipnorm=2.0, clipnorm=1.0"),
-        ({"learning_rate": Net().parameters()}, r"parameters go (in)?to `parameters.*Received: learning_rate=\["),
+        PARAMETERS_FIRST,
     ],
     Muon: [
         ({}, "must know the matrices of blocks: give `layers`.*Received: layers=None"),
@@ -188,9 +190,7 @@ OF_ONE = {
         ({"adjust_lr": "none"}, "`adjust_lr` must be one of 'match_rms_adamw', 'original'"),
         ({"ns_dtype": "float16"}, "`ns_dtype` must be one of"),
     ],
-    ldopt.AdamWDL: [
-        ({"learning_rate": Net().parameters()}, r"parameters go (in)?to `parameters.*Received: learning_rate=\["),
-    ],
+    ldopt.AdamWDL: [PARAMETERS_FIRST],
 }
 
 
@@ -215,17 +215,11 @@ def test_parameters_that_are_added_are_refused(name):
     assert len(opt._param_groups) == 1
 
 
-@pytest.mark.parametrize(
-    "arguments, error, match",
-    [
-        (("opt", -1.0), ValueError, r"`initial_lr` must be in \[0, inf\). Received: initial_lr=-1.0"),
-        ((None,), TypeError, "`optimizer` must be an Adafactor. Received: optimizer of type NoneType"),
-    ],
-)
-def test_bad_schedules_of_adafactor_are_refused(arguments, error, match):
-    arguments = [Adafactor(Net().parameters()) if a == "opt" else a for a in arguments]
-    with pytest.raises(error, match=match):
-        AdafactorSchedule(*arguments)
+def test_bad_schedules_of_adafactor_are_refused():
+    with pytest.raises(ValueError, match=r"`initial_lr` must be in \[0, inf\). Received: initial_lr=-1.0"):
+        AdafactorSchedule(Adafactor(Net().parameters()), -1.0)
+    with pytest.raises(TypeError, match="`optimizer` must be an Adafactor. Received: optimizer of type NoneType"):
+        AdafactorSchedule(None)
 
 
 @pytest.mark.parametrize("cls", [Came, Adafactor])

@@ -6,27 +6,11 @@ import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, each, follow
-from optimizer_cases import close
-from reference import make_params, take_steps
+from optimizer_cases import close, same
+from reference import make_params, random_run, take_steps
 from reference_came import came
 
 from paddle_ldopt.optimizers.came import Came
-
-SHAPES = {"0-D": (), "1": (1,), "n": (7,), "1,n": (1, 9), "n,1": (6, 1), "matrix": (5, 4), "3-D": (2, 3, 4)}
-SHAPES["4-D"] = (3, 2, 3, 2)
-
-
-def random_run(shapes=None, steps=20, seed=0, scale=1.0):
-    """Return name -> array and random gradients, all exact in float32."""
-    rng = np.random.default_rng(seed)
-    shapes = SHAPES if shapes is None else shapes
-
-    def draw(shape):
-        return np.asarray(rng.normal(size=shape), "float32").astype("float64")
-
-    return {n: draw(s) for n, s in shapes.items()}, [
-        {n: scale * draw(s) for n, s in shapes.items()} for _ in range(steps)
-    ]
 
 
 def train(arrays, grads, dtype="float64", **arguments):
@@ -106,7 +90,7 @@ def test_first_step_of_a_matrix_by_hand():
 
 @pytest.mark.parametrize("more, rms", [({}, 1.11), ({"beta2": 0.999, "beta3": 0.9999}, 11.1)])
 def test_first_step_is_as_large_as_the_docstring_says(more, rms):
-    arrays, grads = random_run({"w": (40, 30)}, steps=1)
+    arrays, grads = random_run(1, {"w": (40, 30)})
     got = train(arrays, grads, learning_rate=1e-3, **more)
     moved = (got["w"] - arrays["w"]) / 1e-3
     assert math.sqrt((moved**2).mean()) == pytest.approx(rms, rel=0.03)
@@ -152,7 +136,7 @@ RATES = [0.01, 0.03, 0.005, 0.02]
 @pytest.mark.parametrize(("dtype", "fused"), [("float64", None), ("float32", None), ("float32", False)])
 @pytest.mark.parametrize("kind", ["1-D Tensor", "iterator", "callable", "in a group"])
 def test_the_rates_of_mindformers_advance_with_the_steps(kind, dtype, fused):
-    arrays, grads = random_run({"a": (3, 4), "b": (4,)}, steps=4)
+    arrays, grads = random_run(4, {"a": (3, 4), "b": (4,)})
     grads[1]["a"], grads[2]["b"] = None, None  # the count is that of the optimizer, not of a parameter
     rates = {"1-D Tensor": paddle.to_tensor(RATES, "float64"), "iterator": iter(RATES)}.get(kind, RATES.__getitem__)
     params, _ = make_params(arrays, dtype)
@@ -171,18 +155,15 @@ def test_the_rates_of_mindformers_advance_with_the_steps(kind, dtype, fused):
         take_steps(opt, params, [grad])
         take_steps(stepped_by_hand, want, [grad])
         schedule.step(min(step + 1, 3))
-    for n in arrays:
-        np.testing.assert_array_equal(params[n].numpy(), want[n].numpy())
+    same(*({n: param.numpy() for n, param in ends.items()} for ends in (params, want)))
     with pytest.raises(RuntimeError, match="The optimizer sets its rate itself"):
         opt.set_lr(0.1)
 
 
 def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_that_of_its_beta2():
-    arrays, grads = random_run(dict.fromkeys("ab", (3, 4)), steps=6)
-    for options, group in (
-        ({"decay_rate": 0.3}, {"beta2": 0.95}),
-        ({"beta2": 0.95}, {"beta2": None, "decay_rate": 0.3}),
-    ):
+    arrays, grads = random_run(6, dict.fromkeys("ab", (3, 4)))
+    both = {"decay_rate": 0.3}, {"beta2": 0.95}
+    for options, group in (both, (both[1], {"beta2": None, **both[0]})):
 
         def groups(params, group=group):
             return [{"params": [params["a"]]}, {"params": [params["b"]], **group}]
@@ -193,19 +174,11 @@ def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_th
             close({n: got[n]}, want[-1][0], arrays, 1e-12)
 
 
-def test_the_rate_before_the_first_step_is_that_of_step_1():
+def test_a_relative_rate_is_that_of_the_next_step_after_loading_too():
     params, _ = make_params({"a": np.ones((2, 2))})
-    opt = Came(None, parameters=list(params.values()), relative_step=True, warmup_init=True)
+    how = {"parameters": list(params.values()), "relative_step": True, "warmup_init": True}
+    opt, loaded = Came(None, **how), Came(**how)
     assert opt.get_lr() == pytest.approx(1e-6)
-    take_steps(opt, params, [{"a": np.ones((2, 2))}] * 5)
-    assert opt.get_lr() == pytest.approx(6e-6)
-
-
-def test_get_lr_after_loading_reads_the_count_of_steps_alone():
-    arrays = {"w": np.ones([2, 2])}
-    params, _ = make_params(arrays)
-    make = lambda: Came(parameters=list(params.values()), relative_step=True, warmup_init=True)  # noqa: E731
-    run, other = make(), make()
-    take_steps(run, params, [{"w": np.full([2, 2], 1e4)}])
-    other.set_state_dict(run.state_dict())
-    assert other.get_lr() == run.get_lr() == pytest.approx(2e-6)
+    take_steps(opt, params, [{"a": np.full((2, 2), 1e4)}] * 5)
+    loaded.set_state_dict(opt.state_dict())
+    assert loaded.get_lr() == opt.get_lr() == pytest.approx(6e-6)

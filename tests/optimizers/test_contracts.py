@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import VARIANTS, every_optimizer, every_variant, low_precision, make, same, states
+from optimizer_cases import VARIANTS, every_optimizer, every_variant, low_precision, make, near, same, states
 from reference import bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
@@ -37,8 +37,7 @@ def test_layerwise_decay_equals_rates_set_by_hand(name):
             p.optimize_attr["learning_rate"] = llrd_ratio(n, 0.6, N)
         want = take_steps(make(name, list(params.values())), params, grads)
     got = run(name, arrays, grads, by_name=by_rule)
-    for n in want:
-        np.testing.assert_allclose(got[n], want[n], rtol=2e-6, atol=1e-7, err_msg=n)
+    near(got, want, rtol=2e-6, atol=1e-7)
     uniform = run(name, arrays, grads)
     assert any(np.abs(uniform[n] - want[n]).max() > 1e-4 for n in want), "the decay changes something"
 
@@ -242,8 +241,7 @@ def test_grad_clip(name):
         clipped.append({n: g * 0.1 / max(norm, 0.1) for n, g in grad.items()})
     got = run(name, arrays, grads, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1))
     want = run(name, arrays, clipped)
-    for n in want:
-        np.testing.assert_allclose(got[n], want[n], rtol=1e-4, atol=1e-6, err_msg=n)
+    near(got, want, rtol=1e-4, atol=1e-6)
 
 
 @every_variant

@@ -58,12 +58,8 @@ def parsed(text):
 
 RANGES = {name: parsed(text) for name, text in RANGES.items()}
 # option -> its name in `create` and `LdoptConfig`, if it is another
-SETTINGS = {
-    "came": {"eps": "epsilon"},
-    "lamb": {"eps": "epsilon"},
-    "adafactor": {"eps": "epsilon"},
-    "adamweightdecay": {"beta_1": "beta1", "beta_2": "beta2"},
-}
+SETTINGS = dict.fromkeys(["came", "lamb", "adafactor"], {"eps": "epsilon"})
+SETTINGS["adamweightdecay"] = {"beta_1": "beta1", "beta_2": "beta2"}
 NAN, INF = float("nan"), float("inf")
 EVERY_OPTION = [(name, option) for name in RANGES for option in RANGES[name]]
 
@@ -128,10 +124,8 @@ def bad_values(span):
     if "bool" in span:
         return [(value, TypeError, "must be a bool") for value in (1, "no", None)]
     if "int" in span:
-        return [
-            (0, ValueError, "must be at least 1"),
-            *((value, TypeError, "must be an integer") for value in (1.0, True, None)),
-        ]
+        wrong = [(value, TypeError, "must be an integer") for value in (1.0, True, None)]
+        return [(0, ValueError, "must be at least 1"), *wrong]
     limits = re.match(r"([\[(])(\S+), (\S+)([\])])", span)
     if limits is None or "function" in span or "schedule" in span or "and" in span:
         return []

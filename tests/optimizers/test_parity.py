@@ -21,9 +21,8 @@ def trajectory(case, dtype):
     params, name_dict = make_params(start, dtype)
     optimizer, after_step = build(case["ours"], params, name_dict)
     values = []
-    take_steps(
-        optimizer, params, grads, lambda: (after_step(), values.append({n: p.numpy() for n, p in params.items()}))
-    )
+    note = lambda: (after_step(), values.append({n: p.numpy() for n, p in params.items()}))  # noqa: E731
+    take_steps(optimizer, params, grads, note)
     recorded = load_index()["recorded_steps"]
     got = {name: np.stack([values[step - 1][name] for step in recorded]) for name in shapes}
     return got, split(load_arrays()[case["id"]], shapes), start

@@ -20,15 +20,14 @@ CUTS = {  # of n elements: what flat slices hold
     "one element": lambda n: [(0, 1), (1, n - 1), (n - 1, n)],
     "one has nothing": lambda n: [(0, 0), (0, n - 2), (n - 2, n)],
 }
+COMPRESSED = {"relative_step": True, "compression": True, "loss_scale": 4}
 RULES = {
     "lamb": lambda p: Lamb(0.1, weight_decay=0.1, parameters=[p]),
     "lamb, centralized": lambda p: Lamb(0.1, parameters=[{"params": [p], "grad_centralization": True}]),
     "adafactor": lambda p: Adafactor([p], weight_decay=0.1),
     "adafactor, momentum": lambda p: Adafactor([p], lr=0.1, beta1=0.9, scale_parameter=False, relative_step=False),
     "came": lambda p: Came(0.1, weight_decay=0.1, parameters=[p]),
-    "came, scaled": lambda p: Came(
-        parameters=[p], scale_parameter=True, relative_step=True, beta2=0.9, compression=True, loss_scale=4
-    ),
+    "came, scaled": lambda p: Came(parameters=[p], scale_parameter=True, beta2=0.9, **COMPRESSED),
     "came, no momentum": lambda p: Came(0.1, beta1=0.0, parameters=[p]),
     "adam": lambda p: AdamWeightDecay(0.1, weight_decay_rate=0.1, parameters=[p]),
     "adam, clipped": lambda p: AdamWeightDecay(0.1, amsgrad=True, clipnorm=0.5, clipvalue=1.0, parameters=[p]),
@@ -61,9 +60,8 @@ def start(opt, param, values, shard):
     kinds = opt.state_kinds(param)
     tensors = [paddle.to_tensor(cut(x, shard)) for x in (value, grad)]
     state = {n: paddle.to_tensor(cut(x, shard) if kinds.get(n) == ELEMENT else x) for n, x in state.items()}
-    return opt.rule(
-        *tensors, state, paddle.full([], 0.1, "float64"), shard=shard, **opt.values_now(opt.group_of(param))[0]
-    )
+    options = opt.values_now(opt.group_of(param))[0]
+    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), shard=shard, **options)
 
 
 def shards_of(shape, cut_name, axis, parts):

@@ -63,12 +63,21 @@ def saved_state(name, built_with, updated, **more):
         return {key: x.clone() if isinstance(x, paddle.Tensor) else x for key, x in opt.state_dict().items()}
 
 
-def layers_of_three(name, built_with, names_of=()):
+def layers_of_three(name, built_with, names_of=(), stepped=False):
     with paddle.utils.unique_name.guard():  # but not of the steps: the names of the states have any numbers
         model = [paddle.nn.Linear(2, 2) for _ in range(3)]
         names = {p.name: f"{i}.{n}" for i in names_of for n, p in model[i].named_parameters()}
         more = {"name_dict": names} if names else {}
-        return model, make(name, [p for i in built_with for p in model[i].parameters()], **more)
+        opt = make(name, [p for i in built_with for p in model[i].parameters()], **more)
+    if stepped:
+        step(model, opt, built_with)
+    return model, opt
+
+
+def step(model, opt, layers):
+    for i in layers:
+        model[i](paddle.ones([1, 2])).sum().backward()
+    opt.step()
 
 
 @every_optimizer
@@ -77,17 +86,14 @@ def test_a_state_of_other_parameters_is_refused(name, saved, loads_into):
     model, opt = layers_of_three(name, loads_into)
     with pytest.raises(ValueError, match=r"other parameters.* Received: .*unknown.*linear_0.*nothing.*linear_2"):
         opt.set_state_dict(saved_state(name, saved, saved))
-    for i in loads_into:
-        model[i](paddle.ones([1, 2])).sum().backward()
-    opt.step()  # nothing waits for it
+    step(model, opt, loads_into)  # nothing waits for it
 
 
 @every_optimizer
 def test_a_layer_of_the_model_that_is_not_trained_here_may_have_state(name):
     model, opt = layers_of_three(name, [1, 2], names_of=range(3))
     opt.set_state_dict(saved_state(name, [0, 1], [0, 1]))
-    model[1](paddle.ones([1, 2])).sum().backward()
-    opt.step()
+    step(model, opt, [1])
     assert any(key.startswith("linear_1.") for key in opt.state_dict())
 
 
@@ -99,10 +105,7 @@ SAME = {"lamb", "adamweightdecay"}  # have states of the same names and meanings
 )
 @pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
 def test_the_state_of_another_optimizer_is_refused(name, other, stepped):
-    model, opt = layers_of_three(name, [0])
-    if stepped:
-        model[0](paddle.ones([1, 2])).sum().backward()
-        opt.step()
+    _, opt = layers_of_three(name, [0], stepped=stepped)
     with pytest.raises(ValueError, match="that this .* lacks: build|all state of a parameter or none|lacks a state"):
         opt.set_state_dict(saved_state(other, [0], [0]))
 
@@ -122,16 +125,12 @@ def test_a_state_of_a_part_is_loaded(name, built_with, updated, loads_into, firs
     model, opt = layers_of_three(name, loads_into)
     opt.set_state_dict(state)
     for layers in (first, loads_into):
-        for i in layers:
-            model[i](paddle.ones([1, 2])).sum().backward()
-        opt.step()
+        step(model, opt, layers)
         opt.clear_grad()
     counts = {int(key[7]): x.item() for key, x in opt.state_dict().items() if "beta1_pow_acc" in key}
     if name != "adamwdl":  # which counts in powers
-        one_count, taken = (
-            name == "adamweightdecay",
-            {i: (i in updated) + (i in first) + (i in loads_into) for i in range(3)},
-        )
+        one_count = name == "adamweightdecay"
+        taken = {i: (i in updated) + (i in first) + (i in loads_into) for i in range(3)}
         assert counts == {i: 3 if one_count and i in loads_into else taken[i] for i in {*built_with, *loads_into}}
 
 
@@ -151,10 +150,7 @@ def test_a_state_of_a_part_is_loaded(name, built_with, updated, loads_into, firs
 )
 def test_counters_that_are_none_are_refused(name, spoil, match, stepped):
     state = saved_state(name, [0], [0])
-    model, opt = layers_of_three(name, [0])
-    if stepped:
-        model[0](paddle.ones([1, 2])).sum().backward()
-        opt.step()
+    _, opt = layers_of_three(name, [0], stepped=stepped)
     before = {key: x.numpy() for key, x in opt.state_dict().items()}
     (key,) = (key for key in state if key.startswith("linear_0.b_0") and key.endswith("beta1_pow_acc_0"))
     if spoil is None:

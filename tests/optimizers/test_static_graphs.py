@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import VARIANTS, every_optimizer, every_variant, make, run_static
+from optimizer_cases import VARIANTS, every_optimizer, every_variant, make, near, run_static, static_graph
 
 
 class TinyModel(paddle.nn.Layer):
@@ -58,8 +58,7 @@ def test_to_static(name):
 
     for _ in range(3):
         train(paddle.to_tensor(tokens))
-    for n, p in model.named_parameters():
-        np.testing.assert_allclose(p.numpy(), want[n], rtol=1e-4, atol=1e-5, err_msg=n)
+    near({n: p.numpy() for n, p in model.named_parameters()}, want, rtol=1e-4, atol=1e-5)
 
 
 every_static = pytest.mark.parametrize("name", [name for name in VARIANTS if name != "muon"])  # which refuses
@@ -82,36 +81,29 @@ def test_static_program(name, way):
         return model, loss
 
     got = run_static(program, {"batch": np.array([[0, 1, 2], [3, 4, 5]])}, start, 3)
-    for n, value in got.items():
-        np.testing.assert_allclose(value, want[n], rtol=1e-4, atol=1e-5, err_msg=n)
+    near(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.representatives(count=2)
 @every_static
 def test_found_inf_of_a_static_program_skips_everything(name):
-    paddle.enable_static()
-    try:
-        main, startup = paddle.static.Program(), paddle.static.Program()
-        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
-            batch = paddle.static.data("batch", [2, 3], "int64")
-            overflow = paddle.static.data("overflow", [1], "bool")
-            model = TinyModel()
-            opt = make(name, None)
-            opt._set_auxiliary_var("found_inf", overflow)  # as Paddle's static AMP does
-            opt.minimize(model(batch).square().mean())
-            weights = [param.name for param in model.parameters()]
-        executor, scope = paddle.static.Executor(), paddle.static.Scope()
-        with paddle.static.scope_guard(scope):
-            executor.run(startup)
-            states = [tensor.name for held in opt._accumulators.values() for tensor in held.values()]
-            batch = np.array([[0, 1, 2], [3, 4, 5]])
-            ends = []
-            for found in (True, False):
-                begun = {n: np.array(scope.find_var(n).get_tensor()) for n in weights + states}
-                executor.run(main, feed={"batch": batch, "overflow": np.array([found])})
-                ends.append([n for n, old in begun.items() if (np.array(scope.find_var(n).get_tensor()) != old).any()])
-    finally:
-        paddle.disable_static()
+    scope = paddle.static.Scope()
+    with static_graph(), paddle.utils.unique_name.guard(), paddle.static.scope_guard(scope):
+        batch = paddle.static.data("batch", [2, 3], "int64")
+        overflow = paddle.static.data("overflow", [1], "bool")
+        model = TinyModel()
+        opt = make(name, None)
+        opt._set_auxiliary_var("found_inf", overflow)  # as Paddle's static AMP does
+        opt.minimize(model(batch).square().mean())
+        weights = [param.name for param in model.parameters()]
+        executor = paddle.static.Executor()
+        executor.run(paddle.static.default_startup_program())
+        states = [tensor.name for held in opt._accumulators.values() for tensor in held.values()]
+        batch, ends = np.array([[0, 1, 2], [3, 4, 5]]), []
+        for found in (True, False):
+            begun = {n: np.array(scope.find_var(n).get_tensor()) for n in weights + states}
+            executor.run(feed={"batch": batch, "overflow": np.array([found])})
+            ends.append([n for n, old in begun.items() if (np.array(scope.find_var(n).get_tensor()) != old).any()])
     assert ends[0] == []
     assert set(weights) <= set(ends[1]) and len(ends[1]) > len(weights)
 
@@ -119,18 +111,10 @@ def test_found_inf_of_a_static_program_skips_everything(name):
 @pytest.mark.representatives(count=1)
 @every_optimizer
 def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
-    paddle.enable_static()
-    try:
-        main, startup = paddle.static.Program(), paddle.static.Program()
-        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
-            layer, batch = paddle.nn.Linear(3, 2), paddle.static.data("batch", [4, 3])
-            moved = []
-            for power in (1.0, 2.0):
-                _, pairs = make(name, None).minimize(layer(batch).pow(power).mean())
-                moved.append(len(pairs))
-        assert moved == [2, 2]
-    finally:
-        paddle.disable_static()
+    with static_graph(), paddle.utils.unique_name.guard():
+        layer, batch = paddle.nn.Linear(3, 2), paddle.static.data("batch", [4, 3])
+        losses = [layer(batch).pow(power).mean() for power in (1.0, 2.0)]
+        assert [len(make(name, None).minimize(loss)[1]) for loss in losses] == [2, 2]
 
 
 OLD_IR = """
@@ -152,9 +136,8 @@ for name in ("AdamWDL", "Came", "Lamb", "AdamWeightDecay"):
 @pytest.mark.slow
 def test_rules_refuse_the_earlier_form_of_static_graphs():
     environment = {**os.environ, "FLAGS_enable_pir_api": "0"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", OLD_IR], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-W", "ignore", "-c", OLD_IR]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     works, *refused = done.stdout.splitlines()
     assert works == "AdamWDL works", done.stderr
     assert len(refused) == 3 and all("set FLAGS_enable_pir_api=1. Received: optimizer=" in line for line in refused)

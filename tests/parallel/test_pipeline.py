@@ -89,10 +89,9 @@ class Dtypes(paddle.nn.Layer):
 
     def __init__(self):
         super().__init__()
+        one = paddle.nn.initializer.Constant(1.0)
         for name in ("float16", "bfloat16", "float32", "float64"):
-            setattr(
-                self, f"as_{name}", self.create_parameter([3], dtype=name, attr=paddle.nn.initializer.Constant(1.0))
-            )
+            setattr(self, f"as_{name}", self.create_parameter([3], dtype=name, attr=one))
         self.outside = self.create_parameter([1], attr=paddle.ParamAttr(need_clip=False))
 
     def forward(self, inputs):
@@ -233,6 +232,7 @@ def test_wrong_arguments(arguments, error, message):
 def test_wrong_networks_and_optimizers():
     network, sgd, clip = paddle.nn.Linear(2, 1), paddle.optimizer.SGD, paddle.nn.ClipGradByNorm(1.0)
     optimizer, params = sgd(parameters=network.parameters()), network.parameters()
+    lossless = cases.Staged(loss=None, num_stages=1)
     virtual = cases.Staged(num_stages=1, num_virtual_pipeline_stages=2, seg_method="layer:Block")
     for wrong, other, error, says in (
         (lambda inputs: inputs, optimizer, TypeError, "Received: network of type function"),
@@ -241,12 +241,7 @@ def test_wrong_networks_and_optimizers():
         (network, sgd(parameters=params, grad_clip=clip), ValueError, "Received: grad_clip='ClipGradByNorm"),
         (network, sgd(parameters=[{"params": params, "grad_clip": clip}]), ValueError, "grad_clip='ClipGradByNorm"),
         (virtual, optimizer, ValueError, "leave out num_virtual_pipeline_stages.* Received: network='Staged'"),
-        (
-            cases.Staged(loss=None, num_stages=1),
-            optimizer,
-            ValueError,
-            r"one loss function. Received: loss_fn=\[None\]",
-        ),
+        (lossless, optimizer, ValueError, r"one loss function. Received: loss_fn=\[None\]"),
     ):
         with pytest.raises(error, match=says):
             ldopt.PipelineWithLossScale(wrong, other)

@@ -72,9 +72,8 @@ def finished(files, tiny):
 
 def test_a_run_says_what_it_uses_and_what_came_of_it(finished):
     assert "Columns: text = 'text', label = 'label'. Rows dropped: none." in finished.out
-    assert re.search(
-        r"^max_length=6: train: \d+ of \d+ rows cut .*; test: .*, scores cover \d+ of \d+ tokens\.$", finished.out, re.M
-    )
+    cut = r"^max_length=6: train: \d+ of \d+ rows cut .*; test: .*, scores cover \d+ of \d+ tokens\.$"
+    assert re.search(cut, finished.out, re.M)
     rates = r"^peak rates: head [\d.e-]+, top block [\d.e-]+, embeddings [\d.e-]+ \(learning_rate 0.0003 is the mean of"
     assert re.search(rates, finished.out, re.M)
     assert finished.results["test rows"] in finished.out

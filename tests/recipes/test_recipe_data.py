@@ -64,9 +64,8 @@ def test_the_tasks_of_the_library_have_right_answers(part_of_library):
     tagged = library_data.tagged_docstrings()
     assert len(tagged.train) > 200
     words, tags = next((w, t) for w, t in tagged.train if "B-EXCEPTION" in t)
-    assert words[tags.index("B-EXCEPTION")].endswith(
-        ("Error", "Exception", "Interrupt", "Iteration", "Warning", "Exit")
-    )
+    endings = ("Error", "Exception", "Interrupt", "Iteration", "Warning", "Exit")
+    assert words[tags.index("B-EXCEPTION")].endswith(endings)
     assert all(name and name == name.lower() for _, name in library_data.function_names().train)
 
 
@@ -113,9 +112,8 @@ def test_labels_are_those_of_the_syntax_tree(fake_library):
 
 
 def test_repeated_shared_and_foreign_docstrings_are_left_out(fake_library):
-    (fake_library / "shared.py").write_text(
-        '"""Seen in two kinds once."""\ndef f():\n    """Seen in TWO kinds, twice."""\n'
-    )
+    shared = '"""Seen in two kinds once."""\ndef f():\n    """Seen in TWO kinds, twice."""\n'
+    (fake_library / "shared.py").write_text(shared)
     for folder in ("test", "site-packages"):
         (fake_library / folder).mkdir()
         (fake_library / folder / "x.py").write_text('"""Foreign text is here too."""\n')
@@ -244,6 +242,9 @@ def of_file(name, content, says, **options):
     return {name: content}, name, options, says
 
 
+PAIR_IN_TRAIN = {"train.tsv": "premise\thypothesis\tlabel\n" + tsv((f"{t}\tb", y) for t, y in ROWS)}
+PAIR_IN_TRAIN["test.tsv"] = "text\tlabel\na\tgood\n"
+LATIN = GOOD.encode() + b"caf\xe9\tx\n"
 MISTAKES = {  # name: (files, source, options, what the message says)
     "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
     "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
@@ -263,21 +264,11 @@ MISTAKES = {  # name: (files, source, options, what the message says)
         has_header=False,
     ),
     "one name twice": of_file("a.csv", "text,label,text\na,b,c\n", r"the same name: \['text'\]"),
-    "pair in train alone": (
-        {
-            "train.tsv": "premise\thypothesis\tlabel\n" + "".join(f"{t}\tb\t{y}\n" for t, y in ROWS),
-            "test.tsv": "text\tlabel\na\tgood\n",
-        },
-        ".",
-        {},
-        "need the columns of the training rows",
-    ),
+    "pair in train alone": (PAIR_IN_TRAIN, ".", {}, "need the columns of the training rows"),
     "text is a list": of_file("a.jsonl", '{"text": ["a"], "label": 1}', "A text is no string"),
     "broken json": of_file("a.jsonl", '{"text": "a", "label": 1}\n{"text"', "after line 1 cannot be read"),
     "json list": of_file("a.jsonl", "[1, 2]", "at the top cannot be read: not a JSON object"),
-    "not UTF-8": of_file(
-        "a.tsv", GOOD.encode() + b"caf\xe9\tx\n", "Line 61 is not UTF-8.*`--encoding cp1252` or `big5`"
-    ),
+    "not UTF-8": of_file("a.tsv", LATIN, "Line 61 is not UTF-8.*`--encoding cp1252` or `big5`"),
     "many wrong rows": of_file(
         "a.tsv", GOOD + "no tab\n" * 4, "Line 61 must have 2 .*; Line 63 .*; 4 of 64 rows are wrong"
     ),

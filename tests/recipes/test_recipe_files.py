@@ -170,18 +170,16 @@ def test_a_table_of_alpaca_with_a_short_row_names_its_line(tmp_path):
 
 def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
     write(tmp_path / "train.tsv", ROWS, ("text", "label"))
-    write(tmp_path / "dev.tsv", ROWS[:19], ("text", "label"))
-    write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
-    warning = load_splits(tmp_path).warning
-    assert warning.startswith(
-        "\nwarning: few rows to judge by (19 validation): scores on fewer than 20 rows mean little"
-    )
-    write(tmp_path / "test.tsv", ROWS[:2], ("text", "label"))
-    assert "\nwarning: few rows to judge by (19 validation, 2 test): " in load_splits(tmp_path).warning
-    write(tmp_path / "dev.tsv", ROWS[:20], ("text", "label"))
-    assert "\nwarning: few rows to judge by (2 test): " in load_splits(tmp_path).warning
-    write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
-    assert "warning" not in load_splits(tmp_path).warning
+    for validation, test, said in (
+        (19, 20, "(19 validation): scores on fewer than 20 rows mean little"),
+        (19, 2, "(19 validation, 2 test): "),
+        (20, 2, "(2 test): "),
+        (20, 20, None),
+    ):
+        write(tmp_path / "dev.tsv", ROWS[:validation], ("text", "label"))
+        write(tmp_path / "test.tsv", ROWS[:test], ("text", "label"))
+        warning = load_splits(tmp_path).warning
+        assert warning.startswith(f"\nwarning: few rows to judge by {said}") if said else "warning" not in warning
 
 
 def test_rows_of_empty_cells_count_as_blank(tmp_path):

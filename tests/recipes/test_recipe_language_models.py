@@ -25,10 +25,8 @@ OFF = ["--report_to", "none", "--disable_tqdm", "True"]
 
 def arguments(recipe, folder, *more):
     line = ["--output_dir", str(folder), "--save_strategy", "no", "--evaluation_strategy", "no", *OFF, *more]
-    options, args, _ = language_model_sft.parse(
-        [*line, "--no_load_best_model_at_end"], recipe.Options, recipe.Arguments
-    )
-    return options, args
+    line.append("--no_load_best_model_at_end")
+    return language_model_sft.parse(line, recipe.Options, recipe.Arguments)[:2]
 
 
 def talk(prompt, text):
@@ -116,9 +114,8 @@ def test_perplexity_counts_each_token_the_same_whatever_its_batch(tiny_llama, tm
 
 
 def test_adapters_alone_are_trained(tiny_llama, tmp_path):
-    options, args = arguments(
-        language_model_sft, tmp_path, "--model", tiny_llama, "--lora_rank", "2", "--max_steps", "3"
-    )
+    line = ["--model", tiny_llama, "--lora_rank", "2", "--max_steps", "3"]
+    options, args = arguments(language_model_sft, tmp_path, *line)
     with paddle.utils.unique_name.guard():
         trainer, *_ = language_model_sft.build(args, options, dealt())
         before = {name: value.numpy() for name, value in trainer.model.named_parameters()}

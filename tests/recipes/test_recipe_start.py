@@ -79,9 +79,8 @@ def test_a_wrong_path_ends_a_process_before_paddle_is_imported(name, tmp_path):
     path = str(SCRIPTS[name])
     spied = f"import runpy, sys; sys.argv = {[path, *argv]}; sys.path.insert(0, {str(SCRIPTS[name].parent)!r})"
     code = f"{spied}\ntry: runpy.run_path(sys.argv[0], run_name='__main__')\nfinally: print('paddle' in sys.modules)"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment()
-    )
+    how = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environment()}
+    ended = subprocess.run([sys.executable, "-c", code], **how)
     assert ended.returncode == 1 and ended.stderr.startswith("error: ") and ended.stdout == "False\n"
 
 

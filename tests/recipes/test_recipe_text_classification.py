@@ -46,9 +46,7 @@ def rows(tmp_path_factory):
 def run(tiny, rows, tmp_path, monkeypatch, capsys):
     """Run the recipe in this process, named as in a fresh one; return its Trainer, what it printed and its folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        report_page, "_image", lambda *_, **__: "<img>"
-    )  # drawing takes most of the time of a run this small
+    monkeypatch.setattr(report_page, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
     built, build = [], recipe.build
 
     def noted(*args):
@@ -70,9 +68,7 @@ def run(tiny, rows, tmp_path, monkeypatch, capsys):
             recipe.main(list(argv))
         trainer = built[-1]
         out, folder = capsys.readouterr().out, pathlib.Path(trainer.args.output_dir)
-        return types.SimpleNamespace(
-            trainer=trainer, trainers=built[:], test=trainer.data["test"], out=out, folder=folder
-        )
+        return types.SimpleNamespace(trainer=trainer, trainers=built[:], out=out, folder=folder)
 
     return call
 
@@ -145,7 +141,8 @@ def test_a_file_trains_and_the_command_at_the_end_labels_a_text(run, tmp_path, c
     text, options = FILES[name]
     (tmp_path / name).write_text(text)
     done = run(data=name, output_dir="my runs/out", max_length=7, **options, **QUICK)
-    data = [done.trainer.train_dataset, done.trainer.eval_dataset, done.test]
+    test = done.trainer.data["test"]
+    data = [done.trainer.train_dataset, done.trainer.eval_dataset, test]
     assert sum(map(len, data)) == len(ROWS) and {len(row["input_ids"]) for row in data[0]} <= set(range(8))
     assert sorted(done.trainer.model.config.id2label.values()) == ["bad", "good"]
     assert {max(row["token_type_ids"]) for part in data for row in part} == {int(name == "pairs.tsv")}
@@ -159,9 +156,9 @@ def test_a_file_trains_and_the_command_at_the_end_labels_a_text(run, tmp_path, c
     assert len(printed) == (1 if name == "pairs.tsv" else 2) and all(float(share) >= 0.5 for _, share in printed)
     folder = argv[0]
     assert folder == "my runs/out"
-    logits = paddle.to_tensor(done.trainer.predict(done.test).predictions)
-    for row in (0, len(done.test) - 1):
-        words = done.test.rows[row][0]
+    logits = paddle.to_tensor(done.trainer.predict(test).predictions)
+    for row in (0, len(test) - 1):
+        words = test.rows[row][0]
         (found,) = Predictor(folder)([(words,) if isinstance(words, str) else words])
         assert found["label"] == done.trainer.model.config.id2label[int(logits[row].argmax())]
         expected = float(paddle.nn.functional.softmax(logits[row]).max())
@@ -176,9 +173,8 @@ def test_the_mean_rate_is_kept_unless_it_is_declined(run):
 
 
 def test_a_run_without_best_model_or_evaluation(run):
-    done = run(
-        num_train_epochs=2, load_best_model_at_end=False, evaluation_strategy="no", save_strategy="steps", save_steps=3
-    )
+    options = {"load_best_model_at_end": False, "evaluation_strategy": "no", "save_strategy": "steps", "save_steps": 3}
+    done = run(num_train_epochs=2, **options)
     assert json.loads((done.folder / "results.json").read_text())["best validation accuracy"] >= 0
     assert done.trainer.state.global_step == 8
 
@@ -420,9 +416,8 @@ def test_of_two_processes_one_writes(tiny, rows, tmp_path):
     arguments = {"model": tiny, "data": rows, "num_train_epochs": 2, "logging_steps": 1, "output_dir": "out"}
     argv = [str(text) for name, value in arguments.items() for text in (f"--{name}", value)]
     env = environment(PADDLE_DISTRI_BACKEND="gloo")
-    subprocess.run(
-        [*launch, recipe.__file__, *argv], cwd=tmp_path, env=env, check=True, capture_output=True, timeout=300
-    )
+    how = {"cwd": tmp_path, "env": env, "check": True, "capture_output": True, "timeout": 300}
+    subprocess.run([*launch, recipe.__file__, *argv], **how)
     logs = [(tmp_path / f"log/workerlog.{rank}").read_text() for rank in (0, 1)]
     assert ["report: " in log for log in logs] == [True, False]
     assert steps(tmp_path / "out") == [(1, True), (2, True), (2, False), (3, True), (4, True), (4, False)]

@@ -38,10 +38,9 @@ def dealt(found, key=str):
     return rows.deal(found, key, "made up")
 
 
+TAGS = {"path": "B-ARGUMENT"}
 OWN = {  # reading the library's own files takes seconds: rows of the same form
-    "tagged_docstrings": lambda: dealt(
-        [(s.split(), ["B-ARGUMENT" if w == "path" else "O" for w in s.split()]) for s in SENTENCES]
-    ),
+    "tagged_docstrings": lambda: dealt([(s.split(), [TAGS.get(w, "O") for w in s.split()]) for s in SENTENCES]),
     "written_dates": lambda: dealt([(s, s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
     "docstring_texts": lambda: dealt(SENTENCES),
     "named_functions": lambda: dealt(
@@ -53,9 +52,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
 def shorten(monkeypatch):
     """Have the recipes take few rows and draw no pictures."""
     monkeypatch.setattr(sys, "argv", ["no such file"])  # as conftest.py, in processes of their own too
-    monkeypatch.setattr(
-        report_page, "_image", lambda *_, **__: "<img>"
-    )  # drawing takes most of the time of so small a run
+    monkeypatch.setattr(report_page, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
     kinds = {
         part: [(f"{text} {kind}", kind) for kind in ("class", "function", "module") for text in SENTENCES[:60]]
         for part in ("train", "validation", "test")

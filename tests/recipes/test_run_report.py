@@ -19,14 +19,8 @@ from paddle_ldopt import AdamWDL, LayerMap
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror=alert(1)> & '$\\frac{' \udcff"
 
 
-ARGUMENTS = types.SimpleNamespace(
-    learning_rate=0.1,
-    per_device_train_batch_size=8,
-    gradient_accumulation_steps=1,
-    max_steps=4,
-    seed=1,
-    logging_dir="logs",
-)
+ARGUMENTS = types.SimpleNamespace(learning_rate=0.1, max_steps=4, seed=1, logging_dir="logs")
+ARGUMENTS.per_device_train_batch_size, ARGUMENTS.gradient_accumulation_steps = 8, 1
 
 
 class Page(html.parser.HTMLParser):

@@ -35,6 +35,10 @@ def accumulator(**more):
     return out
 
 
+def weighted():
+    return accumulator(reduction="token")
+
+
 def sgd(parameters=None):
     return paddle.optimizer.SGD(0.1, parameters=parameters or MODEL.parameters())
 
@@ -49,9 +53,8 @@ READ = {  # the fields of a Trainer's arguments that the mixin reads
     **{"fp16_opt_level": "O1", "weight_decay": 0.0, "num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0},
     **{"greater_is_better": None, "metric_for_best_model": None, "evaluation_strategy": "steps", "do_eval": True},
 }
-Arguments = dataclasses.make_dataclass(
-    "Arguments", [(name, Any, value) for name, value in READ.items()], namespace={"__post_init__": lambda self: None}
-)
+FIELDS = [(name, Any, value) for name, value in READ.items()]
+Arguments = dataclasses.make_dataclass("Arguments", FIELDS, namespace={"__post_init__": lambda self: None})
 
 
 @dataclasses.dataclass
@@ -95,6 +98,12 @@ def loading_row(build):
     return Row(method(build, "set_state_dict", state_dict=state), state=state_of, words={"state_dict": "(state|State)"})
 
 
+def summed_row(name, **arguments):
+    """Return the row of a method of a `GradientAccumulator`."""
+    words = {"optimizer": "(optimizer|target)"}
+    return Row(method(accumulator, name, **arguments), state=sums_of, words=words)
+
+
 def one_parameter():
     return [paddle.create_parameter([2], "float32")]
 
@@ -113,6 +122,7 @@ def schedule_rows():
 TIMED = {"num_warmup_steps": 2, "num_training_steps": 10}
 STACK = "(`model`|stack of blocks)"
 ANY = {"path": "", "optimizer": "", "scaler": ""}
+WARM_UP = {"initial_learning_rate": 0.1, "decay_schedule_fn": lambda step: 0.1, "warmup_steps": 3}
 BUILT = {  # optimizer -> what it is built with
     "AdamWDL": {"learning_rate": 0.01, "fused": None},
     "Lamb": {"learning_rate": 0.01},
@@ -129,17 +139,28 @@ LOADED = {  # what has a state, built
     "ReduceLROnPlateau": lambda: ldopt.ReduceLROnPlateau(0.1),
     "WarmUp": lambda: ldopt.WarmUp(0.1, paddle.optimizer.lr.ExponentialDecay(0.1, 0.9), 3),
 }
+SKIPPING = {"use_skip_data_by_global_norm": True, "global_norm_spike_threshold": 2.0}
+OF_VALUES = {"values": "(values|setting|mapping)"}
+ON_DISK = {"also": (OSError,), "words": ANY}
+TRAINED = {"optimizer": Lazy(trained), "model": MODEL}
+NEW, SAVED = Lazy(tempfile.mkdtemp), Lazy(saved_folder)
+NETWORK = {"network": MODEL, "optimizer": Lazy(trained)}
+MAPPED = {"model": MODEL, "rules": {"embeddings": 0}}
+OF_A_MAP = {"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"}
+
+
+def optimizer_row(name, more):
+    how = {"words": WORDS, "free": ("name",), "loose": SCHEDULED.get(name, ())}
+    return row(getattr(ldopt, name), {"parameters": Lazy(MODEL.parameters), **more}, **how)
+
+
+def plateau_row():
+    step = method(LOADED["ReduceLROnPlateau"], "step", metrics=0.5)
+    return Row(step, state=state_of, free=("epoch",), loose=("metrics",))
+
+
 CALLS = {
-    **{
-        name: row(
-            getattr(ldopt, name),
-            {"parameters": Lazy(MODEL.parameters), **more},
-            words=WORDS,
-            free=("name",),
-            loose=SCHEDULED.get(name, ()),
-        )
-        for name, more in BUILT.items()
-    },
+    **{name: optimizer_row(name, more) for name, more in BUILT.items()},
     "AdafactorSchedule": row(ldopt.AdafactorSchedule, {"optimizer": Lazy(trained)}, words=WORDS),
     "create": row(
         ldopt.create,
@@ -155,11 +176,7 @@ CALLS = {
         words={**WORDS, "model": STACK},
     ),
     "decayed_parameter_names": row(ldopt.decayed_parameter_names, {"model": MODEL}),
-    "WarmUp": row(
-        ldopt.WarmUp,
-        {"initial_learning_rate": 0.1, "decay_schedule_fn": lambda step: 0.1, "warmup_steps": 3},
-        free=("verbose",),
-    ),
+    "WarmUp": row(ldopt.WarmUp, WARM_UP, free=("verbose",)),
     "layerwise_lr_decay": row(
         ldopt.layerwise_lr_decay,
         {"decay_rate": 0.5, "name_dict": {MODEL.head.weight.name: "head"}, "n_layers": 2, "param": MODEL.head.weight},
@@ -172,17 +189,11 @@ CALLS = {
         {"names": list(START), "rules": {"embeddings": 0}},
         words={"names": "(names|Found no stack|LayerMap|match no)", "rules": "([Rr]ule)"},
     ),
-    "LayerMap.from_model": row(
-        ldopt.LayerMap.from_model,
-        {"model": MODEL, "rules": {"embeddings": 0}},
-        words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},
-    ),
+    "LayerMap.from_model": row(ldopt.LayerMap.from_model, MAPPED, words=OF_A_MAP),
     "LayerMap.layer_of": Row(method(layer_map, "layer_of", name="head.weight")),
     "LayerMap.ratios": Row(method(layer_map, "ratios", layerwise_decay=0.5)),
     "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1), words=WORDS),
-    "LayerMap.plot": Row(
-        method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5), words=WORDS, also=(OSError,)
-    ),
+    "LayerMap.plot": Row(method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5), (OSError,), words=WORDS),
     "apply_layerwise_decay": row(
         ldopt.apply_layerwise_decay,
         {"optimizer": Lazy(sgd), "layers": Lazy(layer_map), "layerwise_decay": 0.5},
@@ -191,64 +202,29 @@ CALLS = {
     "reset_layerwise_decay": row(ldopt.reset_layerwise_decay, {"optimizer": Lazy(sgd)}),
     "GradientAccumulator": row(ldopt.GradientAccumulator, {"reduction": "mean"}),
     "GradientAccumulator.__call__": Row(
-        method(
-            lambda: accumulator(reduction="token"), "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0
-        ),
+        method(weighted, "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0),
         state=sums_of,
         words={"gradients": "([Gg]radient|Layer|parameters|model)"},
     ),
-    "GradientAccumulator.write_gradients": Row(
-        method(accumulator, "write_gradients", target=Lazy(one_parameter)), state=sums_of
-    ),
-    "GradientAccumulator.apply": Row(
-        method(accumulator, "apply", optimizer=Lazy(lambda: sgd(one_parameter()))),
-        state=sums_of,
-        words={"optimizer": "(optimizer|target)"},
-    ),
-    "GradientAccumulator.synchronize": Row(method(accumulator, "synchronize", group=None), state=sums_of),
-    "save_optimizer": row(
-        ldopt.save_optimizer,
-        {"path": path(".safetensors"), "optimizer": Lazy(trained), "model": MODEL, "step": 1},
-        also=(OSError,),
-        words=ANY,
-    ),
-    "load_optimizer": row(
-        ldopt.load_optimizer,
-        {"path": Lazy(saved_file), "optimizer": Lazy(trained), "model": MODEL},
-        also=(OSError,),
-        words=ANY,
-    ),
+    "GradientAccumulator.write_gradients": summed_row("write_gradients", target=Lazy(one_parameter)),
+    "GradientAccumulator.apply": summed_row("apply", optimizer=Lazy(lambda: sgd(one_parameter()))),
+    "GradientAccumulator.synchronize": summed_row("synchronize", group=None),
+    "save_optimizer": row(ldopt.save_optimizer, {"path": path(".safetensors"), **TRAINED, "step": 1}, **ON_DISK),
+    "load_optimizer": row(ldopt.load_optimizer, {"path": Lazy(saved_file), **TRAINED}, **ON_DISK),
     "FixedLossScaler": row(ldopt.FixedLossScaler, {"loss_scale_value": 8.0}),
     "DynamicLossScaler": row(ldopt.DynamicLossScaler, {"loss_scale_value": 8.0}),
     "AdaptiveLossScaler": row(ldopt.AdaptiveLossScaler, {"scale_window": 20}),
     "LossScaler": row(parallel.LossScaler, {"loss_scale_value": 8.0}),
     "PipelineWithLossScale": row(
         parallel.PipelineWithLossScale,
-        {
-            "network": MODEL,
-            "optimizer": Lazy(sgd),
-            "max_grad_norm": 1.0,
-            "use_clip_grad": True,
-            "use_skip_data_by_global_norm": True,
-            "global_norm_spike_threshold": 2.0,
-        },
+        {"network": MODEL, "optimizer": Lazy(sgd), "max_grad_norm": 1.0, "use_clip_grad": True, **SKIPPING},
         words={"scale_sense": "(scale_sense|loss_scale)"},
     ),
-    "parallel.save_checkpoint": row(
-        parallel.save_checkpoint,
-        {"folder": Lazy(tempfile.mkdtemp), "network": MODEL, "optimizer": Lazy(trained)},
-        also=(OSError,),
-    ),
-    "parallel.load_checkpoint": row(
-        parallel.load_checkpoint,
-        {"folder": Lazy(saved_folder), "network": MODEL, "optimizer": Lazy(trained)},
-        also=(OSError,),
-    ),
+    "parallel.save_checkpoint": row(parallel.save_checkpoint, {"folder": NEW, **NETWORK}, also=(OSError,)),
+    "parallel.load_checkpoint": row(parallel.load_checkpoint, {"folder": SAVED, **NETWORK}, also=(OSError,)),
     "CurveSchedule": row(ldopt.CurveSchedule, {"learning_rate": 0.1, "curve": lambda step: 0.5}, free=("verbose",)),
     "ReduceLROnPlateau": row(ldopt.ReduceLROnPlateau, {"learning_rate": 0.1}, free=("verbose",)),
-    "ReduceLROnPlateau.step": Row(
-        method(LOADED["ReduceLROnPlateau"], "step", metrics=0.5), state=state_of, free=("epoch",), loose=("metrics",)
-    ),
+    "ReduceLROnPlateau.step": plateau_row(),
     "WarmUp.__call__": Row(method(lambda: ldopt.WarmUp(0.1, lambda k: 0.1, 3), "__call__", step=3)),
     "SchedulerType": row(
         ldopt.SchedulerType,
@@ -265,15 +241,10 @@ CALLS = {
     "LdoptConfig": row(
         ldopt.LdoptConfig,
         {"layerwise_lr_decay": 0.5},
-        words={
-            "learning_rate": "(learning_rate|rate|relative_step)",
-            "lr_scheduler_type": "([Ss]chedule|lr_scheduler_type)",
-            "optim_kwargs": "(optim_kwargs|option)",
-        },
+        words={"learning_rate": "(learning_rate|rate|relative_step)"}
+        | {"lr_scheduler_type": "([Ss]chedule|lr_scheduler_type)", "optim_kwargs": "(optim_kwargs|option)"},
     ),
-    "LdoptConfig.from_dict": row(
-        ldopt.LdoptConfig.from_dict, {"values": {"optim": "lamb"}}, words={"values": "(values|setting|mapping)"}
-    ),
+    "LdoptConfig.from_dict": row(ldopt.LdoptConfig.from_dict, {"values": {"optim": "lamb"}}, words=OF_VALUES),
     "LdoptConfig.build": Row(
         method(ldopt.LdoptConfig, "build", model=MODEL, num_training_steps=10),
         words={"model": "(`model`|parameters|stack)"},
@@ -296,25 +267,16 @@ CALLS = {
     "trainer.GradualUnfreezeCallback": row(trainer.GradualUnfreezeCallback, {"every_k_steps": 5}, free=("layers",)),
     "trainer.LayerLRCallback": row(trainer.LayerLRCallback, {}),
     "trainer.ScheduleCallback": row(trainer.ScheduleCallback, {"path": "a.svg"}, free=("layers",)),
-    "trainer.map_layers": row(
-        trainer.map_layers,
-        {"model": MODEL, "rules": {"embeddings": 0}},
-        words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},
-    ),
+    "trainer.map_layers": row(trainer.map_layers, MAPPED, words=OF_A_MAP),
     "trainer.write_whole": row(trainer.write_whole, {"path": path(".html"), "text": "a"}),
     "trainer.last_checkpoint": row(trainer.last_checkpoint, {"output_dir": tempfile.gettempdir()}, also=(OSError,)),
 }
+NEW_RATES = {"value": 0.1}, {"scheduler": Lazy(lambda: paddle.optimizer.lr.ExponentialDecay(0.1, 0.9))}
+OF_RATES = {"value": "(value|lr|rate)", "scheduler": "(scheduler|lr)"}
 for _name, _more in BUILT.items():
     LOADED[_name] = _build = functools.partial(trained, getattr(ldopt, _name), **_more)
-    CALLS[f"{_name}.set_lr"] = Row(
-        method(_build, "set_lr", value=0.1), also=(RuntimeError,), state=state_of, words={"value": "(value|lr|rate)"}
-    )
-    CALLS[f"{_name}.set_lr_scheduler"] = Row(
-        method(_build, "set_lr_scheduler", scheduler=Lazy(lambda: paddle.optimizer.lr.ExponentialDecay(0.1, 0.9))),
-        also=(RuntimeError,),
-        state=state_of,
-        words={"scheduler": "(scheduler|lr)"},
-    )
+    for _method, _given in zip(("set_lr", "set_lr_scheduler"), NEW_RATES):
+        CALLS[f"{_name}.{_method}"] = Row(method(_build, _method, **_given), (RuntimeError,), state_of, OF_RATES)
 CALLS.update((f"{_name}.set_state_dict", loading_row(_build)) for _name, _build in LOADED.items())
 
 # what is public and is no call

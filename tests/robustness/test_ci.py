@@ -29,9 +29,8 @@ def test_what_runs_and_how_it_ends(tmp_path, fails, minutes, calls, code):
     (tmp_path / "make").write_text(MAKE)
     (tmp_path / "make").chmod(0o755)
     told = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "FAILS": fails, "CI_MINUTES": str(minutes)}
-    ended = subprocess.run(
-        ["bash", ".ci/run"], cwd=tmp_path, env={**os.environ, **told}, capture_output=True, text=True
-    )
+    env = {**os.environ, **told}
+    ended = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ended.returncode == code and (tmp_path / "calls").read_text().split() == calls
     assert ("test-all is left out: 0 of 24 minutes" in ended.stdout) == (minutes == 24)
 

@@ -18,9 +18,8 @@ def ours(number):
     params, name_dict = make_params(one["start"], "float64")
     optimizer, _ = build(one["ours"], params, name_dict)
     values = []
-    take_steps(
-        optimizer, params, problems.with_gaps(one), lambda: values.append({n: p.numpy() for n, p in params.items()})
-    )
+    note = lambda: values.append({n: p.numpy() for n, p in params.items()})  # noqa: E731
+    take_steps(optimizer, params, problems.with_gaps(one), note)
     return values
 
 

@@ -7,6 +7,7 @@ import types
 
 import paddle
 import pytest
+from optimizer_cases import static_graph
 from saving_cases import ALL, HALF, Run, refused, same
 
 import paddle_ldopt as ldopt
@@ -177,13 +178,10 @@ def test_two_parameters_of_one_name_are_refused(path):
 
 def test_an_optimizer_of_a_static_graph_is_refused(saved, victim):
     says = "use `paddle.static.save`. Received: optimizer="
-    paddle.enable_static()
-    try:
+    with static_graph():
         without_parameters = ldopt.Lamb(1e-3)
         with pytest.raises(ValueError, match=says):
             ldopt.load_optimizer(saved, victim.optimizer)
-    finally:
-        paddle.disable_static()
     with pytest.raises(ValueError, match=says):
         ldopt.load_optimizer(saved, without_parameters)
 

@@ -20,6 +20,8 @@ def loader():
     spec = importlib.util.spec_from_file_location("golden_load", FOLDER / "load.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    for slow in ("inputs", "load_index", "positions", "signs"):  # many cases share them
+        setattr(module, slow, functools.lru_cache(getattr(module, slow)))
     return module
 
 

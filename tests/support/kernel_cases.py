@@ -186,24 +186,20 @@ def problem(seed=0, steps=5, shapes=None):
 
 
 # name -> (rule, options of the struct)
+CLIPPED = {"flags": ["clip_norm", "clip_value"], "clip": 0.5, "clip_value": 0.4}
+SCALED = ["momentum", "scale_parameter", "constant_beta2"]
 VARIANTS = {
     "adamw": ("adamw", {"weight_decay": 0.1}),
     "adam_weight_decay": ("adam_weight_decay", {"weight_decay": 0.1, "eps": (1e-7, 0, 0), "decay_rate": 0.1}),
     "amsgrad": ("adam_weight_decay", {"eps": (1e-7, 0, 0), "beta1": 0.0, "flags": ["amsgrad"]}),
-    "clipped": (
-        "adam_weight_decay",
-        {"eps": (1e-7, 0, 0), "flags": ["clip_norm", "clip_value"], "clip": 0.5, "clip_value": 0.4},
-    ),
+    "clipped": ("adam_weight_decay", {"eps": (1e-7, 0, 0), **CLIPPED}),
     "lamb": ("lamb", {"weight_decay": 0.1, "eps": (1e-6, 0, 0)}),
     "lamb, centralized": ("lamb", {"eps": (1e-6, 0, 0), "flags": ["centralize"]}),
     "adafactor": ("adafactor", {"lr": 1.0, "flags": ["relative_step", "scale_parameter"], "weight_decay": 0.1}),
     "adafactor, warm-up": ("adafactor", {"lr": 1.0, "flags": ["relative_step", "warmup_init"], "decay_rate": 0.5}),
     "adafactor, momentum": ("adafactor", {"flags": ["momentum"], "weight_decay": 0.1, "clip": 0.5}),
     "came": ("came", {"flags": ["momentum"], "weight_decay": 0.1}),
-    "came, options": (
-        "came",
-        {"flags": ["momentum", "scale_parameter", "constant_beta2"], "grad_scale": 1 / 8, "beta2": 0.9, "clip": 0.7},
-    ),
+    "came, options": ("came", {"flags": SCALED, "grad_scale": 1 / 8, "beta2": 0.9, "clip": 0.7}),
     "came, relative": ("came", {"lr": 1.0, "flags": ["momentum", "relative_step"]}),
     "came without momentum": ("came", {"flags": []}),
 }

@@ -1,5 +1,7 @@
 """The table of optimizers that tests of several folders share, and the ones that follow the recorded peers."""
 
+import contextlib
+
 import numpy as np
 import paddle
 import pytest
@@ -47,6 +49,11 @@ def same(got, want):
         np.testing.assert_array_equal(got[name], want[name], err_msg=name)
 
 
+def near(got, want, rtol, atol=0.0):
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=rtol, atol=atol, err_msg=name)
+
+
 def close(got, want, start, rtol=1e-5):
     """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size: one that hardly moves must be right."""
     for name in want:
@@ -55,29 +62,35 @@ def close(got, want, start, rtol=1e-5):
         np.testing.assert_allclose(got[name], want[name], rtol=0, atol=rtol * moved + rounding, err_msg=name)
 
 
+@contextlib.contextmanager
+def static_graph():
+    """Build static graphs, in a new program; run them too."""
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            yield
+    finally:
+        paddle.disable_static()
+
+
 def run_static(program, feed, start, steps, after_step=None):
     """Train a static program and return structured name -> array.
 
     `program` builds it and returns (model, loss); `start` is structured name -> array.
     """
-    paddle.enable_static()
-    try:
-        main, startup = paddle.static.Program(), paddle.static.Program()
-        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
-            model, loss = program()
-            names = {n: p.name for n, p in model.named_parameters()}
-        executor, scope = paddle.static.Executor(), paddle.static.Scope()
-        with paddle.static.scope_guard(scope):
-            executor.run(startup)
-            for n, tensor in names.items():
-                scope.find_var(tensor).get_tensor().set(start[n], paddle.CPUPlace())
-            for _ in range(steps):
-                executor.run(main, feed=feed, fetch_list=[loss])
-                if after_step is not None:
-                    after_step()
-            return {n: np.array(scope.find_var(tensor).get_tensor()) for n, tensor in names.items()}
-    finally:
-        paddle.disable_static()
+    scope = paddle.static.Scope()
+    with static_graph(), paddle.utils.unique_name.guard(), paddle.static.scope_guard(scope):
+        model, loss = program()
+        names = {n: p.name for n, p in model.named_parameters()}
+        executor = paddle.static.Executor()
+        executor.run(paddle.static.default_startup_program())
+        for n, tensor in names.items():
+            scope.find_var(tensor).get_tensor().set(start[n], paddle.CPUPlace())
+        for _ in range(steps):
+            executor.run(feed=feed, fetch_list=[loss])
+            if after_step is not None:
+                after_step()
+        return {n: np.array(scope.find_var(tensor).get_tensor()) for n, tensor in names.items()}
 
 
 def states(opt):

@@ -52,13 +52,8 @@ def tensors(arrays, part=0, parts=1):
 
 
 # Came divides by the root of (u - m)^2, which makes much of the rounding where u is near m: its eps bounds that
-ARGUMENTS = {
-    "adamwdl": {},
-    "came": {"eps": (1e-8, 1e-3, 1e-3)},
-    "lamb": {},
-    "adafactor": {"clip_threshold": 1.0},
-    "adamweightdecay": {},
-}
+ARGUMENTS = {name: {} for name in ("adamwdl", "came", "lamb", "adafactor", "adamweightdecay")}
+ARGUMENTS["came"] = {"eps": (1e-8, 1e-3, 1e-3)}
 
 
 def optimizer_of(name, network, rate=1e-2, **arguments):

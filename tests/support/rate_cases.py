@@ -26,13 +26,9 @@ from paddle_ldopt.trainer.stages import map_layers
 STEPS, HALF, ONE = 8, 4, "one process"
 PLACES = ["embed", "vision.layers.0", "vision.layers.1", "text.layers.0", "text.layers.1", "head"]
 DESCRIPTIONS = [(Embed, VOCABULARY, HIDDEN), (Split,), (Split,), (Block, HIDDEN), (Block, HIDDEN), (Head,)]
+TOWERS = {"vision": LayerDecay(0.6, scale=2.0), "text": 0.7}
 DECAYS = {
-    "towers": LayerDecay(
-        0.8,
-        preserve_mean=True,
-        towers={"vision": LayerDecay(0.6, scale=2.0), "text": 0.7},
-        multipliers={r"bias$": 2.0, r"layers\.0\.": 0.5},
-    ),
+    "towers": LayerDecay(0.8, preserve_mean=True, towers=TOWERS, multipliers={r"bias$": 2.0, r"layers\.0\.": 0.5}),
     "linear": LayerDecay(convention="linear", bound=0.3),
     "mean": LayerDecay(0.5, head_ratio=1.5, preserve_mean=True),
 }

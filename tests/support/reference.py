@@ -34,6 +34,20 @@ def adamw(params, grads, ratios, *, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, we
     return x
 
 
+SHAPES = {"0-D": (), "one": (1,), "vector": (7,), "row": (1, 5), "column": (5, 1), "matrix": (4, 6)}
+SHAPES.update({"3-D": (2, 3, 4), "4-D": (3, 2, 2, 2)})
+
+
+def random_run(steps=20, shapes=SHAPES, seed=0, scale=1.0):
+    """Return name -> array and the gradients of some steps, all exact in float32."""
+    rng = np.random.default_rng(seed)
+    arrays, *grads = (
+        {n: np.asarray(rng.normal(size=s), "float32").astype("float64") for n, s in shapes.items()}
+        for _ in range(steps + 1)
+    )
+    return arrays, [{n: scale * g for n, g in grad.items()} for grad in grads]
+
+
 def make_params(arrays, dtype="float32"):
     """Make trainable parameters out of name -> array, and the name_dict that goes with them."""
     params = {}

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from dataclasses import dataclass
 
 os.environ.setdefault("WANDB_DISABLED", "true")
@@ -101,6 +102,35 @@ def trainer(output_dir, model=None, optimizers=(None, None), cls=LdoptTrainer, c
     args = kwargs.pop("args", None) or arguments(output_dir, **kwargs)
     data = Data()
     return cls(model, args=args, train_dataset=data, eval_dataset=data, optimizers=optimizers, callbacks=callbacks)
+
+
+class Watch(TrainerCallback):
+    """Keeps what is logged, and the rate and the weights before each step."""
+
+    def __init__(self):
+        self.logs, self.rates, self.weights = [], [], []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append(dict(logs))
+
+    def on_optimizer_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self.rates.append(optimizer.get_lr())
+        self.weights.append(weights(model))
+
+
+def watched(folder, *callbacks, resume=None, **kwargs):
+    """Train, named as in a fresh process; return the Trainer and its `Watch`."""
+    watch = Watch()
+    with paddle.utils.unique_name.guard():
+        made = trainer(folder, callbacks=[*callbacks, watch], **kwargs)
+        made.train(resume_from_checkpoint=resume)
+    return made, watch
+
+
+def layer_of(name):
+    """Return the layer of a parameter of the tiny model: 0 is the embeddings, 3 the head."""
+    match = re.search(r"encoder\.layers\.(\d)", name)
+    return 1 + int(match.group(1)) if match else 0 if "embeddings" in name else 3
 
 
 def weights(model):

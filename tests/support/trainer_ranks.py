@@ -97,20 +97,16 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
         """Takes the data in the same order in every layout."""
 
         def _get_train_sampler(self):
-            return paddle.io.DistributedBatchSampler(
-                self.train_dataset,
-                self.args.per_device_train_batch_size,
-                num_replicas=self.args.dataset_world_size,
-                rank=self.args.dataset_rank,
-            )
+            own = {"num_replicas": self.args.dataset_world_size, "rank": self.args.dataset_rank}
+            size = self.args.per_device_train_batch_size
+            return paddle.io.DistributedBatchSampler(self.train_dataset, size, **own)
 
     size = {"per_device_train_batch_size": 2 if layout in ("dp", "stage1", "split") else 4}
     if model != "bert":
         size = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     settings = {"max_steps": STEPS, "layerwise_lr_decay": 0.7, "logging_steps": 2, **size, **settings}
-    arguments = common.arguments(
-        folder, **LAYOUTS.get(layout, {}), **settings, **(BFLOAT16 if layout == "split" else {})
-    )
+    settings.update(LAYOUTS.get(layout, {}), **(BFLOAT16 if layout == "split" else {}))
+    arguments = common.arguments(folder, **settings)
     if layout == "split":  # PaddleNLP asks for bfloat16 there, which Paddle cannot multiply on a CPU
         arguments.bf16, arguments.fp16_opt_level, arguments.amp_master_grad = False, "O1", False
     logged = mock.patch.object(mixin, "logger_of", lambda trainer: logger)

@@ -78,9 +78,7 @@ def run(output_dir, form="plain", callbacks=None, resume=None, passed=None, **kw
     with paddle.utils.unique_name.guard():
         model = common.tiny_model(dropout=0.1)
         optimizers = (None, None) if passed is None else passed(model)
-        trainer = common.trainer(
-            output_dir, model=model, optimizers=optimizers, callbacks=callbacks, **{**settings, **kwargs}
-        )
+        trainer = common.trainer(output_dir, model, optimizers, callbacks=callbacks, **{**settings, **kwargs})
         trainer.train(resume_from_checkpoint=resume)
     return trainer
 

@@ -17,7 +17,7 @@ from paddlenlp import peft
 from paddlenlp import transformers as pt
 from paddlenlp.peft.reft.interventions import LoreftIntervention
 from paddlenlp.peft.reft.reft_config import ReFTConfig
-from zoo_kinds import RTDETR, ConvNeXt, Mixtral, Swin, Whisper
+from zoo_kinds import RTDETR, ConvNeXt
 
 LABELS = dict(num_labels=3)
 SIZE = dict(vocab_size=40, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32)
@@ -264,5 +264,5 @@ ZOO: dict[str, Callable[[], paddle.nn.Layer]] = {
     "PrefixModelForCausalLM": partial(_prefix, False),
     "PrefixModelForCausalLM[projected]": partial(_prefix, True),
     "ReFTModel": _reft,
-    **{f"kinds.{cls.__name__}": cls for cls in (RTDETR, Mixtral, Whisper, Swin, ConvNeXt)},
+    **{f"kinds.{cls.__name__}": cls for cls in (RTDETR, ConvNeXt)},
 }

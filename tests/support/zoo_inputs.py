@@ -20,7 +20,7 @@ def boxes(length=8):
     return ones(2, length, 4)
 
 
-TEXT = {"input_ids": ids()}
+TEXT, POSITIONS = {"input_ids": ids()}, paddle.tile(paddle.arange(8)[None], [2, 1])
 CLIP = {"input_ids": ids(), "pixel_values": image()}
 SEQ2SEQ = {"input_ids": ids(), "decoder_input_ids": ids(6)}
 LAYOUT = {"input_ids": ids(), "bbox": boxes(), "image": image(224), "attention_mask": ones(2, 8)}
@@ -29,11 +29,13 @@ LUKE = {
     "entity_position_ids": ones(2, 2, 3),
     "entity_token_type_ids": ones(2, 2) * 0,
     "token_type_ids": ones(2, 8) * 0,
-    "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
+    "position_ids": POSITIONS,
     "attention_mask": ones(2, 8),
     "entity_attention_mask": ones(2, 2),
 }
-GLM = {"position_ids": paddle.tile(paddle.arange(8).reshape([1, 1, 8]), [2, 2, 1]), "attention_mask": ones(2, 1, 8, 8)}
+MASKED = TEXT | {"token_type_ids": ones(2, 8), "position_ids": POSITIONS}
+MASKED |= {"attention_mask": ones(2, 1, 8, 8, dtype="float32")}
+GLM = TEXT | {"position_ids": paddle.tile(paddle.arange(8), [2, 2, 1]), "attention_mask": ones(2, 1, 8, 8)}
 TOTAL = {"raw_input_ids": ids(), "generator_labels": ids()}
 RELATIONS = (
     [{"start": [0, 2], "end": [1, 3], "label": [0, 1]}] * 2,
@@ -68,50 +70,21 @@ EXAMPLES = {
     **dict.fromkeys(["Blip", "BlipModel", "ChineseCLIP", "CLIPModel", "ErnieViL"], CLIP),
     **dict.fromkeys(["CLIPVision", "DPT"], {"pixel_values": image()}),
     "ChineseBert": TEXT | {"pinyin_ids": ones(2, 8, 8)},
-    "UTC": {
-        "input_ids": ids(),
-        "token_type_ids": ones(2, 8) * 0,
-        "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
-        "attention_mask": ones(2, 1, 8, 8, dtype="float32"),
-        "omask_positions": ones(2, 2),
-        "cls_positions": ones(2),
-    },
+    "UTC": MASKED | {"token_type_ids": ones(2, 8) * 0, "omask_positions": ones(2, 2), "cls_positions": ones(2)},
     "ErnieDoc": _steps,
     "LayoutXLMForRelationExtraction": LAYOUT | dict(zip(("entities", "relations"), RELATIONS)),
-    "ChatGLMForCausalLM": {
-        "input_ids": ids(),
-        "position_ids": GLM["position_ids"],
-        "attention_mask": ones(2, 1, 8, 8, dtype="bool"),
-    },
-    "GLMFor": TEXT | GLM,
-    "GLMForMultipleChoice": TEXT
-    | GLM
-    | {"choice_ids": [paddle.to_tensor([3])] * 2, "choice_indices": [paddle.to_tensor([4])] * 2},
+    "ChatGLMForCausalLM": GLM | {"attention_mask": ones(2, 1, 8, 8, dtype="bool")},
+    "GLMFor": GLM,
+    "GLMForMultipleChoice": GLM | {"choice_ids": [ones(1) * 3] * 2, "choice_indices": [ones(1) * 4] * 2},
     "GPTJ": TEXT | {"attention_mask": ones(2, 8, dtype="float32")},
-    "kinds.Mixtral": {"input_ids": ids(3, 1, 9)},
-    **dict.fromkeys(["kinds.RTDETR", "kinds.Swin", "kinds.ConvNeXt"], (image(32),)),
-    "kinds.Whisper": (paddle.ones([2, 4, 10]), ids(5, highest=9)),
-    "UnifiedTransformer": TEXT
-    | {
-        "token_type_ids": ones(2, 8),
-        "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
-        "attention_mask": ones(2, 1, 8, 8, dtype="float32"),
-    },
-    "UNIMO": TEXT
-    | {
-        "token_type_ids": ones(2, 8),
-        "position_ids": paddle.tile(paddle.arange(8)[None], [2, 1]),
-        "attention_mask": ones(2, 1, 8, 8, dtype="float32"),
-    },
+    **dict.fromkeys(["kinds.RTDETR", "kinds.ConvNeXt"], (image(32),)),
+    **dict.fromkeys(["UnifiedTransformer", "UNIMO"], MASKED),
     "BartForSequenceClassification": lambda model: model(paddle.concat([ids()[:, 1:], ones(2, 1) * 2], 1)),
     "DalleBart": SEQ2SEQ | {"decoder_input_ids": ids(6, highest=28)},
     "ProphetNet": SEQ2SEQ | {"attention_mask": ones(2, 8)},
     "SpeechT5ForSpeechToText": SPEECH,
-    "SpeechT5ForTextToSpeech": {
-        "input_ids": ids(),
-        "decoder_input_values": paddle.rand([2, 4, 8]),
-        "speaker_embeddings": paddle.rand([2, 8]),
-    },
+    "SpeechT5ForTextToSpeech": TEXT
+    | {"decoder_input_values": paddle.rand([2, 4, 8]), "speaker_embeddings": paddle.rand([2, 8])},
     "BlipForQuestionAnswering": CLIP | {"decoder_input_ids": ids(6)},
     "Blip2": {"pixel_values": image(), "input_ids": ids(), "attention_mask": ones(2, 8)},
     "ClapModel": {
@@ -124,9 +97,7 @@ EXAMPLES = {
     "CLIPSeg": CLIP | {"conditional_pixel_values": None},
     "MiniGPT4": {"pixel_values": image(), "first_input_ids": ids(3), "second_input_ids": ids(4)},
     "VisualGLM": CLIP | {"attention_mask": ones(2, 1, 8, 8)},
-    "ErnieForGeneration": lambda model: model(
-        ids(), paddle.zeros([2, 8], "int64"), paddle.tile(paddle.arange(8)[None], [2, 1])
-    ),
+    "ErnieForGeneration": lambda model: model(ids(), paddle.zeros([2, 8], "int64"), POSITIONS),
     "TransformerModel": {"src_word": ids(), "trg_word": ids(6)},
     "Prefix": {"input_ids": ids(rows=1), "attention_mask": ones(1, 8)},
     "ReFTModel": None,

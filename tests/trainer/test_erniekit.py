@@ -119,17 +119,14 @@ def moved(folder, vision=False, arguments=Arguments, cls=Trainer, **kwargs):
 BOUND = {"ernie.embed_tokens": 0.2, "ernie.layers.0": 0.2, "ernie.layers.1": 0.2 + 0.8 / 4, "ernie.norm": 1.0}
 VISION = {"vision_model.cls_token": 0.25, "vision_model.patch_embed": 0.25, "vision_model.blocks.0": 0.25}
 VISION.update({"vision_model.blocks.1": 0.5, "vision_model.blocks.2": 1.0, "vision_model.ln": 1.0})
+ALL = {"layerwise_lr_decay_bound": 0.2, "vit_lr_ratio": 0.5, "moe_gate_lr_ratio": 0.01}
 CASES = {
     "bound": (False, {"layerwise_lr_decay_bound": 0.2}, BOUND),
     "vision": (True, {"vit_lr_ratio": 0.5}, VISION),
     "its other name": (True, {"visual_ld": 0.5}, VISION),
     "both names": (True, {"vit_lr_ratio": 0.5, "visual_ld": 0.9}, VISION),
     "router": (False, {"moe_gate_lr_ratio": 0.01}, {GATE: 0.01}),
-    "all": (
-        True,
-        {"layerwise_lr_decay_bound": 0.2, "vit_lr_ratio": 0.5, "moe_gate_lr_ratio": 0.01},
-        {GATE: 0.002, **BOUND, **VISION},
-    ),
+    "all": (True, ALL, {GATE: 0.002, **BOUND, **VISION}),
 }
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import paddle
 import pytest
 import trainer_common as common
+from layer_models import Parts
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.trainer import map_layers
@@ -67,22 +68,14 @@ def test_a_pass_that_fails_falls_back_to_names(tmp_path, monkeypatch):
 def test_example_of_the_other_interfaces(example, source):
     model = common.tiny_model()
     config = ldopt.LdoptConfig(layerwise_lr_decay=0.5, lr_scheduler_type="constant")
-    found = [
-        ldopt.create("adamwdl", model, 0.5, example=example).layers,
-        config.build(model, example=example)[0].layers,
-    ]
-    found += [map_layers(model, example=example)]
+    optimizers = ldopt.create("adamwdl", model, 0.5, example=example), config.build(model, example=example)[0]
+    found = [*(opt.layers for opt in optimizers), map_layers(model, example=example)]
     assert [layers.source for layers in found] == [source] * 3
     assert f"layers: {source}" in str(found[0].table(0.5))
 
 
 def test_multipliers_need_no_blocks(tmp_path):
-    class Net(paddle.nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.backbone, self.head = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)
-
-    model = Net()
+    model = Parts(backbone=paddle.nn.Linear(2, 2), head=paddle.nn.Linear(2, 2))
     opt = ldopt.create("adamw", model, ldopt.LayerDecay(1.0, multipliers={r"^backbone\.": 0.1}))
     assert [opt.layerwise_ratio(part.weight) for part in (model.backbone, model.head)] == [0.1, 1.0]
     with pytest.raises(ValueError, match="Found no stack of blocks"):

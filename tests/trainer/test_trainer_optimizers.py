@@ -33,18 +33,9 @@ def passed(kind="adamw", decay=0.5):
 )
 def test_a_passed_optimizer_trains_at_its_schedule(tmp_path, kind, decay):
     model, opt, scheduler = passed(kind)
-    rates = []
-
-    class Listener(common.TrainerCallback):
-        def on_optimizer_begin(self, args, state, control, **kwargs):
-            rates.append(opt.get_lr())
-
-    trainer = common.trainer(
-        tmp_path, model=model, optimizers=(opt, scheduler), callbacks=[Listener()], layerwise_lr_decay=decay
-    )
-    trainer.train()
+    trainer, watch = common.watched(tmp_path, model=model, optimizers=(opt, scheduler), layerwise_lr_decay=decay)
     assert trainer.optimizer is opt
-    assert rates == [0.5e-2, 1e-2, 1e-2, 1e-2]
+    assert watch.rates == [0.5e-2, 1e-2, 1e-2, 1e-2]
     assert not common.same(common.weights(model), common.weights(common.tiny_model()))
 
 
@@ -60,19 +51,11 @@ def own_rate(kind, decay=0.5):
 
 @pytest.mark.parametrize("kind", ["came", "adafactor", "lamb, sequence", "lamb, callable"])
 def test_an_optimizer_that_sets_its_rate_itself_trains_without_a_scheduler(tmp_path, kind):
-    out = []
-
-    class Listener(common.TrainerCallback):
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            out.append(dict(logs))
-
     model, opt = own_rate(kind)
-    callbacks = [LayerLRCallback(), Listener()]
-    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), callbacks=callbacks, logging_steps=1)
-    trainer.train()
+    _, watch = common.watched(tmp_path, LayerLRCallback(), model=model, optimizers=(opt, None), logging_steps=1)
     rates = [1e-2 * (step + 1) if "lamb" in kind else 1e-2 for step in range(4)]
-    assert [line["lr/head"] for line in out[:4]] == pytest.approx(rates)
-    assert [line["lr/embeddings"] for line in out[:4]] == pytest.approx([rate / 8 for rate in rates])
+    assert [line["lr/head"] for line in watch.logs[:4]] == pytest.approx(rates)
+    assert [line["lr/embeddings"] for line in watch.logs[:4]] == pytest.approx([rate / 8 for rate in rates])
     assert not common.same(common.weights(model), common.weights(common.tiny_model()))
 
 

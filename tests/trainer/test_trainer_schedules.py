@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import paddle
 import pytest
 import trainer_common as common
 from trainer_run import checkpoint_format
@@ -20,21 +19,9 @@ EXTRA = {  # what a kind cannot do without
 KINDS = [kind.value for kind in SchedulerType if kind.value not in ON_METRIC]
 
 
-class Rates(common.TrainerCallback):
-    def __init__(self):
-        self.rates = []
-
-    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
-        self.rates.append(optimizer.get_lr())
-
-
-def train(folder, resume=None, cls=common.LdoptTrainer, **kwargs):
-    rates = Rates()
-    with paddle.utils.unique_name.guard():
-        settings = {"max_steps": STEPS, **checkpoint_format("plain"), **kwargs}
-        trainer = common.trainer(folder, cls=cls, callbacks=[rates], **settings)
-        trainer.train(resume_from_checkpoint=resume)
-    return trainer, rates.rates
+def train(folder, **kwargs):
+    trainer, watch = common.watched(folder, **{"max_steps": STEPS, **checkpoint_format("plain"), **kwargs})
+    return trainer, watch.rates
 
 
 def extra(kind):
@@ -167,7 +154,7 @@ FOLLOWS_METRIC = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strat
 )
 def test_the_first_step_after_a_resume_has_the_new_schedules_rate(tmp_path, was, now, rates):
     train(tmp_path, **{"max_steps": 6, "save_steps": 4, **was})
-    _, got = train(tmp_path / "resumed", str(tmp_path / "checkpoint-4"), **{"max_steps": 6, **now})
+    _, got = train(tmp_path / "resumed", resume=str(tmp_path / "checkpoint-4"), **{"max_steps": 6, **now})
     assert got[:2] == pytest.approx(rates, rel=1e-4)
 
 
