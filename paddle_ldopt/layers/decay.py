@@ -190,10 +190,10 @@ class LayerDecay:
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
         linear, bounded = self.convention == "linear", self.bound != 1.0
         if linear != bounded or (linear and self.layerwise_decay != 1.0):
-            problem = "The convention 'linear' takes `bound` below 1 instead of `layerwise_decay`; no other takes it."
+            settings = "(settings layerwise_bound and layerwise_lr_decay)"
+            problem = f"The convention 'linear' takes `bound` below 1 instead of `layerwise_decay` {settings}; no other"
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
-            settings = "As settings they are layerwise_convention, layerwise_bound and layerwise_lr_decay."
-            raise refusal(ValueError, f"{problem} {settings}", **given)
+            raise refusal(ValueError, f"{problem} takes it.", **given)
 
     def __hash__(self) -> int:  # without the dicts, which cannot be hashed
         return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))

@@ -62,6 +62,12 @@ def layers_of_model(
         if {second, *before} & left:
             how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
             doubts.append(f"'{second}' is computed from {quoted(before)}, but counts as a tower of its own: {how}")
+    kinds: dict[Layer, set[str]] = {}
+    for name, layer in layers.items():
+        kinds.setdefault(layer, set()).add(measured.order.kinds[name.rpartition(".")[0]].__name__.rstrip("123D"))
+    alone = [layer.label for layer, names in kinds.items() if layer.is_block and all(n.endswith("Norm") for n in names)]
+    if alone:
+        doubts.append(f"{quoted(alone)} have no parameters but those of norms")
     layers = _overridden(layers, places, numbered)
     return Found(layers, "measured", [*doubts, *_doubts(layers, params)])
 

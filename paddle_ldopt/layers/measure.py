@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import paddle
+from paddle.jit.dy2static.program_translator import ProgramTranslator
 from paddle.nn import Layer as Sublayer
 
 from .._checks import refusal, wrong_type
@@ -203,7 +204,8 @@ def random_states_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]) -> Iterator[None]:
-    """Put a model into evaluation mode with all gradients; restore modes and buffers at the end."""
+    """Put a model into evaluation mode with all gradients, out of `to_static`; restore everything at the end."""
+    to_static = ProgramTranslator.get_instance().enable_to_static
     modes = [(layer, layer.training) for layer in layers.values()]
     averages = [(p, p.clone()) for name, p in params.items() if name.endswith(STATISTICS) and p._is_initialized()]
     frozen = [p for name, p in params.items() if p.stop_gradient and not name.endswith(STATISTICS)]
@@ -219,8 +221,10 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
             layer.training = False
         for param in frozen:
             param.stop_gradient = False
+        paddle.jit.enable_to_static(False)  # a static graph would hide its parameters
         yield
     finally:
+        paddle.jit.enable_to_static(to_static)
         for param in frozen:
             param.stop_gradient = True
         for layer, training in modes:

@@ -188,7 +188,7 @@ class Measured:
                 name = _name_of(parent, run) if len(run) > 1 else ""
                 if is_list and name:
                     yield Tower(name, parent.rpartition(".")[0], self._in_halves(run))
-                elif name and name != run[0]:  # a convolutional part and its classifier share no name
+                elif name and (name != run[0] or self._are_blocks(run)):  # a feature part and its head share no name
                     yield Tower(name, parent, [(path,) for path in run], is_list=False)
                 run = [child] if child else []
 
@@ -197,8 +197,22 @@ class Measured:
         owners = {name.rpartition(".")[0] for path in paths for name in self.tree.inside[path]}
         return sum(bool(_NORM.search(owner.rpartition(".")[2])) for owner in owners) < 2
 
+    def _are_blocks(self, run: list[str]) -> bool:
+        """Return whether parts without a common name are blocks: of several weights, with no list of blocks inside."""
+        least, tree = _LEAST_WEIGHTS[0], self.tree
+        lists = [path for path, kind in self.kinds.items() if issubclass(kind, _LISTS)]
+        lists = [path for path in lists if not {*ancestors(path)}.isdisjoint(run)]
+        of_blocks = [path for path in lists if sum(tree.weight(item) >= least for item in tree.children[path]) > 1]
+        return min(map(tree.weight, run)) >= least and not of_blocks and set(run).isdisjoint(lists)
+
     def _in_halves(self, run: list[str]) -> list[Block]:
-        """Return the blocks of a list; items of two or three kinds in turns are parts of a block (x-transformers)."""
+        """Return the blocks of a list: a norm belongs to the item before it, items in turns are parts of a block."""
+        norms = [self.kinds[path].__name__.rstrip("123D").endswith("Norm") for path in run]
+        if not norms[0] and any(norms):  # convolution, norm, convolution, norm, convolution
+            blocks: list[Block] = []
+            for path, is_norm in zip(run, norms):
+                blocks = [*blocks[:-1], (*blocks[-1], path)] if is_norm else [*blocks, (path,)]
+            return blocks
         for period in (2, 3):
             kinds = run[:period]
             if len(run) < 2 * period or len(run) % period or any(self._alike(a, b) for a, b in zip(kinds, kinds[1:])):

@@ -1,8 +1,11 @@
 """Layers measured in a forward pass: models with misleading names, random models, and a pass that leaves no trace."""
 
 import paddle
+import pytest
 from measured_models import IDS, VECTORS, Block, D, Net, OtherBlock, Parts4, blocks, check, places, through, tokens
 from paddle import nn
+
+from paddle_ldopt import LayerMap
 
 
 def test_a_detector_with_heads_called_embeddings():
@@ -281,3 +284,30 @@ def test_halves_of_blocks_in_turns():
     layers = nn.LayerList([Feed() if i % 2 else Attend() for i in range(6)])
     model = Net(run, fc=nn.Linear(D, 2), layers=layers, proj=nn.Linear(D, D))
     check(model, VECTORS, {"fc": 0, "layers": (3, 2), "proj": 4})
+
+
+def test_equal_blocks_need_no_common_name():
+    run = lambda self, x: self.fc(self.high(self.mid(self.low(self.proj(x)))))  # noqa: E731
+    parts = {name: Block() for name in ("high", "low", "mid")}
+    model = Net(run, fc=nn.Linear(D, 2), **parts, proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "high": 1, "mid": 2, "low": 3, "proj": 4})
+
+
+def test_a_norm_in_a_list_belongs_to_the_item_before():
+    items = [layer for _ in range(3) for layer in (nn.Conv2D(D, D, 3), nn.BatchNorm2D(D), nn.ReLU())]
+    run = lambda self, x: self.fc(self.features(x).mean([2, 3]))  # noqa: E731
+    model = Net(run, fc=nn.Linear(D, 2), features=nn.Sequential(*items[:-2]))  # no norm behind the last
+    places = {"fc": 0, "features.0": 3, "features.1": 3, "features.3": 2, "features.4": 2, "features.6": 1}
+    check(model, paddle.randn([2, D, 9, 9]), places)
+
+
+def test_blocks_of_norms_alone_are_doubtful():
+    model = Net(lambda self, x: self.fc(self.one(x)), fc=nn.Linear(D, 2), one=nn.TransformerEncoderLayer(D, 2, 4 * D))
+    with pytest.warns(UserWarning, match="have no parameters but those of norms"):
+        LayerMap.from_model(model, paddle.randn([1, 3, D]))
+
+
+def test_a_model_of_to_static_is_measured():
+    model = Net(lambda self, x: self.fc(through(self.body, x)), fc=nn.Linear(D, 2), body=blocks(2))
+    paddle.jit.to_static(model, full_graph=True)
+    check(model, VECTORS, {"fc": 0, "body": (2, 1)})
