@@ -39,7 +39,7 @@ pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss sc
 JOBS ?= 3
 PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 1
 
-test: $(STAMP) ## Run the tests of every feature (8 minutes on 2 idle cores)
+test: $(STAMP) ## Run the tests of every feature (2 minutes on 2 idle cores)
 	$(PY) $(PYTEST) $(ARGS)
 
 test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (10 minutes more)

@@ -31,7 +31,7 @@ ARROWS = {
     "optimizers": {"_checks", "_compat", "kernels", "layers", "rates"},
     "accumulator": {"_checks", "_compat", "_processes"},
     "create": {"_checks", "_compat", "layers", "optimizers", "rates"},
-    "tensorflow_recipe": {"_checks", "_compat", "create", "layers", "optimizers", "rates", "schedules"},
+    "tensorflow_recipe": {"_checks", "_compat", "create", "layers", "optimizers", "schedules"},
     "config": {"_checks", "_files", "create", "layers", "optimizers", "schedules"},
     "checkpoint": {"_checks", "_compat", "_files", "_safetensors", "layers", "optimizers", "schedules", "version"},
     "integrations": {"_checks", "_compat", "_files", "checkpoint", "create", "layers", "optimizers", "rates"},
