@@ -120,15 +120,10 @@ class DynamicLossScaler(LossScaler):
         state["good_steps"] = 0 if overflow else state["good_steps"] + 1
         if overflow:
             state["loss_scale"] = max(state["loss_scale"] / self._factor, 1.0)
-            self._adapt(raised=False)
         elif state["good_steps"] >= self.scale_window:
             state["good_steps"] = 0
             if state["loss_scale"] * self._factor <= _GREATEST:
                 state["loss_scale"] *= self._factor
-                self._adapt(raised=True)
-
-    def _adapt(self, raised: bool) -> None:
-        """Adapt the window after a change of the scale."""
 
 
 class AdaptiveLossScaler(DynamicLossScaler):
@@ -178,15 +173,18 @@ class AdaptiveLossScaler(DynamicLossScaler):
             raise refusal(ValueError, f"`scale_window` must be one of {self.windows}.", scale_window=first)
         self._state.update(window_index=self.windows.index(first), increases=0, decreases=0)
 
-    def _adapt(self, raised: bool) -> None:
-        state = self._state
-        state["increases" if raised else "decreases"] += 1
-        if raised:
-            state["decreases"] = 0
+    def update(self, overflow: bool) -> None:
+        """Change the scale as `DynamicLossScaler` does, and the window with it."""
+        before, state = self.get_loss_scale(), self._state
+        super().update(overflow)
+        if overflow:
+            state["decreases"] += 1
+            if state["decreases"] >= _COUNT_TO_CHANGE and state["window_index"] > 0:
+                state.update(window_index=-1, increases=0, decreases=0)
+        elif state["loss_scale"] > before:
+            state.update(increases=state["increases"] + 1, decreases=0)
             if state["increases"] >= _COUNT_TO_CHANGE and state["window_index"] < len(self.windows) - 1:
                 state.update(window_index=state["window_index"] + 1, increases=0)
-        elif state["decreases"] >= _COUNT_TO_CHANGE and state["window_index"] > 0:
-            state.update(window_index=-1, increases=0, decreases=0)
 
 
 class _PaddleLossScaler(LossScaler):
