@@ -81,7 +81,6 @@ class StepFunction:
         return repr(self.source) if callable(self.source) else f"[{', '.join(f'{v:g}' for v in self.source[:3])}, ...]"
 
 
-@paddle.no_grad()  # type: ignore[untyped-decorator]  # a save is outside of the step
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
     """Update the masters of parameters that were written since the last step."""
     count_set_value()
@@ -91,8 +90,9 @@ def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
         if master is None or optimizer.writes.get(param.name) == write or not optimizer.has_master(param):
             continue
         optimizer.writes[param.name] = write
-        fits = master.astype(param.dtype) == param
-        _C_ops.assign_out_(_C_ops.where(fits, master, param.astype(master.dtype)), master)
+        with paddle.no_grad():  # a save is outside of the step
+            fits = master.astype(param.dtype) == param
+            _C_ops.assign_out_(_C_ops.where(fits, master, param.astype(master.dtype)), master)
 
 
 def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ In a static graph and in `dist.shard_optimizer`, Paddle calls `_append_optimize_
 which runs the same rule.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
@@ -129,40 +130,38 @@ class OneStep(Optimizer):
 
     # ---- the step
 
-    @paddle.no_grad()  # type: ignore[untyped-decorator]
     def update(self, clipped: list[tuple[Any, Pairs]]) -> list[Any]:
         """Update parameters, given (clipping, its pairs); raise before anything changes."""
-        if _dygraph_tracer()._amp_level != core.AmpLevel.O0:  # a rule in 16 bits loses the update
-            with paddle.amp.auto_cast(enable=False):
-                return self.update(clipped)
-        flag = self._get_auxiliary_var("found_inf")  # of a loss scaler; None without one
-        overflow = flag is not None and bool(flag)
-        if isinstance(flag, Tensor):
-            self._set_auxiliary_var("found_inf", overflow)  # as Paddle's step does: the scaler reads it
-        if overflow:
+        casts = _dygraph_tracer()._amp_level != core.AmpLevel.O0  # a rule in 16 bits loses the update
+        with paddle.no_grad(), paddle.amp.auto_cast(enable=False) if casts else contextlib.nullcontext():
+            flag = self._get_auxiliary_var("found_inf")  # of a loss scaler; None without one
+            overflow = flag is not None and bool(flag)
+            if isinstance(flag, Tensor):
+                self._set_auxiliary_var("found_inf", overflow)  # as Paddle's step does: the scaler reads it
+            if overflow:
+                return []
+            several = topology() is not None
+            if several:
+                check_weight_decay_in_step(self)
+                if not self.finder.is_whole(self._parameter_list) and not self.is_elementwise:  # all processes must ask
+                    why = "it does not support parameters in shards (tensor parallel, sharding version 2)"
+                    refuse_fused(self.fused, why)
+            structs, rows, left = self._read(clipped)
+            update_left = None
+            if structs is None or left or several:
+                update_left = self.prepared(rows if structs is None else rows.take(left))
+            count = self.taken
+            others_move = len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
+            if self.counts_together and (others_move or any(pairs for _, pairs in clipped)):  # also with ratio 0
+                count = self.steps_taken() + 1.0
+            if self.agree is not None:
+                self.agree()
+            if structs is not None:
+                update_fused(structs, count)
+            if update_left is not None:
+                update_left(count)
+            self.taken = count
             return []
-        several = topology() is not None
-        if several:
-            check_weight_decay_in_step(self)
-            if not self.finder.is_whole(self._parameter_list) and not self.is_elementwise:  # all processes must ask
-                why = "it does not support parameters in shards (tensor parallel, sharding version 2)"
-                refuse_fused(self.fused, why)
-        structs, rows, left = self._read(clipped)
-        update_left = None
-        if structs is None or left or several:
-            update_left = self.prepared(rows if structs is None else rows.take(left))
-        count = self.taken
-        others_move = len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
-        if self.counts_together and (others_move or any(pairs for _, pairs in clipped)):  # also with ratio 0
-            count = self.steps_taken() + 1.0
-        if self.agree is not None:
-            self.agree()
-        if structs is not None:
-            update_fused(structs, count)
-        if update_left is not None:
-            update_left(count)
-        self.taken = count
-        return []
 
     def _read(self, clipped: list[tuple[Any, Pairs]]) -> tuple[Optional[NDArray[Any]], Rows, list[int]]:
         """Return the structs for the C library (None: not used), all rows, and the rows left to Paddle's operations."""

@@ -302,5 +302,6 @@ def test_a_step_inside_autocast_is_one_outside(name):
             param.grad = paddle.to_tensor(np.random.default_rng(seed).normal(size=param.shape).astype("float32"))
         with paddle.amp.auto_cast(cast, level="O2", dtype="float16", use_promote=False):
             opt.step()
+        assert paddle.is_grad_enabled()
         moved.append({param.name: param.numpy() for param in net.parameters()})
     same(*moved)
