@@ -46,7 +46,7 @@ def save_optimizer(
             With data parallelism, one process saves. Each pipeline stage saves its own file.
         model (paddle.nn.Layer, optional): the trained model, also in `paddle.DataParallel`.
         scaler (object, optional): a loss scaler of this package or `paddle.amp.GradScaler`.
-        step (int, optional): the steps taken; by default the optimizer's own count.
+        step (int, optional): the steps taken; by default the optimizer's own count, if it keeps one.
 
     Raises:
         TypeError, ValueError, OSError: a parameter without a name; a state spread over processes (use
@@ -175,10 +175,11 @@ def load_optimizer(
         states = {tensor: by_name[name] for tensor, name in names.items() if name in matched}
         _fit(inner, states, names)
         step = record["step"] if record["step"] is None else checked_int(record["step"], "step")
-        part_states = {name: from_json(record[f"{name}_state"]) for name in parts}
+        own = {name: None for name in parts if f"{name}_state" not in record and name.startswith("group_")}
+        part_states = own | {name: from_json(record[f"{name}_state"]) for name in parts.keys() - own}
         if (scaler is None) != (part_states["scaler"] is None):
             raise refusal(ValueError, "`scaler` must be given if and only if one was saved.", scaler=scaler)
-        to_load = [name for name, part in parts.items() if part is not None]
+        to_load = [name for name, part in parts.items() if part is not None and name not in own]
         if record["schedule"] != present["schedule"]:
             to_load = [name for name in to_load if name != "schedule"]
     set_parts([(parts[name], part_states[name]) for name in to_load])
@@ -250,7 +251,13 @@ def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
 def _parts(optimizer: Optimizer, scaler: Any) -> dict[str, Any]:
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
         raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
-    return {"schedule": schedule_of(optimizer), "scaler": scaler}
+    own = {
+        f"group_{i}": group.get("lr")
+        for i, group in enumerate(optimizer._param_groups or [])
+        if isinstance(group, dict)
+    }
+    schedules = {name: rate for name, rate in own.items() if isinstance(rate, LRScheduler)}
+    return {"schedule": schedule_of(optimizer), "scaler": scaler, **schedules}
 
 
 # ---- the optimizer's state

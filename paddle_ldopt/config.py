@@ -75,7 +75,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(item) for item in value)
+        return [_plain(item) for item in value]  # as in JSON
     return copy.deepcopy(plain_number(value))
 
 
@@ -258,8 +258,9 @@ class LdoptConfig(DecaySettings):
         return cls.from_dict(read_json(path))
 
     def to_json(self, path: Path) -> None:
+        text = json.dumps(self.to_dict(), indent=1)  # before the file is opened
         with open(checked_path(path), "w", encoding="utf-8") as file:
-            json.dump(self.to_dict(), file, indent=1)
+            file.write(text)
 
     @classmethod
     def from_yaml(cls, path: Path) -> "LdoptConfig":
@@ -268,8 +269,9 @@ class LdoptConfig(DecaySettings):
     def to_yaml(self, path: Path) -> None:
         import yaml
 
+        text = yaml.safe_dump(self.to_dict(), sort_keys=False)
         with open(checked_path(path), "w", encoding="utf-8") as file:
-            yaml.safe_dump(self.to_dict(), file, sort_keys=False)
+            file.write(text)
 
     @classmethod
     def from_arguments(cls, args: Any) -> "LdoptConfig":

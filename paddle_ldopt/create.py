@@ -3,6 +3,7 @@
 import collections
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any, Optional, Union
 
 import paddle
@@ -52,7 +53,8 @@ def build_optimizer(
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
     has_hook = any(arguments.get(name) is not None for name in ("name_dict", "lr_ratio"))
-    has_hook = has_hook or arguments.get("set_param_lr_fun") not in (None, layerwise_lr_decay)
+    hook = arguments.get("set_param_lr_fun")
+    has_hook = has_hook or (hook is not None and hook is not layerwise_lr_decay)
     own_parameters = "parameters" in arguments or "params" in arguments
     if model is not None or not own_parameters:
         checked_model(model)
@@ -63,7 +65,11 @@ def build_optimizer(
         trained = [param for param in checked_model(model).parameters() if not (sharded and param.stop_gradient)]
         arguments["parameters"] = trained if groups is None else _listed(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
-    if has_hook and layers is None and model is not None and arguments.get("name_dict") is None:
+    ours = issubclass(info.cls, LayerRates)
+    if has_hook and (rules is not None or example is not None):
+        idle = "`rules` and `example` have no effect beside a hook or `name_dict`: give one of both."
+        raise refusal(ValueError, idle, rules=rules, example=type(example).__name__)
+    if has_hook and ours and layers is None and model is not None and arguments.get("name_dict") is None:
         arguments["name_dict"] = name_dict_of(model)  # which hooks read
     if model is not None and not grouped and not arguments.get(info.own_exclusion):
         decayed, included = decayed_parameter_names(model), arguments.get("include_in_weight_decay")
@@ -71,7 +77,7 @@ def build_optimizer(
             patterns = info.options["include_in_weight_decay"].checked(included, "include_in_weight_decay")
             names = structured_names(arguments.get("name_dict"), layers) or name_dict_of(model)
             decayed |= {name for name, text in names.items() if any(one.search(f"{text}:0") for one in patterns)}
-        ours = issubclass(info.cls, LayerRates)  # which itself knows the names of copies
+        # ours know the names of copies
         asked = decayed.__contains__ if ours else functools.partial(asked_before_copy, decayed.__contains__)
         arguments.setdefault("apply_decay_param_fun", asked)
     clip = arguments.get("grad_clip")
@@ -103,7 +109,7 @@ def build_optimizer(
         layers = LayerMap.from_model(model, example, rules)
     elif (decay != OFF or example is not None or rules) and layers is None and not has_hook and model is not None:
         layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
-    if not issubclass(info.cls, LayerRates):
+    if not ours:
         if decay == OFF:  # else `apply_layerwise_decay` warns
             warn_of_absolute_rates(arguments["parameters"] if groups is not None else [])
         opt = info.cls(**arguments)
@@ -166,15 +172,18 @@ def create(
         0.125
     """
     known = info_of(name, "name").all_arguments | {"rules", "example", "layers", "groups", "max_grad_norm"}
-    for argument in arguments.keys() - known:
+    for argument in sorted(arguments.keys() - known):
         message = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
         raise refusal(TypeError, message, **{argument: arguments[argument]})
     if learning_rate is not None:
         arguments["learning_rate"] = learning_rate
     if isinstance(model, (list, tuple)):
-        model = {f"network_{chr(97 + i)}": network for i, network in enumerate(model)}
+        letters = [f"{first}{second}" for first in ("", *ascii_lowercase) for second in ascii_lowercase]
+        model = {f"network_{name}": network for name, network in zip(letters, model)}  # a number would be a block's
     if isinstance(model, dict):
         networks = model
+        if len({str(key) for key in networks}) < len(networks):
+            raise refusal(ValueError, "Two networks of `model` have one name.", model=[*networks])
         model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in networks.items()})
     return build_optimizer(
         name,

@@ -100,10 +100,10 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
         factor, fixed = parts[param.name]
         scheduled_rate = factor * now + fixed
         ratio = scheduled_rate / now if fixed and now else factor
-        if fixed and not now and layers is not None:  # a schedule that begins at 0
-            ratio = optimizer.layerwise_ratio(param)
         at_peak = None if peak is None and factor else factor * (peak or 0.0) + fixed
-        own = groups.get(param.name, {}).get("lr")  # of a group; a schedule may begin at 0
+        own = groups.get(param.name, {}).get("lr")  # of a group
+        if own is not None and not (now and fixed) and layers is not None:  # a schedule may begin at 0
+            ratio = optimizer.layerwise_ratio(param)
         has_schedule = isinstance(own, LRScheduler) or callable(own)
         at_peak = None if has_schedule else at_peak
         rate, at_peak = interface.lr_now_and_peak(param, factor) or (scheduled_rate, at_peak)

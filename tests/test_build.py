@@ -298,3 +298,23 @@ def test_several_models_are_towers_of_one_optimizer(kind):
     assert len(opt._parameter_list) == 2 * len(Net().parameters())
     with pytest.raises(TypeError, match="`model` must be a paddle.nn.Layer"):
         ldopt.create("adamwdl", {"critic": 1})
+
+
+def test_many_networks_have_names_and_none_is_lost():
+    networks = [paddle.nn.Linear(2, 2) for _ in range(28)]
+    opt = ldopt.create("lamb", networks, learning_rate=0.1)
+    names = [opt.structured_name(network.weight) for network in (networks[0], networks[27])]
+    assert names == ["network_a.weight", "network_ab.weight"]
+    with pytest.raises(ValueError, match="Two networks of `model` have one name"):
+        ldopt.create("lamb", {1: networks[0], "1": networks[1]}, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("more", [{"rules": {"x": "head"}}, {"example": paddle.ones([1, 2])}])
+def test_rules_beside_a_hook_are_refused(more):
+    with pytest.raises(ValueError, match="have no effect beside a hook"):
+        ldopt.create("lamb", Net(), learning_rate=0.1, set_param_lr_fun=lambda param: 1.0, **more)
+
+
+def test_paddles_own_adamw_takes_no_hook():
+    with pytest.raises(TypeError, match="AdamW has no argument `set_param_lr_fun`"):
+        ldopt.create("adamw", Net(), set_param_lr_fun=lambda param: 1.0)

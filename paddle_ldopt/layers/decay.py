@@ -140,7 +140,8 @@ class LayerDecay:
             "ernie_vl", or "linear", a straight line without d: :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit.
         min_ratio: lower bound of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often above 1 for a newly initialised head.
-        freeze_below: layers with a ratio below this, in [0, 1], are frozen: neither weights nor state change.
+        freeze_below: blocks and embeddings with a ratio below this, in [0, 1], before `scale`, `preserve_mean` and
+            `multipliers`, are frozen: neither weights nor state change.
         bound: b of the convention "linear", in (0, 1].
         scale: s, above 0; multiplies all ratios outside `towers`, including the head's.
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform

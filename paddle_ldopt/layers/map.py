@@ -163,7 +163,7 @@ class LayerMap:
     ) -> LayerTable:
         """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
 
-        With an `optimizer` the table has the rates of its next step and the highest of its schedule from now on, if
+        With an `optimizer` the table has the rates of its next step and that at the peak of its schedule, if
         known, weight decay and frozen parameters. Otherwise it has the rates planned by `layerwise_decay`.
 
         Args:

@@ -147,7 +147,8 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
     if len(named) < 2:  # beside the only tower, rules place parameters in layers of the same labels
         return {tower: "" if tower or not named else "shared " for tower in towers}
     shared = len(os.path.commonprefix([tower.split(".") for tower in named]))
-    short = {tower: tower.split(".")[shared] for tower in named}
+    short = {tower: ".".join(tower.split(".")[shared:][:1]) for tower in named}
+    short = short if all(short.values()) else dict(zip(named, named))
     short = short if len(set(short.values())) == len(named) else dict(zip(named, named))
     return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
 

@@ -311,12 +311,12 @@ class Measured:
         found = [path for path in found if any(self._alike(path, block) for block in blocks)]
         return self._singles(found)
 
-    @staticmethod
-    def _singles(paths: Iterable[str]) -> list[Tower]:
+    def _singles(self, paths: Iterable[str]) -> list[Tower]:
         """Return towers of one block each, the outermost of some parts."""
         found = dict.fromkeys(paths)
         outer = [path for path in found if len(found.keys() & {*ancestors(path)}) == 1]
-        lists = [path.rpartition(".")[0] or path for path in outer]
+        above = [path.rpartition(".")[0] for path in outer]
+        lists = [of if issubclass(self.kinds[of], _LISTS) else path for of, path in zip(above, outer)]
         return [Tower(name, name.rpartition(".")[0], [(path,)]) for name, path in zip(lists, outer)]
 
 

@@ -72,7 +72,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         learning_rate (float|LRScheduler, optional): the rate for a ratio of 1, usually the head's.
         parameters (list[Tensor]|list[dict], optional): required in dygraph. Dicts are groups with "params" and any of
             "learning_rate" (a multiplier of the global rate), "grad_clip" and options of the class. The labels "group",
-            "lr_scale", "name" and "dygraph_key_name" have no effect.
+            "lr_scale" (beside "learning_rate"), "name" and "dygraph_key_name" have no effect.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all.
         multi_precision: keep float32 master weights of float16 and bfloat16 parameters.

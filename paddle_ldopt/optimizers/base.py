@@ -42,7 +42,7 @@ def _of_original(hook: Any, originals: dict[str, Tensor], param: Tensor) -> Any:
 class LayerRates(LayerwiseInterface, Optimizer):
     """A mixin that multiplies the rate of each parameter by its layer's ratio; it precedes Paddle's class."""
 
-    ratios: dict[str, Any] = {}  # param.name -> ratio; empty if every ratio is 1
+    ratios: dict[str, Any] = {}  # param.name -> ratio; empty without layers, decay and hook
     structured_names: Any = {}  # param.name -> structured name, if given
     _dtype: Any  # Paddle's: type of the rate
 
@@ -107,7 +107,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         self, parameters: Any, apply_decay_param_fun: Any, multi_precision: Any, fused: Any, **arguments: Any
     ) -> Any:
         known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
-        for name in arguments.keys() - known:
+        for name in sorted(arguments.keys() - known):
             wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
             raise refusal(TypeError, wrong, **{name: arguments[name]})
         checked_bool(multi_precision, "multi_precision")
@@ -128,7 +128,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         params = None if groups is None else _compat.flatten_groups(groups)
         self._set_ratios(params, **{name: arguments.get(name, default) for name, default in LAYERWISE.items()})
         was = [param.name.removesuffix(".dist") for param in params or [] if param.name.endswith(".dist")]
-        decays = apply_decay_param_fun or bool
+        decays = bool if apply_decay_param_fun is None else apply_decay_param_fun
         if was and not any(decays(f"{name}.dist") for name in was) and any(map(decays, was)):
             wrong = "`apply_decay_param_fun` knows the names from before `dist.shard_tensor`, which adds '.dist':"
             raise ValueError(f"{wrong} shard the model first, then collect the names. Received: '{was[0]}.dist'")
@@ -183,9 +183,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other: Any = object.__new__(type(self))
         memo[id(self)] = other
-        own = {"fused_step": FusedStep(), "batches": Batches(), "missing": MissingGradients([]), "writes": {}}
+        own = {"fused_step": FusedStep(), "batches": Batches(), "missing": None, "writes": {}}
         own["hook"] = None
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
+        other.missing = MissingGradients([*other.finder.params.values()])
         rename_state(self, other)
         # functions know the names of the original parameters
         if self.hook is not None:
@@ -202,7 +203,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         """Raise ValueError if options exclude each other; `group` has the options that a group overrides."""
 
     def _checked(self, given: Values) -> Values:
-        return {name: self.OPTIONS[name].checked(given[name], name) for name in given.keys() & self.OPTIONS.keys()}
+        return {name: self.OPTIONS[name].checked(value, name) for name, value in given.items() if name in self.OPTIONS}
 
     def _check_group_options(self, group: Any) -> None:
         own = self._checked(group)

@@ -57,7 +57,7 @@ def refuse_fused(fused: Any, why: Optional[str]) -> None:
 
 @functools.cache
 def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=7)
+    warnings.warn(message, stacklevel=6)
 
 
 class Plan:

@@ -138,7 +138,8 @@ class OptimizerInfo:
 
     @property
     def all_arguments(self) -> set[str]:
-        return {*self.settings, *LAYERWISE, *_arguments(self.cls)} - {"self"}
+        layerwise = LAYERWISE if hasattr(self.cls, "layerwise_ratio") else ["layerwise_decay"]
+        return {*self.settings, *layerwise, *_arguments(self.cls)} - {"self"}
 
     def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
         defaults = {name: option.default for name, option in self.options.items()}

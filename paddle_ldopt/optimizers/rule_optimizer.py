@@ -158,6 +158,9 @@ class RuleOptimizer(LayerwiseOptimizer):
         names = {*self._accumulators, *(self.state_key(name) for name in (STEP, *kinds))}
         return {unified_name(key, names): value for key, value in state.items()}
 
+    def set_state_dict(self, state_dict: Values) -> None:
+        super().set_state_dict(plain(state_dict))
+
 
 class ScheduledOptimizer(RuleOptimizer):
     """An optimizer whose rate, "lr" and "weight_decay" may be a `StepFunction` of its own steps."""

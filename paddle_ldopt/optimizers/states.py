@@ -157,7 +157,6 @@ def plain(state_dict: Any) -> dict[str, Any]:
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     """Return a state under the names that Paddle expects; raise if Paddle would fail halfway."""
-    state_dict = plain(state_dict)
     _check_form(optimizer, state_dict)
     if not paddle.in_dynamic_mode():
         return state_dict

@@ -124,9 +124,9 @@ def load_checkpoint(
         saved, new = _saved_tensors(path), {name for name in now if was.get(name) != now[name]}
         if not strict:  # nor does the state of layers that were frozen by their ratio exist
             new |= now.keys() - {key.rpartition(".")[0] for key in saved}
-        problems = list(found) if strict else []
+        problems, owners = list(found) if strict else [], set(names.values())
         for key, weight in list(state.items()):
-            owner = key if key in names.values() else key.rpartition(".")[0]
+            owner = key if key in owners else key.rpartition(".")[0]
             needed = tensor_type(weight.local_tensor.dtype, weight.global_shape)
             if owner in new and (key != owner or saved.get(key) != needed):
                 del state[key]

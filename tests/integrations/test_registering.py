@@ -37,7 +37,9 @@ def test_a_framework_that_is_missing_is_named(module, monkeypatch):
 
 PLACES = {  # where a framework looks up the names of a file
     "paddleclas": lambda: vars(importlib.import_module("ppcls.optimizer.optimizer")),
-    "paddledetection": lambda: vars(importlib.import_module("ppdet.optimizer.optimizer"))["NAMES"],
+    "paddledetection": lambda: importlib.import_module(
+        "ppdet.optimizer.optimizer"
+    ).OptimizerBuilder.__call__.__globals__["NAMES"],
     "paddleocr": lambda: vars(importlib.import_module("ppocr.optimizer.optimizer")),
     "paddleseg": lambda: importlib.import_module("paddleseg.cvlibs.manager").OPTIMIZERS.components_dict,
     "paddlespeech": lambda: importlib.import_module("paddlespeech.s2t.training.optimizer").OPTIMIZER_DICT,

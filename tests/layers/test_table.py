@@ -8,7 +8,9 @@ import paddle
 import pytest
 from layer_models import PARTS, Tied, names_of, tied
 from matplotlib.figure import Figure
+from measured_models import VECTORS, Block, D, Net, blocks, through
 from optimizer_cases import static_graph
+from paddle import nn
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
@@ -297,3 +299,14 @@ def test_a_group_whose_own_schedule_begins_at_0_is_not_frozen():
     groups = [{"params": [model.weight], "lr": warmup}, {"params": [model.bias], "lr": 0.1}]
     rates = rates_of_optimizer(ldopt.Lamb(0.1, params=groups))
     assert rates[model.weight.name].now == 0.0 and not rates[model.weight.name].frozen
+
+
+def test_a_table_of_a_tower_beside_a_list_of_its_class():
+    model = Net(
+        lambda self, x: self.fc(through(self.net.left, x) + self.net.right(2 * x)),
+        fc=nn.Linear(D, 2),
+        net__left=blocks(3),
+        net__right=Block(),
+    )
+    layers = LayerMap.from_model(model, VECTORS)
+    assert layers.towers == {"net.left": 3, "net.right": 1} and "left block 0" in str(layers.table(0.5))

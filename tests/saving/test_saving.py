@@ -237,3 +237,19 @@ def test_the_file_is_plain_safetensors(case, name, step, path):
     assert hashlib.sha256(data.replace(said, b"0" * 64)).hexdigest().encode() == said
     assert struct.unpack("<Q", data[:8])[0] % 8 == 0
     assert record["packages"].keys() == {"paddle_ldopt", "paddle", "numpy", "safetensors", "python"}
+
+
+def test_the_schedule_of_a_group_is_saved(path):
+    def run():
+        model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 1))
+        schedule = paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
+        groups = [{"params": model[0].parameters(), "lr": schedule}, {"params": model[1].parameters()}]
+        return model, ldopt.Lamb(0.01, parameters=groups), schedule
+
+    (model, opt, schedule), (other_model, other, again) = run(), run()
+    model(paddle.ones([2, 3])).mean().backward()
+    opt.step()
+    schedule.step()
+    ldopt.save_optimizer(path, opt, model)
+    ldopt.load_optimizer(path, other, other_model)
+    assert again() == schedule() == 0.05
