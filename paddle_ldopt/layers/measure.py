@@ -191,13 +191,14 @@ def forward_pass(
 
 @contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
-    drawn = [(paddle.get_rng_state(device), device) for device in (None, "cpu")]
+    cpu, of_device = paddle.base.core.default_cpu_generator(), paddle.get_rng_state()
+    of_cpu = cpu.get_state()  # Paddle 3.1 cannot set the state of a device by its name
     states = np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        for state, device in drawn:
-            paddle.set_rng_state(state, device)
+        paddle.set_rng_state(of_device)
+        cpu.set_state(of_cpu)
         np.random.set_state(states[0])
         random.setstate(states[1])
 

@@ -61,7 +61,7 @@ class LayerTable:
                 index=layer.index,
                 label=layer.label,
                 tensors=len(found),
-                elements=None if None in params else sum(int(param.size) for param in params),
+                elements=None if any(param is None for param in params) else sum(int(param.size) for param in params),
                 ratio=_ends(rate.ratio for rate in found),
                 learning_rate=_ends(rate.now for rate in found),
                 peak_learning_rate=_ends(rate.peak for rate in found),
