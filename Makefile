@@ -42,17 +42,17 @@ PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durati
 test: $(STAMP) ## Run the tests of every feature (2 minutes on 2 idle cores)
 	$(PY) $(PYTEST) $(ARGS)
 
-test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (10 minutes more)
+test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (5 minutes more)
 	$(PY) $(PYTEST) -m "not fault" $(ARGS)
 
-fault: $(STAMP) ## Run the longest tests alone: kills, full disks, bad calls, long runs, all combinations of layouts (half an hour)
+fault: $(STAMP) ## Run the longest tests alone: kills, full disks, bad calls, long runs, all combinations of layouts (17 minutes)
 	$(PY) $(PYTEST) -m fault $(ARGS)
 
 ON_DEVICE = tests/optimizers tests/saving tests/layers tests/schedules tests/test_accumulator.py
 test-gpu: $(STAMP) ## Run the tests of optimizers, checkpoints, layers and schedules on LDOPT_DEVICE (default: gpu:0; npu:0, xpu:0)
 	LDOPT_DEVICE=$${LDOPT_DEVICE:-gpu:0} $(PY) -m pytest $(ON_DEVICE) $(ARGS)
 
-test-accelerator: $(STAMP) ## Run the same on a test device with memory of its own (g++), three times: half an hour
+test-accelerator: $(STAMP) ## Run the same on a test device with memory of its own (g++), three times: two minutes
 	$(PY) tests/accelerator/device.py tests/accelerator $(ON_DEVICE) -n $(JOBS) --dist loadfile $(ARGS)
 
 test-nlp2: ## Run the Trainer tests on PaddleNLP 2.8.1, in a venv of its own
