@@ -7,6 +7,7 @@ import functools
 import importlib
 import math
 import os
+import re
 import sys
 import types
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ except ImportError:
 
 # ---- tensors and networks
 
+_NORM = re.compile(r"Norm(\dD)?$")
 flags = functools.cache(paddle.base.core.globals)  # `paddle.get_flags` takes 7 us
 
 
@@ -45,6 +47,11 @@ def checked_model(model: Any, argument: str = "model") -> paddle.nn.Layer:
     if not isinstance(model, paddle.nn.Layer):
         raise wrong_type(model, argument, "a paddle.nn.Layer")
     return model
+
+
+def is_norm(cls: type) -> bool:
+    """Return whether a class, or a base of it, is a norm by its name, such as BatchNorm2D."""
+    return any(_NORM.search(base.__name__) for base in cls.__mro__)
 
 
 def name_dict_of(model: paddle.nn.Layer) -> dict[str, str]:

@@ -67,7 +67,7 @@ def build_optimizer(
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
     ours = issubclass(info.cls, LayerRates)
     if has_hook and (rules is not None or example is not None):
-        idle = "`rules` and `example` have no effect beside a hook or `name_dict`: give one of both."
+        idle = "`rules` and `example` have no effect beside a hook or `name_dict`: give one of the two."
         raise refusal(ValueError, idle, rules=rules, example=type(example).__name__)
     if has_hook and ours and layers is None and model is not None and arguments.get("name_dict") is None:
         arguments["name_dict"] = name_dict_of(model)  # which hooks read

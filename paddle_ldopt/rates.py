@@ -4,7 +4,6 @@ Optimizers are read through a stand-in: another thread may take steps.
 """
 
 import dataclasses
-import re
 from typing import Any, Callable, Optional, Union
 
 from paddle import Tensor
@@ -18,7 +17,6 @@ from .schedules.factory import peak_of
 
 RateOrSchedule = Union[float, LRScheduler, None]
 Tensors = dict[str, tuple[Any, str, Optional[Tensor]]]  # ``param.name`` -> layer, structured name, parameter if known
-_NORM = re.compile(r"Norm(\dD)?$")
 
 
 class LayerwiseInterface:
@@ -160,7 +158,7 @@ def decayed_parameter_names(model: Sublayer) -> set[str]:
     """
     left_out = set()
     for path, sublayer in _compat.checked_model(model).named_sublayers(include_self=True):
-        norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
+        norm = _compat.is_norm(type(sublayer))
         for key, param in sublayer._parameters.items():
             if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
                 left_out.add(param.name)

@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import paddle
 
 from .._checks import first_few, quoted, refusal
+from .._compat import is_norm
 from .decay import HEAD, Layer, NoBlocksError, checked_patterns, lowest, matches
 from .measure import Example
 from .names import NamedModel
@@ -62,10 +63,10 @@ def layers_of_model(
         if {second, *before} & left:
             how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
             doubts.append(f"'{second}' is computed from {quoted(before)}, but counts as a tower of its own: {how}")
-    kinds: dict[Layer, set[str]] = {}
+    kinds: dict[Layer, set[type]] = {}
     for name, layer in layers.items():
-        kinds.setdefault(layer, set()).add(measured.order.kinds[name.rpartition(".")[0]].__name__.rstrip("123D"))
-    alone = [layer.label for layer, names in kinds.items() if layer.is_block and all(n.endswith("Norm") for n in names)]
+        kinds.setdefault(layer, set()).add(measured.order.kinds[name.rpartition(".")[0]])
+    alone = [layer.label for layer, of_layer in kinds.items() if layer.is_block and all(map(is_norm, of_layer))]
     if alone:
         doubts.append(f"{quoted(alone)} have no parameters but those of norms")
     layers = _overridden(layers, places, numbered)

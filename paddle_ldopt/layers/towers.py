@@ -9,6 +9,7 @@ from statistics import median
 
 from paddle import nn
 
+from .._compat import is_norm
 from .decay import STATISTICS, Layer
 from .measure import Call, Pass, from_to
 
@@ -207,11 +208,11 @@ class Measured:
 
     def _in_halves(self, run: list[str]) -> list[Block]:
         """Return the blocks of a list: a norm belongs to the item before it, items in turns are parts of a block."""
-        norms = [self.kinds[path].__name__.rstrip("123D").endswith("Norm") for path in run]
+        norms = [is_norm(self.kinds[path]) for path in run]
         if not norms[0] and any(norms):  # convolution, norm, convolution, norm, convolution
             blocks: list[Block] = []
-            for path, is_norm in zip(run, norms):
-                blocks = [*blocks[:-1], (*blocks[-1], path)] if is_norm else [*blocks, (path,)]
+            for path, alone in zip(run, norms):
+                blocks = [*blocks[:-1], (*blocks[-1], path)] if alone else [*blocks, (path,)]
             return blocks
         for period in (2, 3):
             kinds = run[:period]
