@@ -17,11 +17,9 @@ import numpy as np
 import paddle
 import safetensors
 from numpy.typing import NDArray
-from paddle.optimizer.lr import CosineAnnealingWarmRestarts, LRScheduler
 
 from ._checks import refusal, shown
 from ._files import check_regular, file_errors, unique_keys, write_file
-from .schedules.warmup import resume_at
 
 Arrays = dict[str, tuple[str, NDArray[Any]]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", "1"
@@ -123,37 +121,3 @@ def from_json(value: Any) -> Any:
     if "__array__" in value:
         return np.array(from_json(value["values"]), _JSON_ARRAYS[value["__array__"]]).reshape(value["shape"])
     return {key: from_json(item) for key, item in value.items()}
-
-
-def _keys(state: Any) -> Any:
-    return {key: _keys(value) for key, value in state.items()} if isinstance(state, dict) else None
-
-
-def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Load [(schedule or loss scaler, state)], all or none; return the previous states likewise."""
-    before = [(part, part.state_dict()) for part, _ in parts]
-    for (part, state), (_, present) in zip(parts, before):
-        if _keys(state) != _keys(present):
-            raise refusal(ValueError, f"A {type(part).__name__} has the keys {_keys(present)}.", keys=_keys(state))
-    try:
-        for part, state in parts:
-            _set_part(part, state)
-    except Exception as error:
-        for part, state in before:
-            _set_part(part, state)
-        raise ValueError(f"The state of a schedule or a scaler cannot be loaded. Received: {shown(error)}") from error
-    return before
-
-
-def _set_part(part: Any, state: Any) -> None:
-    if state:  # Paddle's GradScaler refuses the empty state of a disabled scaler
-        (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)
-    if isinstance(part, LRScheduler):
-        resume_at(part)
-    if isinstance(part, CosineAnnealingWarmRestarts):  # Paddle's state lacks the cycle and the step in it
-        step, length = int(part.last_epoch), part.T_0
-        if part.T_mult == 1:
-            step %= length
-        while step >= length:
-            step, length = step - length, length * part.T_mult
-        part.T_cur, part.T_i = step, length

@@ -11,13 +11,13 @@ import paddle
 import safetensors
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
-from paddle.optimizer.lr import LRScheduler
+from paddle.optimizer.lr import CosineAnnealingWarmRestarts, LRScheduler
 
 from . import _compat
 from ._checks import checked_bool, checked_int, problem, quoted, refusal, shown, wrong_type
 from ._compat import MASTER, dtype_name, parameters_of
 from ._files import Path, checked_path, file_errors
-from ._safetensors import Arrays, from_json, read_record, set_parts, to_json, write_record
+from ._safetensors import Arrays, from_json, read_record, to_json, write_record
 from .layers.decay import OPTIONS, LayerDecay
 from .layers.map import LayerMap
 from .optimizers import LayerwiseOptimizer
@@ -72,7 +72,8 @@ def save_optimizer(
         "naming": naming,
         "step": _steps_of(inner, states) if step is None else step,
         "with_state": [names[tensor] for tensor in states],
-        **{f"{kind}_state": part and to_json(part.state_dict(), f"The {kind}'s state") for kind, part in parts.items()},
+        **{"schedule_state": None, "scaler_state": None},
+        **{f"{kind}_state": to_json(part.state_dict(), f"The {kind}'s state") for kind, part in parts.items()},
         "packages": {
             "paddle_ldopt": __version__,
             **{module.__name__: module.__version__ for module in (paddle, np, safetensors)},
@@ -175,16 +176,13 @@ def load_optimizer(
         states = {tensor: by_name[name] for tensor, name in names.items() if name in matched}
         _fit(inner, states, names)
         step = record["step"] if record["step"] is None else checked_int(record["step"], "step")
-        own = {name: None for name in parts if f"{name}_state" not in record and name.startswith("group_")}
-        part_states = own | {name: from_json(record[f"{name}_state"]) for name in parts.keys() - own}
-        if (scaler is None) != (part_states["scaler"] is None):
+        if (scaler is None) != (record["scaler_state"] is None):
             raise refusal(ValueError, "`scaler` must be given if and only if one was saved.", scaler=scaler)
-        to_load = [name for name, part in parts.items() if part is not None and name not in own]
-        if record["schedule"] != present["schedule"]:
-            to_load = [name for name in to_load if name != "schedule"]
-    set_parts([(parts[name], part_states[name]) for name in to_load])
-    if parts["schedule"] is not None and "schedule" not in to_load:
-        resume_at(parts["schedule"], step_of_state(part_states["schedule"]) if step is None else step)
+        in_file = ["schedule", "scaler", *(name for name in parts if f"{name}_state" in record)]
+        saved = {name: from_json(record[f"{name}_state"]) for name in in_file}
+        to_load = states_to_load(saved, parts, record["schedule"] == present["schedule"])
+    set_parts(parts, to_load)
+    resume_others(parts, to_load, step_of_state(saved["schedule"]) if step is None else step)
     _set_states(inner, states)
     if found:
         warnings.warn(problem(f"The file is of another optimizer: {'; '.join(found)}.", strict=strict), stacklevel=2)
@@ -228,7 +226,7 @@ def tensor_type(dtype: Any, shape: Iterable[int]) -> str:
 def describe(optimizer: Optimizer, names: dict[str, str], types: Optional[dict[str, str]] = None) -> Record:
     """Return the record of an optimizer, its schedule and its parameters."""
     types = types or {param.name: tensor_type(param.dtype, param.shape) for param in parameters_of(optimizer)}
-    layers, schedule = getattr(optimizer, "layers", None), schedule_of(optimizer)
+    layers, schedule = getattr(optimizer, "layers", None), schedules_of(optimizer).get("schedule")
     name = _paddles_class(optimizer) or type(optimizer).__name__
     record = layerwise_record(name, getattr(optimizer, "decay", None), layers)
     if layers is not None:
@@ -243,21 +241,63 @@ def describe(optimizer: Optimizer, names: dict[str, str], types: Optional[dict[s
 # ---- schedules and loss scalers
 
 
-def schedule_of(optimizer: Optimizer) -> Optional[LRScheduler]:
-    rate = optimizer._learning_rate
-    return rate if isinstance(rate, LRScheduler) else None
+def schedules_of(optimizer: Optimizer) -> dict[str, LRScheduler]:
+    """Return the optimizer's schedule as "schedule", and those of its groups as "group_0", "group_1"..."""
+    groups = [group for group in optimizer._param_groups or [] if isinstance(group, dict)]
+    rates = {"schedule": optimizer._learning_rate, **{f"group_{i}": group.get("lr") for i, group in enumerate(groups)}}
+    return {name: rate for name, rate in rates.items() if isinstance(rate, LRScheduler)}
 
 
 def _parts(optimizer: Optimizer, scaler: Any) -> dict[str, Any]:
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
         raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
-    own = {
-        f"group_{i}": group.get("lr")
-        for i, group in enumerate(optimizer._param_groups or [])
-        if isinstance(group, dict)
-    }
-    schedules = {name: rate for name, rate in own.items() if isinstance(rate, LRScheduler)}
-    return {"schedule": schedule_of(optimizer), "scaler": scaler, **schedules}
+    return {**schedules_of(optimizer), **({} if scaler is None else {"scaler": scaler})}
+
+
+def _keys(state: Any) -> Any:
+    return {key: _keys(value) for key, value in state.items()} if isinstance(state, dict) else None
+
+
+def states_to_load(saved: dict[str, Any], parts: Mapping[str, Any], same_schedule: bool) -> dict[str, Any]:
+    """Return the saved states of parts, without the schedule's if it is of another class."""
+    names = [name for name in parts if same_schedule or name != "schedule"]
+    return {name: saved[name] for name in names if saved.get(name) is not None}
+
+
+def set_parts(parts: Mapping[str, Any], states: dict[str, Any]) -> dict[str, Any]:
+    """Load the states of schedules and loss scaler, all or none; return the previous states."""
+    before = {name: parts[name].state_dict() for name in states}
+    for name, present in before.items():
+        if (keys := _keys(states[name])) != _keys(present):
+            raise refusal(ValueError, f"A {type(parts[name]).__name__} has the keys {_keys(present)}.", keys=keys)
+    try:
+        for name, state in states.items():
+            _set_part(parts[name], state)
+    except Exception as error:
+        for name, state in before.items():
+            _set_part(parts[name], state)
+        raise ValueError(f"The state of a schedule or a scaler cannot be loaded. Received: {shown(error)}") from error
+    return before
+
+
+def resume_others(parts: Mapping[str, Any], loaded: Iterable[str], step: Optional[int]) -> None:
+    """Give the schedules without a loaded state the rate of `step`."""
+    for name in parts.keys() - {"scaler", *loaded}:
+        resume_at(parts[name], step)
+
+
+def _set_part(part: Any, state: Any) -> None:
+    if state:  # Paddle's GradScaler refuses the empty state of a disabled scaler
+        (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)
+    if isinstance(part, LRScheduler):
+        resume_at(part)
+    if isinstance(part, CosineAnnealingWarmRestarts):  # Paddle's state lacks the cycle and the step in it
+        step, length = int(part.last_epoch), part.T_0
+        if part.T_mult == 1:
+            step %= length
+        while step >= length:
+            step, length = step - length, length * part.T_mult
+        part.T_cur, part.T_i = step, length
 
 
 # ---- the optimizer's state

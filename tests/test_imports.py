@@ -22,7 +22,7 @@ ARROWS = {
     "_files": {"_checks"},
     "_compat": {"_checks"},
     "_processes": set(),
-    "_safetensors": {"_checks", "_files", "schedules"},
+    "_safetensors": {"_checks", "_files"},
     "kernels": set(),
     "plots": {"_checks", "_files"},
     "schedules": {"_checks", "_compat"},
@@ -35,7 +35,7 @@ ARROWS = {
     "config": {"_checks", "_files", "create", "layers", "optimizers", "schedules"},
     "checkpoint": {"_checks", "_compat", "_files", "_safetensors", "layers", "optimizers", "schedules", "version"},
     "integrations": {"_checks", "_compat", "_files", "checkpoint", "create", "layers", "optimizers", "rates"},
-    "parallel": {"_checks", "_compat", "_files", "_processes", "_safetensors", "checkpoint", "schedules"},
+    "parallel": {"_checks", "_compat", "_files", "_processes", "checkpoint", "schedules"},
     "tools": {"_checks", "_files", "config", "layers", "optimizers", "plots", "schedules"},
     "trainer": {"_checks", "_compat", "_files", "_processes", "checkpoint", "config", "create", "layers", "optimizers"}
     | {"plots", "rates", "schedules"},

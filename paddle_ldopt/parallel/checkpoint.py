@@ -19,9 +19,17 @@ from .._checks import checked_bool, quoted, refusal, shown
 from .._compat import unwrap, wrappers
 from .._files import checked_path, damages, digest, file_errors, read_json, write_file
 from .._processes import together
-from .._safetensors import set_parts
-from ..checkpoint import describe, one_of_ours, record_differences, schedule_of, tensor_type
-from ..schedules.warmup import resume_at, step_of_state
+from ..checkpoint import (
+    describe,
+    one_of_ours,
+    record_differences,
+    resume_others,
+    schedules_of,
+    set_parts,
+    states_to_load,
+    tensor_type,
+)
+from ..schedules.warmup import step_of_state
 from .gradients import check_same_options
 
 RECORD = "ldopt_checkpoint.json"
@@ -31,7 +39,7 @@ Rename = Optional[Callable[[str], str]]
 
 
 def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer, rename: Rename = None) -> None:
-    """Save a network, its optimizer's state and its schedule, to resume in any layout.
+    """Save a network, its optimizer's state and its schedules, to resume in any layout.
 
     All processes must call it.
 
@@ -69,9 +77,9 @@ def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer,
 
     def write() -> None:
         dist.save_state_dict(state, folder)
-        schedule = schedule_of(unwrap(optimizer))
-        if rank == 0 and schedule is not None:
-            paddle.save(schedule.state_dict(), os.path.join(folder, SCHEDULE))
+        if rank == 0 and (schedules := schedules_of(unwrap(optimizer))):
+            states = {name: schedule.state_dict() for name, schedule in schedules.items()}
+            paddle.save(states, os.path.join(folder, SCHEDULE))
 
     together(lambda: os.makedirs(folder, exist_ok=True))
     together(write)
@@ -120,7 +128,6 @@ def load_checkpoint(
             now = present["parameters"]
             was = {name: one for name, one in record["parameters"].items() if name in now}
             found = record_differences({**record, "parameters": was}, present)
-            same_schedule = record["schedule"] == present["schedule"]
         saved, new = _saved_tensors(path), {name for name in now if was.get(name) != now[name]}
         if not strict:  # nor does the state of layers that were frozen by their ratio exist
             new |= now.keys() - {key.rpartition(".")[0] for key in saved}
@@ -136,15 +143,14 @@ def load_checkpoint(
             todo = "Build the same network and optimizer, or give strict=False where parameters are new."
             message = f"The checkpoint is of another optimizer or network: {'; '.join(problems[:3])}. {todo}"
             raise refusal(ValueError, message, folder=path, strict=strict)
-        schedule, schedule_state = schedule_of(unwrap(optimizer)), None
-        if schedule is not None and os.path.exists(os.path.join(path, SCHEDULE)):
-            schedule_state = _read_pickle(path, SCHEDULE)
-        if schedule is not None and same_schedule:
-            set_parts(set_parts([(schedule, schedule_state)]))  # try it, then restore: another process may refuse
-        own = state, schedule, schedule_state, same_schedule, saved, found
+        schedules = _read_pickle(path, SCHEDULE) if os.path.exists(os.path.join(path, SCHEDULE)) else {}
+        to_load = states_to_load(schedules, parts, record["schedule"] == present["schedule"])
+        set_parts(parts, set_parts(parts, to_load))  # try them, then restore: another process may refuse
+        own = state, to_load, step_of_state(schedules.get("schedule")), saved, found
         return own, (set(state), digest(os.path.join(path, RECORD)))
 
-    (state, schedule, schedule_state, same_schedule, saved, found), shared = together(prepare)
+    parts = schedules_of(unwrap(optimizer))
+    (state, to_load, step, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
     if any(one != digests[0] for one in digests):
         message = "All processes must load the same checkpoint: give the same `folder`."
@@ -156,10 +162,8 @@ def load_checkpoint(
     # Paddle keeps a list of the files of each folder, which may have changed
     importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
-    if schedule is not None and same_schedule:
-        set_parts([(schedule, schedule_state)])
-    elif schedule is not None:
-        resume_at(schedule, step_of_state(schedule_state))
+    set_parts(parts, to_load)
+    resume_others(parts, to_load, step)
     if found or unused:
         found += [f"unused are {quoted(unused)} ({len(unused)})"] * bool(unused)
         message = f"The checkpoint is of another optimizer: {'; '.join(found)}."

@@ -62,8 +62,8 @@ class WarmUp(Schedule):
         self.name = name
         # kept and stepped: a scheduler may compute its rate from its last rate
         self._decay = copy.deepcopy(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
-        self._rate(warmup_steps, copy.deepcopy(self._decay))  # refuses a bad function now, not after the warm-up
-        super().__init__(self.initial_learning_rate, last_epoch, verbose)
+        after = self._rate(warmup_steps, copy.deepcopy(self._decay))  # refuses a bad function now
+        super().__init__(max(initial_learning_rate, after), last_epoch, verbose)  # the peak, for tables
 
     def __call__(self, step: Optional[int] = None) -> float:
         """Return the present rate, or that of a step (not for inner schedulers that need their last rate)."""

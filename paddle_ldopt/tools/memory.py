@@ -23,6 +23,7 @@ def estimate(
     optimizer: str,
     dtype: str = "bfloat16",
     multi_precision: bool = True,
+    /,
     **options: Any,
 ) -> dict[str, int]:
     """Return the bytes in the memory of one process: of each kind, and "total".

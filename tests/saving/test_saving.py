@@ -17,6 +17,7 @@ from saving_cases import ALL, CASES, HALF, PADDLES, UNTRAINED, Run, bits, digest
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._compat import create_state
+from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
 
 
 @pytest.mark.promise("a saved optimizer resumes bit for bit, with the C library and with Paddle's operations")
@@ -239,7 +240,18 @@ def test_the_file_is_plain_safetensors(case, name, step, path):
     assert record["packages"].keys() == {"paddle_ldopt", "paddle", "numpy", "safetensors", "python"}
 
 
-def test_the_schedule_of_a_group_is_saved(path):
+def in_folder(call):
+    return lambda path, optimizer, model: call(path, model, optimizer)
+
+
+CALLS = {
+    "one process": (ldopt.save_optimizer, ldopt.load_optimizer),
+    "any layout": (in_folder(save_checkpoint), in_folder(load_checkpoint)),
+}
+
+
+@pytest.mark.parametrize("save, load", CALLS.values(), ids=CALLS)
+def test_the_schedule_of_a_group_is_saved(path, save, load):
     def run():
         model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 1))
         schedule = paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
@@ -250,6 +262,6 @@ def test_the_schedule_of_a_group_is_saved(path):
     model(paddle.ones([2, 3])).mean().backward()
     opt.step()
     schedule.step()
-    ldopt.save_optimizer(path, opt, model)
-    ldopt.load_optimizer(path, other, other_model)
+    save(path, opt, model)
+    load(path, other, other_model)
     assert again() == schedule() == 0.05

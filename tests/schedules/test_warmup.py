@@ -153,3 +153,9 @@ def test_a_state_of_another_kind_of_decay_is_refused():
         with pytest.raises(ValueError, match="`decay_schedule_fn`"):
             one.set_state_dict(other.state_dict())
         assert one.state_dict() == before
+
+
+def test_tables_show_the_peak_of_a_decay_that_begins_above_the_warm_up():
+    layers = ldopt.LayerMap.from_names(["embeddings.weight", "layers.0.w", "layers.1.w", "classifier.weight"])
+    table = layers.table(0.5, WarmUp(0.1, lambda step: 0.4 / (step + 1), 2))
+    assert table.rows[-1].peak_learning_rate == (0.4, 0.4)

@@ -79,6 +79,8 @@ def test_sizes_are_near_the_requested_number(params):
 def test_unknown_options_and_types():
     with pytest.raises(ValueError, match="'compression' is not a known option of 'lamb'"):
         estimate({"a": [2]}, "lamb", compression=True)
+    with pytest.raises(ValueError, match="'dtype' is not a known option of 'lamb'"):
+        estimate({"a": [2]}, "lamb", dtype="int8")
     with pytest.raises(ValueError, match="`dtype` must be one of .*Received: dtype='int8'"):
         estimate({"a": [2]}, "lamb", "int8")
 
@@ -98,11 +100,11 @@ def test_json(capsys):
     small = ["--hidden_size", "64", "--num_hidden_layers", "4"]
     options = [*small, "--num_key_value_heads", "1", "--optim", "came,beta1=0", "came,compression"]
     answer = json.loads(run(capsys, *options, "--json", "--no_multi_precision", "--dtype", "float16"))
-    shapes, shared = decoder(64, 4, num_key_value_heads=1), {"dtype": "float16", "multi_precision": False}
+    shapes = decoder(64, 4, num_key_value_heads=1)
     assert answer["size"] == sum(map(math.prod, shapes.values()))
     assert answer["bytes"] == {
-        "came,beta1=0": estimate(shapes, "came", beta1=0.0, **shared),
-        "came,compression": estimate(shapes, "came", compression=True, **shared),
+        "came,beta1=0": estimate(shapes, "came", "float16", False, beta1=0.0),
+        "came,compression": estimate(shapes, "came", "float16", False, compression=True),
     }
 
 
