@@ -260,8 +260,7 @@ def _keys(state: Any) -> Any:
 
 def states_to_load(saved: dict[str, Any], parts: Mapping[str, Any], same_schedule: bool) -> dict[str, Any]:
     """Return the saved states of parts, without the schedule's if it is of another class."""
-    names = [name for name in parts if same_schedule or name != "schedule"]
-    return {name: saved[name] for name in names if saved.get(name) is not None}
+    return {name: saved[name] for name in parts if name in saved and (same_schedule or name != "schedule")}
 
 
 def set_parts(parts: Mapping[str, Any], states: dict[str, Any]) -> dict[str, Any]:

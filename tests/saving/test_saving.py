@@ -252,6 +252,9 @@ CALLS = {
 
 @pytest.mark.parametrize("save, load", CALLS.values(), ids=CALLS)
 def test_the_schedule_of_a_group_is_saved(path, save, load):
+    if load is not ldopt.load_optimizer and not hasattr(paddle.nn.Layer, "sharded_state_dict"):
+        pytest.skip("Paddle 3.2 has it first")
+
     def run():
         model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 1))
         schedule = paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
