@@ -10,7 +10,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.optimizer import Optimizer
 
-from ._checks import checked_choice, checked_number, problem, refusal, shown, wrong_type
+from ._checks import checked_choice, checked_number, first_few, problem, refusal, shown, wrong_type
 from ._compat import check_own_gradients, dtype_name, parameters_of, sharding_setting, unwrap_model
 from ._processes import gathered
 
@@ -174,7 +174,7 @@ class GradientAccumulator:
             if not callable(getattr(one, "step", None)) or not hasattr(one, "clear_grad"):
                 raise wrong_type(one, "optimizer", "a Paddle optimizer or a list of them")
         trained = [param for one in optimizers for param in parameters_of(one)]
-        self._write(target, trained)
+        written = self._write(target, trained)
         for one in optimizers:
             one.step()
         if sharding_setting("split_param"):
@@ -182,6 +182,7 @@ class GradientAccumulator:
         else:
             for one in optimizers:
                 one.clear_grad(set_to_zero=False)
+        _clear(written)  # also parameters that only other optimizers train
         self.reset()
 
     def synchronize(self, group: Any = None) -> None:
@@ -224,8 +225,8 @@ class GradientAccumulator:
         self._weight = math.fsum(part.weight for part in parts)
         self._synchronized = True
 
-    def _write(self, target: Any, trained: Optional[list[Any]]) -> None:
-        """Write to `target`, else the last model's parameters, else an optimizer's `trained` parameters."""
+    def _write(self, target: Any, trained: Optional[list[Any]]) -> list[Any]:
+        """Write to `target`, the last model's parameters or an optimizer's `trained` ones, and return these."""
         if not self._step and not self._synchronized:
             message = "There are no gradients: call the accumulator first, and `apply` with all optimizers at once."
             raise refusal(ValueError, message, step=self._step)
@@ -245,9 +246,15 @@ class GradientAccumulator:
         given = [list(param.shape) for param in target]
         if len(given) != len(shapes) or any(shape not in (None, own) for shape, own in zip(shapes, given)):
             raise refusal(ValueError, "`target` must fit the gradients.", target=given, gradients=shapes)
-        if trained and {param.name for param in trained}.isdisjoint(param.name for param in target):
+        written, trained = {param.name for param in target}, trained or []
+        if trained and written.isdisjoint(param.name for param in trained):
             message = "`optimizer` must train the model that produced the gradients, or its step has no effect."
             raise refusal(ValueError, message, parameters=[param.name for param in target])
+        outside = [param for param in trained if param.name not in written and not param.stop_gradient]
+        others = [param.name for param in outside if param.grad is not None]
+        if others and not sharding_setting("split_param"):
+            message = "Parameters outside of the model have gradients of their own, unreduced: accumulate a Layer that"
+            raise refusal(ValueError, f"{message} contains all that `optimizer` trains.", others=first_few(others))
 
         divisors = self._divisors()
         _clear(target)
@@ -256,6 +263,7 @@ class GradientAccumulator:
                 param.grad = _divided(total, divisor).astype(param.dtype)
             elif flag:  # part of a buffer that sharding reduces
                 paddle.assign(_divided(total, divisor).astype(param.dtype), param.grad)
+        return list(target)
 
 
 def _gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[Any]], list[Any]]:

@@ -180,9 +180,10 @@ def load_optimizer(
             raise refusal(ValueError, "`scaler` must be given if and only if one was saved.", scaler=scaler)
         in_file = ["schedule", "scaler", *(name for name in parts if f"{name}_state" in record)]
         saved = {name: from_json(record[f"{name}_state"]) for name in in_file}
-        to_load = states_to_load(saved, parts, record["schedule"] == present["schedule"])
+        to_load = states_to_load(saved, parts, record, present)
     set_parts(parts, to_load)
-    resume_others(parts, to_load, step_of_state(saved["schedule"]) if step is None else step)
+    if "schedule" in parts.keys() - to_load.keys():
+        resume_at(parts["schedule"], step_of_state(saved["schedule"]) if step is None else step)
     _set_states(inner, states)
     if found:
         warnings.warn(problem(f"The file is of another optimizer: {'; '.join(found)}.", strict=strict), stacklevel=2)
@@ -194,7 +195,7 @@ def load_optimizer(
 # ---- the record of class, decay and layers, also for the Trainer and other frameworks
 
 
-_COMPARED = ("optimizer", "decay", "layers", "schedule", "parameters", "unfreeze_every_k_steps")
+_COMPARED = ("optimizer", "decay", "layers", "schedule", "group_schedules", "parameters", "unfreeze_every_k_steps")
 
 
 def layerwise_record(optimizer: str, decay: Optional[LayerDecay], layers: Optional[LayerMap]) -> Record:
@@ -226,7 +227,7 @@ def tensor_type(dtype: Any, shape: Iterable[int]) -> str:
 def describe(optimizer: Optimizer, names: dict[str, str], types: Optional[dict[str, str]] = None) -> Record:
     """Return the record of an optimizer, its schedule and its parameters."""
     types = types or {param.name: tensor_type(param.dtype, param.shape) for param in parameters_of(optimizer)}
-    layers, schedule = getattr(optimizer, "layers", None), schedules_of(optimizer).get("schedule")
+    layers = getattr(optimizer, "layers", None)
     name = _paddles_class(optimizer) or type(optimizer).__name__
     record = layerwise_record(name, getattr(optimizer, "decay", None), layers)
     if layers is not None:
@@ -234,7 +235,8 @@ def describe(optimizer: Optimizer, names: dict[str, str], types: Optional[dict[s
         record["layers"] = {name: places[layers.name_of(tensor)] for tensor, name in names.items()}
     elif optimizer.layerwise_decay != 1.0:  # of a hook
         record["decay"] = {"layerwise_decay": optimizer.layerwise_decay, "n_layers": optimizer.n_layers}
-    record["schedule"] = None if schedule is None else type(schedule).__name__
+    schedules = {name: type(schedule).__name__ for name, schedule in schedules_of(optimizer).items()}
+    record.update(schedule=schedules.pop("schedule", None), group_schedules=schedules)
     return {**record, "parameters": {name: types[tensor] for tensor, name in names.items()}}
 
 
@@ -258,9 +260,10 @@ def _keys(state: Any) -> Any:
     return {key: _keys(value) for key, value in state.items()} if isinstance(state, dict) else None
 
 
-def states_to_load(saved: dict[str, Any], parts: Mapping[str, Any], same_schedule: bool) -> dict[str, Any]:
-    """Return the saved states of parts, without the schedule's if it is of another class."""
-    return {name: saved[name] for name in parts if name in saved and (same_schedule or name != "schedule")}
+def states_to_load(saved: dict[str, Any], parts: Mapping[str, Any], was: Record, now: Record) -> dict[str, Any]:
+    """Return the saved states of parts, without those of schedules of another class."""
+    before, present = ({"schedule": one["schedule"], **one["group_schedules"]} for one in (was, now))
+    return {name: saved[name] for name in parts if name in saved and before.get(name) == present.get(name)}
 
 
 def set_parts(parts: Mapping[str, Any], states: dict[str, Any]) -> dict[str, Any]:
@@ -277,12 +280,6 @@ def set_parts(parts: Mapping[str, Any], states: dict[str, Any]) -> dict[str, Any
             _set_part(parts[name], state)
         raise ValueError(f"The state of a schedule or a scaler cannot be loaded. Received: {shown(error)}") from error
     return before
-
-
-def resume_others(parts: Mapping[str, Any], loaded: Iterable[str], step: Optional[int]) -> None:
-    """Give the schedules without a loaded state the rate of `step`."""
-    for name in parts.keys() - {"scaler", *loaded}:
-        resume_at(parts[name], step)
 
 
 def _set_part(part: Any, state: Any) -> None:

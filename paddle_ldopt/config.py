@@ -32,15 +32,10 @@ _EXAMPLES = {  # last word of a setting's name -> a value
     "rules": '{"lora_": "head"}',
     "optim_kwargs": '{"fused": false}',
 }
-# Kinds of schedules that every Trainer has -> their options among its arguments. The Trainer builds them itself if
-# there are no `lr_scheduler_kwargs`, so adding our mixin changes nothing.
-BUILT_IN: dict[str, tuple[str, ...]] = {
-    "linear": (),
-    "cosine": ("num_cycles",),
-    "constant": (),
-    "constant_with_warmup": (),
-    "polynomial": ("lr_end", "power"),
-}
+# Kinds of schedules that every Trainer has. It builds them itself if there are no `lr_scheduler_kwargs`, so adding our
+# mixin changes nothing.
+BUILT_IN = {"linear", "cosine", "constant", "constant_with_warmup", "polynomial"}
+_OPTIONS_OF_SCHEDULES = ("num_cycles", "lr_end", "power", "min_lr")  # among a Trainer's arguments
 # Arguments of ERNIEKit and PaddleFormers -> (value without effect, options of `LayerDecay` that they exclude). The
 # numbers are from erniekit/train/dpo/trainer.py and erniekit/train/vl_sft/pretraining_trainer.py.
 ERNIEKIT: dict[str, tuple[Optional[float], tuple[str, ...]]] = {
@@ -316,8 +311,13 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
         mapped["multi_precision"] = args.fp16_opt_level == "O2"
         options.update({name: value for name, value in mapped.items() if value != info.settings[name].default})
     kind = name_of(args.lr_scheduler_type)
-    fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
-    kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
+    if kind == "cosine" and getattr(args, "min_lr", None):  # of PaddleFormers
+        kind = "cosine_with_min_lr"
+    declared, theirs = SCHEDULES[kind].options, dict[str, Any]()
+    if kind not in BUILT_IN and dataclasses.is_dataclass(args):  # an argument is used if it was changed
+        theirs = {field.name: field.default for field in dataclasses.fields(args)}
+    kwargs = {name: getattr(args, name) for name in _OPTIONS_OF_SCHEDULES if name in declared and hasattr(args, name)}
+    kwargs = {name: value for name, value in kwargs.items() if value != theirs.get(name, declared[name].default)}
     if kind in ON_METRIC:
         metric, mode = evaluation_metric(args)
         given_mode = json_argument(args, "lr_scheduler_kwargs").get("mode")

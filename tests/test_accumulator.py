@@ -394,3 +394,28 @@ def test_two_processes_that_differ(two_processes):
         assert re.search("same gradients.*'2.weight' in one only of processes 0 and 1", seen["frozen"])
         for what in ("length", "shape", "none", "reduction"):
             assert re.search("with the same reduction, shapes and types. .*processes 0 and 1", seen[what])
+
+
+def test_parameters_of_other_optimizers_keep_no_gradient():
+    model, grads = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 1)), []
+    first, second = (paddle.optimizer.SGD(0.0, parameters=part.parameters()) for part in model)
+    accumulator = GradientAccumulator()
+    for optimizers in (first, first, [first, second]):
+        model(paddle.ones([1, 2])).sum().backward()
+        accumulator(model)
+        grads.append(accumulator.gradients[2].numpy())
+        accumulator.apply(optimizers)
+        assert all(param.grad is None for param in model.parameters())
+    np.testing.assert_array_equal(grads[1:], grads[:1] * 2)
+
+
+def test_a_parameter_beside_the_model_with_an_unreduced_gradient_is_refused():
+    model, criterion = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 1)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=[*model.parameters(), *criterion.parameters()])
+    accumulator = GradientAccumulator("mean")
+    criterion(model(paddle.ones([1, 2]))).sum().backward()
+    accumulator(model)
+    before = [param.numpy() for param in model.parameters()]
+    with pytest.raises(ValueError, match="accumulate a Layer that contains all.*Received: others='linear"):
+        accumulator.apply(optimizer)
+    assert all((param.numpy() == value).all() for param, value in zip(model.parameters(), before))

@@ -23,13 +23,12 @@ from ..checkpoint import (
     describe,
     one_of_ours,
     record_differences,
-    resume_others,
     schedules_of,
     set_parts,
     states_to_load,
     tensor_type,
 )
-from ..schedules.warmup import step_of_state
+from ..schedules.warmup import resume_at, step_of_state
 from .gradients import check_same_options
 
 RECORD = "ldopt_checkpoint.json"
@@ -144,7 +143,7 @@ def load_checkpoint(
             message = f"The checkpoint is of another optimizer or network: {'; '.join(problems[:3])}. {todo}"
             raise refusal(ValueError, message, folder=path, strict=strict)
         schedules = _read_pickle(path, SCHEDULE) if os.path.exists(os.path.join(path, SCHEDULE)) else {}
-        to_load = states_to_load(schedules, parts, record["schedule"] == present["schedule"])
+        to_load = states_to_load(schedules, parts, record, present)
         set_parts(parts, set_parts(parts, to_load))  # try them, then restore: another process may refuse
         own = state, to_load, step_of_state(schedules.get("schedule")), saved, found
         return own, (set(state), digest(os.path.join(path, RECORD)))
@@ -163,7 +162,8 @@ def load_checkpoint(
     importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
     set_parts(parts, to_load)
-    resume_others(parts, to_load, step)
+    if "schedule" in parts.keys() - to_load.keys():
+        resume_at(parts["schedule"], step)
     if found or unused:
         found += [f"unused are {quoted(unused)} ({len(unused)})"] * bool(unused)
         message = f"The checkpoint is of another optimizer: {'; '.join(found)}."

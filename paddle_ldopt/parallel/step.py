@@ -8,10 +8,11 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed.fleet.meta_parallel import PipelineLayer, PipelineParallel
 from paddle.optimizer import Optimizer
-from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
+from paddle.optimizer.lr import ReduceOnPlateau
 
 from .. import _compat
 from .._checks import checked_bool, checked_int, checked_number, checked_state, refusal
+from ..checkpoint import schedules_of
 from ..schedules import MetricSchedule
 from .gradients import Gradients, ProcessGroups, sum_of_processes
 from .scalers import LossScaler, as_scaler
@@ -198,7 +199,7 @@ class PipelineWithLossScale:
     raised in all processes before anything changes. After an error in a stage, the others time out: restart from the
     last checkpoint.
 
-    Each update also **advances the schedule**: only call the `step` of a schedule that takes a metric.
+    Each update also **advances the schedules**, also of groups: only call the `step` of one that takes a metric.
 
     Args:
         network (paddle.nn.Layer): from `fleet.distributed_model` or `paddle.DataParallel`; plain in one process.
@@ -273,9 +274,9 @@ class PipelineWithLossScale:
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         """Take a step on this process's part of the batch; pass None for inputs that a stage does not need."""
-        rate = _compat.unwrap(self._optimizer)._learning_rate
-        takes_metric = isinstance(rate, (MetricSchedule, ReduceOnPlateau))
-        schedule = rate if isinstance(rate, LRScheduler) and not takes_metric else None
+        schedule = schedules_of(_compat.unwrap(self._optimizer)).get("schedule")
+        if isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
+            schedule = None
         with self._groups.together():
             if schedule is not None and self._epoch not in (None, schedule.last_epoch):
                 message = "This step advances the schedule: do not call its `step`; load its state before this one's."
@@ -286,13 +287,13 @@ class PipelineWithLossScale:
             # after an error in a stage the other stages time out
             with contextlib.nullcontext() if self._micro_batches.has_stages else self._groups.together():
                 self._micro_batches.forward_backward(inputs, self.scaler)
-            output = self._update(schedule)
+            output = self._update()
         finally:  # otherwise the next step would add to these gradients
             self._optimizer.clear_grad()
         self._epoch = getattr(schedule, "last_epoch", None)
         return output
 
-    def _update(self, schedule: Optional[LRScheduler]) -> Union[StepOutput, StepOutputWithLocalNorm]:
+    def _update(self) -> Union[StepOutput, StepOutputWithLocalNorm]:
         groups, gradients = self._groups, self._gradients
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
         with paddle.no_grad(), paddle.amp.auto_cast(enable=False):
@@ -306,12 +307,18 @@ class PipelineWithLossScale:
             overflow = bool(groups.greatest(not math.isfinite(norm)))  # the reduction can also overflow
             if not overflow and norm < self._spike:
                 gradients.apply(norm, math.inf if self._max_norm is None else self._max_norm)
-                if schedule is not None:
-                    schedule.step()
+                self._step_schedules()
         self.scaler.update(overflow)
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
         output = StepOutput(loss, paddle.to_tensor(overflow), scale, rate, None if self._max_norm is None else norm)
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
+
+    def _step_schedules(self) -> None:
+        schedules = schedules_of(_compat.unwrap(self._optimizer)).values()
+        for schedule in {id(one): one for one in schedules}.values():  # groups may share one
+            on_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
+            if not on_metric or getattr(schedule, "num_warmup_steps", None):
+                schedule.step()
 
     def state_dict(self) -> dict[str, Any]:
         return {"scaler": self.scaler.state_dict()}

@@ -35,6 +35,8 @@ class MetricSchedule(Schedule):
         True
     """
 
+    num_warmup_steps = 0  # with a warm-up, `step()` without a metric is a step of it
+
     def get_lr(self) -> float:
         return self.last_lr
 

@@ -112,6 +112,11 @@ class LdoptArgumentsMixin(_Settings, Args):
             for name in [info.setting(name) for name in options if info.setting(name) in fields]:
                 message = f"`{fields[name]}` sets the {name} of {optim!r}: leave it out of `optim_kwargs`."
                 raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
+            own = {one.name: one.default for one in dataclasses.fields(self) if one.name.startswith(f"{optim}_")}
+            given = {name: getattr(self, name) for name, default in own.items() if getattr(self, name) != default}
+            if given:  # PaddleFormers has a Muon, too
+                message = f"{optim!r} is paddle_ldopt's, which takes its options in `optim_kwargs`."
+                raise refusal(ValueError, message, **given)
             if options.get("relative_step"):
                 message = "An optimizer that sets its own rate goes to the Trainer as `optimizers=`."
                 raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)

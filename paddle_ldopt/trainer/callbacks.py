@@ -9,7 +9,7 @@ import paddle
 from paddle import distributed
 
 from .._checks import checked_int, refusal
-from .._compat import parameters_of, stand_in, unwrap
+from .._compat import groups_by_name, parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
 from ..layers.table import short_names
 from ..optimizers import LayerRates, apply_layerwise_decay
@@ -91,7 +91,7 @@ class ScheduleCallback(Callback):
 
     Raises:
         ValueError: another file type. In `train`: a schedule that is neither ours nor a `LambdaDecay`; an optimizer
-            that sets its own rate.
+            that sets its own rate, or a group with "lr".
     """
 
     def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None):
@@ -101,6 +101,7 @@ class ScheduleCallback(Callback):
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         lr_scheduler, interface = kwargs.get("lr_scheduler"), layerwise_interface(optimizer)
         unknown = interface.sets_own_lr or interface.scales_lr
+        unknown = unknown or any("lr" in group for group in groups_by_name(unwrap(optimizer)).values())
         rates = None if unknown else rates_of(lr_scheduler, state.max_steps)
         if rates is None:
             message = "ScheduleCallback cannot show the rates before training: use LayerLRCallback, which logs them."

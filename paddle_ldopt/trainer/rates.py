@@ -9,11 +9,11 @@ from typing import Any, Optional
 import paddle
 from paddle import distributed
 from paddle.optimizer import Optimizer
-from paddle.optimizer.lr import LRScheduler
+from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import first_few, refusal
 from .._compat import check_wrapper_state, leave_out_frozen, parameters_of, pipeline_of, unwrap, wrappers
-from ..checkpoint import Record, layerwise_record
+from ..checkpoint import Record, layerwise_record, schedules_of
 from ..config import (
     BUILT_IN,
     ERNIEKIT,
@@ -103,6 +103,8 @@ class LdoptTrainerMixin(ResumeMixin):
         """
         if self.lr_scheduler is not None and self.lr_scheduler is self._own_schedule:
             self.lr_scheduler = None
+        elif isinstance(self.lr_scheduler, MetricSchedule):
+            _ignore_steps_without_metric(self.lr_scheduler)
         self._check_optimizer()
         self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
         with listening(self, on_train_begin=self._begin):
@@ -139,7 +141,9 @@ class LdoptTrainerMixin(ResumeMixin):
                 weight_decay=settings["weight_decay"],
                 **settings["optim_kwargs"],
             )
-            processes = distributed.get_world_size() if getattr(args, "unified_checkpoint", False) else 1
+            of_formers = getattr(args, "save_checkpoint_format", None) == "unified_checkpoint"
+            unified = of_formers or getattr(args, "unified_checkpoint", False)
+            processes = distributed.get_world_size() if unified else 1
             params = [param for param in self.model.parameters() if not param.stop_gradient]
             if processes > 1 and len({frozenset(self.optimizer.state_kinds(param)) for param in params}) > 1:
                 wrong = f"PaddleNLP cannot resume unified checkpoints of {info.cls.__name__} in several processes:"
@@ -169,7 +173,8 @@ class LdoptTrainerMixin(ResumeMixin):
             self.lr_scheduler = OwnRate(self.optimizer)
         elif self.lr_scheduler is None and ours and not getattr(args, "freeze_training", False):  # of PaddleFormers
             settings = settings_of_arguments(args)
-            rate, kwargs = settings["learning_rate"], settings["lr_scheduler_kwargs"]
+            kind, rate = settings["lr_scheduler_type"], settings["learning_rate"]
+            kwargs = settings["lr_scheduler_kwargs"]
             warmup = settings["warmup_steps"] or int(settings["warmup_ratio"] * num_training_steps)
             decay_steps = max(getattr(args, "decay_steps", None) or 0, 0)  # which some Trainers lack
             self.lr_scheduler = get_scheduler(kind, rate, warmup, decay_steps or num_training_steps, kwargs)
@@ -235,6 +240,10 @@ class LdoptTrainerMixin(ResumeMixin):
             elif decay_of_arguments(self.args) != (layerwise_interface(self.optimizer).decay or OFF):
                 wrong = "The decay has changed since the optimizer was built: set `trainer.optimizer = None`."
                 raise refusal(ValueError, wrong, layerwise_decay=decay_of_arguments(self.args))
+            own = schedules_of(unwrap(self.optimizer)).items()
+            if others := [name for name, one in own if name != "schedule" and one is not self.lr_scheduler]:
+                wrong = 'The Trainer steps one schedule: give groups a number as "learning_rate", a factor of it.'
+                raise refusal(ValueError, wrong, groups=others)
         layers = [one for one in (self.model, getattr(self, "criterion", None)) if isinstance(one, paddle.nn.Layer)]
         known = {id(param) for layer in layers for param in layer.parameters()}
         plain = self.optimizer is not None and len(wrappers(self.optimizer)) == 1  # wrappers may cut parameters
@@ -247,6 +256,8 @@ class LdoptTrainerMixin(ResumeMixin):
     def _check_checkpoint(self, folder: str) -> None:
         super()._check_checkpoint(folder)
         allowed = getattr(self.args, "allow_layerwise_change", False)
+        if getattr(self.args, "ignore_load_lr_and_optim", False):  # only the weights are loaded
+            return
         for difference in record.check_record(folder, self._record, allowed):
             resume.logger_of(self).warning(f"Resuming from {folder} despite a difference: {difference}")
 
@@ -274,7 +285,11 @@ class LdoptTrainerMixin(ResumeMixin):
             layers = None
         ratios = {} if layers is None else layers.ratios(decay)
         unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
-        degrees = {axis: getattr(args, f"{axis}_parallel_degree", 1) for axis in ("sharding", "tensor", "pipeline")}
+        formers = {"sharding": "sharding", "tensor": "tensor_model", "pipeline": "pipeline_model"}
+        degrees = {
+            axis: getattr(args, f"{axis}_parallel_degree", getattr(args, f"{other}_parallel_size", 1))
+            for axis, other in formers.items()
+        }
         return {
             "format": record.FORMAT,
             **layerwise_record(name, decay, layers),
@@ -289,6 +304,9 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
     optimizer = unwrap(optimizer)
     name, source = type(optimizer).__name__, optimizer._learning_rate
     sets_own = layerwise_interface(optimizer).sets_own_lr
+    if isinstance(scheduler, ReduceOnPlateau):
+        wrong = "The Trainer steps this schedule without a metric: give paddle_ldopt's `ReduceLROnPlateau`."
+        raise refusal(TypeError, wrong, lr_scheduler=type(scheduler).__name__)
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
     if not (
         scheduler is source or (reports and not isinstance(source, LRScheduler)) or (sets_own and scheduler is None)
@@ -321,9 +339,11 @@ def left_to_us(args: Any) -> Iterator[None]:
 def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
     """Ignore the Trainer's steps without a metric, unless the schedule has a warm-up."""
     plain: Any = type(schedule)
+    if hasattr(plain, "takes_any_state"):  # of an earlier training
+        return
 
     def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:
-        if metrics is not None or getattr(self, "num_warmup_steps", False):
+        if metrics is not None or self.num_warmup_steps:
             plain.step(self, metrics, *args, **kwargs)
 
     def set_state_dict(self: Any, state_dict: Any) -> None:

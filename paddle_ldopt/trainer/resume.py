@@ -89,8 +89,8 @@ class ResumeMixin(Trainer):
       the last valid one. With asynchronous saving, damage is not detected.
     - **The run's end**: a resumed run that has ended takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
-    - **Earlier checkpoints**: a run resumed from one renames the later ones to ``superseded-checkpoint-<step>``, with a
-      warning, when it first saves.
+    - **Checkpoints of an earlier run** after the step at which this run begins (0 without a resume) are renamed to
+      ``superseded-checkpoint-<step>``, with a warning, when it first saves.
     - **Errors of data sets and collators** are raised; without the mixin, the Trainer hangs.
 
     Raises:
@@ -107,7 +107,7 @@ class ResumeMixin(Trainer):
     """
 
     _delayed_rotations: Optional[list[Any]] = None  # of `_rotate_checkpoints`, while a checkpoint is saved
-    _resumed_at: Optional[int] = None  # the step of a resume, until the first checkpoint is saved
+    _began_at: Optional[int] = None  # the first step of a training, until its first checkpoint is saved
     _resumed_from: Optional[str] = None  # the checkpoint with the RNG state of the first epoch
     _rng_restored = False
     _epoch_rng: Any = None  # random states at the start of the epoch
@@ -119,6 +119,9 @@ class ResumeMixin(Trainer):
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train from a checkpoint, with True from the last valid one; first check it and `output_dir`."""
+        if getattr(self.args, "enable_zero_cost_checkpoint", False):  # of PaddleFormers: written later, by a process
+            wrong = "A checkpoint must be complete when `save_checkpoint` returns: leave it out."
+            raise refusal(ValueError, wrong, enable_zero_cost_checkpoint=True)
 
         def find() -> Optional[str]:
             checkpoint = resume_from_checkpoint
@@ -205,7 +208,7 @@ class ResumeMixin(Trainer):
                 if os.path.isfile(path := os.path.join(checkpoint, name)):
                     state = getattr(type(self.state), load)(path)
         step = 0 if state is None else state.global_step
-        self._resumed_at = None if checkpoint is None else step
+        self._began_at = step
         # the Trainer would take a step before it checks whether the run is over
         is_over = step >= arguments["max_steps"]
         path, saved = os.path.join(checkpoint or "", record.EPOCH_RNG), {}
@@ -233,12 +236,12 @@ class ResumeMixin(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        step, self._resumed_at = self._resumed_at, None
+        step, self._began_at = self._began_at, None
         if step is not None:
             renamed = decided_by_main(self, lambda: record.set_aside(self.args.output_dir, step))
             for was, now in renamed if self.is_world_process_zero() else []:
                 advice = "later resumes must not use the old checkpoints. Delete the folder if you do not need it."
-                message = f"{was} is renamed {now}: this run was resumed from the earlier step {step}, and {advice}"
+                message = f"{was} is renamed {now}: this run began at the earlier step {step}, and {advice}"
                 logger_of(self).warning(message)
         if self.args.should_save:
             record.begin_checkpoint(folder, self._checkpoint_files())

@@ -3,12 +3,14 @@
 import json
 
 import numpy as np
+import paddle
 import pytest
 import trainer_common as common
 from trainer_run import checkpoint_format
 
-from paddle_ldopt.config import BUILT_IN
-from paddle_ldopt.schedules import ON_METRIC, SchedulerType, get_scheduler
+from paddle_ldopt.config import BUILT_IN, settings_of_arguments
+from paddle_ldopt.schedules import ON_METRIC, ReduceLROnPlateau, SchedulerType, get_scheduler
+from paddle_ldopt.schedules.factory import SCHEDULES
 
 STEPS = 10
 EXTRA = {  # what a kind cannot do without
@@ -34,7 +36,7 @@ def test_every_kind_is_what_get_scheduler_gives(tmp_path, kind):
     trainer = common.trainer(tmp_path, max_steps=STEPS, lr_scheduler_type=kind, **warmup, **extra(kind))
     assert trainer.args.lr_scheduler_type.value == kind
     got = trainer.create_scheduler(STEPS)
-    fields = [] if kind in EXTRA else BUILT_IN.get(kind, ())
+    fields = {"num_cycles", "lr_end", "power"} & SCHEDULES[kind].options.keys() if kind in BUILT_IN else ()
     kwargs = {**{field: getattr(trainer.args, field) for field in fields}, **EXTRA.get(kind, {})}
     expected = get_scheduler(kind, 1e-2, warmup.get("warmup_steps"), STEPS, kwargs or None)
     for _ in range(STEPS):
@@ -163,3 +165,38 @@ def test_each_training_has_a_schedule_of_its_own(tmp_path, settings):
     trainer, first = train(tmp_path, max_steps=4, **settings)
     trainer.train()  # the callback goes on with the list
     assert first[:4] == first[4:] and first[0] != first[3]
+
+
+def test_the_trainers_arguments_reach_a_kind_of_ours(tmp_path):
+    settings = {"lr_scheduler_type": "cosine_with_restarts", "num_cycles": 2, "max_steps": 8}
+    trainer, rates = train(tmp_path, **settings)
+    expected = get_scheduler("cosine_with_restarts", 1e-2, 0, 8, {"num_cycles": 2})
+    assert rates == pytest.approx([1e-2 * expected.curve(step) for step in range(8)])
+    trainer.args.lr_scheduler_type, trainer.args.min_lr = SchedulerType.COSINE, 1e-3  # of PaddleFormers
+    found = settings_of_arguments(trainer.args)
+    assert found["lr_scheduler_type"] == "cosine_with_min_lr"
+    assert found["lr_scheduler_kwargs"] == {"num_cycles": 2, "min_lr": 1e-3}
+
+
+def test_a_given_plateau_follows_the_evaluations(tmp_path):
+    trainer = common.trainer(tmp_path, cls=Scripted, max_steps=8, evaluation_strategy="steps", eval_steps=2)
+    schedule = ReduceLROnPlateau(1e-2, factor=0.5, patience=1)
+    optimizer = paddle.optimizer.SGD(schedule, parameters=trainer.model.parameters())
+    trainer.optimizer, trainer.lr_scheduler = optimizer, schedule
+    for _ in range(2):
+        trainer.train()
+    assert schedule() < 1e-2
+    trainer.lr_scheduler = paddle.optimizer.lr.ReduceOnPlateau(1e-2)
+    optimizer.set_lr_scheduler(trainer.lr_scheduler)
+    with pytest.raises(TypeError, match="without a metric"):
+        trainer.train()
+
+
+def test_the_schedule_of_a_group_is_refused(tmp_path):
+    trainer = common.trainer(tmp_path, optim="lamb", max_steps=2)
+    named = dict(trainer.model.named_parameters())
+    head = [named.pop(name) for name in [*named] if "classifier" in name]
+    schedule = get_scheduler("linear", 1e-3, 1, 4)
+    trainer.set_optimizer_grouped_parameters([{"params": head, "lr": schedule}, {"params": [*named.values()]}])
+    with pytest.raises(ValueError, match="steps one schedule.*Received: groups"):
+        trainer.train()
