@@ -288,3 +288,17 @@ def test_a_rate_that_the_optimizer_sets_may_differ_between_processes(monkeypatch
         opt.step()
         gradients.check_same_options(opt)
     assert rates == [None, 0.1]
+
+
+def test_schedules_of_groups_and_warm_ups_advance():
+    network, _, _ = made()
+    params = network.parameters()
+    schedule, own = ldopt.get_scheduler("linear", 1e-2, 0, 9), ldopt.get_scheduler("linear", 1e-3, 2, 9)
+    groups = [{"params": params[:1], "lr": own}, {"params": params[1:2], "lr": own}, {"params": params[2:]}]
+    warm_up = ldopt.get_scheduler("reduce_lr_on_plateau", 1e-2, 2)
+    for rate, parameters in ((schedule, groups), (warm_up, params)):
+        optimizer = ldopt.Lamb(rate, parameters=parameters)
+        step = ldopt.PipelineWithLossScale(network, optimizer, micro_batch_num=2)
+        for i in range(2):
+            step(*cases.tensors(cases.batch(i)))
+    assert (schedule.last_epoch, own.last_epoch, warm_up()) == (2, 2, 1e-2)

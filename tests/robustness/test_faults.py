@@ -381,3 +381,10 @@ def test_what_a_data_set_raises_is_raised_and_not_waited_for(tmp_path, does):
         trainer.train_dataset = trainer.eval_dataset = Broken()
     with pytest.raises(KeyError, match="the last row"):
         trainer.evaluate() if does == "evaluate" else trainer.train()
+
+
+def test_a_run_from_the_start_is_the_one_that_is_resumed(copied):
+    old = contents(copied / "checkpoint-6")
+    run(copied, learning_rate=1e-5, max_steps=4)
+    assert steps(copied) == [2, 4] and contents(copied / "superseded-checkpoint-6") == old
+    assert run(copied, resume=True, learning_rate=1e-5, max_steps=5).state.global_step == 5

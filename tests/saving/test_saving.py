@@ -268,3 +268,20 @@ def test_the_schedule_of_a_group_is_saved(path, save, load):
     save(path, opt, model)
     load(path, other, other_model)
     assert again() == schedule() == 0.05
+
+
+def test_schedules_of_other_groups_are_refused_or_stay(path):
+    def run(place):
+        model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 1))
+        groups = [{"params": part.parameters()} for part in model]
+        groups[place]["lr"] = schedule = paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
+        return model, ldopt.Lamb(0.01, parameters=groups), schedule
+
+    (model, opt, schedule), (other_model, other, own) = run(0), run(1)
+    schedule.step()
+    ldopt.save_optimizer(path, opt, model, step=7)
+    with pytest.raises(ValueError, match="group_schedules was .*group_0"):
+        ldopt.load_optimizer(path, other, other_model)
+    with pytest.warns(UserWarning, match="group_schedules"):
+        ldopt.load_optimizer(path, other, other_model, strict=False)
+    assert own() == 0.1

@@ -257,3 +257,14 @@ def test_reading_writes_nothing(tmp_path, name, stepped):
     check_given_optimizer(optimizer, schedule, common.arguments(tmp_path))
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert seen() == before
+
+
+def test_the_schedule_of_a_group_with_its_own_rate_is_not_shown(tmp_path):
+    model = common.tiny_model()
+    groups = [{"params": model.parameters()[:-2]}, {"params": model.parameters()[-2:], "lr": 1e-4}]
+    schedule = ldopt.get_scheduler("linear", 1e-2, 0, 4)
+    optimizers = ldopt.Lamb(schedule, parameters=groups), schedule
+    callback = ScheduleCallback(tmp_path / "schedule.svg", ldopt.LayerMap.from_model(model))
+    trainer = common.trainer(tmp_path, model, optimizers, callbacks=[callback], max_steps=2)
+    with pytest.raises(ValueError, match="use LayerLRCallback"):
+        trainer.train()

@@ -377,3 +377,13 @@ def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
 def test_loaders_that_raise_their_errors_anyway_are_used_as_they_are():
     with_workers = paddle.io.DataLoader(common.Data(), num_workers=1)
     assert resume.raising_errors(with_workers) is with_workers
+
+
+def test_another_muons_arguments_are_refused(tmp_path):
+    @dataclass
+    class Formers(common.Arguments):
+        muon_momentum: float = 0.95
+
+    Formers(str(tmp_path), device="cpu", optim="muon")
+    with pytest.raises(ValueError, match="`optim_kwargs`. Received: muon_momentum=0.5"):
+        Formers(str(tmp_path), device="cpu", optim="muon", muon_momentum=0.5)
