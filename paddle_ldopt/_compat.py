@@ -66,16 +66,26 @@ def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
 
 
 @functools.cache
-def count_set_value() -> None:
-    """Let `set_value`, of which Paddle leaves no trace, count for `write_of`."""
-    plain = EagerParamBase.set_value
+def count_writes() -> None:
+    """Let the writes of which Paddle leaves no trace count for `write_of`."""
+    initializer = paddle.nn.initializer.Initializer
+    for cls, name, place in (
+        (EagerParamBase, "set_value", 0),
+        (EagerParamBase, "copy_", 0),
+        (initializer, "__call__", 1),
+    ):
+        setattr(cls, name, _counted(getattr(cls, name), place))
 
-    @functools.wraps(plain)
-    def set_value(self: Any, value: Any) -> None:
-        vars(self)["times_set"] = vars(self).get("times_set", 0) + 1
-        plain(self, value)
 
-    EagerParamBase.set_value = set_value
+def _counted(write: Any, place: int) -> Any:
+    @functools.wraps(write)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        param = [*args, *kwargs.values()][place]
+        if isinstance(param, EagerParamBase):
+            vars(param)["times_set"] = vars(param).get("times_set", 0) + 1
+        return write(*args, **kwargs)
+
+    return counted
 
 
 def write_of(param: paddle.Tensor) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from paddle import Tensor, _C_ops
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from .._checks import checked_number, checked_state, refusal, shown, wrong_type
-from .._compat import count_set_value, dtype_name, parameters_of, write_of
+from .._compat import count_writes, dtype_name, parameters_of, write_of
 
 # One number per element of the parameter, per row, per column (of the last two axes), or a single number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -83,7 +83,7 @@ class StepFunction:
 
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
     """Update the masters of parameters that were written since the last step."""
-    count_set_value()
+    count_writes()
     for param in params if hasattr(optimizer, "writes") else ():
         master = optimizer._master_weights.get(param.name)
         write = write_of(param), write_of(optimizer.finder.params.get(param.name, param))  # it may be a slice

@@ -215,6 +215,7 @@ def test_loaded_state_of_a_parameter_without_a_gradient_is_saved_again(name, dty
 WAYS = {
     "set_value": lambda param, value: param.set_value(value),
     "in place": paddle.no_grad()(lambda param, value: paddle.assign(value, param)),
+    "copy": lambda param, value: param.copy_(value, True),
     "other memory": lambda param, value: setattr(param, "data", value),
 }
 
@@ -276,3 +277,15 @@ def test_16_bit_weights_without_masters_are_warned_of(name):
         with pytest.warns(UserWarning) if not multi_precision else contextlib.nullcontext() as warned:
             opt.step()
     assert "multi_precision" in str(warned[0].message)
+
+
+@every_optimizer
+@pytest.mark.parametrize("fused", [None, False])
+def test_masters_follow_an_initializer(name, fused):
+    param = paddle.nn.Linear(4, 3).to(dtype="bfloat16").weight
+    opt = make(name, [param], multi_precision=True, fused=fused)
+    for _ in range(2):
+        paddle.nn.initializer.Constant(8.0)(param)
+        param.grad = paddle.ones([4, 3], "bfloat16")
+        opt.step()
+        assert (abs(param.astype("float32") - 8.0) < 1.0).all()
