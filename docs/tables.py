@@ -13,8 +13,8 @@ import sys
 from paddle_ldopt._checks import REQUIRED
 from paddle_ldopt.config import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
-from paddle_ldopt.layers.table import markdown
 from paddle_ldopt.optimizers.options import REGISTRY
+from paddle_ldopt.plots import markdown
 from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.tools.memory import ITEMSIZE, decoder_of_size, estimate
 

@@ -5,6 +5,7 @@ import difflib
 import inspect
 import math
 import numbers
+import re
 import reprlib
 from collections.abc import Collection, Iterable
 from typing import Any, Callable, Optional, TypeVar
@@ -143,6 +144,33 @@ def checked_int(value: Any, argument: str, least: int = 0) -> int:
     if whole > _MOST_STEPS:
         raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {whole.bit_length()} bits")
     return whole
+
+
+def checked_patterns(value: Any, argument: str, values: str) -> dict[str, Any]:
+    """Return a dict from regular expressions to `values` (in words)."""
+    if not isinstance(value, dict):
+        problem = f"`{argument}` must be a dict from regular expressions to {values}."
+        raise refusal(TypeError, problem, **{argument: value})
+    for pattern in value:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            problem = f"The keys of `{argument}` must be regular expressions ({error})."
+            raise refusal(ValueError, problem, pattern=pattern) from error
+    return value
+
+
+def matches(patterns: Iterable[str], names: Iterable[str], argument: str) -> dict[str, list[str]]:
+    """Return pattern -> the structured names that it matches; raise if it matches none."""
+    names = list(names)
+    found = {pattern: [*filter(re.compile(pattern).search, names)] for pattern in patterns}
+    for pattern in [pattern for pattern, matched in found.items() if not matched]:
+        first = {part: name for name in reversed(names) for part in name.split(".")}
+        words = re.findall(r"[^\W\d]\w+", re.sub(r"\\[a-zA-Z]", " ", pattern))
+        near = dict.fromkeys(first[part] for word in words for part in difflib.get_close_matches(word, first, 3, 0.6))
+        hint = f"similar names are {quoted([*near][:3])}" if near else f"the names are [{first_few(names, 8)}]"
+        raise refusal(ValueError, f"A pattern of `{argument}` matches no parameter; {hint}.", pattern=pattern)
+    return found
 
 
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:

@@ -3,16 +3,20 @@
 `tests/test_compat.py` lists all private names of Paddle in this package.
 """
 
+import contextlib
+import ctypes
 import functools
 import importlib
 import math
 import os
+import random
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 from paddle.base.layer_helper import LayerHelper
@@ -120,6 +124,40 @@ def run_untranslated() -> None:
     package = os.path.dirname(os.path.abspath(__file__))
     skip_files.skip_file_names.add(package + os.sep)
     paddle.framework.core.eval_frame_skip_file_prefix(tuple(skip_files.skip_file_names))
+
+
+@functools.cache
+def _surplus() -> int:
+    """Return how many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
+    leaf = paddle.ones([1])
+    leaf.stop_gradient = False
+    result = leaf * 2
+    node = result.grad_fn
+    before = sys.getrefcount(node)
+    result.grad_fn  # noqa: B018
+    return sys.getrefcount(node) - before
+
+
+def grad_node(tensor: paddle.Tensor) -> Any:
+    """Return `tensor.grad_fn` without the surplus references, which would keep the graph for ever."""
+    node = None if tensor.stop_gradient else tensor.grad_fn
+    for _ in range(_surplus() if node is not None else 0):
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
+    return node
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    cpu, of_device = paddle.base.core.default_cpu_generator(), paddle.get_rng_state()
+    of_cpu = cpu.get_state()  # Paddle 3.1 cannot set the state of a device by its name
+    states = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        paddle.set_rng_state(of_device)
+        cpu.set_state(of_cpu)
+        np.random.set_state(states[0])
+        random.setstate(states[1])
 
 
 # ---- parameters and groups of an optimizer

@@ -1,4 +1,4 @@
-"""Pictures and text plots of learning rates, by step and by layer.
+"""Pictures, text plots and tables of learning rates, by step and by layer.
 
 The extension of a path decides the format of a picture: .png, .svg or .pdf.
 """
@@ -7,11 +7,14 @@ import csv
 import math
 import os
 import re
-from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._checks import refusal
 from ._files import Path, checked_path
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Series = Mapping[str, Callable[[int], float]]  # layer -> its rate at a step
 # matplotlib knows Noto Sans CJK by the Japanese name
@@ -144,6 +147,27 @@ def text_plot(steps: int, series: Series, width: int = 72, height: int = 12) -> 
     if len(names) > 1:
         lines.append(f"  * {names[-1]}   . {names[0]} and all between")
     return "\n".join(lines)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of text as GitHub Markdown, with all but the first column right-aligned."""
+    line_below = ["---"] + ["--:"] * (len(header) - 1)
+    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in [header, line_below, *rows]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> "Table":
+    """Return a table of text for rich's console; `wrapped` breaks cells that do not fit."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0 if wrapped else 1))
+    for i, column in enumerate(header):
+        table.add_column(Text(column), justify="right" if i else "left", no_wrap=not wrapped, overflow="fold")
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    return table
 
 
 def _points(count: int) -> list[int]:

@@ -4,6 +4,7 @@ Optimizers are read through a stand-in: another thread may take steps.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Callable, Optional, Union
 
 from paddle import Tensor
@@ -16,7 +17,6 @@ from ._checks import checked_number, refusal, wrong_type
 from .schedules.factory import peak_of
 
 RateOrSchedule = Union[float, LRScheduler, None]
-Tensors = dict[str, tuple[Any, str, Optional[Tensor]]]  # ``param.name`` -> layer, structured name, parameter if known
 
 
 class LayerwiseInterface:
@@ -81,6 +81,7 @@ def next_rate(optimizer: Optimizer) -> float:
 
 
 def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
+    """Return ``param.name`` -> rate."""
     if not isinstance(_compat.unwrap(optimizer), Optimizer):
         raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
@@ -116,11 +117,12 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
 
 def planned_rates(
     layers: Any,
-    tensors: Tensors,
+    params: Mapping[str, Optional[Tensor]],
     decay: Any,
     learning_rate: RateOrSchedule,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
 ) -> dict[str, Rate]:
+    """Return structured name -> rate; `params` has a parameter, or None where only the name is known."""
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         raise wrong_type(apply_decay_param_fun, "apply_decay_param_fun", "callable")
     now, peak = None, None
@@ -129,10 +131,11 @@ def planned_rates(
     elif learning_rate is not None:
         now = peak = checked_number(learning_rate, "learning_rate", expected="a number or an LRScheduler")
     ratios, factors, rates = layers.ratios(decay), decay.factors(layers.names), {}
-    for tensor, (_, name, param) in tensors.items():
+    for name, param in params.items():
+        tensor = name if param is None else param.name
         param_factor = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
         ratio = ratios[name] * (param_factor if isinstance(param_factor, (int, float)) else 1.0)
-        rates[tensor] = Rate(
+        rates[name] = Rate(
             ratio=ratio,
             now=None if now is None else ratio * now,
             peak=None if peak is None else ratio * peak,

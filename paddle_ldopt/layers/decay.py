@@ -1,13 +1,11 @@
 """`Layer`, and `LayerDecay`: how learning rates fall from the head to the embeddings."""
 
 import dataclasses
-import difflib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
 
-from .._checks import Option, checked_bool, checked_int, checked_number, first_few, quoted, refusal
+from .._checks import Option, checked_bool, checked_int, checked_number, checked_patterns, first_few, matches, refusal
 
 HEAD = -1  # stands for the layer id until the depth is known
 STATISTICS = ("_mean", "_variance")  # of batch normalization; parameters to Paddle
@@ -64,33 +62,6 @@ CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
 _OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean")  # not options of a tower
 
 
-def checked_patterns(value: Any, argument: str, values: str) -> dict[str, Any]:
-    """Return a dict from regular expressions to `values` (in words)."""
-    if not isinstance(value, dict):
-        problem = f"`{argument}` must be a dict from regular expressions to {values}."
-        raise refusal(TypeError, problem, **{argument: value})
-    for pattern in value:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            problem = f"The keys of `{argument}` must be regular expressions ({error})."
-            raise refusal(ValueError, problem, pattern=pattern) from error
-    return value
-
-
-def matches(patterns: Iterable[str], names: Iterable[str], argument: str) -> dict[str, list[str]]:
-    """Return pattern -> the structured names that it matches; raise if it matches none."""
-    names = list(names)
-    found = {pattern: [*filter(re.compile(pattern).search, names)] for pattern in patterns}
-    for pattern in [pattern for pattern, matched in found.items() if not matched]:
-        first = {part: name for name in reversed(names) for part in name.split(".")}
-        words = re.findall(r"[^\W\d]\w+", re.sub(r"\\[a-zA-Z]", " ", pattern))
-        near = dict.fromkeys(first[part] for word in words for part in difflib.get_close_matches(word, first, 3, 0.6))
-        hint = f"similar names are {quoted([*near][:3])}" if near else f"the names are [{first_few(names, 8)}]"
-        raise refusal(ValueError, f"A pattern of `{argument}` matches no parameter; {hint}.", pattern=pattern)
-    return found
-
-
 def checked_decay(value: Any, argument: str = "layerwise_decay") -> float:
     """Return `value` as a float; raise unless it is a decay in (0, 1]."""
     allowed = "a number in (0, 1]; 1 is the same rate for all layers"
@@ -120,8 +91,9 @@ def _checked_towers(value: Any, name: str) -> Optional[dict[str, "LayerDecay"]]:
 
 def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
     """Return a field of `LayerDecay` with its declaration, which settings, command line and docs read."""
-    fields["optional"] = default is None
-    return dataclasses.field(default=default, metadata={"option": Option(default, doc, *limits, **fields)})
+    is_dict = fields["optional"] = default is None  # which cannot be hashed
+    option = Option(default, doc, *limits, **fields)
+    return dataclasses.field(default=default, hash=not is_dict, metadata={"option": option})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,9 +168,6 @@ class LayerDecay:
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
             raise refusal(ValueError, f"{problem} takes it.", **given)
 
-    def __hash__(self) -> int:  # without the dicts, which cannot be hashed
-        return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))
-
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
         checked_int(layer_id, "layer_id"), checked_int(n_layers, "n_layers", 1)
@@ -207,21 +176,19 @@ class LayerDecay:
 
     def ratios(self, layers: Mapping[str, Layer]) -> dict[str, float]:
         """Return structured name -> ratio, given the layer of each parameter; see `LayerMap.ratios`."""
-        towers, decays = self.towers or {}, {"": self, **(self.towers or {})}
-        tower_of = {name: self._tower_of(name) for name in layers}
-        with_blocks = {tower_of[name] for name, layer in layers.items() if layer.is_block}
-        for tower in towers.keys() - with_blocks:
+        decays = {"": self, **(self.towers or {})}
+        places = {name: (self._tower_of(name), layer) for name, layer in layers.items()}
+        blocks = {(tower, layer) for tower, layer in places.values() if layer.is_block}
+        for tower in decays.keys() - {"", *(tower for tower, _ in blocks)}:
             stacks = dict.fromkeys(layer.tower for layer in layers.values() if layer.is_block)
             why = f"The model has no blocks in a part of this name (its stacks are {first_few(stacks)})"
             raise refusal(ValueError, f"{why}: use `multipliers` for parts without blocks.", towers=tower)
-        if not with_blocks and (self.layerwise_decay, self.bound) != (1.0, 1.0):
+        if not blocks and (self.layerwise_decay, self.bound) != (1.0, 1.0):
             why = "The model has no blocks that a decay could follow: give `rules`, or `multipliers` with a decay of 1."
             raise refusal(ValueError, why, layerwise_decay=self, names=[*layers][:3])
-        places = {name: (layer, tower_of[name]) for name, layer in layers.items()}
-        unscaled = {at: decays[at[1]]._unscaled(at[0].index, at[0].depth) for at in dict.fromkeys(places.values())}
-        mean = self._mean(ratio for (layer, _), ratio in unscaled.items() if layer.is_block)
-        factors = self.factors(layers)
-        return {n: unscaled[at] * decays[at[1]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
+        unscaled = {(tower, at): decays[tower]._unscaled(at.index, at.depth) for tower, at in places.values()}
+        mean, factors = self._mean(unscaled[block] for block in blocks), self.factors(layers)
+        return {n: unscaled[at] * decays[at[0]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
 
     def _tower_of(self, name: str) -> str:
         """Return the key of `towers` that a name contains, the outermost, then the longest; "" if none."""
@@ -243,7 +210,7 @@ class LayerDecay:
         return 0.0 if ratio < self.freeze_below else ratio
 
     def _mean(self, ratios: Iterable[float]) -> float:
-        trained = [ratio for ratio in ratios if ratio]
+        trained = [ratio for ratio in ratios if ratio]  # of blocks that are not frozen
         return math.fsum(trained) / len(trained) if self.preserve_mean and trained else 1.0
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import paddle
 
-from .._checks import first_few, quoted, refusal
+from .._checks import checked_patterns, first_few, matches, quoted, refusal
 from .._compat import is_norm
-from .decay import HEAD, Layer, NoBlocksError, checked_patterns, lowest, matches
+from .decay import HEAD, Layer, NoBlocksError, lowest
 from .measure import Example
 from .names import NamedModel
 from .place import MeasuredModel
@@ -63,6 +63,10 @@ def layers_of_model(
         if {second, *before} & left:
             how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
             doubts.append(f"'{second}' is computed from {quoted(before)}, but counts as a tower of its own: {how}")
+    for stack in measured.order.light:
+        names = [name for path in stack.paths for name in measured.tree.inside[path] if name not in places]
+        if names and not any(layers[name].index for name in names):
+            doubts.append(f"'{stack.name}' is a stack of {stack.depth} parts too small for blocks, in the embeddings")
     kinds: dict[Layer, set[type]] = {}
     for name, layer in layers.items():
         kinds.setdefault(layer, set()).add(measured.order.kinds[name.rpartition(".")[0]])

@@ -13,11 +13,11 @@ from .._checks import first_few, nearest, refusal
 from .._compat import checked_model, name_before_copy, pipeline_of, unwrap_model
 from .._files import Path
 from ..plots import plot_boxes, plot_table
-from ..rates import RateOrSchedule, planned_rates, rates_of_optimizer
-from .decay import Decay, Layer, LayerDecay, NoBlocksError, as_decay
+from ..rates import Rate, RateOrSchedule, planned_rates, rates_of_optimizer
+from .decay import STATISTICS, Decay, Layer, LayerDecay, NoBlocksError, as_decay
 from .find import Found, Rules, layers_of_model, layers_of_names
 from .measure import Example
-from .table import LayerTable
+from .table import Entry, LayerTable
 
 
 class LayerMap:
@@ -40,9 +40,10 @@ class LayerMap:
     def __init__(
         self, layers: dict[str, Layer], parameters: Optional[dict[str, paddle.Tensor]] = None, source: str = "by names"
     ) -> None:
-        self._layers, self._parameters, self.source = layers, parameters or {}, source  # keys are structured names
+        self._layers, self.source = layers, source  # keys are structured names
+        self._parameters: dict[str, Any] = {**(parameters or dict.fromkeys(layers))}  # None if only names are known
         self.towers = {layer.tower: layer.depth for layer in layers.values() if layer.tower}
-        self.name_dict = {param.name: name for name, param in self._parameters.items()}
+        self.name_dict = {param.name: name for name, param in self._parameters.items() if param is not None}
         self.n_layers = max(layer.depth for layer in layers.values())
 
     def __repr__(self) -> str:
@@ -142,15 +143,9 @@ class LayerMap:
         return structured
 
     def ratios(self, layerwise_decay: Decay) -> dict[str, float]:
-        r"""Return structured name -> ratio of the parameter's learning rate to the optimizer's; 0 is frozen.
+        """Return structured name -> ratio of the parameter's learning rate to the optimizer's; 0 is frozen.
 
         Raises ValueError for a decay or a tower without blocks in this map, and for a multiplier without a match.
-
-        Examples:
-            >>> from paddle_ldopt import LayerDecay, LayerMap
-            >>> layers = LayerMap.from_names(["embed.w", "h.0.a.w", "h.0.b.w", "h.1.a.w", "h.1.b.w", "norm.w"])
-            >>> layers.ratios(LayerDecay(0.5, multipliers={r"b\.w": 2.0}))
-            {'embed.w': 0.125, 'h.0.a.w': 0.25, 'h.0.b.w': 0.5, 'h.1.a.w': 0.5, 'h.1.b.w': 1.0, 'norm.w': 1.0}
         """
         return as_decay(layerwise_decay).ratios(self._layers)
 
@@ -161,32 +156,36 @@ class LayerMap:
         optimizer: Optional[Optimizer] = None,
         apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
     ) -> LayerTable:
-        """Return a table of the rates of each layer, which can be printed; `rows` contains its values.
-
-        With an `optimizer` the table has the rates of its next step and that at the peak of its schedule, if
-        known, weight decay and frozen parameters. Otherwise it has the rates planned by `layerwise_decay`.
+        """Return a table of the rates of each layer: planned by a decay, or read from an optimizer.
 
         Args:
             layerwise_decay: required without `optimizer`.
             learning_rate (float|LRScheduler): rate of a layer whose ratio is 1; without it the table has ratios only.
-            optimizer: any optimizer of Paddle or of this package.
+            optimizer: any optimizer of Paddle or of this package. The table has the rates of its next step and that at
+                the peak of its schedule, if known, weight decay and frozen parameters.
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
         """
         if (layerwise_decay is None) == (optimizer is None):
             given = {"layerwise_decay": layerwise_decay, "optimizer": type(optimizer).__name__}
             raise refusal(ValueError, "`table` and `plot` take either `layerwise_decay` or `optimizer`.", **given)
-        names = self.name_dict or {name: name for name in self._layers}
-        tensors = {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
+        plan: dict[str, Any] = {"learning_rate": learning_rate, "apply_decay_param_fun": apply_decay_param_fun}
         if layerwise_decay is not None:
-            rates = planned_rates(self, tensors, as_decay(layerwise_decay), learning_rate, apply_decay_param_fun)
-            return LayerTable.build(tensors, rates, self.source)
-        for argument, value in {"learning_rate": learning_rate, "apply_decay_param_fun": apply_decay_param_fun}.items():
-            if value is not None:
-                raise refusal(ValueError, f"`{argument}` is read from `optimizer`: leave it out.", **{argument: value})
-        rates = rates_of_optimizer(optimizer)
-        for tensor in rates:
-            self.layer_of(tensor)  # raises for another model's
-        return LayerTable.build(tensors, rates, self.source)
+            rates = planned_rates(self, self._parameters, as_decay(layerwise_decay), **plan)
+        else:
+            for argument, value in plan.items():
+                if value is not None:
+                    problem = f"`{argument}` is read from `optimizer`: leave it out."
+                    raise refusal(ValueError, problem, **{argument: value})
+            rates = {self.name_of(tensor): rate for tensor, rate in rates_of_optimizer(optimizer).items()}
+        return LayerTable.build(self._entries(rates), self.source)
+
+    def _entries(self, rates: dict[str, Rate]) -> list[Entry]:
+        entries = []
+        for name, param in self._parameters.items():
+            statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)
+            if name in rates and not statistic:
+                entries.append((self._layers[name], None if param is None else int(param.size), rates[name]))
+        return entries
 
     def plot(
         self,

@@ -1,19 +1,16 @@
 """One forward pass of a model: which sublayers ran, and the graph of what each result was computed from."""
 
 import contextlib
-import ctypes
 import functools
-import random
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-import numpy as np
 import paddle
 from paddle.jit.dy2static.program_translator import ProgramTranslator
 from paddle.nn import Layer as Sublayer
 
 from .._checks import refusal, wrong_type
+from .._compat import grad_node, random_states_kept
 from .decay import STATISTICS
 
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
@@ -36,30 +33,10 @@ def from_to(first: list[Call], last: list[Call]) -> list[Call]:
     return [Call(a.main, a.inputs, b.outputs) for a, b in pairs]
 
 
-@functools.cache
-def _surplus() -> int:
-    """Return how many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
-    leaf = paddle.ones([1])
-    leaf.stop_gradient = False
-    result = leaf * 2
-    node = result.grad_fn
-    before = sys.getrefcount(node)
-    result.grad_fn  # noqa: B018
-    return sys.getrefcount(node) - before
-
-
-def _node(tensor: paddle.Tensor) -> Any:
-    """Return `tensor.grad_fn` without the surplus references, which would keep the graph for ever."""
-    node = None if tensor.stop_gradient else tensor.grad_fn
-    for _ in range(_surplus() if node is not None else 0):
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
-    return node
-
-
 def _ends(value: Any, depth: int = 0, seen: Optional[set[int]] = None) -> list[Any]:
     """Return the nodes of all tensors in a value, and the tensors that have none yet (under recompute)."""
     if isinstance(value, paddle.Tensor):
-        node = _node(value)
+        node = grad_node(value)
         return [value if node is None else node]
     seen = set() if seen is None else seen
     if id(value) in seen:  # objects may refer to each other
@@ -84,7 +61,7 @@ class Pass:
         self._number: dict[int, int] = {}
         for record in records:
             for end in record[2]:
-                self._add(_node(end) if isinstance(end, paddle.Tensor) else end)
+                self._add(grad_node(end) if isinstance(end, paddle.Tensor) else end)
         self.above: list[list[int]] = [[] for _ in self.below]  # the reverse
         for node, lower in enumerate(self.below):
             for below in lower:
@@ -120,7 +97,7 @@ class Pass:
                 self.below.append(tuple(below))
 
     def _known(self, ends: list[Any]) -> tuple[int, ...]:
-        nodes = [_node(end) if isinstance(end, paddle.Tensor) else end for end in ends]
+        nodes = [grad_node(end) if isinstance(end, paddle.Tensor) else end for end in ends]
         keys = [node.node_ptr() for node in nodes if node is not None]
         return tuple(dict.fromkeys(self._number[key] for key in keys if key in self._number))
 
@@ -190,33 +167,15 @@ def forward_pass(
 
 
 @contextlib.contextmanager
-def random_states_kept() -> Iterator[None]:
-    cpu, of_device = paddle.base.core.default_cpu_generator(), paddle.get_rng_state()
-    of_cpu = cpu.get_state()  # Paddle 3.1 cannot set the state of a device by its name
-    states = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        paddle.set_rng_state(of_device)
-        cpu.set_state(of_cpu)
-        np.random.set_state(states[0])
-        random.setstate(states[1])
-
-
-@contextlib.contextmanager
 def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]) -> Iterator[None]:
     """Put a model into evaluation mode with all gradients, out of `to_static`; restore everything at the end."""
     to_static = ProgramTranslator.get_instance().enable_to_static
     modes = [(layer, layer.training) for layer in layers.values()]
-    averages = [(p, p.clone()) for name, p in params.items() if name.endswith(STATISTICS) and p._is_initialized()]
-    frozen = [p for name, p in params.items() if p.stop_gradient and not name.endswith(STATISTICS)]
-    frozen = [param for param in frozen if param.is_floating_point()]
-    buffers = [
-        (layer, key, buffer, buffer.inplace_version, buffer.clone())
-        for layer in layers.values()
-        for key, buffer in layer.named_buffers(include_sublayers=False)
-        if buffer._is_initialized()
-    ]
+    statistics = [param for name, param in params.items() if name.endswith(STATISTICS)]
+    frozen = [p for n, p in params.items() if p.stop_gradient and p.is_floating_point() and not n.endswith(STATISTICS)]
+    buffers = [(of, key, buffer) for of in layers.values() for key, buffer in of.named_buffers(include_sublayers=False)]
+    written = [*statistics, *(buffer for _, _, buffer in buffers)]
+    values = [(tensor, tensor.clone()) for tensor in written if tensor._is_initialized()]
     try:
         for layer, _ in modes:
             layer.training = False
@@ -230,11 +189,9 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
             param.stop_gradient = True
         for layer, training in modes:
             layer.training = training
-        for layer, key, buffer, version, value in buffers:
+        for layer, key, buffer in buffers:
             if getattr(layer, key, None) is not buffer:
                 setattr(layer, key, buffer)
-            if buffer.inplace_version != version:
-                buffer.set_value(value)
-        for average, value in averages:  # written where the example puts the model into training mode
-            if (average.numpy() != value.numpy()).any():  # `equal_all` knows no half precision
-                average.set_value(value)
+        for tensor, value in values:
+            if (tensor.numpy() != value.numpy()).any():  # `equal_all` knows no half precision
+                tensor.set_value(value)

@@ -3,12 +3,11 @@
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from statistics import median
 from typing import Optional
 
 from .._checks import first_few, quoted, refusal
 from .decay import STATISTICS, Layer, NoBlocksError
-from .towers import Block, Tower, Tree, ancestors
+from .towers import LEAST_WEIGHTS, STAGE, Block, Tower, Tree, ancestors, tower_for
 
 _BLOCKS = frozenset(["layers", "layer", "h", "block", "blocks", "stages", "stage", "resblocks"])
 _HEAD = re.compile(
@@ -41,15 +40,13 @@ class NamedModel:
         self, names: list[str], placed: Mapping[str, int], embeddings: Collection[str], tied: Mapping[str, int]
     ) -> None:
         self.tree, self.embeddings, self.placed = Tree(names), embeddings, placed
-        self._position = {name: i for i, name in reversed([*enumerate(names)])}
         lists = self._lists("")
-        thick = [found for found in lists if median(map(self.tree.weight, found.paths)) >= 3]
+        thick = [found for found in lists if self.tree.weight_of_block(found) >= LEAST_WEIGHTS]
         known = [found for found in thick or lists if self._is_known(found)]
         self.unknown = [found for found in thick if found not in known and not all(map(self._is_placed, found.paths))]
         self._holding: list[str] = []  # towers with lists in their items that count as parts of one block
         self.towers = [self._numbered_through(tower) for tower in known]
         self._check()
-        self.doubts = list(self._doubts_of_towers())
         self.doubtful: dict[str, str] = {}  # name -> the part of the model that it stands for
         self.layers: dict[str, Layer] = {}
         for tower in self.towers:
@@ -60,7 +57,8 @@ class NamedModel:
         for name, part in self.doubtful.items():
             if tied.get(name) not in sure:
                 parts.setdefault("head" if self.layers[name].is_head else "embeddings", {})[part] = None
-        self.doubts += [f"{quoted(those, 12)} by position or name alone in the {at}" for at, those in parts.items()]
+        by_position = [f"{quoted(those, 12)} by position or name alone in the {at}" for at, those in parts.items()]
+        self.doubts = [*self._doubts_of_towers(), *by_position]
 
     def _is_placed(self, path: str) -> bool:
         return all(name in self.placed for name in self.tree.inside[path])
@@ -84,17 +82,13 @@ class NamedModel:
 
     def _is_known(self, found: Tower) -> bool:
         word = found.name.rpartition(".")[2]
-        holds = any(map(self._is_known, self._lists(found.paths[0]))) if word in ("encoders", "decoders") else True
-        return word in _BLOCKS or not holds  # PaddleSpeech's encoders; those of an ensemble hold lists
+        if word not in ("encoders", "decoders"):
+            return word in _BLOCKS
+        return not any(map(self._is_known, self._lists(found.paths[0])))  # PaddleSpeech's; an ensemble's hold lists
 
     def _unlike(self, paths: list[str]) -> list[str]:
         """Return the items that share few names with any other: neither a dense nor a sparse block is one."""
-        kinds = self.tree.patterns
-
-        def is_like(one: str, other: str) -> bool:
-            return 2 * len(kinds[one] & kinds[other]) >= min(len(kinds[one]), len(kinds[other]))
-
-        return [path for path in paths if not any(is_like(path, other) for other in paths if other != path)]
+        return [path for path in paths if not any(self.tree.alike(path, other) for other in paths if other != path)]
 
     def _numbered_through(self, tower: Tower) -> Tower:
         """Return the blocks of all stages one after another: of ``layer1.0`` or ``stages.0.blocks.1``."""
@@ -102,15 +96,14 @@ class NamedModel:
         for item in tower.paths:
             lists = self._lists(item)
             blocks: list[Block] = [(item,)]
-            if self.tree.weight(*(path for found in lists for path in found.paths)) > 0.6 * self.tree.weight(item):
+            if self.tree.weight(*(path for found in lists for path in found.paths)) > STAGE * self.tree.weight(item):
                 rest = lists[0].name[len(item) :]
                 plain = not rest and (tower.name.endswith("stages") or not re.search(r"\.\d+$", item))
                 if len(lists) == 1 and (plain or re.fullmatch(r"(\.\d+)*\.\w+", rest) and self._is_known(lists[0])):
                     blocks = lists[0].blocks
                 else:
                     self._holding.append(tower.name)
-            through.stages.append((item, through.depth + 1, through.depth + len(blocks)))
-            through.blocks += blocks
+            through.add_stage(item, blocks)
         return through
 
     def _check(self) -> None:
@@ -142,15 +135,14 @@ class NamedModel:
             words = tower.name.split(".")
             if len(names) > 1 and any(_HEAD.fullmatch(word) or _EMBEDDINGS.fullmatch(word) for word in words):
                 yield f"'{tower.name}' counts as a tower, though it is named like a head or embeddings"
-        roles = [tuple(sorted(set(_ROLES.findall(name)))) for name in names]
+        roles = [frozenset(_ROLES.findall(name)) for name in names]
         alike = {name.replace("decoder", "encoder") for name in names} if "decoder" in str(names) else {""}
-        if len(names) > 1 and (len(set(roles)) < len(names) or () in roles or len(alike) > 1):
+        if len(names) > 1 and (len(set(roles)) < len(names) or not all(roles) or len(alike) > 1):
             yield f"{quoted(names, 4)} count as towers side by side, not one after another"
 
     def _place_blocks(self, tower: Tower) -> None:
         inside = self.tree.inside
-        for index, (path,) in enumerate(tower.blocks, 1):
-            self.layers.update(dict.fromkeys(inside[path], tower.layer(index)))
+        self.layers.update(tower.layers(self.tree))
         for path, low, high in tower.stages:
             begun = False  # a stage's own parameters belong to its first block, and behind that to its last
             for name in inside[path]:
@@ -168,8 +160,8 @@ class NamedModel:
         towers = [tower for tower, count in zip(self.towers, shared) if count == common]
         parts = name.split(".")[common:]
         blocks = [other for tower in towers for path in tower.paths for other in self.tree.inside[path]]
-        positions = [self._position[n] for n in blocks or [n for n, index in self.placed.items() if index > 0]] or [0]
-        before, behind = self._position[name] < min(positions), self._position[name] > max(positions)
+        positions = [self.tree.position[n] for n in blocks or [n for n, index in self.placed.items() if index > 0]]
+        before, behind = self.tree.position[name] < min(positions), self.tree.position[name] > max(positions)
         is_head = self._by_words(parts, before, behind, name in self.embeddings)
         if is_head is False and len({t.depth for t in towers}) > 1 and not re.search("shared|word_embeddings", name):
             is_head = None  # whose embeddings are they?
@@ -178,9 +170,7 @@ class NamedModel:
             is_head = named and len(parts) > 1 and name not in self.embeddings
             if not name.endswith(STATISTICS) and name not in self.placed:
                 self.doubtful[name] = ".".join(name.split(".")[: common + 1])
-        tower = towers[0].name if len(towers) == 1 else ""
-        depth = max((t.depth for t in (towers if tower else self.towers)), default=0)
-        return Layer(tower, (depth + 1) * is_head, depth)
+        return tower_for(towers, self.towers).outside(is_head)
 
     @staticmethod
     def _by_words(parts: list[str], before: bool, behind: bool, embedding: bool) -> Optional[bool]:

@@ -11,7 +11,7 @@ from paddle import Tensor, nn
 
 from .decay import STATISTICS, Layer, lowest
 from .measure import Example, forward_pass, from_to
-from .towers import Measured, Tower, Tree, ancestors
+from .towers import Measured, Tree, ancestors, tower_for
 
 
 class MeasuredModel:
@@ -27,23 +27,19 @@ class MeasuredModel:
         self.tree = Tree(params)
         self.order = Measured(self.tree, parts, self.measured)
         self.towers = self.order.towers
-        deepest = max((tower.blocks for tower in self.towers), key=len, default=[])
-        self._shared = self.towers[0] if len(self.towers) == 1 else Tower("", "", deepest)
+        self._shared = tower_for(self.towers, self.towers)
         self._bits = {name: 1 << i for i, name in enumerate(self.measured.leaves)}
-        self._tables: set[str] = set()
-        self._feeds: list[dict[int, int]] = [{} for _ in self.towers]  # layer id -> parameters it takes, as bits
-        self._trace()
+        self._fed: dict[str, dict[int, int]] = {name: {} for name in self._bits}  # tower -> layer id of its first use
+        tables = self._trace()
         self.layers: dict[str, Layer] = {}
         for tower in self.towers:
-            for index, block in enumerate(tower.blocks, 1):
-                self.layers.update({name: tower.layer(index) for path in block for name in self.tree.inside[path]})
-        outside = {name for name in self._bits if name not in self.layers or name in self._tables}
-        self.layers.update({name: layer for name in outside if (layer := self._outside(name))})
-        # a parameter of a block that other parts share is in the lowest of its layers
+            self.layers.update(tower.layers(self.tree))
         owners = Counter(id(param) for part in parts.values() for param in part._parameters.values())
-        for name, layer in self.layers.items():
-            if owners[id(params[name])] > 1 and name in self._bits and self._fed(name):
-                self.layers[name] = lowest([layer, self._outside(name) or layer])
+        for name in self._bits:
+            inside, is_shared = self.layers.get(name), owners[id(params[name])] > 1 or name in tables
+            outside = self._outside(name) if is_shared or inside is None else None
+            if found := [layer for layer in (inside, outside) if layer]:
+                self.layers[name] = lowest(found)
         self._place_lists()
         self._keep_within_stages()
         self.unused = [name for name in params if name not in self.layers]
@@ -61,12 +57,14 @@ class MeasuredModel:
         heads = {node for name, layer in placed.items() if layer.is_head for node in uses[name]}
         past, alone = (_union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
-        after = past & _union(self._bits[name] for name in first)
-        through = any(not past & self._bits[name] and not any(below[n] & after for n in uses[name]) for name in first)
+        through = any(not past & self._bits[name] for name in first)
         return [name for name in first if (past if through else alone) & self._bits[name]]
 
-    def _trace(self) -> None:
-        """Note which towers each node is computed from, and the first block of each that a parameter feeds directly."""
+    def _trace(self) -> set[str]:
+        """Note the towers that each node is computed from and the first block of each that a parameter feeds directly.
+
+        Return what the first block computes for all blocks: T5's relative positions.
+        """
         self._calls: list[tuple[int, int, set[int], set[int]]] = []  # tower, layer id, inputs, outputs
         for t, tower in enumerate(self.towers):
             for index, block in enumerate(tower.blocks, 1):
@@ -79,33 +77,29 @@ class MeasuredModel:
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         below = self.measured.collect(leaves, frozenset(ends))
         self._in_result = _union(below[node] for node in self.measured.results)
+        tables: set[str] = set()
         for t, index, inputs, outputs in self._calls:
             fed = _union(leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
             inside = _union(below[node] for node in outputs)
             for layer_id, bits in ((index - 1, fed), (index, inside & ~fed)):
-                self._feeds[t][layer_id] = self._feeds[t].get(layer_id, 0) | bits
-            if index == 1 < self.towers[t].depth:
-                # what the first block computes from its parameters alone for all blocks: T5's relative positions
-                later = {node for _, other, nodes, _ in self._calls if other > 1 for node in nodes} & outputs
-                started = self.measured.collect(dict.fromkeys({*inputs, *ends}, 1)) if len(outputs) > 1 else ()
-                if started and any(started[node] for node in outputs):
-                    bits = _union(below[node] for node in later if not started[node])
-                    self._tables |= {name for name, bit in self._bits.items() if bits & bit}
+                for name in self._named(bits):
+                    self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
+            if index == 1 < self.towers[t].depth and len(outputs) > 1:
+                started = self.measured.collect(dict.fromkeys({*inputs, *ends}, 1))
+                if any(started[node] for node in outputs):
+                    tables.update(self._named(_union(below[node] for node in outputs if not started[node])))
+        for name in tables:
+            self._fed[name] = dict.fromkeys(self._fed[name], 0)
+        return tables
 
-    def _fed(self, name: str) -> dict[int, int]:
-        """Return tower -> layer id of what a parameter feeds first."""
-        bit, found = self._bits[name], {}
-        for t, feeds in enumerate(self._feeds):
-            ids = [index for index, bits in feeds.items() if bits & bit]
-            if ids:
-                found[t] = 0 if name in self._tables else min(ids)
-        return found
+    def _named(self, bits: int) -> list[str]:
+        return [name for name, bit in self._bits.items() if bits & bit]
 
     def _outside(self, name: str) -> Optional[Layer]:
         """Return the layer of a parameter, None if neither a block nor the result depends on it."""
-        fed, uses = self._fed(name), self.measured.uses(name)
+        fed, uses = self._fed[name], self.measured.uses(name)
         made = [self._made[node] for node in uses]
-        if fed and made and name not in self._tables:
+        if fed and made:
             before = [t for t in self._last(functools.reduce(operator.and_, made)) if t not in fed]
             if before:  # an encoder's last norm, a projection between two towers
                 return self._head(before)
@@ -125,8 +119,7 @@ class MeasuredModel:
         return [t for t in found if not any(made >> t & 1 for other, made in fed if other != t)]
 
     def _head(self, towers: list[int]) -> Layer:
-        tower = self.towers[towers[0]] if len(towers) == 1 else self._shared
-        return tower.layer(tower.depth + 1)
+        return tower_for([self.towers[t] for t in towers], self.towers).outside(is_head=True)
 
     def _place_lists(self) -> None:
         """Mend lists whose last item alone is in the head, as nothing follows it.
@@ -143,11 +136,8 @@ class MeasuredModel:
             inside = [self.tree.inside[item] for item in items]
             found = [{self.layers.get(name) for name in names} for names in inside]
             layers = [layer for of_item in found for layer in of_item if layer and len(of_item) == 1]
-            rises = all(one.index < other.index for one, other in zip(layers, layers[1:]))
-            if not 1 < len(layers) == len(items) or not rises or not layers[0].index or not layers[-1].is_head:
-                continue
-            tower = towers.get(layers[0].tower)
-            if tower is None or any(layer.tower != tower.name for layer in layers):
+            tower = towers.get(layers[0].tower) if 1 < len(layers) == len(items) else None
+            if tower is None or not layers[0].index or not layers[-1].is_head:
                 continue
             if len(items) == tower.depth and not self.order.feeds_main(items[0], tower.blocks[1][0]):
                 self.layers.update((name, layers[-1]) for names in inside for name in names)
@@ -183,12 +173,9 @@ class MeasuredModel:
             return found.pop()
         names = {layer.tower for layer in found}
         towers = [tower for tower in self.towers if tower.name in names] or self.towers
-        position = self.tree.names.index
-        blocks = [n for tower in towers for path in tower.paths for n in inside[path]]
-        is_embedding = "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
-        is_head = position(name) > max(map(position, blocks), default=-1) and not is_embedding
-        tower = towers[0] if len(towers) == 1 else self._shared
-        return tower.layer((tower.depth + 1) * is_head)
+        position, is_embedding = self.tree.position, "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
+        last = max((position[n] for tower in towers for path in tower.paths for n in inside[path]), default=-1)
+        return tower_for(towers, self.towers).outside(is_head=position[name] > last and not is_embedding)
 
 
 def _union(bits: Iterable[int]) -> int:

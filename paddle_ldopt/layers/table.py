@@ -6,16 +6,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from paddle import Tensor
-
-from ..rates import Rate, Tensors
-from .decay import STATISTICS, Layer
+from ..plots import markdown, rich_table
+from ..rates import Rate
+from .decay import Layer
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table
 
 Ends = tuple[float, float]  # minimum and maximum over a layer's parameters
+Entry = tuple[Layer, Optional[int], Rate]  # of a parameter, with the number of its elements if known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,28 +46,25 @@ class LayerTable:
     source: str = ""  #: the `LayerMap.source`, shown below the table
 
     @classmethod
-    def build(cls, tensors: Tensors, rates: dict[str, Rate], source: str = "") -> "LayerTable":
-        grouped: dict[Layer, list[tuple[Optional[Tensor], Rate]]] = {}
-        for tensor_name, (layer, name, param) in tensors.items():
-            statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)
-            if tensor_name in rates and not statistic:
-                grouped.setdefault(layer, []).append((param, rates[tensor_name]))
+    def build(cls, entries: Iterable[Entry], source: str = "") -> "LayerTable":
+        grouped: dict[Layer, list[tuple[Optional[int], Rate]]] = {}
+        for layer, size, rate in entries:
+            grouped.setdefault(layer, []).append((size, rate))
         towers, rows = list(dict.fromkeys(layer.tower for layer in grouped)), []
         for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
-            params, found = zip(*grouped[layer])
-            weight_decay = [rate.has_weight_decay for rate in found]
+            sizes, rates = zip(*grouped[layer])
             row = LayerRow(
                 tower=layer.tower,
                 index=layer.index,
                 label=layer.label,
-                tensors=len(found),
-                elements=None if any(param is None for param in params) else sum(int(param.size) for param in params),
-                ratio=_ends(rate.ratio for rate in found),
-                learning_rate=_ends(rate.now for rate in found),
-                peak_learning_rate=_ends(rate.peak for rate in found),
-                with_weight_decay=None if None in weight_decay else sum(map(bool, weight_decay)),
-                frozen=sum(rate.frozen for rate in found),
-                multiplier=_ends(rate.multiplier for rate in found),
+                tensors=len(rates),
+                elements=_if_known(sum, sizes),
+                ratio=_ends([rate.ratio for rate in rates]),
+                learning_rate=_if_known(_ends, [rate.now for rate in rates]),
+                peak_learning_rate=_if_known(_ends, [rate.peak for rate in rates]),
+                with_weight_decay=_if_known(sum, [rate.has_weight_decay for rate in rates]),
+                frozen=sum(rate.frozen for rate in rates),
+                multiplier=_ends([rate.multiplier for rate in rates]),
             )
             rows.append(row)
         return cls(rows, source)
@@ -119,27 +116,6 @@ class LayerTable:
         return list(known), list(zip(*known.values()))
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of text as GitHub Markdown, with all but the first column right-aligned."""
-    line_below = ["---"] + ["--:"] * (len(header) - 1)
-    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in [header, line_below, *rows]]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> "Table":
-    """Return a table of text for rich's console; `wrapped` breaks cells that do not fit."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0 if wrapped else 1))
-    for i, column in enumerate(header):
-        table.add_column(Text(column), justify="right" if i else "left", no_wrap=not wrapped, overflow="fold")
-    for cells in rows:
-        table.add_row(*map(Text, cells))
-    return table
-
-
 def short_names(towers: Iterable[str]) -> dict[str, str]:
     """Return tower -> the distinguishing part of its name and a space; "" for a single tower."""
     towers = list(dict.fromkeys(towers))
@@ -148,15 +124,17 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
         return {tower: "" if tower or not named else "shared " for tower in towers}
     shared = len(os.path.commonprefix([tower.split(".") for tower in named]))
     short = {tower: ".".join(tower.split(".")[shared:][:1]) for tower in named}
-    short = short if all(short.values()) else dict(zip(named, named))
-    short = short if len(set(short.values())) == len(named) else dict(zip(named, named))
+    if "" in short.values() or len(set(short.values())) < len(named):
+        short = dict(zip(named, named))
     return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
 
 
-def _ends(values: Iterable[Any]) -> Any:
-    """Return minimum and maximum; None if a value is None."""
-    known = list(values)
-    return None if None in known else (min(known), max(known))
+def _if_known(combine: Callable[[Any], Any], values: Sequence[Any]) -> Any:
+    return None if None in values else combine(values)
+
+
+def _ends(values: Sequence[float]) -> Ends:
+    return min(values), max(values)
 
 
 def _span(ends: Optional[Ends], form: str) -> str:

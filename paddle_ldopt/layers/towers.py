@@ -4,7 +4,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cached_property
 from statistics import median
 
 from paddle import nn
@@ -14,13 +13,12 @@ from .decay import STATISTICS, Layer
 from .measure import Call, Pass, from_to
 
 Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
-_NORM = re.compile(r"norm|ln|bn", re.I)
 _LISTS = (nn.Sequential, nn.LayerList, nn.LayerDict)
 # What the graph does not say: which of the chains in a model are its blocks. "Weights" are without biases.
-_LEAST_WEIGHTS = (3, 2, 1)  # of a block: a residual or attention block has three; plain convolutions have fewer
+LEAST_WEIGHTS = 3  # of a block: a residual or attention block has three; plain convolutions have fewer
 _SHARE = 1 / 3  # of the model's weights that its blocks have at least, else thinner blocks are tried
 _LIGHT = 1 / 3  # of the weights of the heaviest block: a stack, or item of a list, of less is a neck, stem or head
-_STAGE = 0.6  # of an item's weights that its lists have if it is a stage; the rest is downsampling
+STAGE = 0.6  # of an item's weights that its lists have if it is a stage; the rest is downsampling
 _TURNS = 1 / 2  # of the weights of a block, that a part between two blocks has if it is one too
 
 
@@ -36,12 +34,16 @@ class Tree:
                 if path not in self.inside and path:
                     self.children.setdefault(path.rpartition(".")[0], []).append(path)
                 self.inside.setdefault(path, []).append(name)
+        self.position = {name: i for i, name in reversed([*enumerate(self.names)])}
         patterns = ((path, [re.sub(r"\d+", "#", n[len(path) :]) for n in names]) for path, names in self.inside.items())
         self.patterns = {path: frozenset(names) for path, names in patterns}  # path -> names within, without numbers
 
     def weight(self, *paths: str) -> int:
         """Return the number of weights in parts, without biases and statistics."""
         return sum(not name.endswith(("bias", *STATISTICS)) for path in paths for name in self.inside[path])
+
+    def weight_of_block(self, tower: "Tower") -> float:
+        return median(self.weight(*block) for block in tower.blocks)
 
     def parts(self, names: Collection[str]) -> list[str]:
         """Return names, or the paths of parts in the place of all their parameters."""
@@ -52,9 +54,9 @@ class Tree:
         return [*found]
 
     def alike(self, one: str, other: str) -> bool:
-        """Return whether at least half of the names of two parts are the same."""
+        """Return whether at least half of the names of one part are in the other."""
         a, b = self.patterns[one], self.patterns[other]
-        return 2 * len(a & b) >= len(a | b)
+        return 2 * len(a & b) >= min(len(a), len(b))
 
 
 def ancestors(path: str) -> Iterator[str]:
@@ -80,11 +82,35 @@ class Tower:
         return len(self.blocks)
 
     @property
+    def place(self) -> str:
+        """The part that the blocks are in directly: a list, or the parent."""
+        return self.blocks[0][0].rpartition(".")[0]
+
+    @property
     def paths(self) -> list[str]:
         return [path for block in self.blocks for path in block]
 
     def layer(self, index: int) -> Layer:
         return Layer(self.name, index, self.depth)
+
+    def outside(self, is_head: bool) -> Layer:
+        """Return the head or the embeddings."""
+        return self.layer((self.depth + 1) * is_head)
+
+    def layers(self, tree: Tree) -> dict[str, Layer]:
+        """Return name -> layer of the parameters of the blocks."""
+        numbered = ((self.layer(i), path) for i, block in enumerate(self.blocks, 1) for path in block)
+        return {name: layer for layer, path in numbered for name in tree.inside[path]}
+
+    def add_stage(self, path: str, blocks: list[Block]) -> None:
+        self.stages.append((path, self.depth + 1, self.depth + len(blocks)))
+        self.blocks += blocks
+
+
+def tower_for(some: list[Tower], every: list[Tower]) -> Tower:
+    """Return the only tower of `some`, or one without a name that stands for several, as deep as the deepest."""
+    some, deepest = some or every, max((tower.blocks for tower in every), key=len, default=[])
+    return some[0] if len(some) == 1 else Tower("", "", deepest)
 
 
 class Measured:
@@ -93,26 +119,25 @@ class Measured:
     def __init__(self, tree: Tree, layers: Mapping[str, nn.Layer], measured: Pass) -> None:
         self.tree, self.measured = tree, measured
         self.kinds = {path: type(layers.get(path)) for path in tree.inside}
+        self._lists = {path for path, kind in self.kinds.items() if issubclass(kind, _LISTS)}
         self.calls: dict[str, list[Call]] = {}  # of a part that is never called, such as a list, those within
         for path in sorted(tree.inside, key=lambda path: -path.count(".") if path else 1):
             if calls := measured.calls.get(path) or self._calls_within(path):
                 self.calls[path] = calls
         self._bit = {path: 1 << i for i, path in enumerate(self.calls)}
-        self._seeds: dict[int, int] = {}
+        seeds: dict[int, int] = {}
         for path, calls in self.calls.items():
             for node in {node for call in calls for node in call.outputs}:
-                self._seeds[node] = self._seeds.get(node, 0) | self._bit[path]
+                seeds[node] = seeds.get(node, 0) | self._bit[path]
+        # for each node the bits of the parts that compute it, and of those that it is computed from
+        self._made = [bits | seeds.get(node, 0) for node, bits in enumerate(measured.collect(seeds))]
+        self.light: list[Tower] = []  # stacks too small to be blocks
         self.towers = self._joined(self._stacks(), in_sequence=True)
         self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
         for tower in self.towers:
             before = [t for t in self.towers if t is not tower and self._feeds_tower(t, tower)]
             last = [t for t in before if not any(self._feeds_tower(t, other) for other in before if other is not t)]
             self.apart += [([t.name for t in last], tower.name)] if last else []
-
-    @cached_property
-    def _made(self) -> list[int]:
-        """For each node the bits of the parts that it is computed from."""
-        return self.measured.collect(self._seeds)
 
     def _calls_within(self, path: str) -> list[Call]:
         parts = [self.calls[child] for child in self.tree.children.get(path, []) if child in self.calls]
@@ -122,14 +147,9 @@ class Measured:
     def _when(self, path: str) -> int:
         return max(self.calls[path][0].outputs)
 
-    def _feeds(self, one: str, other: str) -> bool:
-        """Return whether the second part is computed from the first."""
-        return any(self._made[node] & self._bit[one] for call in self.calls[other] for node in call.outputs)
-
     def feeds_main(self, one: str, other: str) -> bool:
         """Return whether the first argument of the second part is computed from the first part."""
-        mains = [node for call in self.calls[other] for node in call.main]
-        return any((self._made[node] | self._seeds.get(node, 0)) & self._bit[one] for node in mains)
+        return any(self._made[node] & self._bit[one] for call in self.calls[other] for node in call.main)
 
     def _feeds_tower(self, one: Tower, other: Tower) -> bool:
         return any(self.feeds_main(path, other.blocks[0][0]) for path in one.paths)
@@ -137,30 +157,24 @@ class Measured:
     def _is_chain(self, blocks: list[Block]) -> bool:
         return all(self.feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
 
+    def _is_heavy(self, path: str) -> bool:
+        return self.tree.weight(path) >= LEAST_WEIGHTS
+
     def _alike(self, one: str, other: str) -> bool:
-        return self.kinds[one] is self.kinds[other] and (self._is_own(one) or self.tree.alike(one, other))
-
-    def _is_own(self, path: str) -> bool:
-        """Return whether a part is of a class of the user, not one that may hold anything."""
-        return not self.kinds[path].__module__.startswith(("paddle.nn", "builtins"))
-
-    def _weight(self, tower: Tower) -> float:
-        return median(self.tree.weight(*block) for block in tower.blocks)
+        return self.kinds[one] is self.kinds[other] and self.tree.alike(one, other)
 
     def _stacks(self) -> list[Tower]:
         """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
         tree = self.tree
         runs = [run for parent in tree.children for run in self._runs(parent)]
-        for least in _LEAST_WEIGHTS:
+        for least in (LEAST_WEIGHTS, 2, 1):
             if least == 1 and (single := self._only_items()):
                 return single
-            outer = self._outermost([run for run in runs if self._weight(run) >= least], "")
-            # no stacks inside of single parts that are like blocks: the attention in a UNet's middle
-            kinds = {self.kinds[path] for stack in outer for path in stack.paths if self._is_own(path)}
-            outer = [t for t in outer if not any(self.kinds[path] in kinds for path in ancestors(t.parent))]
-            sizes = [(self._weight(stack), tree.weight(*stack.paths)) for stack in outer]
+            outer = self._outermost([run for run in runs if tree.weight_of_block(run) >= least], "")
+            sizes = [(tree.weight_of_block(stack), tree.weight(*stack.paths)) for stack in outer]
             most = [_LIGHT * max(column) for column in zip(*sizes)]
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
+            self.light = [stack for stack in outer if stack not in found]
             found = found[:1] if least == 1 else [*found, *self._like_blocks(found)]
             share = sum(tree.weight(*stack.paths) for stack in found)
             if share >= _SHARE * tree.weight(""):
@@ -169,7 +183,7 @@ class Measured:
 
     def _runs(self, parent: str) -> Iterator[Tower]:
         """Yield the children of a part that are alike and follow one another."""
-        tree, is_list = self.tree, issubclass(self.kinds[parent], _LISTS)
+        tree, is_list = self.tree, parent in self._lists
         children = sorted((c for c in tree.children[parent] if c in self.calls and tree.weight(c)), key=self._when)
         largest = max(children, key=tree.weight, default="")
         groups: dict[object, list[str]] = {}
@@ -180,10 +194,10 @@ class Measured:
             # kinds that repeat make one list (Jamba's two kinds of blocks); an encoder and its head do not
             partners = sum(any(a is not b and self._alike(a, b) for b in group) for a in group)
             may_differ = is_list and 2 * partners >= len(group)
-            follows = self._feeds if is_list else self.feeds_main  # a decoder beside an encoder only attends to it
             run: list[str] = []
             for child in [*group, ""]:
-                if child and (not run or (follows(run[-1], child) and (may_differ or self._alike(run[-1], child)))):
+                fits = run and child and (may_differ or self._alike(run[-1], child))
+                if fits and self.feeds_main(run[-1], child):  # a decoder beside an encoder only attends to it
                     run.append(child)
                     continue
                 name = _name_of(parent, run) if len(run) > 1 else ""
@@ -191,44 +205,35 @@ class Measured:
                     yield Tower(name, parent.rpartition(".")[0], self._in_halves(run))
                 elif name and (name != run[0] or self._are_blocks(run)):  # a feature part and its head share no name
                     yield Tower(name, parent, [(path,) for path in run], is_list=False)
-                run = [child] if child else []
+                run = [child]
 
-    def _is_half(self, *paths: str) -> bool:
-        """Return whether parts have one norm at most, as half of a block has."""
-        owners = {name.rpartition(".")[0] for path in paths for name in self.tree.inside[path]}
-        return sum(bool(_NORM.search(owner.rpartition(".")[2])) for owner in owners) < 2
+    def _is_half(self, path: str) -> bool:
+        """Return whether a part has one norm at most, as half of a block has."""
+        owners = {name.rpartition(".")[0] for name in self.tree.inside[path]}
+        return sum(is_norm(self.kinds[owner]) for owner in owners) < 2
 
     def _are_blocks(self, run: list[str]) -> bool:
         """Return whether parts without a common name are blocks: of several weights, with no list of blocks inside."""
-        least, tree = _LEAST_WEIGHTS[0], self.tree
-        lists = [path for path, kind in self.kinds.items() if issubclass(kind, _LISTS)]
-        lists = [path for path in lists if not {*ancestors(path)}.isdisjoint(run)]
-        of_blocks = [path for path in lists if sum(tree.weight(item) >= least for item in tree.children[path]) > 1]
-        return min(map(tree.weight, run)) >= least and not of_blocks and set(run).isdisjoint(lists)
+        inside = [path for path in self._lists if not {*ancestors(path)}.isdisjoint(run)]
+        heavy = [[item for item in self.tree.children[path] if self._is_heavy(item)] for path in inside]
+        return all(map(self._is_heavy, run)) and max(map(len, heavy), default=0) < 2 and self._lists.isdisjoint(run)
 
     def _in_halves(self, run: list[str]) -> list[Block]:
         """Return the blocks of a list: a norm belongs to the item before it, items in turns are parts of a block."""
         norms = [is_norm(self.kinds[path]) for path in run]
         if not norms[0] and any(norms):  # convolution, norm, convolution, norm, convolution
-            blocks: list[Block] = []
-            for path, alone in zip(run, norms):
-                blocks = [*blocks[:-1], (*blocks[-1], path)] if alone else [*blocks, (path,)]
-            return blocks
-        for period in (2, 3):
-            kinds = run[:period]
-            if len(run) < 2 * period or len(run) % period or any(self._alike(a, b) for a, b in zip(kinds, kinds[1:])):
-                continue
-            in_turns = all(self._alike(kinds[i % period], path) for i, path in enumerate(run))
-            if in_turns and all(map(self._is_half, kinds)):
-                return [tuple(run[i : i + period]) for i in range(0, len(run), period)]
+            starts = [i for i, is_alone in enumerate(norms) if not is_alone]
+            return [tuple(run[start:end]) for start, end in zip(starts, [*starts[1:], len(run)])]
+        may_turn = len(run) > 3 and len(run) % 2 == 0 and not self._alike(*run[:2]) and all(map(self._is_half, run[:2]))
+        if may_turn and all(self._alike(path, run[i % 2]) for i, path in enumerate(run)):
+            return [*zip(run[::2], run[1::2])]
         return [(path,) for path in run]
 
     def _outermost(self, runs: list[Tower], within: str) -> list[Tower]:
         """Return the stacks of a part that are in no block of another one, stages numbered through."""
-        place = {id(run): run.blocks[0][0].rpartition(".")[0] for run in runs}
-        inner = [run for run in runs if within in ancestors(place[id(run)])]
+        inner = [run for run in runs if within in ancestors(run.place)]
         blocks = {path for run in inner for path in run.paths} - {within}
-        outer = [run for run in inner if blocks.isdisjoint(ancestors(place[id(run)]))]
+        outer = [run for run in inner if blocks.isdisjoint(ancestors(run.place))]
         return self._joined(outer if within else [self._numbered_through(run, runs) for run in outer])
 
     def _ends_with(self, item: str, stack: Tower) -> bool:
@@ -245,18 +250,16 @@ class Measured:
             lists = [stack for stack in self._outermost(runs, item) if stack.is_list or self._ends_with(item, stack)]
             of_item = [block for stack in lists for block in stack.blocks]
             share = self.tree.weight(*[path for stack in lists for path in stack.paths])
-            is_stage = len(block) == 1 and self._is_chain(of_item) and share > _STAGE * self.tree.weight(item)
+            is_stage = len(block) == 1 and self._is_chain(of_item) and share > STAGE * self.tree.weight(item)
             if not is_stage or self._are_halves(run, of_item):
                 of_item = [block]
-            tower.stages.append((item, tower.depth + 1, tower.depth + len(of_item)))
-            tower.blocks += of_item
+            tower.add_stage(item, of_item)
         return run if tower.blocks == run.blocks else tower
 
     def _are_halves(self, run: Tower, parts: list[Block]) -> bool:
         """Return whether a few like parts make one block: equal lists of lists, in which each part has its norm."""
         names = [[name[len(item) :] for name in self.tree.inside[item]] for item in run.paths]
-        few = run.is_list and len(parts) <= 3 and self._is_half(*parts[0])
-        few = few and parts[0][0].rpartition(".")[0] in run.paths
+        few = run.is_list and len(parts) <= 3 and all(map(self._is_half, parts[0]))
         return few and not re.search("stages?$", run.name) and all(other == names[0] for other in names)
 
     def _joined(self, stacks: list[Tower], in_sequence: bool = False) -> list[Tower]:
@@ -270,23 +273,20 @@ class Measured:
 
     def _join(self, tower: Tower, stack: Tower, in_sequence: bool) -> bool:
         """Add a later stack to a tower if its blocks come between or behind the tower's; return whether they do."""
-        both = tower.blocks + stack.blocks
+        both, same_parent = tower.blocks + stack.blocks, tower.parent == stack.parent
         mixed = sorted(both, key=lambda block: self._when(block[0]))
-        if not all(self._feeds(one[-1], other[0]) for one, other in zip(mixed, mixed[1:])):
+        if not self._is_chain(mixed):
             return False
-        same_parent, is_chain = tower.parent == stack.parent, self._is_chain(mixed)
-        light, heavy = sorted((stack, tower), key=self._weight)
+        light, heavy = sorted((stack, tower), key=self.tree.weight_of_block)
         if mixed == both:
             shared = {self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}
-            if not (in_sequence and is_chain and (same_parent or shared - {*_LISTS})):
+            if not (in_sequence and (same_parent or shared)):
                 return False
-        elif is_chain and same_parent and mixed[::2] == tower.blocks and mixed[1::2] == stack.blocks:
+        elif same_parent and mixed[::2] == tower.blocks and mixed[1::2] == stack.blocks:
             mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
-        elif self._weight(light) <= _TURNS * self._weight(heavy):
+        elif self.tree.weight_of_block(light) <= _TURNS * self.tree.weight_of_block(heavy):
             vars(tower).update(vars(heavy))  # adapters, or heads that refine
             return True
-        elif not is_chain:
-            return False
         if stack.depth > tower.depth:
             tower.name = stack.name
         at = {path: i for i, block in enumerate(mixed, 1) for path in block}
@@ -297,28 +297,25 @@ class Measured:
 
     def _only_items(self) -> list[Tower]:
         """Return the largest of the only items of lists and of parts that run on their own result (ALBERT)."""
-        lists = [parts for path, parts in self.tree.children.items() if path and issubclass(self.kinds[path], _LISTS)]
+        lists = [parts for path, parts in self.tree.children.items() if path and path in self._lists]
         found = [items[0] for items in lists if len(items) == 1 and items[0] in self.calls]
         towers = self._singles([*found, *(path for path in self.calls if path and self.feeds_main(path, path))])
-        most = max(map(self._weight, towers), default=0)
-        return [tower for tower in towers if 2 * self._weight(tower) > most]
+        most = max(map(self.tree.weight_of_block, towers), default=0)
+        return [tower for tower in towers if 2 * self.tree.weight_of_block(tower) > most]
 
     def _like_blocks(self, stacks: list[Tower]) -> list[Tower]:
         """Return parts of the class of the blocks that are in no stack, stage or gap between blocks."""
-        blocks = [path for stack in stacks for path in stack.paths]
-        inside = {*blocks, *(path for stack in stacks for path, _, _ in stack.stages)}
+        blocks = {path for stack in stacks for path in stack.paths}
         above = {path for block in blocks for path in ancestors(block)}
-        found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
-        found = [path for path in found if any(self._alike(path, block) for block in blocks)]
-        return self._singles(found)
+        found = [path for path in self.calls if path not in above and blocks.isdisjoint(ancestors(path))]
+        return self._singles(path for path in found if any(self._alike(path, block) for block in blocks))
 
     def _singles(self, paths: Iterable[str]) -> list[Tower]:
         """Return towers of one block each, the outermost of some parts."""
         found = dict.fromkeys(paths)
         outer = [path for path in found if len(found.keys() & {*ancestors(path)}) == 1]
-        above = [path.rpartition(".")[0] for path in outer]
-        lists = [of if issubclass(self.kinds[of], _LISTS) else path for of, path in zip(above, outer)]
-        return [Tower(name, name.rpartition(".")[0], [(path,)]) for name, path in zip(lists, outer)]
+        named = [(above if (above := path.rpartition(".")[0]) in self._lists else path, path) for path in outer]
+        return [Tower(name, name.rpartition(".")[0], [(path,)]) for name, path in named]
 
 
 def _name_of(parent: str, items: list[str]) -> str:

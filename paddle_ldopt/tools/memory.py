@@ -10,9 +10,9 @@ from typing import Any, Callable
 
 from .._checks import checked_choice, checked_int, checked_number, refusal, shown, unknown
 from ..layers.map import LayerMap
-from ..layers.table import rich_table
 from ..optimizers.options import REGISTRY, optimizer_class
 from ..optimizers.states import rule_shape
+from ..plots import rich_table
 from . import MODEL, load_model
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}

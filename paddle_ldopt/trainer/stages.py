@@ -1,6 +1,5 @@
 """The layers of a Trainer's model, and of a pipeline, in which each process has a stage."""
 
-import dataclasses
 import re
 import warnings
 from typing import Any, Optional
@@ -10,12 +9,13 @@ from paddle import distributed
 from paddle.distributed import fleet
 
 from .._checks import first_few, problem, refusal
-from .._compat import checked_model, pipeline_of
+from .._compat import checked_model, pipeline_of, random_states_kept
 from .._processes import together
 from ..layers.decay import lowest
 from ..layers.map import LayerMap
-from ..layers.measure import Example, random_states_kept
-from ..layers.table import LayerTable
+from ..layers.measure import Example
+from ..layers.table import Entry
+from ..rates import Rate
 from . import resume
 
 
@@ -79,10 +79,10 @@ def from_all_stages(value: Any) -> list[Any]:
 
 
 class StageLayers(LayerMap):
-    """The layers of one stage, numbered as in the whole model. `table` and `plot` show all stages.
+    """The layers of one stage, numbered as in the whole model.
 
-    Names come from PaddleNLP's ``state_dict``. A shared weight is in the lowest of its layers, so that all copies take
-    the same steps.
+    `table` and `plot` show all stages; all must call them together. Names come from PaddleNLP's ``state_dict``. A
+    shared weight is in the lowest of its layers, so that all copies take the same steps.
     """
 
     @classmethod
@@ -108,23 +108,5 @@ class StageLayers(LayerMap):
             layers.update(dict.fromkeys(names, lowest(layers[name] for name in names)))
         return cls(layers, {name: trained[tensor] for tensor, name in name_dict.items()})
 
-    def table(self, *args: Any, **kwargs: Any) -> LayerTable:
-        """Return the table of all stages; all must call it together."""
-        merged: dict[tuple[str, int], Any] = {}
-        for rows in from_all_stages(super().table(*args, **kwargs).rows):
-            for row in rows:
-                place = row.tower, row.index
-                merged[place] = _added(merged[place], row) if place in merged else row
-        towers = list(dict.fromkeys(tower for tower, _ in merged))
-        rows = [merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))]
-        return LayerTable(rows, self.source)
-
-
-def _added(first: Any, second: Any) -> Any:
-    ends = {}
-    for field in ("ratio", "learning_rate", "peak_learning_rate", "multiplier"):
-        both = [getattr(row, field) for row in (first, second)]
-        ends[field] = None if None in both else (min(low for low, _ in both), max(high for _, high in both))
-    counts = {field: getattr(first, field) + getattr(second, field) for field in ("tensors", "elements", "frozen")}
-    of_both = (first.with_weight_decay, second.with_weight_decay)
-    return dataclasses.replace(first, **ends, **counts, with_weight_decay=None if None in of_both else sum(of_both))
+    def _entries(self, rates: dict[str, Rate]) -> list[Entry]:
+        return [entry for entries in from_all_stages(super()._entries(rates)) for entry in entries]

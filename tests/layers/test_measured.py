@@ -307,6 +307,24 @@ def test_blocks_of_norms_alone_are_doubtful():
         LayerMap.from_model(model, paddle.randn([1, 3, D]))
 
 
+def test_a_stack_too_small_for_blocks_is_said():
+    class Branches(nn.Layer):  # as a module of HRNet
+        def __init__(self):
+            super().__init__()
+            self.branches = nn.LayerList([blocks(3, Parts4) for _ in range(4)])
+
+        def forward(self, x):
+            return sum(through(branch, x) for branch in self.branches)
+
+    run = lambda self, x: self.fc(through(self.st3, through(self.layer1, self.stem(x))))  # noqa: E731
+    ends = {"fc": nn.Linear(D, 2), "stem": nn.Linear(D, D)}
+    model = Net(run, **ends, st3=blocks(3, Branches), layer1=blocks(2, Parts4))
+    want = {"stem": 4, "layer1": 4, "st3": (3, 1), "fc": 0}
+    _, said = check(model, VECTORS, want, silent=False)
+    assert "'layer1' is a stack of 2 parts too small for blocks, in the embeddings" in said
+    check(model, VECTORS, want, rules={"^(layer1|stem)": "embeddings"})
+
+
 def test_a_model_of_to_static_is_measured():
     model = Net(lambda self, x: self.fc(through(self.body, x)), fc=nn.Linear(D, 2), body=blocks(2))
     paddle.jit.to_static(model, full_graph=True)
