@@ -32,7 +32,7 @@ except ImportError:
 
 # ---- tensors and networks
 
-_NORM = re.compile(r"Norm(\dD)?$")
+_NORM = re.compile(r"Norm(\d[dD])?$")
 flags = functools.cache(paddle.base.core.globals)  # `paddle.get_flags` takes 7 us
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._checks import first_few, nearest, refusal
+from .._checks import first_few, nearest, problem, refusal
 from .._compat import checked_model, name_before_copy, pipeline_of, unwrap_model
 from .._files import Path
 from ..plots import plot_boxes, plot_table
@@ -43,7 +43,13 @@ class LayerMap:
         self._layers, self.source = layers, source  # keys are structured names
         self._parameters: dict[str, Any] = {**(parameters or dict.fromkeys(layers))}  # None if only names are known
         self.towers = {layer.tower: layer.depth for layer in layers.values() if layer.tower}
-        self.name_dict = {param.name: name for name, param in self._parameters.items() if param is not None}
+        self.name_dict: dict[str, str] = {}
+        for name, param in self._parameters.items():
+            other = name if param is None else self.name_dict.setdefault(param.name, name)
+            if layers[other] != layers[name]:
+                wrong = "Parameters need different names, by which Paddle keeps their state: build all parts of the"
+                advice = "model in one `paddle.utils.unique_name.guard()`, or in none."
+                raise refusal(ValueError, f"{wrong} {advice}", names=[other, name])
         self.n_layers = max(layer.depth for layer in layers.values())
 
     def __repr__(self) -> str:
@@ -115,13 +121,27 @@ class LayerMap:
     def for_decay(cls, decay: LayerDecay, model: paddle.nn.Layer, find: Callable[[], "LayerMap"]) -> "LayerMap":
         """Return `find()`; for multipliers alone, which need no blocks, a map without blocks if it finds none."""
         if decay != LayerDecay(1.0, scale=decay.scale, multipliers=decay.multipliers):
-            return find()
+            layers = find()
+            if decay.preserve_mean and (frozen := layers.frozen_blocks()):
+                effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
+                advice = "train faster: freeze them by `freeze_below`, or leave `preserve_mean` out."
+                warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=3)
+            return layers
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Some layers of the model")
             with contextlib.suppress(NoBlocksError):
                 return find()
         params = dict(unwrap_model(model).named_parameters())
         return cls({name: Layer("", 1, 0) for name in params}, params)
+
+    def frozen_blocks(self) -> list[str]:
+        """Return the labels of blocks without a trainable parameter."""
+        blocks: dict[Layer, bool] = {}
+        for name, layer in self._layers.items():
+            param = self._parameters.get(name)
+            blocks[layer] = blocks.get(layer, False) or param is None or not param.stop_gradient
+        frozen = [layer for layer, is_trained in blocks.items() if layer.is_block and not is_trained]
+        return [f"{layer.tower} {layer.label}" for layer in frozen]
 
     @property
     def names(self) -> list[str]:

@@ -70,9 +70,10 @@ class MeasuredModel:
             for index, block in enumerate(tower.blocks, 1):
                 calls = from_to(self.order.calls[block[0]], self.order.calls[block[-1]])
                 self._calls += [(t, index, {*call.inputs}, {*call.outputs} - {*call.inputs}) for call in calls]
-        ends: dict[int, int] = {}
-        for t, _, _, outputs in self._calls:
-            ends.update({node: ends.get(node, 0) | 1 << t for node in outputs})
+        ends: dict[int, int] = {}  # node -> a bit for each tower that returns it, and one if its last block does
+        for t, index, _, outputs in self._calls:
+            bits = 1 << t | (index == self.towers[t].depth) << len(self.towers) + t
+            ends.update({node: ends.get(node, 0) | bits for node in outputs})
         self._made, self._ends = self.measured.collect(ends), {*ends}
         leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         below = self.measured.collect(leaves, frozenset(ends))
@@ -100,8 +101,10 @@ class MeasuredModel:
         fed, uses = self._fed[name], self.measured.uses(name)
         made = [self._made[node] for node in uses]
         if fed and made:
-            before = [t for t in self._last(functools.reduce(operator.and_, made)) if t not in fed]
-            if before:  # an encoder's last norm, a projection between two towers
+            common = functools.reduce(operator.and_, made)
+            before = [t for t in self._last(common) if t not in fed]
+            ended = any(common >> len(self.towers) + t & 1 for t in before)
+            if before and (ended or min(fed.values()) == 0):  # an encoder's last norm, a projection between two towers
                 return self._head(before)
         if len(fed) == 1 or any(fed.values()):
             return lowest(self.towers[t].layer(index) for t, index in fed.items())

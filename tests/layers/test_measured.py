@@ -5,7 +5,7 @@ import pytest
 from measured_models import IDS, VECTORS, Block, D, Net, OtherBlock, Parts4, blocks, check, places, through, tokens
 from paddle import nn
 
-from paddle_ldopt import LayerMap
+from paddle_ldopt import LayerDecay, LayerMap, create
 
 
 def test_a_detector_with_heads_called_embeddings():
@@ -329,3 +329,81 @@ def test_a_model_of_to_static_is_measured():
     model = Net(lambda self, x: self.fc(through(self.body, x)), fc=nn.Linear(D, 2), body=blocks(2))
     paddle.jit.to_static(model, full_graph=True)
     check(model, VECTORS, {"fc": 0, "body": (2, 1)})
+
+
+class Mixed(nn.Layer):
+    """A block with two norms of these names, `classes` of its two linear parts."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        for name in names:
+            setattr(self, name, nn.LayerNorm(4))
+        self.names = names
+
+    def forward(self, x):
+        first, second = (getattr(self, name) for name in self.names)
+        return x + self.b(second(self.a(first(x))))
+
+
+class Other(Mixed):
+    """A block of another class."""
+
+
+@pytest.mark.parametrize("names", [("norm1", "norm2"), ("rms_1", "gn2")])
+def test_the_names_of_norms_do_not_change_the_blocks(names):
+    blocks = nn.Sequential(*(cls(names) for _ in range(3) for cls in (Mixed, Other)))
+    model = nn.Sequential(nn.Linear(4, 4), blocks, nn.Linear(4, 2))
+    assert LayerMap.from_model(model, paddle.ones([1, 4])).n_layers == 6
+
+
+class TwoStreams(nn.Layer):
+    """Two paths, as in SlowFast: after each stage a part fuses the fast path into the slow one."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow_stem, self.fast_stem = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.slow, self.fast = (nn.LayerList([Mixed(("norm1", "norm2")) for _ in range(4)]) for _ in range(2))
+        self.fuse = nn.LayerList([nn.Linear(4, 4) for _ in range(3)])
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        slow, fast = self.slow_stem(x), self.fast_stem(x)
+        for i in range(4):
+            slow, fast = self.slow[i](slow), self.fast[i](fast)
+            if i < 3:
+                slow = slow + self.fuse[i](fast)
+        return self.head(paddle.concat([slow, fast], axis=-1))
+
+
+def test_what_joins_parallel_towers_is_in_the_block_before_the_one_that_it_feeds():
+    layers = LayerMap.from_model(TwoStreams(), paddle.ones([1, 4]))
+    found = [layers.layer_of(f"fuse.{i}.weight") for i in range(3)]
+    assert [(layer.tower, layer.index) for layer in found] == [("slow", 1), ("slow", 2), ("slow", 3)]
+
+
+def test_two_parts_with_the_same_names_of_parameters_are_refused():
+    class Distilled(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            with paddle.utils.unique_name.guard():
+                self.student = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+            with paddle.utils.unique_name.guard():
+                self.teacher = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 4)
+
+        def forward(self, x):
+            return self.student(x) - self.teacher(x)
+
+    with pytest.raises(ValueError, match="Parameters need different names.*Received: names=.'student.*teacher"):
+        LayerMap.from_model(Distilled(), paddle.ones([1, 3, 8]))
+
+
+def test_frozen_blocks_count_in_the_mean_and_are_said():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 3)
+    model = nn.Sequential(nn.Linear(8, 8), encoder, nn.Linear(8, 2))
+    decay, example = LayerDecay(0.5, preserve_mean=True), paddle.ones([1, 3, 8])
+    create("adamwdl", model, decay, example=example)
+    for param in [*encoder.layers[0].parameters(), *encoder.layers[1].parameters()]:
+        param.stop_gradient = True
+    with pytest.warns(UserWarning, match="all frozen count.*Received: frozen='1.layers block 0, 1.layers block 1'"):
+        create("adamwdl", model, decay, example=example)
