@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -9,8 +10,8 @@ import paddle
 from paddle.jit.dy2static.program_translator import ProgramTranslator
 from paddle.nn import Layer as Sublayer
 
-from .._checks import refusal, wrong_type
-from .._compat import grad_node, random_states_kept
+from .._checks import first_few, problem, refusal, wrong_type
+from .._compat import count_writes, grad_node, random_states_kept, write_of
 from .decay import STATISTICS
 
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
@@ -153,16 +154,16 @@ def forward_pass(
             records.append(("", [], _ends(result)))
         except Exception as error:
             cause = f"{type(error).__name__}: {str(error).strip()[-300:]}"
-            problem = f"The forward pass that measures the model's layers failed ({cause})."
+            failed = f"The forward pass that measures the model's layers failed ({cause})."
             advice = "Give an `example` that the model takes in evaluation mode, or a callable that runs the model."
-            raise refusal(ValueError, f"{problem} {advice}", example=example) from error
+            raise refusal(ValueError, f"{failed} {advice}", example=example) from error
         finally:
             for hook in hooks:
                 hook.remove()
         measured = Pass(records, params)
     if not measured.leaves:
-        problem = "The result of the forward pass depends on no parameter. Give another `example`."
-        raise refusal(ValueError, problem, example=example)
+        failed = "The result of the forward pass depends on no parameter. Give another `example`."
+        raise refusal(ValueError, failed, example=example)
     return measured
 
 
@@ -176,6 +177,8 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
     buffers = [(of, key, buffer) for of in layers.values() for key, buffer in of.named_buffers(include_sublayers=False)]
     written = [*statistics, *(buffer for _, _, buffer in buffers)]
     values = [(tensor, tensor.clone()) for tensor in written if tensor._is_initialized()]
+    count_writes()
+    writes = {name: write_of(p) for name, p in params.items() if p._is_initialized() and not name.endswith(STATISTICS)}
     try:
         for layer, _ in modes:
             layer.training = False
@@ -195,3 +198,6 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
         for tensor, value in values:
             if (tensor.numpy() != value.numpy()).any():  # `equal_all` knows no half precision
                 tensor.set_value(value)
+    if changed := [name for name, write in writes.items() if write_of(params[name]) != write]:
+        effect = "The forward pass writes parameters, such as a momentum encoder's, which have taken one such update:"
+        warnings.warn(problem(f"{effect} load them again if that matters.", changed=first_few(changed)), stacklevel=6)

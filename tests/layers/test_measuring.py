@@ -256,3 +256,28 @@ def test_outputs_that_refer_to_each_other_are_read_once():
 
     model = Net(run, body=blocks(3))
     assert LayerMap.from_model(model, VECTORS).n_layers == 3
+
+
+class Momentum(nn.Layer):
+    """A model whose forward updates a frozen copy and counts in a buffer, as MoCo's."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 2)
+        self.head, self.key = nn.Linear(4, 2), nn.Linear(4, 2)
+        for param in self.key.parameters():
+            param.stop_gradient = True
+        self.register_buffer("seen", paddle.zeros([1]))
+
+    def forward(self, x):
+        self.key.weight.set_value(self.key.weight * 0.9 + self.head.weight * 0.1)
+        self.seen.set_value(self.seen + 1)
+        x = self.blocks(x)
+        return self.head(x) - self.key(x)
+
+
+def test_buffers_are_restored_and_a_pass_that_writes_parameters_is_said():
+    model = Momentum()
+    with pytest.warns(UserWarning, match="writes parameters.*Received: changed='key.weight'"):
+        LayerMap.from_model(model, paddle.ones([1, 3, 4]))
+    assert model.seen.item() == 0
