@@ -59,7 +59,6 @@ CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # a straight line, as in ERNIEKit: embeddings and first block at the bound, the head 3 steps above the top block
     "linear": lambda bound, i, n: bound + max(i - 1, 0) / (n + 2) * (1 - bound),
 }
-_OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean")  # not options of a tower
 
 
 def checked_decay(value: Any, argument: str = "layerwise_decay") -> float:
@@ -82,7 +81,7 @@ def _checked_towers(value: Any, name: str) -> Optional[dict[str, "LayerDecay"]]:
             towers[tower] = LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)
         except (TypeError, ValueError) as error:
             raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
-        for option in _OF_THE_WHOLE_MODEL:
+        for option in ("towers", "multipliers", "preserve_mean"):
             if getattr(towers[tower], option) != OPTIONS[option].default:
                 problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
                 raise refusal(ValueError, problem, **{tower: towers[tower]})
@@ -177,7 +176,11 @@ class LayerDecay:
     def ratios(self, layers: Mapping[str, Layer]) -> dict[str, float]:
         """Return structured name -> ratio, given the layer of each parameter; see `LayerMap.ratios`."""
         decays = {"": self, **(self.towers or {})}
-        places = {name: (self._tower_of(name), layer) for name, layer in layers.items()}
+        places = {}
+        for name, layer in layers.items():  # in the outermost tower of its path, then the longest
+            known = [tower for tower in self.towers or () if f".{tower}." in f".{name}"]
+            tower = min(known, key=lambda tower: (f".{name}".find(f".{tower}."), -len(tower)), default="")
+            places[name] = tower, layer
         blocks = {(tower, layer) for tower, layer in places.values() if layer.is_block}
         for tower in decays.keys() - {"", *(tower for tower, _ in blocks)}:
             stacks = dict.fromkeys(layer.tower for layer in layers.values() if layer.is_block)
@@ -189,12 +192,6 @@ class LayerDecay:
         unscaled = {(tower, at): decays[tower]._unscaled(at.index, at.depth) for tower, at in places.values()}
         mean, factors = self._mean(unscaled[block] for block in blocks), self.factors(layers)
         return {n: unscaled[at] * decays[at[0]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
-
-    def _tower_of(self, name: str) -> str:
-        """Return the key of `towers` that a name contains, the outermost, then the longest; "" if none."""
-        path = f".{name}"
-        found = [tower for tower in self.towers or () if f".{tower}." in path]
-        return min(found, key=lambda tower: (path.find(f".{tower}."), -len(tower)), default="")
 
     def factors(self, names: Iterable[str]) -> dict[str, float]:
         """Return structured name -> its multiplier, for names that a pattern matches; raise for one without match."""

@@ -1,8 +1,13 @@
-"""The layers of a model's parameters: measured in a forward pass or found by names, overridden by a user's rules."""
+"""The layers of a model's parameters: who decides what.
+
+A user's rules come first. Other parameters that a forward pass used are where it computes with them (`MeasuredModel`);
+those that it did not use are beside their neighbors. Without a pass, or where most did not take part in it, names and
+their order decide (`NamedModel`). A shared parameter is in the lowest of its layers. What is not sure is a doubt.
+"""
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -28,22 +33,19 @@ class Found(NamedTuple):
 
 
 def layers_of_names(names: list[str], rules: Optional[Rules]) -> Found:
-    places, numbered = _apply_rules(names, rules)
-    model = NamedModel(names, places, (), {})
-    layers = _overridden(model.layers, places, numbered)
-    return Found(layers, "by names", [*model.doubts, *_doubts(layers, {})])
+    return _by_names({name: i for i, name in enumerate(names)}, (), {}, rules)
 
 
 def layers_of_model(
     model: paddle.nn.Layer, params: dict[str, paddle.Tensor], example: Optional[Example], rules: Optional[Rules]
 ) -> Found:
     if example is None:
-        return _by_names(model, params, rules)
+        return _by_all_names(model, params, rules)
     measured = MeasuredModel(model, example, params)
     places, numbered = _apply_rules(list(params), rules)
     unused = [name for name in measured.unused if name not in places]
     if 2 * sum(params[name].size for name in unused) > sum(param.size for param in params.values()):
-        found = _by_names(model, params, rules)
+        found = _by_all_names(model, params, rules)
         problem = f"most of the model did not take part in the forward pass, such as {quoted(unused)}"
         return found._replace(doubts=[f"{problem}: give another `example`", *found.doubts])
     blocks = {name for name, index in places.items() if index > 0}
@@ -77,8 +79,7 @@ def layers_of_model(
     return Found(layers, "measured", [*doubts, *_doubts(layers, params)])
 
 
-def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules: Optional[Rules]) -> Found:
-    """Return the layers by all names of each parameter; a shared one is in the lowest of its layers."""
+def _by_all_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules: Optional[Rules]) -> Found:
     known, ids, embeddings = {id(param) for param in params.values()}, {}, set()
     for path, layer in itertools.islice(_all_paths(model), 20_000):  # nested sharing doubles the paths at each level
         for key, param in layer._parameters.items():
@@ -87,15 +88,21 @@ def _by_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules
                 if any("Embedding" in cls.__name__ for cls in type(layer).__mro__):
                     embeddings.add(f"{path}{key}")
     ids.update({name: id(param) for name, param in params.items() if name not in ids})  # ReFT
+    return _by_names(ids, embeddings, params, rules)
+
+
+def _by_names(
+    ids: dict[str, int], embeddings: Collection[str], params: Mapping[str, paddle.Tensor], rules: Optional[Rules]
+) -> Found:
+    """Return the layers by all names, each with the identity of its parameter."""
     places, numbered = _apply_rules(list(ids), rules)
-    named = NamedModel(list(ids), places, embeddings, ids)
+    named = NamedModel(ids, places, embeddings)
     layers = _overridden(named.layers, places, numbered)
     found: dict[int, list[Layer]] = {}
-    sure = {key for name, key in ids.items() if name not in named.doubtful}
     for name, key in ids.items():
-        if name not in named.doubtful or key not in sure:
+        if name not in named.doubtful or key not in named.sure:
             found.setdefault(key, []).append(layers[name])
-    layers = {name: lowest(found[id(param)]) for name, param in params.items()}
+    layers = {name: lowest(found[ids[name]]) for name in params or ids}
     return Found(layers, "by names", [*named.doubts, *_doubts(layers, params)])
 
 

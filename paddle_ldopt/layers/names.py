@@ -32,14 +32,12 @@ _HOW = "Give `example=`, a batch for one forward pass that measures the layers, 
 class NamedModel:
     """The layers of parameters by their names, in the model's order; `doubts` has a sentence for each guess.
 
-    `placed` are names that rules place, `embeddings` those of parameters of Embedding sublayers, and `tied` has one
-    value for all names of a parameter.
+    `ids` has one value for all names of a parameter, `placed` are names that rules place, `embeddings` those of
+    parameters of Embedding sublayers.
     """
 
-    def __init__(
-        self, names: list[str], placed: Mapping[str, int], embeddings: Collection[str], tied: Mapping[str, int]
-    ) -> None:
-        self.tree, self.embeddings, self.placed = Tree(names), embeddings, placed
+    def __init__(self, ids: Mapping[str, int], placed: Mapping[str, int], embeddings: Collection[str]) -> None:
+        self.tree, self.embeddings, self.placed = Tree(ids), embeddings, placed
         lists = self._lists("")
         thick = [found for found in lists if self.tree.weight_of_block(found) >= LEAST_WEIGHTS]
         known = [found for found in thick or lists if self._is_known(found)]
@@ -51,11 +49,11 @@ class NamedModel:
         self.layers: dict[str, Layer] = {}
         for tower in self.towers:
             self._place_blocks(tower)
-        self.layers = {name: self.layers.get(name) or self._outside(name) for name in names}
-        sure = {tied[name] for name in tied if name not in self.doubtful}  # one sure name is enough
+        self.layers = {name: self.layers.get(name) or self._outside(name) for name in ids}
+        self.sure = {key for name, key in ids.items() if name not in self.doubtful}  # one sure name is enough
         parts: dict[str, dict[str, None]] = {}
         for name, part in self.doubtful.items():
-            if tied.get(name) not in sure:
+            if ids[name] not in self.sure:
                 parts.setdefault("head" if self.layers[name].is_head else "embeddings", {})[part] = None
         by_position = [f"{quoted(those, 12)} by position or name alone in the {at}" for at, those in parts.items()]
         self.doubts = [*self._doubts_of_towers(), *by_position]

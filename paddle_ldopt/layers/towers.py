@@ -122,7 +122,9 @@ class Measured:
         self._lists = {path for path, kind in self.kinds.items() if issubclass(kind, _LISTS)}
         self.calls: dict[str, list[Call]] = {}  # of a part that is never called, such as a list, those within
         for path in sorted(tree.inside, key=lambda path: -path.count(".") if path else 1):
-            if calls := measured.calls.get(path) or self._calls_within(path):
+            parts = sorted((child for child in tree.children.get(path, []) if child in self.calls), key=self._when)
+            within = from_to(self.calls[parts[0]], self.calls[parts[-1]]) if parts else []
+            if calls := measured.calls.get(path) or within:
                 self.calls[path] = calls
         self._bit = {path: 1 << i for i, path in enumerate(self.calls)}
         seeds: dict[int, int] = {}
@@ -138,11 +140,6 @@ class Measured:
             before = [t for t in self.towers if t is not tower and self._feeds_tower(t, tower)]
             last = [t for t in before if not any(self._feeds_tower(t, other) for other in before if other is not t)]
             self.apart += [([t.name for t in last], tower.name)] if last else []
-
-    def _calls_within(self, path: str) -> list[Call]:
-        parts = [self.calls[child] for child in self.tree.children.get(path, []) if child in self.calls]
-        parts.sort(key=lambda calls: max(calls[0].outputs))
-        return from_to(parts[0], parts[-1]) if parts else []
 
     def _when(self, path: str) -> int:
         return max(self.calls[path][0].outputs)
@@ -236,31 +233,24 @@ class Measured:
         outer = [run for run in inner if blocks.isdisjoint(ancestors(run.place))]
         return self._joined(outer if within else [self._numbered_through(run, runs) for run in outer])
 
-    def _ends_with(self, item: str, stack: Tower) -> bool:
-        """Return whether a part returns the sum that the last block of a stack returns: it only holds its blocks."""
-        outputs = self.calls[item][0].outputs
-        is_sum = self.measured.concats.isdisjoint(outputs)  # DenseNet's layers are parts of its dense blocks
-        return is_sum and outputs == self.calls[stack.blocks[-1][-1]][0].outputs
-
     def _numbered_through(self, run: Tower, runs: list[Tower]) -> Tower:
         """Return the blocks of all stages one after another if the items of a list are such stages."""
-        tower = dataclasses.replace(run, blocks=[], stages=[])
+        tower, tree = dataclasses.replace(run, blocks=[], stages=[]), self.tree
+        names = [[name[len(item) :] for name in tree.inside[item]] for item in run.paths]
+        equal = run.is_list and not re.search("stages?$", run.name) and all(other == names[0] for other in names)
         for block in run.blocks:
-            item = block[0]
-            lists = [stack for stack in self._outermost(runs, item) if stack.is_list or self._ends_with(item, stack)]
+            item, outputs = block[0], self.calls[block[0]][0].outputs
+            # a part that returns the sum of its last block only holds its blocks; DenseNet's layers are parts of one
+            ends = outputs if self.measured.concats.isdisjoint(outputs) else ()
+            lists = [t for t in self._outermost(runs, item) if t.is_list or self.calls[t.paths[-1]][0].outputs == ends]
             of_item = [block for stack in lists for block in stack.blocks]
-            share = self.tree.weight(*[path for stack in lists for path in stack.paths])
-            is_stage = len(block) == 1 and self._is_chain(of_item) and share > STAGE * self.tree.weight(item)
-            if not is_stage or self._are_halves(run, of_item):
+            share = tree.weight(*[path for stack in lists for path in stack.paths])
+            is_stage = len(block) == 1 and self._is_chain(of_item) and share > STAGE * tree.weight(item)
+            # equal lists of two or three parts with a norm each are blocks
+            if not is_stage or (equal and len(of_item) <= 3 and all(map(self._is_half, of_item[0]))):
                 of_item = [block]
             tower.add_stage(item, of_item)
         return run if tower.blocks == run.blocks else tower
-
-    def _are_halves(self, run: Tower, parts: list[Block]) -> bool:
-        """Return whether a few like parts make one block: equal lists of lists, in which each part has its norm."""
-        names = [[name[len(item) :] for name in self.tree.inside[item]] for item in run.paths]
-        few = run.is_list and len(parts) <= 3 and all(map(self._is_half, parts[0]))
-        return few and not re.search("stages?$", run.name) and all(other == names[0] for other in names)
 
     def _joined(self, stacks: list[Tower], in_sequence: bool = False) -> list[Tower]:
         """Return stacks in the order of the pass, those that make one chain as one."""
