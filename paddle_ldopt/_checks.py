@@ -40,13 +40,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def problem(sentence: str, /, **received: Any) -> str:
-    """Return the sentence followed by "Received:" and each value with its name."""
-    return f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}"
+def problem(sentence: str, text: Optional[str] = None, /, **received: Any) -> str:
+    """Return the sentence followed by "Received:" and the text, or each value with its name."""
+    if text is None:
+        text = ", ".join(f"{name}={shown(value)}" for name, value in received.items())
+    return f"{sentence} Received: {text}"
 
 
-def refusal(error: type[E], sentence: str, /, **received: Any) -> E:
-    return error(problem(sentence, **received))
+def refusal(error: type[E], sentence: str, text: Optional[str] = None, /, **received: Any) -> E:
+    return error(problem(sentence, text, **received))
 
 
 def wrong_type(value: Any, name: str, expected: str) -> TypeError:

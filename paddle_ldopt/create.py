@@ -4,7 +4,7 @@ import collections
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from string import ascii_lowercase
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import paddle
 from paddle.optimizer import Optimizer
@@ -52,80 +52,89 @@ def build_optimizer(
     `chosen` is a name of `OPTIMIZERS` or its row. `model` is None if `arguments` replace all that is read from it.
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
+    decay, ours = as_decay(layerwise_decay), issubclass(info.cls, LayerRates)
     has_hook = any(arguments.get(name) is not None for name in ("name_dict", "lr_ratio"))
-    hook = arguments.get("set_param_lr_fun")
-    has_hook = has_hook or (hook is not None and hook is not layerwise_lr_decay)
-    own_parameters = "parameters" in arguments or "params" in arguments
-    if model is not None or not own_parameters:
-        checked_model(model)
-    if own_parameters and groups is not None:
-        raise refusal(ValueError, "`groups` takes the place of `parameters`: leave one of them out.", groups=groups)
-    if not own_parameters:
-        sharded = is_sharded()  # whose version 2 refuses frozen parameters
-        trained = [param for param in checked_model(model).parameters() if not (sharded and param.stop_gradient)]
-        arguments["parameters"] = trained if groups is None else _listed(groups)
+    has_hook = has_hook or arguments.get("set_param_lr_fun") not in (None, layerwise_lr_decay)
+    if (has_hook or layers is not None) and (rules is not None or example is not None):
+        wrong = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
+        if has_hook:
+            wrong = "`rules` and `example` have no effect beside a hook or `name_dict`: give one of the two."
+        raise refusal(ValueError, wrong, rules=rules, example=type(example).__name__)
+    arguments = {**arguments, **_parameters(model, groups, arguments)}
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
-    ours = issubclass(info.cls, LayerRates)
-    if has_hook and (rules is not None or example is not None):
-        idle = "`rules` and `example` have no effect beside a hook or `name_dict`: give one of the two."
-        raise refusal(ValueError, idle, rules=rules, example=type(example).__name__)
-    if has_hook and ours and layers is None and model is not None and arguments.get("name_dict") is None:
-        arguments["name_dict"] = name_dict_of(model)  # which hooks read
     if model is not None and not grouped and not arguments.get(info.own_exclusion):
-        decayed, included = decayed_parameter_names(model), arguments.get("include_in_weight_decay")
-        if included and info.own_exclusion:
-            patterns = info.options["include_in_weight_decay"].checked(included, "include_in_weight_decay")
-            names = structured_names(arguments.get("name_dict"), layers) or name_dict_of(model)
-            decayed |= {name for name, text in names.items() if any(one.search(f"{text}:0") for one in patterns)}
-        # ours know the names of copies
-        asked = decayed.__contains__ if ours else functools.partial(asked_before_copy, decayed.__contains__)
-        arguments.setdefault("apply_decay_param_fun", asked)
-    clip = arguments.get("grad_clip")
+        arguments.setdefault("apply_decay_param_fun", _decayed(info, model, layers, arguments))
     if checked_number(max_grad_norm, "max_grad_norm") > 0:
+        clip = arguments.get("grad_clip")
         if clip is not None:
             both = "`max_grad_norm` and `grad_clip` both clip gradients: give one of them."
             raise refusal(ValueError, both, max_grad_norm=max_grad_norm, grad_clip=type(clip).__name__)
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
+    arguments = _class_options(info, arguments)
+    if model is not None and layers is None:
+        routed = grouped and any("use_muon" in group for group in arguments["parameters"])
+        if info.needs_layers and not routed and arguments.get("use_muon") is None:
+            layers = LayerMap.from_model(model, example, rules)
+        elif (decay != OFF or example is not None or rules) and not has_hook:
+            layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
+        elif ours and arguments.get("name_dict") is None:
+            arguments["name_dict"] = name_dict_of(model)  # which hooks read
+    if ours:
+        if layers is not None:
+            arguments["layers"] = layers
+        return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
+    if decay == OFF:  # else `apply_layerwise_decay` warns
+        warn_of_absolute_rates(arguments["parameters"] if groups is not None else [])
+    opt = info.cls(**arguments)
+    return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
+
+
+def _parameters(model: Any, groups: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the argument `parameters`, from the model or `groups`; nothing if `arguments` have it."""
+    is_given = "parameters" in arguments or "params" in arguments
+    if model is not None or not is_given:
+        checked_model(model)
+    if is_given and groups is not None:
+        raise refusal(ValueError, "`groups` takes the place of `parameters`: leave one of them out.", groups=groups)
+    if is_given:
+        return {}
+    if groups is None:
+        sharded = is_sharded()  # whose version 2 refuses frozen parameters
+        return {"parameters": [param for param in model.parameters() if not (sharded and param.stop_gradient)]}
+    items = list(groups) if hasattr(groups, "__iter__") and not hasattr(groups, "__array__") else []
+    if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
+        raise wrong_type(groups, "groups", "a list of parameters, or of parameter groups as dicts")
+    return {"parameters": items}
+
+
+def _decayed(info: OptimizerInfo, model: Any, layers: Any, arguments: dict[str, Any]) -> Callable[[str], bool]:
+    """Return the `apply_decay_param_fun` that leaves out biases, norms and other vectors."""
+    decayed, included = decayed_parameter_names(model), arguments.get("include_in_weight_decay")
+    if included and info.own_exclusion:
+        patterns = info.options["include_in_weight_decay"].checked(included, "include_in_weight_decay")
+        names = structured_names(arguments.get("name_dict"), layers) or name_dict_of(model)
+        decayed |= {name for name, text in names.items() if any(one.search(f"{text}:0") for one in patterns)}
+    if issubclass(info.cls, LayerRates):  # knows the names of copies
+        return decayed.__contains__
+    return functools.partial(asked_before_copy, decayed.__contains__)
+
+
+def _class_options(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments under the names of the class, each checked under the name that was given."""
     weight_decay = arguments.pop("weight_decay", None)
     if weight_decay is not None and ("weight_decay" in info.options or weight_decay):
         arguments["weight_decay"] = weight_decay
     if any(arguments.get(name) is not None for name in ("learning_rate", "lr")):
         arguments = {**info.external_rate, **arguments}
-    for name, option in info.options.items():  # each under the class's name
+    for name, option in info.options.items():
         if option.setting in arguments:
             value = arguments.pop(option.setting)
             if name in arguments:
                 twice = f"`{name}` is another name for `{option.setting}`: give one of them."
                 raise refusal(ValueError, twice, **{option.setting: value, name: arguments[name]})
-            option.checked(value, option.setting)  # an error has the name that was given
+            option.checked(value, option.setting)
             arguments[name] = value
-    decay = as_decay(layerwise_decay)
-    if layers is not None and (rules is not None or example is not None):
-        both = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
-        raise refusal(ValueError, both, rules=rules, example=type(example).__name__)
-    routed = grouped and any("use_muon" in group for group in arguments["parameters"])
-    routed = routed or arguments.get("use_muon") is not None
-    if info.needs_layers and not routed and layers is None and model is not None:
-        layers = LayerMap.from_model(model, example, rules)
-    elif (decay != OFF or example is not None or rules) and layers is None and not has_hook and model is not None:
-        layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))
-    if not ours:
-        if decay == OFF:  # else `apply_layerwise_decay` warns
-            warn_of_absolute_rates(arguments["parameters"] if groups is not None else [])
-        opt = info.cls(**arguments)
-        return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
-    if layers is not None:
-        arguments["layers"] = layers
-    elif decay == OFF and not has_hook and model is not None:
-        arguments["name_dict"] = name_dict_of(model)
-    return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
-
-
-def _listed(groups: Any) -> list[Any]:
-    items = list(groups) if hasattr(groups, "__iter__") and not hasattr(groups, "__array__") else []
-    if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
-        raise wrong_type(groups, "groups", "a list of parameters, or of parameter groups as dicts")
-    return items
+    return arguments
 
 
 def create(

@@ -17,7 +17,7 @@ _FOLDER = pathlib.Path(__file__).absolute().parent
 
 # The structs and enumerations of csrc/step.h
 _FLAGS = ["factored", "momentum", "scale_parameter", "relative_step", "warmup_init", "constant_beta2", "amsgrad"]
-_FLAGS += ["clip_norm", "clip_value", "centralize"]
+_FLAGS += ["clipnorm", "clipvalue", "grad_centralization"]
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 RULES = {name: i for i, name in enumerate(("adamw", "adam_weight_decay", "lamb", "adafactor", "came"))}
 RULE_FLAGS = {name: 1 << i for i, name in enumerate(_FLAGS)}
@@ -55,6 +55,7 @@ def library() -> Any:
     return _found()[0]
 
 
+@functools.cache
 def unsupported_reason() -> Optional[str]:
     return _found()[1]
 

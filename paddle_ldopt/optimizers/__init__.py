@@ -32,8 +32,8 @@ from .muon import Muon
 # isort: on
 
 from .._checks import Option
+from .apply import LayerRates as LayerRates
 from .apply import apply_layerwise_decay, reset_layerwise_decay
-from .base import LayerRates as LayerRates
 from .base import LayerwiseOptimizer as LayerwiseOptimizer
 from .options import OptimizerInfo, list_optimizers, optimizer_class, register
 from .rule_optimizer import RuleOptimizer

@@ -24,12 +24,11 @@ from .options import (
     bool_option,
     decay_option,
     numbers,
+    passed_on,
     register,
 )
 from .sharded import Shard, Update
-from .states import ELEMENT, SCALAR, STEP, State
-
-_USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule`
+from .states import ELEMENT, SCALAR, STEP, USED_LR, State, Values
 
 
 def adafactor_update(
@@ -56,7 +55,7 @@ def adafactor_update(
     alpha = lr * relative_step_lr(t, warmup_init) if relative_step else lr
     if scale_parameter:
         alpha = alpha * rms_p.clip(min=eps[1])
-    new_state = {**v, _USED_LR: alpha}
+    new_state = {**v, USED_LR: alpha}
     u = u.scale_(alpha) if isinstance(alpha, float) else u.multiply_(alpha)
     if beta1 is not None:  # an average of steps, rates included
         u = new_state["exp_avg"] = ema_(state["exp_avg"], u, beta1)
@@ -132,7 +131,7 @@ class Adafactor(FactoredOptimizer):
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
         momentum = {} if options["beta1"] is None else {"exp_avg": ELEMENT}
-        kinds = {_USED_LR: SCALAR, **factored_kinds("exp_avg_sq", shape), **momentum}
+        kinds = {USED_LR: SCALAR, **factored_kinds("exp_avg_sq", shape), **momentum}
         return {name: State(kind) for name, kind in kinds.items()}
 
     def __init__(
@@ -152,38 +151,26 @@ class Adafactor(FactoredOptimizer):
         learning_rate: Any = None,
         **common: Any,
     ) -> None:
-        rate = one_of_two("lr", lr, "learning_rate", learning_rate)
-        parameters = one_of_two("parameters", parameters, "params", params)
-        options = {"eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate, "beta1": beta1}
-        options.update(weight_decay=weight_decay, scale_parameter=scale_parameter)
-        options.update(relative_step=relative_step, warmup_init=warmup_init, **common)
-        super().__init__(rate, parameters, **options)
+        arguments = passed_on(locals())
+        arguments["learning_rate"] = one_of_two("lr", arguments.pop("lr"), "learning_rate", learning_rate)
+        super().__init__(**arguments)
 
     _lr_argument = "lr"
 
     rule = staticmethod(adafactor_update)
 
-    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
-        fields = {"beta1": options["beta1"] or 0.0, "eps": (*options["eps"], 0), "clip": options["clip_threshold"]}
-        fields["decay_rate"] = -options["decay_rate"]
-        flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
-        flags["factored"] = len(shape) >= 2
-        flags["momentum"] = options["beta1"] is not None
-        states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
-        return FusedRule("adafactor", states, fields, flags, aux=_USED_LR)
+    _fused_states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
+    fused_rule = FusedRule("adafactor", _fused_states, aux=USED_LR, factored=True)
+
+    def fused_values(self, options: Values) -> Values:
+        values = {"momentum": options["beta1"] is not None, "beta1": options["beta1"] or 0.0}
+        values.update(eps=(*options["eps"], 0), clip=options["clip_threshold"], decay_rate=-options["decay_rate"])
+        return values
 
     def used_lr(self) -> dict[str, float]:
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the last update."""
-        rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
+        rates = {param.name: self.used_lr_of(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
-
-    def _used_lr(self, param: Tensor) -> Optional[float]:
-        state = self.state_of(param) if param.name in self._already_create_accumulator else {}
-        known = isinstance(state.get(_USED_LR), Tensor) and state[STEP].item() > 0
-        return float(state[_USED_LR].item()) if known else None
-
-    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        return (self._used_lr(param), None) if self.sets_own_lr or self.scales_lr else None
 
     def get_lr(self) -> float:
         """Return `lr`; with `relative_step` the rate of the first parameter's last update, 0.0 without one."""

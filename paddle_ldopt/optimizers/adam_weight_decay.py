@@ -21,7 +21,7 @@ from ..layers.decay import LayerDecay
 from .fused import FusedRule
 from .hook import layerwise_lr_decay
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import COMMON, LAYERWISE, WEIGHT_DECAY, bool_option, decay_option, register
+from .options import COMMON, LAYERWISE, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, STEP, State, Values
@@ -34,18 +34,11 @@ def _compiled(value: Any, name: str) -> list[Any]:
     raise refusal(ValueError, f"`{name}` must be a list of regular expressions or None.", **{name: value})
 
 
+_PATTERNS = Option(optional=True, check=_compiled, values="regular expressions", in_rule=False)
+_INCLUDED, _EXCLUDED = "that have weight decay even if excluded", "without weight decay"
 PATTERNS = {
-    name: Option(
-        doc=f"name patterns of parameters {doc}",
-        optional=True,
-        check=_compiled,
-        values="regular expressions",
-        in_rule=False,
-    )
-    for name, doc in (
-        ("include_in_weight_decay", "that have weight decay even if excluded"),
-        ("exclude_from_weight_decay", "without weight decay"),
-    )
+    "include_in_weight_decay": dataclasses.replace(_PATTERNS, doc=f"name patterns of parameters {_INCLUDED}"),
+    "exclude_from_weight_decay": dataclasses.replace(_PATTERNS, doc=f"name patterns of parameters {_EXCLUDED}"),
 }
 
 
@@ -171,19 +164,17 @@ class AdamWeightDecay(RuleOptimizer):
         grad_clip: Any = None,
         **common: Any,
     ) -> None:
+        arguments = passed_on(locals())
         self._given = {"name": name, "grad_clip": grad_clip, **common}  # not options, for `get_config`
         self._decayed: dict[str, bool] = {}  # structured name -> whether patterns allow weight decay
         if global_clipnorm is not None:
             norm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
-            grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
-        rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
-        decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
-        options: Values = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": amsgrad, "decay": decay}
-        options.update(weight_decay=decay_rate, include_in_weight_decay=include_in_weight_decay)
-        options.update(exclude_from_weight_decay=exclude_from_weight_decay, global_clipnorm=global_clipnorm)
-        options.update(clipnorm=clipnorm, clipvalue=clipvalue, **common)
-        name = None if name == "AdamWeightDecay" else name
-        super().__init__(rate, parameters, grad_clip=grad_clip, name=name, **options)
+            arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(norm)
+        arguments["learning_rate"] = one_of_two("learning_rate", learning_rate, "lr", arguments.pop("lr"), 0.001)
+        decay_rate = arguments.pop("weight_decay_rate")
+        arguments["weight_decay"] = one_of_two("weight_decay_rate", decay_rate, "weight_decay", weight_decay, 0.0)
+        arguments["name"] = None if name == "AdamWeightDecay" else name
+        super().__init__(**arguments)
         self._warn_of_idle_patterns(flatten_groups(self._parameter_list or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
@@ -195,16 +186,15 @@ class AdamWeightDecay(RuleOptimizer):
 
     rule = staticmethod(adam_weight_decay_update)
 
-    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
-        norm, most = options["clipnorm"], options["clipvalue"]
-        fields = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}
-        fields.update(clip=norm or 0.0, clip_value=most or 0.0, decay_rate=options["decay"])
-        flags = {"amsgrad": options["amsgrad"], "clip_norm": norm is not None, "clip_value": most is not None}
-        states = ("moment1", "moment2", "moment2_max")
-        return FusedRule("adam_weight_decay", states, fields, flags)
+    fused_rule = FusedRule("adam_weight_decay", ("moment1", "moment2", "moment2_max"))
+
+    def fused_values(self, options: Values) -> Values:
+        values = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}
+        values.update(clip=options["clipnorm"] or 0.0, clip_value=options["clipvalue"] or 0.0)
+        return {**values, "decay_rate": options["decay"]}
 
     def lr_divisor(self, ahead: int = 0) -> float:
-        decay: float = self._fixed["decay"]
+        decay: float = self._options["decay"]
         return 1.0 + decay * (self.steps_taken() + ahead) if decay else 1.0
 
     counts_together = True  # as Keras' `iterations`
@@ -222,14 +212,14 @@ class AdamWeightDecay(RuleOptimizer):
             return False
         name = self.structured_name(param)
         if name not in self._decayed:
-            found = [any(p.search(f"{name}:0") for p in self._fixed[option] or ()) for option in PATTERNS]
+            found = [any(p.search(f"{name}:0") for p in self._options[option] or ()) for option in PATTERNS]
             self._decayed[name] = found[0] or not found[1]
         return self._decayed[name]
 
     def _warn_of_idle_patterns(self, params: list[Tensor]) -> None:
         names = [f"{self.structured_name(param)}:0" for param in params]
         idle = {
-            option: [p.pattern for p in self._fixed[option] or () if not any(p.search(name) for name in names)]
+            option: [p.pattern for p in self._options[option] or () if not any(p.search(name) for name in names)]
             for option in PATTERNS
         }
         if names and any(idle.values()):
@@ -256,8 +246,8 @@ class AdamWeightDecay(RuleOptimizer):
             objects["learning_rate"] = self._learning_rate
         else:
             plain["learning_rate"] = self._learning_rate
-        patterns = {option: [p.pattern for p in self._fixed[option] or ()] or None for option in PATTERNS}
-        declared = {**self._defaults, **self._fixed, **patterns}
+        patterns = {option: [p.pattern for p in self._options[option] or ()] or None for option in PATTERNS}
+        declared = {**self._options, **patterns}
         options = {self.OPTIONS[name].called or name: value for name, value in declared.items()}
         own = {"multi_precision": self._multi_precision, "fused": self.fused, "batch_bytes": self.batch_bytes}
         missing = [argument for argument, value in objects.items() if value is not None]
@@ -273,5 +263,5 @@ class AdamWeightDecay(RuleOptimizer):
         lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]
         if lacking:
             wrong = f"`from_config` needs the arguments that the configuration cannot hold: {', '.join(lacking)}."
-            raise ValueError(f"{wrong} Received: {', '.join(arguments) or 'nothing'}")
+            raise refusal(ValueError, wrong, ", ".join(arguments) or "nothing")
         return cls(**{**config, **arguments})

@@ -11,13 +11,13 @@ import paddle
 from paddle import Tensor, _C_ops
 from paddle.optimizer import AdamW
 
-from .._checks import Option
+from .._checks import Option, refusal
 from .._compat import has_kernel, parameters_of
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .hook import N_LAYERS, layerwise_lr_decay
 from .moments import sqrt
-from .options import WEIGHT_DECAY, bool_option, checked_lr, decay_option, register
+from .options import WEIGHT_DECAY, bool_option, checked_lr, decay_option, passed_on, register
 from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 
@@ -143,13 +143,12 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        options = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
-        options.update(lazy_mode=lazy_mode, layerwise_decay=layerwise_decay, n_layers=n_layers)
-        options.update(set_param_lr_fun=set_param_lr_fun, name_dict=name_dict, layers=layers, lr_ratio=lr_ratio)
-        parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **options)
-        common = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision, "name": name}
-        rate = checked_lr(learning_rate, "learning_rate")
-        super().__init__(rate, parameters=parameters, grad_clip=grad_clip, **common, **self._defaults)
+        arguments = passed_on(locals())
+        for_paddle = {argument: arguments.pop(argument) for argument in ("learning_rate", "grad_clip", "name")}
+        for_paddle.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
+        parameters = self._read_arguments(**arguments)
+        for_paddle["learning_rate"] = checked_lr(learning_rate, "learning_rate")
+        super().__init__(parameters=parameters, **for_paddle, **self._options)
 
     rule = staticmethod(adamw_update)
     counts_steps = False
@@ -203,9 +202,10 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     _append_to_graph = AdamW._append_optimize_op
 
-    def fused_rule(self, options: Values, shape: Any) -> FusedRule:
-        fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["epsilon"], 0, 0)}
-        return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
+    fused_rule = FusedRule("adamw", ("moment1", "moment2"), aux="beta2_pow_acc")
+
+    def fused_values(self, options: Values) -> Values:
+        return {"eps": (options["epsilon"], 0, 0)}
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         if isinstance(parameters, dict):
@@ -220,7 +220,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         moment = self._get_accumulator_master("moment1", param)
         if not moment.is_same_shape(param):
             wrong = f"'{param.name}' had another shape when its state was made: build a new optimizer for it."
-            raise ValueError(f"{wrong} Received: shape {list(param.shape)}, state of shape {list(moment.shape)}")
+            raise refusal(ValueError, wrong, f"shape {list(param.shape)}, state of shape {list(moment.shape)}")
 
     def state_dict(self) -> Values:
         """Return the state, and the loaded state of parameters without a gradient so far."""

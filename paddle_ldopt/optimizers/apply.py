@@ -1,19 +1,60 @@
-"""Layer-wise learning rates for an existing optimizer of any Paddle class."""
+"""Layer-wise learning rates: a mixin for optimizers, and its use on an existing one of any Paddle class."""
 
 import functools
 import warnings
 from typing import Any, Optional, Union
 
 import paddle
+from paddle import Tensor
 from paddle.optimizer import Optimizer
 
 from .. import _compat
+from .._checks import refusal
 from .._compat import parameters_of
-from ..layers.decay import LayerDecay
-from .base import LayerRates
+from ..layers.decay import LayerDecay, as_decay
+from ..rates import LayerwiseInterface
 from .options import warn_of_absolute_rates
 
 _ATTRIBUTES = ("layers", "decay", "ratios", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")
+
+
+class LayerRates(LayerwiseInterface, Optimizer):
+    """A mixin that multiplies the rate of each parameter by its layer's ratio; it precedes Paddle's class."""
+
+    ratios: dict[str, Any] = {}  # param.name -> ratio; set once by a LayerMap, in every step by a hook; or empty
+    structured_names: Any = {}  # param.name -> structured name, if given
+    _dtype: Any  # Paddle's: type of the rate
+
+    def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
+        if not hasattr(layers, "ratios") or isinstance(layers, type):
+            raise refusal(TypeError, "`layers` must be a LayerMap.", f"layers={type(layers).__name__}")
+        decay, ratios = as_decay(layerwise_decay), layers.ratios(layerwise_decay)
+        self.layers, self.decay, self.structured_names = layers, decay, layers.name_dict
+        self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
+
+    def ratio_of(self, param: Tensor) -> Any:
+        ratio = self.ratios.get(param.name)
+        if ratio is None:
+            name = _compat.name_before_copy(param.name, self.ratios.__contains__)
+            if name not in self.ratios:
+                name = self.layers.name_of(param.name)  # raises
+            ratio = self.ratios[param.name] = self.ratios[name]
+        return ratio
+
+    def layerwise_ratio(self, param: Tensor) -> Any:
+        """Return the current ratio of a parameter's rate to the optimizer's, apart from groups and ParamAttr."""
+        return self.ratio_of(param) if self.ratios else 1.0
+
+    def _create_global_learning_rate(self) -> Any:
+        if paddle.get_default_dtype() in ("float16", "bfloat16") and self._dtype != paddle.float64:
+            self._dtype = paddle.float32  # Paddle would round the rate to the default type
+        return super()._create_global_learning_rate()
+
+    def _create_param_lr(self, param_and_grad: Any) -> Any:
+        lr, ratio = super()._create_param_lr(param_and_grad), self.layerwise_ratio(param_and_grad[0])
+        if isinstance(ratio, float):
+            return lr if ratio == 1.0 else lr * ratio
+        return lr * ratio.astype(lr.dtype)  # a static graph's
 
 
 def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
@@ -43,12 +84,12 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     if plain is None and isinstance(inner, LayerRates):
         name = type(inner).__name__
         advice = "give it `layers` and `layerwise_decay` when built."
-        raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
+        raise refusal(ValueError, f"{name} has a layer-wise decay of its own: {advice}", f"optimizer={name}")
     plain = plain or type(inner)
     if _compat.has_single_lr(plain):
         name = plain.__name__
         wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
-        raise TypeError(f"{wrong} Use another optimizer. Received: optimizer={name}")
+        raise refusal(TypeError, f"{wrong} Use another optimizer.", f"optimizer={name}")
     rates = LayerRates.__new__(LayerRates)
     rates.set_layers(layers, layerwise_decay)
     for param in parameters_of(inner):
@@ -94,7 +135,7 @@ def _inside(optimizer: Optimizer) -> Optimizer:
     inner = _compat.unwrap(optimizer)
     if _compat.may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
-        raise TypeError(f"{wrong} Received: optimizer={type(optimizer).__name__}")
+        raise refusal(TypeError, wrong, f"optimizer={type(optimizer).__name__}")
     return inner
 
 
@@ -116,7 +157,7 @@ class _Applied(LayerRates):
             name = type(self).__name__
             wrong = f"The step of {name} did not ask `_create_param_lr` for all rates and updated parameters without"
             received = f"optimizer={name}, no rate asked for {len(not_asked)} parameters, such as '{min(not_asked)}'"
-            raise RuntimeError(f"{wrong} layer-wise decay: use another optimizer. Received: {received}")
+            raise refusal(RuntimeError, f"{wrong} layer-wise decay: use another optimizer.", received)
         if scaled and not not_asked:
             self._lr_asked = None
         return done

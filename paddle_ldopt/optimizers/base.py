@@ -2,25 +2,24 @@
 
 import copy
 import functools
-from typing import Any, Callable, ClassVar, Optional, Union
+from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 from paddle import Tensor
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _compat
 from .._checks import Option, checked_bool, checked_int, checked_number, nearest, one_of_two, refusal
-from ..layers.decay import LayerDecay, as_decay, checked_decay
-from ..rates import LayerwiseInterface
+from ..layers.decay import LayerDecay, checked_decay
 from .batches import Batches, prepared_shards
-from .fused import FusedRule, FusedStep, refuse_fused, unsupported_here
+from .fused import FusedRule, refuse_fused
 from .hook import N_LAYERS, bind_hook, check_hook, layerwise_lr_decay
 from .options import COMMON, LAYERWISE, checked_group, checked_parameters
-from .sharded import MissingGradients, ShardFinder, sharded_state
+from .sharded import MissingGradients, Shard, ShardFinder, sharded_state
 from .states import (
     COLUMN,
     ELEMENT,
+    GLOBAL_STEP,
     ROW,
     SCALAR,
     STEP,
@@ -35,50 +34,7 @@ from .states import (
 from .step import OneStep, Rows
 
 
-def _of_original(hook: Any, originals: dict[str, Tensor], param: Tensor) -> Any:
-    return hook(originals.get(param.name, param))
-
-
-class LayerRates(LayerwiseInterface, Optimizer):
-    """A mixin that multiplies the rate of each parameter by its layer's ratio; it precedes Paddle's class."""
-
-    ratios: dict[str, Any] = {}  # param.name -> ratio; empty without layers, decay and hook
-    structured_names: Any = {}  # param.name -> structured name, if given
-    _dtype: Any  # Paddle's: type of the rate
-
-    def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
-        if not hasattr(layers, "ratios") or isinstance(layers, type):
-            raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
-        decay, ratios = as_decay(layerwise_decay), layers.ratios(layerwise_decay)
-        self.layers, self.decay, self.structured_names = layers, decay, layers.name_dict
-        self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
-
-    def ratio_of(self, param: Tensor) -> Any:
-        ratio = self.ratios.get(param.name)
-        if ratio is None:
-            name = _compat.name_before_copy(param.name, self.ratios.__contains__)
-            if name not in self.ratios:
-                name = self.layers.name_of(param.name)  # raises
-            ratio = self.ratios[param.name] = self.ratios[name]
-        return ratio
-
-    def layerwise_ratio(self, param: Tensor) -> Any:
-        """Return the current ratio of a parameter's rate to the optimizer's, apart from groups and ParamAttr."""
-        return self.ratio_of(param) if self.ratios else 1.0
-
-    def _create_global_learning_rate(self) -> Any:
-        if paddle.get_default_dtype() in ("float16", "bfloat16") and self._dtype != paddle.float64:
-            self._dtype = paddle.float32  # Paddle would round the rate to the default type
-        return super()._create_global_learning_rate()
-
-    def _create_param_lr(self, param_and_grad: Any) -> Any:
-        lr, ratio = super()._create_param_lr(param_and_grad), self.layerwise_ratio(param_and_grad[0])
-        if isinstance(ratio, float):
-            return lr if ratio == 1.0 else lr * ratio
-        return lr * ratio.astype(lr.dtype)  # a static graph's
-
-
-class LayerwiseOptimizer(LayerRates, OneStep):
+class LayerwiseOptimizer(OneStep):
     """The base of all optimizers of this package; it precedes Paddle's class."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
@@ -86,14 +42,14 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     takes_sparse_on_gpu = False  # sparse gradients; only CUDA has a working kernel
     takes_new_parameters = False  # groups may be added to a built optimizer without ratios
     rule: ClassVar[Callable[..., Any]]
+    fused_rule: ClassVar[Optional[FusedRule]] = None  # the same rule in the C library
     regularization: Any  # Paddle's: an L2 penalty
     batch_bytes: Optional[int] = None
     _accumulators_holder: dict[str, Any]  # Paddle's: loaded state of parameters that were not updated yet
     n_layers: int = N_LAYERS
     has_documented_hook: bool  # whether the hook is `layerwise_lr_decay`
-    _defaults: Values  # the optimizer's own value of each option that a group may override
-    _fixed: Values  # the other options
-    _rule_options: Values  # all that the rule takes
+    _options: Values  # the optimizer's own, which a group may override
+    _rule_options: Values  # those that the rule takes
     lr_function: Optional[StepFunction] = None  # a rate that depends on the optimizer's own steps
     _groups: dict[str, Values] = {}  # param.name -> its group
 
@@ -101,7 +57,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         super().__init_subclass__(**kwargs)
         owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
         if getattr(cls, "rule", None) is not getattr(owner, "rule", None):  # another rule than the library's
-            cls.fused_rule = LayerwiseOptimizer.fused_rule  # type: ignore[method-assign]  # returns the reason
+            cls.fused_rule = None
 
     def _read_arguments(
         self, parameters: Any, apply_decay_param_fun: Any, multi_precision: Any, fused: Any, **arguments: Any
@@ -112,70 +68,60 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             raise refusal(TypeError, wrong, **{name: arguments[name]})
         checked_bool(multi_precision, "multi_precision")
         self.fused = COMMON["fused"].checked(fused, "fused")
-        refuse_fused(fused, unsupported_here() if fused else None)
+        refuse_fused(fused)
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             wrong = "`apply_decay_param_fun` must be callable."
             raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
         groups = checked_parameters(parameters, self.OPTIONS)
-        options = self._checked({**{name: option.default for name, option in self.OPTIONS.items()}, **arguments})
-        self.check_together(options, {})
-        self._defaults = {name: value for name, value in options.items() if self.OPTIONS[name].group}
-        self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
-        self._rule_options = {name: options[name] for name, option in self.OPTIONS.items() if option.in_rule}
+        given = {name: arguments.get(name, option.default) for name, option in self.OPTIONS.items()}
+        self._options = {name: self.OPTIONS[name].checked(value, name) for name, value in given.items()}
+        self._rule_options = {name: value for name, value in self._options.items() if self.OPTIONS[name].in_rule}
+        self.check_together(self._options, {})
         for group in groups or []:
             if isinstance(group, dict):
-                self._check_group_options(group)
+                self.check_together({**self._options, **group}, group)
         params = None if groups is None else _compat.flatten_groups(groups)
-        self._set_ratios(params, **{name: arguments.get(name, default) for name, default in LAYERWISE.items()})
+        self._set_ratios(params, {**LAYERWISE, **arguments})
         was = [param.name.removesuffix(".dist") for param in params or [] if param.name.endswith(".dist")]
         decays = bool if apply_decay_param_fun is None else apply_decay_param_fun
         if was and not any(decays(f"{name}.dist") for name in was) and any(map(decays, was)):
             wrong = "`apply_decay_param_fun` knows the names from before `dist.shard_tensor`, which adds '.dist':"
-            raise ValueError(f"{wrong} shard the model first, then collect the names. Received: '{was[0]}.dist'")
+            raise refusal(ValueError, f"{wrong} shard the model first, then collect the names.", f"'{was[0]}.dist'")
         self.finder, self.missing = ShardFinder(params or [], self.is_elementwise), MissingGradients(params or [])
-        self.fused_step, self.batches, self.writes = FusedStep(), Batches(), dict[str, Any]()
+        self.plan, self.batches, self.writes = None, Batches(), dict[str, Any]()
         self.taken = 0.0 if self.counts_together else None
         _compat.run_untranslated()
         return groups
 
-    def _set_ratios(
-        self,
-        params: Optional[list[Tensor]],
-        layerwise_decay: Any,
-        n_layers: Any,
-        set_param_lr_fun: Any,
-        name_dict: Any,
-        layers: Any,
-        lr_ratio: Any,
-    ) -> None:
+    def _set_ratios(self, params: Optional[list[Tensor]], given: Values) -> None:
+        layers, name_dict, n_layers = given["layers"], given["name_dict"], given["n_layers"]
+        set_param_lr_fun, lr_ratio = given["set_param_lr_fun"], given["lr_ratio"]
         hook = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         documented = hook is layerwise_lr_decay
-        self.layerwise_decay, self.n_layers = layerwise_decay, checked_int(n_layers, "n_layers")
+        self.layerwise_decay, self.n_layers = given["layerwise_decay"], checked_int(n_layers, "n_layers")
         self.structured_names = _compat.structured_names(name_dict, layers)
         if layers is not None:
             if not documented or name_dict is not None or n_layers != N_LAYERS:
                 wrong = "`layers` takes the place of `name_dict`, `n_layers` and `set_param_lr_fun`: leave them out."
                 raise refusal(ValueError, wrong, name_dict=name_dict, n_layers=n_layers, set_param_lr_fun=hook)
-            self.set_layers(layers, layerwise_decay)
+            self.set_layers(layers, self.layerwise_decay)
             for param in params or []:
                 self.ratio_of(param)  # raises if the map lacks it
             return
-        if isinstance(layerwise_decay, LayerDecay):
+        if isinstance(self.layerwise_decay, LayerDecay):
             wrong = "A LayerDecay as `layerwise_decay` also needs `layers`."
-            raise refusal(TypeError, wrong, layerwise_decay=layerwise_decay, layers=None)
-        decay = checked_decay(layerwise_decay)
+            raise refusal(TypeError, wrong, layerwise_decay=self.layerwise_decay, layers=None)
+        decay = checked_decay(self.layerwise_decay)
         if hook is None or (documented and name_dict is None):
             if decay != 1.0:
                 needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`. A factory that a"
                 advice = "library calls with parameters only is functools.partial(the class, layers=layers)."
-                received = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
+                received = {"layerwise_decay": self.layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
                 raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs} {advice}", **received)
-            return
-        if documented and decay == 1.0:  # `name_dict` then only gives structured names
-            return
-        self.hook, self.has_documented_hook = bind_hook(hook, decay, name_dict, self.n_layers), documented
-        if params is not None:
-            check_hook(self, params)
+        elif not documented or decay != 1.0:  # else `name_dict` only gives structured names
+            self.hook, self.has_documented_hook = bind_hook(hook, decay, name_dict, self.n_layers), documented
+            if params is not None:
+                check_hook(self, params)
 
     def layerwise_ratio(self, param: Tensor) -> Any:
         return super().layerwise_ratio(param) if self.hook is None else self.hook(self.finder.original(param))
@@ -183,15 +129,14 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other: Any = object.__new__(type(self))
         memo[id(self)] = other
-        own = {"fused_step": FusedStep(), "batches": Batches(), "missing": None, "writes": {}}
-        own["hook"] = None
+        own: Values = {"plan": None, "batches": Batches(), "missing": None, "writes": {}, "hook": None}
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
         other.missing = MissingGradients([*other.finder.params.values()])
         rename_state(self, other)
         # functions know the names of the original parameters
-        if self.hook is not None:
-            originals = dict(zip(other.finder.params, self.finder.params.values()))
-            other.hook = functools.partial(_of_original, self.hook, originals)
+        hook, originals = self.hook, dict(zip(other.finder.params, self.finder.params.values()))
+        if hook is not None:
+            other.hook = lambda param: hook(originals.get(param.name, param))
         decays = self._apply_decay_param_fun
         if decays is not None:
             other._apply_decay_param_fun = functools.partial(_compat.asked_before_copy, decays)
@@ -200,15 +145,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     # ---- options
 
     def check_together(self, options: Values, group: Values) -> None:
-        """Raise ValueError if options exclude each other; `group` has the options that a group overrides."""
-
-    def _checked(self, given: Values) -> Values:
-        return {name: self.OPTIONS[name].checked(value, name) for name, value in given.items() if name in self.OPTIONS}
-
-    def _check_group_options(self, group: Any) -> None:
-        own = self._checked(group)
-        self.check_together({**self._defaults, **self._fixed, **own}, own)
-        group.update(own)
+        """Raise ValueError if options exclude each other; `group` is the group that overrides some, or {}."""
 
     def values_now(self, group: Values) -> tuple[Values, float]:
         """Return the rule's options and the rate of a group in this step, without multipliers and ratios."""
@@ -244,12 +181,16 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def _add_param_group(self, param_group: Values) -> None:
         if hasattr(self, "_already_create_accumulator"):  # a group added to a built optimizer
             param_group = checked_group(param_group, self.OPTIONS)
-            self._check_group_options(param_group)
+            self.check_together({**self._options, **param_group}, param_group)
             new = [p.name for p in param_group["params"] if self.finder.params and p.name not in self.finder.params]
             if new and (self.ratios or self.hook is not None or not self.takes_new_parameters):
                 wrong = "An optimizer takes no more parameters once it is built: build another optimizer for them."
-                raise ValueError(f"{wrong} Received: {len(new)} more parameters, such as '{new[0]}'")
+                raise refusal(ValueError, wrong, f"{len(new)} more parameters, such as '{new[0]}'")
+        # hidden from Paddle, which would add an L2 penalty
+        hidden = {"weight_decay": param_group.pop("weight_decay")} if "weight_decay" in param_group else {}
         super()._add_param_group(param_group)
+        param_group.pop("weight_decay", None)
+        param_group.update(hidden)
 
     # ---- states
 
@@ -274,8 +215,10 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         return {key[begin:]: values[owner] for key, values in self._accumulators.items() if owner in values}
 
     def _states_of(self, param: Tensor) -> dict[str, State]:
-        options = {**self._fixed, **self._defaults, **self.group_of(param)}
-        return self.states(options, self.finder.shape(param))
+        options = {**self._options, **self.group_of(param)}
+        # float32 even for float64 parameters, so that all counts can be compared
+        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._count_state == GLOBAL_STEP else {}
+        return {**self.states(options, self.finder.shape(param)), **counted, STEP: State(SCALAR)}
 
     def state_kinds(self, param: Tensor) -> dict[str, str]:
         return {name: state.kind for name, state in self._states_of(param).items()}
@@ -293,7 +236,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
         if made and has != self.has_master(param) and paddle.in_dynamic_mode():
             wrong = f"'{param.name}' had another type when its state was made: cast the model before the first step,"
             received = f"dtype {_compat.dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
-            raise ValueError(f"{wrong} or build a new optimizer for it. Received: {received}")
+            raise refusal(ValueError, f"{wrong} or build a new optimizer for it.", received)
 
     def _add_accumulator(self, name: str, param: Tensor, *args: Any, **kwargs: Any) -> Any:
         loaded = self._accumulators_holder
@@ -311,7 +254,7 @@ class LayerwiseOptimizer(LayerRates, OneStep):
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
         super().set_state_dict(loadable(self, state_dict))
-        self.fused_step, self.batches, self.taken, self.writes = FusedStep(), Batches(), None, {}
+        self.plan, self.batches, self.taken, self.writes = None, Batches(), None, {}
         owners = self._accumulators.get(self.state_key(STEP), {})
         for name, master in self._master_weights.items():  # fleet's sharding renames the masters that it loads
             master.name = next((owner for owner in owners if owner.startswith(f"{name}_fp32_master_")), master.name)
@@ -339,27 +282,23 @@ class LayerwiseOptimizer(LayerRates, OneStep):
             raise refusal(RuntimeError, wrong, value=value)
         super().set_lr(checked_number(value, "value"))
 
-    def fused_rule(self, options: Values, shape: Any) -> Union[FusedRule, str]:
-        """Return the rule for the C library, or why there is none. Only its flags may depend on the shape."""
-        return f"the C library has no rule of {type(self).__name__}"
+    def fused_values(self, options: Values) -> Values:
+        """Return the fields and flags of `fused_rule` that differ from the options of the same name."""
+        return {}
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Check the rows and return their update by Paddle's operations, a function of the step number."""
         whole_here = _compat.topology() is None or self.finder.is_whole(self._parameter_list)
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)
-        shards = self.finder.find(self._parameter_list)
-        whole, pieces = list[int](), list[int]()
-        for i, param in enumerate(rows.params):
+        for param in rows.params:
             self.check_param(param)
-            shard = shards.get(param.name)
-            if shard is not None:
-                in_pieces = shard.groups or shard.slice_size is not None or param.is_dist()
-                (pieces if in_pieces else whole).append(i)
+        shards, numbered = self.finder.find(self._parameter_list), [*enumerate(rows.params)]
+        whole = [i for i, param in numbered if type(shards.get(param.name)) is Shard and not param.is_dist()]
         names = {rows.params[i].name for i in whole}
-        others = {name: shard for name, shard in shards.items() if name not in names}
         update_whole = self.batches.prepared(self, rows.take(whole))
-        update_pieces = prepared_shards(self, rows.take(pieces), others)
+        pieces = {name: shard for name, shard in shards.items() if name not in names}
+        update_pieces = prepared_shards(self, rows, pieces)
 
         def update(count: Optional[float]) -> None:
             update_whole(count)

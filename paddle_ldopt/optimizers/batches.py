@@ -10,6 +10,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+import numpy as np
 import paddle
 from paddle import Tensor, _C_ops
 from paddle.base.framework import EagerParamBase, _dygraph_place_guard
@@ -31,13 +32,14 @@ class Batch:
     def __init__(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> None:
         first, owners = params[0], optimizer._master_weights
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
-        self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
+        self._shard, kinds = Shard(list(first.shape)), optimizer.state_kinds(first)
+        kinds.update({_MASTER: ELEMENT} if optimizer.has_master(first) else {})
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
         self._shapes: dict[str, list[int]] = {}  # as the rule sees the stacks
         self._targets, self._dtype = list(map(uncounted, params)), first.dtype
         self._dicts: list[dict[str, Any]] = []  # where the optimizer keeps each tensor
         self._keys: list[str] = []
-        for name in [*self._kinds, *([_MASTER] if optimizer.has_master(first) else [])]:
+        for name, kind in kinds.items():
             by_owner = owners if name == _MASTER else optimizer._accumulators[optimizer.state_key(name)]
             keys = [p.name if name == _MASTER else owners.get(p.name, p).name for p in params]
             tensors = [by_owner[key] for key in keys]
@@ -47,7 +49,6 @@ class Batch:
             self._dicts += [by_owner] * len(keys)
             self._keys += keys
             self._stacks[name] = tensors[0] if len(tensors) == 1 else _C_ops.stack(tensors, 0)
-        for name, kind in self._kinds.items():
             shape = rule_shape(kind, first.shape)
             if len(params) > 1:
                 shape = [len(params), *([1] * len(first.shape) if kind == SCALAR else shape)]
@@ -74,10 +75,10 @@ class Batch:
             now = list(map(operator.getitem, self._dicts, self._keys))
         except KeyError:  # a state was removed
             return False
-        forms = all(map(Tensor.is_same_shape, self.params, self._targets)) and self.params[0].dtype == self._dtype
+        same = all(map(Tensor.is_same_shape, self.params, self._targets)) and self.params[0].dtype == self._dtype
         for of in (Tensor.data_ptr, Tensor.is_contiguous):
-            forms = forms and list(map(of, self.params)) == list(map(of, self._targets))
-        return forms and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
+            same = same and list(map(of, self.params)) == list(map(of, self._targets))
+        return same and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
 
     def release(self, names: set[str]) -> None:
         """Give the state of parameters that leave the batch its own memory."""
@@ -88,24 +89,24 @@ class Batch:
                 tensor.clone()._share_buffer_to(tensor)
 
     def update(self, grads: list[Tensor], lr: Any, options: Values, count: Optional[float]) -> None:
-        master, single = self._stacks.get(_MASTER), len(self.params) == 1
+        single, state = len(self.params) == 1, Values()
         grad: Any = grads[0] if single else _C_ops.stack(grads, 0)
-        params: Any = master
-        if master is None:
-            params = self._targets[0] if single else _C_ops.stack(self._targets, 0)
-        params = params if params.dtype == self.dtype else params.astype(self.dtype)
         grad = grad if grad.dtype == self.dtype else grad.astype(self.dtype)
-        state = {}
         for name, shape in self._shapes.items():
             stack = self._stacks[name]
             value = stack if stack.dtype == self.dtype else stack.astype(self.dtype)
             state[name] = value if value.shape == shape else _C_ops.reshape(value, shape)
+        params: Any = state.pop(_MASTER, None)
+        if params is None:
+            params = self._targets[0] if single else _C_ops.stack(self._targets, 0)
+            params = params if params.dtype == self.dtype else params.astype(self.dtype)
         counted = counters(self._optimizer, state, count)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
         new_params, new_state = run_locally(rule)
         new_params, new_state = without_old(new_params, new_state, state)
-        for name, value in {**new_state, **counted}.items():
+        masters = {_MASTER: new_params} if _MASTER in self._stacks else {}
+        for name, value in {**new_state, **counted, **masters}.items():
             stack = self._stacks[name]
             if value is stack:  # overwritten by the rule
                 continue
@@ -115,14 +116,21 @@ class Batch:
             if math.prod(value.shape) != math.prod(stack.shape):
                 value = value.reshape([1] * len(stack.shape)).expand(stack.shape)
             _C_ops.assign_out_(_C_ops.reshape(value, stack.shape), stack)
-        if master is not None and new_params is not master:
-            _C_ops.assign_out_(new_params, master)
-        new_params = new_params if new_params.dtype == self._dtype else new_params.astype(self._dtype)
+        new_params = new_params if new_params.dtype == self._dtype else rounded(new_params, self._dtype)
         rows = [new_params] if single else _C_ops.unbind(new_params, 0)
         if rows[0] is not self._targets[0]:
             collections.deque(map(_C_ops.assign_out_, rows, self._targets), maxlen=0)
         if list(map(Tensor.data_ptr, [*self._stacks.values(), *self._targets])) != self._at:
             self._share()  # without a kernel of the device, the CPU's gives an in-place result new memory
+
+
+def rounded(values: Tensor, dtype: Any) -> Tensor:
+    """Cast values to a type of fewer bits, to the nearest number."""
+    cuts = paddle.__version__.startswith("3.1.")  # whose `astype` cuts bits off
+    if cuts and dtype == paddle.float16 and values.place.is_cpu_place():
+        with np.errstate(over="ignore"):
+            return paddle.to_tensor(values.numpy().astype("float16"), place=values.place)
+    return values.astype(dtype)
 
 
 def uncounted(tensor: Any) -> Any:
@@ -240,9 +248,10 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
                     continue
                 # this process has no element: the others wait for its sums, which are zeros
                 dtype, write = compute_dtype(param), None
-                empty, state = paddle.zeros([0], dtype), {STEP: paddle.ones([], dtype)}
+                empty, state = paddle.zeros([0], dtype), {}
                 for key, what in optimizer.state_kinds(param).items():
                     state[key] = empty if what == ELEMENT else paddle.zeros(rule_shape(what, shard.shape), dtype)
+                state[STEP] = paddle.ones([], dtype)
                 options, _ = optimizer.values_now(optimizer.group_of(param))
                 rule = optimizer.rule(empty, empty, state, paddle.zeros([], dtype), shard=shard, **options)
             else:
@@ -261,7 +270,7 @@ def started(
 ) -> tuple[Any, Callable[..., None]]:
     """Return the rule of a parameter, not run yet, and a function that writes its result."""
     target, dtype = optimizer.owner_of(param), compute_dtype(param)
-    kinds, stored = {**optimizer.state_kinds(param), STEP: SCALAR}, optimizer.state_of(param)
+    kinds, stored = optimizer.state_kinds(param), optimizer.state_of(param)
     state = {name: stored[name].astype(dtype) for name in kinds}
     for name, kind in kinds.items():
         if kind == ELEMENT and target.shape:

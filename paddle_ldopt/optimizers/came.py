@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Optional
 import paddle
 from paddle import Tensor
 
-from .._checks import Option, one_of_two, refusal
+from .._checks import Option, refusal
 from .fused import FusedRule
 from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_kinds, relative_step_lr
 from .options import (
@@ -22,12 +22,12 @@ from .options import (
     from_one,
     numbers,
     parameters_first,
+    passed_on,
     plain_weight_decay,
     register,
 )
-from .rule_optimizer import ScheduledOptimizer
 from .sharded import Shard, Update
-from .states import ELEMENT, GLOBAL_STEP, STEP, State
+from .states import ELEMENT, GLOBAL_STEP, STEP, State, Values
 
 _DECAY_RATE = 0.8
 _FLOAT16_MAX = 65504.0
@@ -64,7 +64,10 @@ def came_update(
     new_state = dict(v)
     if beta1:
         m = ema_(state["exp_avg"], u, beta1)
-        new_state["exp_avg"] = _fit_for_float16(m) if compression else m
+        new_state["exp_avg"] = m
+        if compression:  # to float16: denormal numbers are rounded towards 0, or m would not decay
+            fit = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
+            new_state["exp_avg"] = paddle.where(fit.abs() < 2.0**-14, (fit * 2.0**24).trunc() * 2.0**-24, fit)
         if len(shard.shape) >= 2:
             residual = u.subtract_(m)
             residual = residual.multiply_(residual).scale_(1.0, eps[2])
@@ -82,14 +85,8 @@ def came_update(
     return param.subtract_(u * lr), new_state
 
 
-def _fit_for_float16(m: Any) -> Any:
-    """Return m in the range of float16. Denormal numbers are rounded towards 0, or m would not decay."""
-    m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
-    return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
-
-
 @register("large language models in half of AdamW's memory; needs a warm-up; 4 bytes", trainer={"beta1": "adam_beta1"})
-class Came(ScheduledOptimizer, FactoredOptimizer):
+class Came(FactoredOptimizer):
     r"""Adafactor's low memory, with momentum and longer steps where updates are stable: the choice for large models.
 
     With :math:`\beta_{2,t} = 1 - t^{-decay\_rate}` and EMA the exponential moving average, for a parameter of rank 2 or
@@ -181,12 +178,7 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
         beta2: Optional[float] = None,
         **common: Any,
     ) -> None:
-        parameters = one_of_two("parameters", parameters, "params", params)
-        options = {"eps": eps, "decay_rate": decay_rate, "beta1": beta1, "beta2": beta2, "beta3": beta3}
-        options.update(clip_threshold=clip_threshold, weight_decay=weight_decay, scale_parameter=scale_parameter)
-        options.update(relative_step=relative_step, warmup_init=warmup_init)
-        options.update(compression=compression, loss_scale=loss_scale, **common)
-        super().__init__(learning_rate, parameters, **options)
+        super().__init__(**passed_on(locals()))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         super().check_together(options, group)
@@ -197,22 +189,17 @@ class Came(ScheduledOptimizer, FactoredOptimizer):
 
     rule = staticmethod(came_update)
 
-    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
-        fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
-        fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
-        flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
-        flags["factored"] = len(shape) >= 2
-        flags.update(momentum=bool(options["beta1"]), constant_beta2=options["beta2"] is not None)
-        states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
-        return FusedRule("came", states, fields, flags, aux=GLOBAL_STEP)
+    _squares, _residuals = ("exp_avg_sq_row", "exp_avg_sq"), ("exp_avg_res_row", "exp_avg_res_col")
+    fused_rule = FusedRule("came", (_squares, "exp_avg_sq_col", "exp_avg", *_residuals), GLOBAL_STEP, factored=True)
 
-    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        unknown = self.scales_lr or self._fixed["relative_step"]
-        return (None, None) if unknown else super().lr_now_and_peak(param, factor)
+    def fused_values(self, options: Values) -> Values:
+        values: Values = {"momentum": bool(options["beta1"]), "constant_beta2": options["beta2"] is not None}
+        values.update(beta1=options["beta1"] or 0.0, beta2=options["beta2"] or 0.0, clip=options["clip_threshold"])
+        return {**values, "grad_scale": 1.0 / options["loss_scale"]}
 
     def get_lr(self) -> float:
         """Return the rate of the next step for a ratio of 1, without the factor of `scale_parameter`."""
-        if not self._fixed["relative_step"] or not paddle.in_dynamic_mode():
+        if not self._options["relative_step"] or not paddle.in_dynamic_mode():
             return super().get_lr()
         t = paddle.to_tensor(self.steps_taken() + 1.0)
-        return float(relative_step_lr(t, self._fixed["warmup_init"]))
+        return float(relative_step_lr(t, self._options["warmup_init"]))

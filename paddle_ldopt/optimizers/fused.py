@@ -28,18 +28,18 @@ _HAS_DEVICES = paddle.is_compiled_with_cuda() or bool(paddle.device.get_all_cust
 _ANY_TYPE = 2  # index of the state that may have 16 bits
 _SMALLEST = float(np.finfo("float32").tiny)
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
+_FIELDS = set(kernels.TENSOR.names or ())
 _dtype = Tensor.dtype.__get__
-_DECAY = operator.methodcaller("get", "weight_decay", 0.0)
+CONVOLUTIONS = (4, 5)  # ranks of the weights, [out, in, (d,) h, w]
 
 
 class FusedRule(NamedTuple):
-    """An update rule for the C library; see `struct tensor` in kernels/csrc/step.h."""
+    """An update rule of the C library; see `struct tensor` in kernels/csrc/step.h."""
 
     name: str  # in `kernels.RULES`
     states: tuple[Any, ...]  # names in the struct's order; a tuple: names that exclude each other
-    fields: dict[str, Any]  # field of the struct -> number
-    flags: dict[str, Any] = {}  # name in `kernels.RULE_FLAGS` -> whether it is set
     aux: Optional[str] = None  # name of another state of one number
+    factored: bool = False  # whether matrices have states of rows and columns
 
 
 def unsupported_here() -> Optional[str]:
@@ -50,8 +50,9 @@ def unsupported_here() -> Optional[str]:
     return kernels.unsupported_reason()
 
 
-def refuse_fused(fused: Any, why: Optional[str]) -> None:
-    if fused and why is not None:
+def refuse_fused(fused: Any, why: Optional[str] = None) -> None:
+    """Raise for `fused=True` if there is a reason against it: `why`, or a general one."""
+    if fused and (why := why or unsupported_here()):
         raise refusal(ValueError, f"`fused=True` is not possible: {why}. Use None or False.", fused=True)
 
 
@@ -63,25 +64,22 @@ def _warn_once(message: str) -> None:
 class Plan:
     """The structs of an optimizer's parameters, and the tensors that they point to."""
 
-    def __init__(
-        self, optimizer: "LayerwiseOptimizer", params: list[Tensor], forms: list[int], options: list[Values]
-    ) -> None:
-        """The rule of a parameter has the form of `options[forms[row]]`."""
-        self.optimizer, self.params, self.forms = optimizer, params, forms
+    def __init__(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> None:
+        self.optimizer, self.params = optimizer, params
         self.row = {id(param): row for row, param in enumerate(params)}
         self.structs, self.refused = np.zeros(len(params), kernels.TENSOR), dict[int, str]()
         seen = set[Any]()
-        for row, (param, form) in enumerate(zip(params, forms)):
+        for row, param in enumerate(params):
             optimizer.check_param(param)
-            why, address = self._fill(self.structs[row], param, options[form]), param.data_ptr()
+            why, address = self._fill(self.structs[row], param), param.data_ptr()
             if why is None and address in seen and param.size:
                 why = "another parameter has its memory"
             seen.add(address)
             if why is not None:
                 self.refused[row] = why
         self._state, self.dtypes = self._state_now(), list(map(_dtype, params))
-        forms_of = {tuple(p.shape): EagerParamBase(p.shape, "float32", name="form") for p in params}  # no memory
-        self._forms = [forms_of[tuple(param.shape)] for param in params]
+        shapes = {tuple(p.shape): EagerParamBase(p.shape, "float32", name="form") for p in params}  # no memory
+        self._shapes = [shapes[tuple(param.shape)] for param in params]
         self._at = list(map(Tensor.data_ptr, params + self._state))
         self._matrices = [tensor for tensor in params + self._state if len(tensor.shape) > 1]  # may be transposed
         self._strided = list(map(Tensor.is_contiguous, self._matrices))
@@ -98,19 +96,17 @@ class Plan:
             len(state) == len(self._state)
             and all(map(operator.is_, state, self._state))
             and list(map(Tensor.data_ptr, self.params + state)) == self._at
-            and all(map(Tensor.is_same_shape, self.params, self._forms))
+            and all(map(Tensor.is_same_shape, self.params, self._shapes))
             and list(map(_dtype, self.params)) == self.dtypes
             and list(map(Tensor.is_contiguous, self._matrices)) == self._strided
         )
 
-    def _fill(self, struct: Any, param: Tensor, options: Values) -> Optional[str]:
+    def _fill(self, struct: Any, param: Tensor) -> Optional[str]:
         """Fill in the struct of a parameter, or return why the library cannot update it."""
         optimizer, shape = self.optimizer, list(param.shape)
+        rule: Any = optimizer.fused_rule
         if not optimizer.is_elementwise and optimizer.finder.is_part(param, optimizer._parameter_list):
             return "the library would sum over the shard of this process alone"
-        rule = library_rule(optimizer, options, shape)
-        if isinstance(rule, str):
-            return rule
         state, owner = optimizer.state_of(param), optimizer.owner_of(param)
         tensors: dict[Union[str, int], Any] = {"param": owner, "step": state[STEP]}
         if owner is not param:
@@ -132,14 +128,15 @@ class Plan:
         struct["param_type"], struct["copy_type"] = TYPES[owner.dtype], TYPES[param.dtype]
         moment = tensors.get(_ANY_TYPE)
         struct["moment_type"] = TYPES[paddle.float32 if moment is None else moment.dtype]
+        struct["rule"], possible = kernels.RULES[rule.name], dict.fromkeys(kernels.RULE_FLAGS, True)
+        possible.update(factored=rule.factored and len(shape) >= 2, grad_centralization=len(shape) in CONVOLUTIONS)
         sizes: Any = (1, 1, math.prod(shape))
-        if rule.flags.get("factored"):
+        if possible["factored"]:
             sizes = (math.prod(shape[:-2]), *shape[-2:])
-        elif rule.flags.get("centralize"):
+        elif possible["grad_centralization"]:
             sizes = (1, shape[0], math.prod(shape[1:]))
         struct["batch"], struct["rows"], struct["cols"] = sizes
-        struct["rule"] = kernels.RULES[rule.name]
-        struct["flags"] = sum(kernels.RULE_FLAGS[flag] for flag, is_set in rule.flags.items() if is_set)
+        struct["flags"] = sum(bit for flag, bit in kernels.RULE_FLAGS.items() if possible[flag])
         return None
 
 
@@ -159,88 +156,70 @@ def unsupported_tensor(tensor: Any) -> Optional[str]:
     return None
 
 
-def library_rule(optimizer: "LayerwiseOptimizer", options: Values, shape: Any = ()) -> Union[FusedRule, str]:
-    """Return an optimizer's `fused_rule`, or why it does not hold."""
-    rule = optimizer.fused_rule(options, shape)
-    for eps in () if isinstance(rule, str) else rule.fields["eps"]:
-        if 0.0 < eps < _SMALLEST:
-            return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
-    return rule
-
-
-class FusedStep:
-    """The C library's part in the steps of one optimizer."""
-
-    def __init__(self) -> None:
-        self._plan: Optional[Plan] = None
-        self._forms: list[Any] = []  # states and flags of a rule, or why there is none
-        self._options: list[Values] = []  # an example for each of these
-
-    def is_possible(self, optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
-        """Return whether the library may update such parameters; warn or raise if it is missing."""
-        on_cpu = not param._is_initialized() or param.place.is_cpu_place()
-        if on_cpu and kernels.library() is not None and not flags()["FLAGS_check_nan_inf"]:
-            return True
-        why = unsupported_here() if on_cpu else f"the parameters are on {param.place}"
+def library_is_usable(optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
+    """Return whether the library may update such parameters; warn if it is missing, raise if `fused` asks for it."""
+    on_cpu = not param._is_initialized() or param.place.is_cpu_place()
+    why = unsupported_here() if on_cpu else f"the parameters are on {param.place}"
+    if why is not None and on_cpu and not optimizer.fused:
+        _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
+    if why is None and optimizer.fused_rule is None:
+        why = f"for parameter '{param.name}': the C library has no rule of {type(optimizer).__name__}"
+    if why is not None:
         refuse_fused(optimizer.fused, why)
-        if on_cpu:
-            _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
-        return False
+    return why is None
 
-    def read(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], list[int]]:
-        """Return the structs of a step, and the indices of rows that the library cannot update.
 
-        Gradients that are not contiguous are replaced in `rows`.
-        """
-        params, grads, kinds, plan = rows.params, rows.grads, rows.kinds, self._plan
-        fields: list[Values] = []
-        form_of_kind: list[int] = []
-        for options in rows.options:
-            rule = library_rule(optimizer, options, (1, 1, 1, 1))  # the flags of convolutions, too
-            form = rule if isinstance(rule, str) else (rule.states, rule.flags)
-            if form not in self._forms:
-                self._forms.append(form)
-                self._options.append(options)
-            form_of_kind.append(self._forms.index(form))
-            fields.append({} if isinstance(rule, str) else rule.fields)
-        forms = list(map(form_of_kind.__getitem__, kinds))
-        at_row: Any = () if plan is None else list(map(plan.row.get, map(id, params)))
-        if plan is None or None in at_row or list(map(plan.forms.__getitem__, at_row)) != forms or not plan.is_valid():
-            every, of_every = list(params), list(forms)
-            if plan is not None:  # keep the others: the next step may update them
-                known = {id(p) for p in flatten_groups(optimizer._parameter_list)} - set(map(id, params))
-                for param, its_form in zip(plan.params, plan.forms):
-                    if id(param) in known and param.name in optimizer._already_create_accumulator:
-                        every.append(param)
-                        of_every.append(its_form)
-            plan = self._plan = Plan(optimizer, every, of_every, self._options)
-            at_row = range(len(params))
-        structs = plan.structs[at_row]
-        left = {i: plan.refused[row] for i, row in enumerate(at_row) if row in plan.refused} if plan.refused else {}
-        types, at = structs["copy_type"], list(map(Tensor.data_ptr, grads))
-        plain = None not in at and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
-        plain = plain and (not _HAS_DEVICES or all(grad.place.is_cpu_place() for grad in grads))
-        plain = plain and all(map(Tensor.is_same_shape, grads, params)) and all(map(Tensor.is_contiguous, grads))
-        if not plain:
-            types = [0] * len(grads)
-            for i, (param, grad) in enumerate(zip(params, grads)):
-                if not grad.is_selected_rows() and not grad.is_contiguous():
-                    grads[i] = grad = grad.contiguous()
-                why = unsupported_tensor(grad)
-                if why is None and not grad.is_same_shape(param) and grad.size != param.size:
-                    why = f"the shape is {list(grad.shape)}"
-                if why is not None:
-                    left.setdefault(i, f"of the gradient: {why}")
-                types[i], at[i] = (0, 0) if i in left else (TYPES[grad.dtype], grad.data_ptr())
-        structs["grad"], structs["grad_type"], structs["grad_scale"] = at, types, 1.0
-        for field, value in max(fields, key=len).items():
-            structs[field] = np.array(list(map(operator.methodcaller("get", field, value), fields)))[kinds]
-        structs["lr"] = np.array(rows.rates, "f4")[kinds] * np.array(rows.scales, "f4")
-        structs["weight_decay"] = np.array(list(map(_DECAY, rows.options)))[kinds]
-        if left and optimizer.fused:
-            i, why = next(iter(left.items()))
-            refuse_fused(True, f"for parameter '{params[i].name}': {why}")
-        return structs, sorted(left)
+def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], list[int]]:
+    """Return the structs of a step, and the indices of rows that the library cannot update.
+
+    Gradients that are not contiguous are replaced in `rows`.
+    """
+    params, grads, kinds, plan = rows.params, rows.grads, rows.kinds, optimizer.plan
+    at_row: Any = () if plan is None else list(map(plan.row.get, map(id, params)))
+    if plan is None or None in at_row or not plan.is_valid():
+        every = list(params)
+        if plan is not None:  # keep the others: the next step may update them
+            known = {id(p) for p in flatten_groups(optimizer._parameter_list)} - set(map(id, params))
+            others = [param for param in plan.params if id(param) in known]
+            every += [param for param in others if param.name in optimizer._already_create_accumulator]
+        plan = optimizer.plan = Plan(optimizer, every)
+        at_row = range(len(params))
+    structs = plan.structs[at_row]
+    left = {i: plan.refused[row] for i, row in enumerate(at_row) if row in plan.refused} if plan.refused else {}
+    types, at = structs["copy_type"], list(map(Tensor.data_ptr, grads))
+    plain = None not in at and list(map(_dtype, grads)) == list(map(plan.dtypes.__getitem__, at_row))
+    plain = plain and (not _HAS_DEVICES or all(grad.place.is_cpu_place() for grad in grads))
+    plain = plain and all(map(Tensor.is_same_shape, grads, params)) and all(map(Tensor.is_contiguous, grads))
+    if not plain:
+        types = [0] * len(grads)
+        for i, (param, grad) in enumerate(zip(params, grads)):
+            if not grad.is_selected_rows() and not grad.is_contiguous():
+                grads[i] = grad = grad.contiguous()
+            why = unsupported_tensor(grad)
+            if why is None and not grad.is_same_shape(param) and grad.size != param.size:
+                why = f"the shape is {list(grad.shape)}"
+            if why is not None:
+                left.setdefault(i, f"of the gradient: {why}")
+            types[i], at[i] = (0, 0) if i in left else (TYPES[grad.dtype], grad.data_ptr())
+    structs["grad"], structs["grad_type"], structs["grad_scale"] = at, types, 1.0
+    values, bits = list[Values](), list[int]()  # of each kind
+    for options in rows.options:
+        values.append({**options, **optimizer.fused_values(options)})
+        bits.append(kernels.RULE_FLAGS["factored"])
+        for flag, bit in kernels.RULE_FLAGS.items():
+            bits[-1] |= bit if values[-1].get(flag) else 0
+        for eps in values[-1]["eps"]:
+            if 0.0 < eps < _SMALLEST:
+                why = f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
+                left.update((i, why) for i, kind in enumerate(kinds) if rows.options[kind] is options)
+    for field in values[0].keys() & _FIELDS:
+        structs[field] = np.array(list(map(operator.itemgetter(field), values)))[kinds]
+    structs["flags"] &= np.array(bits, "i4")[kinds]
+    structs["lr"] = np.array(rows.rates, "f4")[kinds] * np.array(rows.scales, "f4")
+    if left and optimizer.fused:
+        i, why = next(iter(left.items()))
+        refuse_fused(True, f"for parameter '{params[i].name}': {why}")
+    return structs, sorted(left)
 
 
 def can_clip(clip: Any) -> bool:

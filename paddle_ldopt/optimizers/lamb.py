@@ -10,16 +10,15 @@ from typing import Any, ClassVar
 import paddle
 from paddle import Tensor, _C_ops
 
-from .._checks import Option, one_of_two
-from .fused import FusedRule
+from .._checks import Option
+from .fused import CONVOLUTIONS, FusedRule
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, register
-from .rule_optimizer import ScheduledOptimizer
+from .options import OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, passed_on, register
+from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
-from .states import ELEMENT, GLOBAL_STEP, STEP, State
+from .states import ELEMENT, GLOBAL_STEP, STEP, State, Values
 
 _DECAY = "[0, inf) or a function of the step"
-CONVOLUTIONS = (4, 5)  # ranks of the weights, [out, in, (d,) h, w]
 
 
 def lamb_update(
@@ -54,7 +53,7 @@ def lamb_update(
 
 
 @register("batches of thousands of rows; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"})
-class Lamb(ScheduledOptimizer):
+class Lamb(RuleOptimizer):
     r"""Adam with each parameter's step scaled to the norm of its weights: the choice for very large batches.
 
     With l the rate of the parameter's layer and t the number of the parameter's updates, this one included:
@@ -126,16 +125,14 @@ class Lamb(ScheduledOptimizer):
         params: Any = None,
         **common: Any,
     ) -> None:
-        parameters = one_of_two("parameters", parameters, "params", params)
-        options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(learning_rate, parameters, **options, **common)
+        super().__init__(**passed_on(locals()))
 
     rule = staticmethod(lamb_update)
 
-    def fused_rule(self, options: dict[str, Any], shape: Any) -> FusedRule:
-        fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0)}
-        flags = {"centralize": options["grad_centralization"] and len(shape) in CONVOLUTIONS}
-        return FusedRule("lamb", ("moment1", "moment2"), fields, flags, aux=GLOBAL_STEP)
+    fused_rule = FusedRule("lamb", ("moment1", "moment2"), aux=GLOBAL_STEP)
+
+    def fused_values(self, options: Values) -> Values:
+        return {"eps": (options["eps"], 0, 0)}
 
     def has_weight_decay(self, param: Tensor) -> bool:
         has_groups = self._parameter_list and isinstance(self._parameter_list[0], dict)

@@ -11,12 +11,12 @@ from collections.abc import Generator
 from typing import Any, Optional
 
 import paddle
-from paddle import _C_ops
+from paddle import Tensor, _C_ops
 
 from .._checks import refusal
 from .._compat import flags
 from .rule_optimizer import RuleOptimizer
-from .states import COLUMN, ELEMENT, ROW, Values
+from .states import COLUMN, ELEMENT, ROW, STEP, USED_LR, Values
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
@@ -97,8 +97,6 @@ def relative_step_lr(t: Any, warmup_init: bool) -> Any:
 class FactoredOptimizer(RuleOptimizer):
     """An optimizer with a factored second moment and the option `relative_step`."""
 
-    _lr_optional = True
-
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         if options["relative_step"]:
             self._refuse_lr("lr", options["lr"])
@@ -107,16 +105,16 @@ class FactoredOptimizer(RuleOptimizer):
             raise refusal(ValueError, wrong, relative_step=False, warmup_init=True)
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        argument, self.sets_own_lr = self._lr_argument, self._fixed["relative_step"]
+        argument, self.sets_own_lr = self._lr_argument, self._options["relative_step"]
         groups = [item if isinstance(item, dict) else {} for item in parameters or [{}]]
         in_groups = [group.get("lr") is not None for group in groups]
-        self.scales_lr = any({**self._defaults, **group}["scale_parameter"] for group in groups)
+        self.scales_lr = any({**self._options, **group}["scale_parameter"] for group in groups)
         if self.sets_own_lr:
             self._refuse_lr(argument, rate)
         elif rate is None and not all(in_groups):
             wrong = f"`{argument}` must be given with `relative_step=False`."
             raise refusal(ValueError, wrong, **{argument: None}, relative_step=False)
-        return 1.0 if rate is None else rate
+        return super()._initial_lr(1.0 if rate is None else rate, parameters)
 
     def _refuse_lr(self, argument: str, rate: Any) -> None:
         if rate is not None:
@@ -124,8 +122,18 @@ class FactoredOptimizer(RuleOptimizer):
             wrong = f"Cannot combine manual `{argument}` and `relative_step=True` options: {advice}"
             raise refusal(ValueError, wrong, **{argument: rate}, relative_step=True)
 
+    def used_lr_of(self, param: Tensor) -> Optional[float]:
+        """Return the rate of the parameter's last update, which Adafactor keeps; None if unknown."""
+        state = self.state_of(param) if param.name in self._already_create_accumulator else {}
+        known = isinstance(state.get(USED_LR), Tensor) and state[STEP].item() > 0
+        return float(state[USED_LR].item()) if known else None
+
+    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+        own = self._options["relative_step"] or self.scales_lr
+        return (self.used_lr_of(param), None) if own else super().lr_now_and_peak(param, factor)
+
     def set_lr_scheduler(self, scheduler: Any) -> None:
-        if self._fixed["relative_step"]:
+        if self._options["relative_step"]:
             wrong = "`relative_step` sets the rate from the step."
             raise refusal(RuntimeError, wrong, scheduler=scheduler)
         super().set_lr_scheduler(scheduler)

@@ -14,10 +14,10 @@ from paddle import Tensor
 from .._checks import Option, checked_bool, refusal
 from .._compat import topology
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import OWN_RATE, WEIGHT_DECAY, bool_option, decay_option, from_one, numbers, register
+from .options import OWN_RATE, WEIGHT_DECAY, bool_option, decay_option, from_one, numbers, passed_on, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard
-from .states import ELEMENT, STEP, State, Values
+from .states import ELEMENT, STEP, State
 from .step import Rows
 
 _RANKS = (2, 4, 5)  # matrices and kernels of convolutions; [e, m, n] may be a stack of experts or a Conv1D
@@ -179,11 +179,10 @@ class Muon(RuleOptimizer):
         if use_muon is not None and not callable(use_muon):
             raise refusal(TypeError, "`use_muon` must be a function of a parameter, or None.", use_muon=use_muon)
         if not paddle.in_dynamic_mode():
-            raise RuntimeError("Muon works in dygraph only. Received: a static graph")
-        options: Values = {"momentum": momentum, "nesterov": nesterov, "ns_coefficients": ns_coefficients}
-        options.update(ns_steps=ns_steps, adjust_lr=adjust_lr, ns_dtype=ns_dtype, weight_decay=weight_decay)
-        options.update(beta1=beta1, beta2=beta2, epsilon=epsilon, **common)
-        super().__init__(learning_rate, parameters, **options)
+            raise refusal(RuntimeError, "Muon works in dygraph only.", "a static graph")
+        arguments = passed_on(locals())
+        del arguments["use_muon"]
+        super().__init__(**arguments)
         self._groups = self._routed(use_muon)
 
     rule = staticmethod(muon_update)
@@ -201,11 +200,11 @@ class Muon(RuleOptimizer):
                     if self.layers is None:
                         how = "give `layers`, or `use_muon`, a function of a parameter, or groups with 'use_muon'"
                         received = f"layers=None, use_muon=None, '{param.name}' of shape {list(param.shape)}"
-                        raise ValueError(f"Muon must know the matrices of blocks: {how}. Received: {received}")
+                        raise refusal(ValueError, f"Muon must know the matrices of blocks: {how}.", received)
                     chosen = len(param.shape) in _RANKS and bool(self.layers.layer_of(param.name).is_block)
                 if chosen and len(param.shape) < 2:
                     wrong = "Muon updates matrices: leave vectors and scalars to AdamW."
-                    raise ValueError(f"{wrong} Received: use_muon=True for '{param.name}' of shape {list(param.shape)}")
+                    raise refusal(ValueError, wrong, f"use_muon=True for '{param.name}' of shape {list(param.shape)}")
                 routed[param.name] = sides[chosen]
         if not any(group["use_muon"] for group in routed.values()):
             wrong = "No parameter is a matrix of a block, so Muon would be AdamW: use AdamWDL, or give `use_muon`."
@@ -217,9 +216,9 @@ class Muon(RuleOptimizer):
         return bool(self.group_of(param)["use_muon"])
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        if self._fixed["ns_dtype"] == "bfloat16" and any(param.place.is_cpu_place() for param in rows.params):
+        if self._options["ns_dtype"] == "bfloat16" and any(param.place.is_cpu_place() for param in rows.params):
             wrong = "Paddle has no bfloat16 products on a CPU: leave `ns_dtype` out."
-            raise ValueError(f'{wrong} Received: ns_dtype="bfloat16"')
+            raise refusal(ValueError, wrong, 'ns_dtype="bfloat16"')
         cut = [param for param in rows.params if param.is_dist() and self.uses_muon(param)]
         if topology() is not None:
             shards, sliced = self.finder.find(self._parameter_list), self.finder.is_sliced(self._parameter_list)
@@ -228,5 +227,5 @@ class Muon(RuleOptimizer):
             cut += [param for param in every if (sliced or param.name in split) and self.uses_muon(param)]
         if cut:
             wrong = "Muon needs whole matrices: use data parallel or sharding version 1, or AdamWDL."
-            raise ValueError(f"{wrong} Received: {len(cut)} matrices split over processes, such as '{cut[0].name}'")
+            raise refusal(ValueError, wrong, f"{len(cut)} matrices split over processes, such as '{cut[0].name}'")
         return super().prepared(rows)

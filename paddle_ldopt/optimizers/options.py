@@ -19,6 +19,7 @@ from .._checks import (
     checked_int,
     checked_number,
     nearest,
+    one_of_two,
     plain_number,
     refusal,
     shown,
@@ -26,7 +27,7 @@ from .._checks import (
 )
 from .._compat import flatten_groups
 from .hook import N_LAYERS, layerwise_lr_decay
-from .states import SCALAR, STEP, State, StepFunction
+from .states import SCALAR, STEP, State, StepFunction, Values
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -70,7 +71,7 @@ def numbers(*ends: str, low: float = 0.0) -> Callable[[Any, str], tuple[float, .
 def plain_weight_decay(value: Any, name: str) -> Any:
     if isinstance(value, WeightDecayRegularizer):
         wrong = f"`{name}` must be a number such as 0.01, which decays the weights themselves, not a penalty."
-        raise TypeError(f"{wrong} Received: {name}={type(value).__name__}")
+        raise refusal(TypeError, wrong, f"{name}={type(value).__name__}")
     return 0.0 if value is None else value
 
 
@@ -195,7 +196,7 @@ def optimizer_class(name: str) -> type:
     """Return the class of an optimizer by its name in `list_optimizers`; raise ValueError for another."""
     if not isinstance(name, str) or name not in REGISTRY:
         known = ", ".join(map(repr, REGISTRY)) + nearest(name, REGISTRY)
-        raise ValueError(f"`name` must be one of {known}. Received: name={shown(name)}")
+        raise refusal(ValueError, f"`name` must be one of {known}.", f"name={shown(name)}")
     return REGISTRY[name].cls
 
 
@@ -216,6 +217,14 @@ def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
             "takes steps below 1e-3 of the others'. Divide it by the optimizer's learning rate."
         )
         warnings.warn(refusal(UserWarning, problem, learning_rate=small[0]), stacklevel=4)
+
+
+def passed_on(local: Values) -> Values:
+    """Return a constructor's arguments, given its `locals()`, for the constructor of the base class."""
+    arguments = {name: value for name, value in local.items() if name not in {"self", "__class__", "params", "common"}}
+    if "params" in local:
+        arguments["parameters"] = one_of_two("parameters", arguments["parameters"], "params", local["params"])
+    return {**arguments, **local.get("common", {})}
 
 
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
@@ -245,34 +254,34 @@ def checked_parameters(parameters: Any, options: dict[str, Option]) -> Any:
     groups = [checked_group(item, options) for item in items if isinstance(item, dict)]
     warn_of_absolute_rates(groups)
     if groups and len(groups) < len(items):
-        raise TypeError("`parameters` must hold either parameters or parameter groups. Received: both")
+        raise refusal(TypeError, "`parameters` must hold either parameters or parameter groups.", "both")
     names: dict[str, None] = {}
     params = flatten_groups(groups) if groups else items
     for param in params:
         if not hasattr(param, "stop_gradient"):
             received = f"{shown(param)} of type {type(param).__name__}"
-            raise TypeError(f"`parameters` must hold parameters. Received: {received}")
+            raise refusal(TypeError, "`parameters` must hold parameters.", received)
         if param.name in names:
             wrong = "Parameters need different names, by which Paddle keeps their state: build their models in one"
             advice = "`paddle.utils.unique_name.guard()`, or in none; and list none of them twice."
-            raise ValueError(f"{wrong} {advice} Received: '{param.name}'")
+            raise refusal(ValueError, f"{wrong} {advice}", f"'{param.name}'")
         names[param.name] = None
     if all(param.stop_gradient for param in params):
         received = f"{len(names)} parameters, all frozen" if names else "parameters=[]"
-        raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
+        raise refusal(ValueError, "`parameters` holds no trainable parameter.", received)
     return groups or items
 
 
 def checked_group(group: dict[str, Any], options: dict[str, Option]) -> dict[str, Any]:
     if "params" not in group:
-        raise ValueError(f"A parameter group must have 'params'. Received: keys {shown(list(group))}")
+        raise refusal(ValueError, "A parameter group must have 'params'.", f"keys {shown(list(group))}")
     known_keys = _GROUP_KEYS | {name for name, option in options.items() if option.group}
     unknown = group.keys() - known_keys - _LABELS
     if unknown:
         known = ", ".join(map(repr, sorted(known_keys)))
         received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
         meaning = " 'learning_rate' is a multiplier of the optimizer's rate." if "lr" in unknown else ""
-        raise ValueError(f"A parameter group may only have the keys {known}.{meaning} Received: {received}")
+        raise refusal(ValueError, f"A parameter group may only have the keys {known}.{meaning}", received)
     params, rate = group["params"], group.get("learning_rate", 1.0)
     if group.get("lr") is not None and "learning_rate" in group:
         rates = "either 'lr', its absolute rate, or 'learning_rate', a multiplier of the optimizer's rate"
@@ -286,4 +295,5 @@ def checked_group(group: dict[str, Any], options: dict[str, Option]) -> dict[str
         advice = "give the group its 'learning_rate', a multiplier of the optimizer's."
         raise refusal(ValueError, f"'lr_scale' is a label and has no effect: {advice}", lr_scale=group["lr_scale"])
     given = {"learning_rate": rate} if "learning_rate" in group else {}
+    given.update((name, options[name].checked(value, name)) for name, value in group.items() if name in options)
     return {**group, **given, "params": [params] if hasattr(params, "stop_gradient") else list(params)}

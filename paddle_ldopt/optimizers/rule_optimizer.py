@@ -1,4 +1,4 @@
-"""The bases of optimizers whose update is a function of tensors, and whose rate may be a function of their steps."""
+"""The base of optimizers whose update is a function of tensors; their rate may be a function of their steps."""
 
 import warnings
 from typing import Any, Callable, Optional
@@ -10,16 +10,14 @@ from .._checks import problem, refusal
 from .._compat import dtype_name, is_called_by
 from .base import LayerwiseOptimizer
 from .batches import started
-from .options import COMMON, checked_lr, lr_or_function
+from .options import COMMON, OWN_SCHEDULE, checked_lr, lr_or_function
 from .sharded import Shard, run_locally
 from .states import (
     COLUMN,
     ELEMENT,
     GLOBAL_STEP,
     ROW,
-    SCALAR,
     STEP,
-    State,
     StepFunction,
     Values,
     compute_dtype,
@@ -49,8 +47,8 @@ class RuleOptimizer(LayerwiseOptimizer):
             (square,) = yield [shard.square_sum(moment)]
             return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-    It may override `fused_rule` (the rule in the C library), `check_together` (options that exclude each other), and,
-    if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_initial_lr`.
+    It may also declare `fused_rule` and `fused_values` (the rule in the C library), `check_together` (options that
+    exclude each other), and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_initial_lr`.
 
     Args:
         batch_bytes: the size limit of a batch of parameters that are updated together. A step needs up to twelve times
@@ -70,8 +68,10 @@ class RuleOptimizer(LayerwiseOptimizer):
         batch_bytes: Optional[int] = None,
         **arguments: Any,
     ) -> None:
-        no_rate = learning_rate is None and self._lr_optional
-        rate = None if no_rate else self._check_lr(learning_rate, self._lr_argument)
+        rate = learning_rate
+        if rate is not None or "relative_step" not in self.OPTIONS:
+            check = lr_or_function if self.OPTIONS.get("lr") is OWN_SCHEDULE else checked_lr
+            rate = check(learning_rate, self._lr_argument)
         self.batch_bytes = COMMON["batch_bytes"].checked(batch_bytes, "batch_bytes")
         parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **arguments)
         self._param_groups, self._multi_precision = None, multi_precision
@@ -80,101 +80,15 @@ class RuleOptimizer(LayerwiseOptimizer):
         super().__init__(self._initial_lr(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
 
-    _check_lr: Callable[[Any, str], Any] = staticmethod(checked_lr)
     _lr_argument = "learning_rate"
-    _lr_optional = False  # whether the rate may be None
 
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        return rate
-
-    def _create_param_lr(self, param_and_grad: Any) -> Any:
-        group = self.group_of(param_and_grad[0])
-        if group.get("lr") is None:
-            return super()._create_param_lr(param_and_grad)
-        lr = paddle.full_like(self._global_learning_rate(), self.values_now(group)[1])
-        return lr * self.layerwise_ratio(param_and_grad[0])
-
-    def _add_param_group(self, param_group: Values) -> None:
-        # hidden from Paddle, which would add an L2 penalty
-        hidden = {"weight_decay": param_group.pop("weight_decay")} if "weight_decay" in param_group else {}
-        super()._add_param_group(param_group)
-        param_group.pop("weight_decay", None)
-        param_group.update(hidden)
-
-    def _append_to_graph(self, block: Any, param_and_grad: Any) -> None:
-        param, grad = param_and_grad
-        if not paddle.framework.in_pir_mode():
-            wrong = "Paddle's earlier form of static graphs is supported by AdamWDL only: set FLAGS_enable_pir_api=1."
-            raise refusal(RuntimeError, wrong, optimizer=type(self).__name__, FLAGS_enable_pir_api=0)
-        options, _ = self.values_now({})
-        if "weight_decay" in options and not self.has_weight_decay(param):
-            options["weight_decay"] = 0.0
-        lr = self._create_param_lr(param_and_grad).astype(compute_dtype(param)).reshape([])
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "In static graph mode")  # of methods that overwrite
-            rule, write = started(self, param, in_shape(grad, param), options, lr, Shard(list(param.shape)), None)
-            write(*run_locally(rule))
-
-    def check_param(self, param: Tensor) -> None:
-        super().check_param(param)
-        if paddle.in_dynamic_mode() and self.finder.params:
-            self.finder.check(param)
-
-    def state_layout(self, param: Tensor) -> dict[str, Any]:
-        layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
-        return {**layout, STEP: (compute_dtype(param), [1])}
-
-    def _create_accumulators(self, block: Any, parameters: Any) -> None:
-        for param in parameters["params"] if isinstance(parameters, dict) else parameters:
-            self.check_param(param)
-            if param.name in self._already_create_accumulator:
-                continue
-            kinds = self.state_kinds(param)
-            other = [name for name, kind in kinds.items() if kind != ELEMENT]
-            if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
-                wrong = "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape:"
-                advice = "train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb."
-                received = f"{type(self).__name__} with state {', '.join(other)} of '{param.name}'"
-                raise ValueError(f"{wrong} {advice} Received: {received}")
-            owner = self._create_master_weight(param) if self.has_master(param) else param
-            if owner is param and self._is_dtype_fp16_or_bf16(param.dtype):  # Paddle's AdamW warns as well
-                wrong = "Parameters of 16 bits stop moving if a step is below their rounding: use multi_precision=True."
-                warnings.warn(problem(wrong, optimizer=type(self).__name__), stacklevel=2)
-            for name, (dtype, shape) in self.state_layout(param).items():
-                self._add_accumulator(name, owner, fill_value=0.0, dtype=dtype_name(dtype), shape=shape)
-            self._already_create_accumulator.add(param.name)
-
-    def state_dict(self) -> Values:
-        """Return the state under names for PaddleNLP's unified checkpoints."""
-        self.taken = None  # the caller may change the state
-        kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
-        is_split = is_called_by("sharded_state_dict") and self.finder.is_sliced(self._parameter_list)
-        if is_split and {ROW, COLUMN} & set(kinds.values()):
-            wrong = "Paddle's `sharded_state_dict` for `split_param` would save rows and columns at wrong offsets:"
-            received = f"{type(self).__name__} with states {', '.join(sorted({STEP, *kinds}))}"
-            raise ValueError(f"{wrong} use `paddle_ldopt.parallel.save_checkpoint`. Received: {received}")
-        # Paddle omits the loaded state of parameters that had no gradient yet
-        state = {**self._accumulators_holder, **super().state_dict()}
-        names = {*self._accumulators, *(self.state_key(name) for name in (STEP, *kinds))}
-        return {unified_name(key, names): value for key, value in state.items()}
-
-    def set_state_dict(self, state_dict: Values) -> None:
-        super().set_state_dict(plain(state_dict))
-
-
-class ScheduledOptimizer(RuleOptimizer):
-    """An optimizer whose rate, "lr" and "weight_decay" may be a `StepFunction` of its own steps."""
-
-    _check_lr = staticmethod(lr_or_function)
-
-    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        rate = super()._initial_lr(rate, parameters)
         groups = [group for group in parameters or [] if isinstance(group, dict)]
-        values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
+        values = [rate, *(options.get(key) for options in (self._options, *groups) for key in ("weight_decay", "lr"))]
         self._functions = [value for value in values if isinstance(value, StepFunction)]
-        self.counts_together = bool(self._functions)
-        self._count_state, self.taken = (GLOBAL_STEP, 0.0) if self._functions else (STEP, None)
         self._check_static()
+        if self._functions:
+            self.counts_together, self._count_state, self.taken = True, GLOBAL_STEP, 0.0
         for function in self._functions:
             function(0)  # checks it
         if not isinstance(rate, StepFunction):
@@ -199,7 +113,8 @@ class ScheduledOptimizer(RuleOptimizer):
 
     def set_lr_scheduler(self, scheduler: Any) -> None:
         super().set_lr_scheduler(scheduler)
-        self.lr_function, self.sets_own_lr = None, False
+        if self.lr_function is not None:
+            self.lr_function, self.sets_own_lr = None, False
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         own = self.group_of(param).get("lr")
@@ -210,19 +125,78 @@ class ScheduledOptimizer(RuleOptimizer):
         now = factor * rate.reported(self.steps_taken())
         return now, None if callable(rate.source) else factor * max(rate.source)
 
-    def _states_of(self, param: Tensor) -> dict[str, State]:
-        # float32 even for float64 parameters, so that all counts can be compared
-        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self.counts_together else {}
-        return {**super()._states_of(param), **counted}
+    def _create_param_lr(self, param_and_grad: Any) -> Any:
+        group = self.group_of(param_and_grad[0])
+        if group.get("lr") is None:
+            return super()._create_param_lr(param_and_grad)
+        lr = paddle.full_like(self._global_learning_rate(), self.values_now(group)[1])
+        return lr * self.layerwise_ratio(param_and_grad[0])
+
+    def _append_to_graph(self, block: Any, param_and_grad: Any) -> None:
+        param, grad = param_and_grad
+        if not paddle.framework.in_pir_mode():
+            wrong = "Paddle's earlier form of static graphs is supported by AdamWDL only: set FLAGS_enable_pir_api=1."
+            raise refusal(RuntimeError, wrong, optimizer=type(self).__name__, FLAGS_enable_pir_api=0)
+        options, _ = self.values_now({})
+        if "weight_decay" in options and not self.has_weight_decay(param):
+            options["weight_decay"] = 0.0
+        lr = self._create_param_lr(param_and_grad).astype(compute_dtype(param)).reshape([])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "In static graph mode")  # of methods that overwrite
+            rule, write = started(self, param, in_shape(grad, param), options, lr, Shard(list(param.shape)), None)
+            write(*run_locally(rule))
+
+    def check_param(self, param: Tensor) -> None:
+        super().check_param(param)
+        if paddle.in_dynamic_mode() and self.finder.params:
+            self.finder.check(param)
+
+    def state_layout(self, param: Tensor) -> dict[str, Any]:
+        return {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
+
+    def _create_accumulators(self, block: Any, parameters: Any) -> None:
+        for param in parameters["params"] if isinstance(parameters, dict) else parameters:
+            self.check_param(param)
+            if param.name in self._already_create_accumulator:
+                continue
+            kinds = self.state_kinds(param)
+            other = [name for name, kind in kinds.items() if kind != ELEMENT and name != STEP]
+            if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
+                wrong = "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape:"
+                advice = "train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb."
+                received = f"{type(self).__name__} with state {', '.join(other)} of '{param.name}'"
+                raise refusal(ValueError, f"{wrong} {advice}", received)
+            owner = self._create_master_weight(param) if self.has_master(param) else param
+            if owner is param and self._is_dtype_fp16_or_bf16(param.dtype):  # Paddle's AdamW warns as well
+                wrong = "Parameters of 16 bits stop moving if a step is below their rounding: use multi_precision=True."
+                warnings.warn(problem(wrong, optimizer=type(self).__name__), stacklevel=2)
+            for name, (dtype, shape) in self.state_layout(param).items():
+                self._add_accumulator(name, owner, fill_value=0.0, dtype=dtype_name(dtype), shape=shape)
+            self._already_create_accumulator.add(param.name)
+
+    def state_dict(self) -> Values:
+        """Return the state under names for PaddleNLP's unified checkpoints."""
+        self.taken = None  # the caller may change the state
+        kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
+        is_split = is_called_by("sharded_state_dict") and self.finder.is_sliced(self._parameter_list)
+        if is_split and {ROW, COLUMN} & set(kinds.values()):
+            wrong = "Paddle's `sharded_state_dict` for `split_param` would save rows and columns at wrong offsets:"
+            received = f"{type(self).__name__} with states {', '.join(sorted(kinds))}"
+            raise refusal(ValueError, f"{wrong} use `paddle_ldopt.parallel.save_checkpoint`.", received)
+        # Paddle omits the loaded state of parameters that had no gradient yet
+        state = {**self._accumulators_holder, **super().state_dict()}
+        names = {*self._accumulators, *(self.state_key(name) for name in kinds)}
+        return {unified_name(key, names): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`, also of a run without schedules."""
         state_dict = plain(state_dict)
-        counted = [key for key in state_dict if str(key).endswith(f"_{STEP}_0")] if self.counts_together else []
-        steps = {key: largest([state_dict[key]]) for key in counted}
-        counts = {}
-        for key in steps:
-            count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
-            # a copy: the given Tensor may belong to another optimizer
-            counts[count] = paddle.full([], max(largest([state_dict.get(count)]), *steps.values()), "float32")
-        super().set_state_dict({**state_dict, **counts})
+        if self._count_state == GLOBAL_STEP:
+            keys = [key for key in state_dict if str(key).endswith(f"_{STEP}_0")]
+            steps = {key.removesuffix(f"{STEP}_0"): largest([state_dict[key]]) for key in keys}
+            for owner in steps:
+                count = f"{owner}{GLOBAL_STEP}_0"
+                # a copy: the given Tensor may belong to another optimizer
+                most = max(largest([state_dict.get(count)]), *steps.values())
+                state_dict[count] = paddle.full([1], most, "float32")
+        super().set_state_dict(state_dict)

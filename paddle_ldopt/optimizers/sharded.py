@@ -16,8 +16,9 @@ import paddle
 import paddle.distributed as dist
 from paddle import Tensor, _C_ops
 
+from .._checks import refusal
 from .._compat import create_state, is_sharded, parameters_of, topology
-from .states import ELEMENT, ROW, SCALAR, STEP
+from .states import COLUMN, ELEMENT, ROW, SCALAR
 
 Update = Generator[list[Any], list[Any], tuple[Any, dict[str, Any]]]  # a running rule that asks for sums
 Rule = Union[Generator[list[Any], list[Any], Any], Any]  # a running rule, or the result of one without sums
@@ -242,7 +243,7 @@ class ShardFinder:
         if self.params and param.name not in self.params:
             wrong = "The optimizer was not built with this parameter: a wrapper has fused parameters into buffers or"
             advice = f"cut them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}."
-            raise ValueError(f"{wrong} {advice} Received: '{param.name}' of shape {list(param.shape)}")
+            raise refusal(ValueError, f"{wrong} {advice}", f"'{param.name}' of shape {list(param.shape)}")
         return self.params.get(param.name, param)
 
     def check(self, param: Tensor) -> None:
@@ -252,7 +253,7 @@ class ShardFinder:
         if shape != built_with if param is original else len(shape) != 1:
             wrong = f"'{param.name}' had another shape when the optimizer was built, and is no slice of sharding."
             advice = f"Build the optimizer after the model is complete; {_INSTEAD}."
-            raise ValueError(f"{wrong} {advice} Received: shape={shape}, built with {built_with}")
+            raise refusal(ValueError, f"{wrong} {advice}", f"shape={shape}, built with {built_with}")
 
     def find(self, parameter_list: Any) -> dict[str, Shard]:
         """Return name -> `Shard`; all processes must call this together."""
@@ -305,7 +306,7 @@ class ShardFinder:
             return None
         if axis is None:
             wrong = "A tensor-parallel parameter must have `split_axis`, the axis along which its layer splits it."
-            raise ValueError(f"{wrong} Received: '{param.name}' with is_distributed=True alone")
+            raise refusal(ValueError, wrong, f"'{param.name}' with is_distributed=True alone")
         return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
 
 
@@ -340,7 +341,7 @@ class MissingGradients:
             if differs:
                 wrong = "Processes that share parameters must freeze the same ones: set `stop_gradient` equally in all."
                 received = f"'{param.name}' with stop_gradient={param.stop_gradient} here, the opposite elsewhere"
-                raise ValueError(f"{wrong} Received: {received}")
+                raise refusal(ValueError, wrong, received)
         self.names = [param.name for param, has in zip(self.params, seen) if not has]
         return [(param, grad) for param, grad in params_grads if param.name not in self.names]
 
@@ -357,13 +358,13 @@ def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shar
     unknown = [param.name for param in params if param.name not in keys]
     if unknown:
         wrong = "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model."
-        raise ValueError(f"{wrong} Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})")
+        raise refusal(ValueError, wrong, f"nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})")
     create_state(optimizer, [p for p in params if optimizer.layerwise_ratio(p) != 0.0])
     sharded = {}
     for param in params:
         if (shards is not None and param.name not in shards) or param.name not in optimizer._already_create_accumulator:
             continue  # only padding, or frozen
-        owner, kinds = optimizer.owner_of(param), {**optimizer.state_kinds(param), STEP: SCALAR}
+        owner, kinds = optimizer.owner_of(param), optimizer.state_kinds(param)
         state = {name: (value, kinds[name]) for name, value in optimizer.state_of(param).items()}
         if owner is not param:
             state["w"] = owner, ELEMENT
@@ -376,23 +377,20 @@ def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shar
 
 def _sharded_weight(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
     ShardedWeight = type(weight)
-    places = [tuple(place) for place in (weight.local_shape, weight.global_shape, weight.global_offset)]
+    local, whole, offset = map(tuple, (weight.local_shape, weight.global_shape, weight.global_offset))
     flat: dict[str, Any] = {}
-    if kind == SCALAR or not places[0]:
-        places = [tuple(value.shape), tuple(value.shape), (0,) * len(value.shape)]
-        size = value.size
-    elif kind == ELEMENT and shard is not None:
+    kind = kind if local else SCALAR
+    if kind != ELEMENT:  # every process has that of the whole parameter
+        local = whole = {SCALAR: tuple(value.shape), ROW: whole[:-1], COLUMN: (*whole[:-2], *whole[-1:])}[kind]
+        offset = (0,) * len(whole)
+    size = math.prod(local)
+    if kind == ELEMENT and shard is not None:
         size = shard[1] - shard[0]
         flat = {"is_flattened": True, "flattened_range": slice(*shard)}
         if value.shape[0] > size:
             value = value._slice(0, size)  # without the padding; shares memory, to be loaded into
-    else:
-        if kind != ELEMENT:  # every process has that of the whole parameter
-            shape = places[1][:-1] if kind == ROW else (*places[1][:-2], places[1][-1])
-            places = [shape, shape, (0,) * len(shape)]
-        size = math.prod(places[0])
     if value.size != size:
         wrong = f"The state '{key}' belongs to a shard of the parameter whose offset is unknown here: save with"
         advice = "`paddle_ldopt.parallel.save_checkpoint`, which asks the wrapper."
-        raise ValueError(f"{wrong} {advice} Received: {value.size} elements, not {size}")
-    return ShardedWeight(key, value, *places, **flat)
+        raise refusal(ValueError, f"{wrong} {advice}", f"{value.size} elements, not {size}")
+    return ShardedWeight(key, value, local, whole, offset, **flat)

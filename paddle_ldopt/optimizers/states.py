@@ -20,6 +20,8 @@ STEP = "beta1_pow_acc"
 
 GLOBAL_STEP = "global_step"  # the optimizer's steps, for a schedule: a parameter may lack gradients
 
+USED_LR = "used_lr"  # for `Adafactor.used_lr` and `AdafactorSchedule`
+
 POWERS = (STEP, "beta2_pow_acc")  # every optimizer has one of them or both
 COUNTERS = (*POWERS, GLOBAL_STEP)  # neither negative nor NaN
 
@@ -185,10 +187,10 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     for key, (name, form) in forms.items():
         if key in state_dict:
             if not isinstance(state_dict[key], (Tensor, np.ndarray)):
-                raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(state_dict[key])} as '{key}'")
+                raise refusal(TypeError, "`state_dict` must hold Tensors.", f"{shown(state_dict[key])} as '{key}'")
             check_value(f"'{key}' of `state_dict`", name, state_dict[key], form)
         elif key in live:
-            raise ValueError(f"`state_dict` lacks a state of the optimizer. Received: no '{key}'")
+            raise refusal(ValueError, "`state_dict` lacks a state of the optimizer.", f"no '{key}'")
     _check_owners(optimizer, params, state_dict, waiting, set(live))
     if masters:  # Paddle would go on with the caller's own Tensors
         copies = {key: m.detach().clone() if isinstance(m, Tensor) else m for key, m in masters.items()}
@@ -204,14 +206,14 @@ def _check_form(optimizer: Any, state_dict: Any) -> None:
         raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
     for key in ("master_weights", "LR_Scheduler"):
         if not isinstance(state_dict.get(key, {}), dict):
-            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
+            raise refusal(TypeError, f"'{key}' of `state_dict` must be a dict.", shown(state_dict[key]))
     schedule, schedule_state = optimizer._learning_rate, state_dict.get("LR_Scheduler")
     if isinstance(schedule, LRScheduler) and (schedule_state or not isinstance(schedule, LambdaDecay)):
         schedule.state_keys()
         missing = [key for key in schedule.keys if key not in (schedule_state or {})]
         if missing and not getattr(schedule, "takes_any_state", False):
             wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
-            raise ValueError(f"{wrong} Received: a state without {missing}")
+            raise refusal(ValueError, wrong, f"a state without {missing}")
 
 
 def _under_names(names: Any, state_dict: Values) -> Values:
@@ -231,7 +233,7 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
         lacking = sorted(layout.keys() - present) + [f"master_weights of {param.name}"] * (master is None)
         if present and lacking:
             wrong = "`state_dict` must have all state of a parameter or none: build the optimizer like the saved one."
-            raise ValueError(f"{wrong} Received: no {lacking} beside '{min(present)}'")
+            raise refusal(ValueError, wrong, f"no {lacking} beside '{min(present)}'")
         if not present and not param.stop_gradient:
             missing.append(param.name)
         known |= present
@@ -240,7 +242,7 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
     if surplus:
         wrong = f"`state_dict` has states that this {type(optimizer).__name__} lacks"
         advice = "build the optimizer like the saved one."
-        raise ValueError(f"{wrong}: {advice} Received: {len(surplus)} of these, such as {surplus[:2]}")
+        raise refusal(ValueError, f"{wrong}: {advice}", f"{len(surplus)} of these, such as {surplus[:2]}")
     names = tuple(f"{name}_" for name in optimizer.structured_names)  # the others are of parameters not trained here
     unknown = sorted(key for key in keys - known if not (names and key.startswith(names)))
     if unknown and (missing or not keys & known):
@@ -248,7 +250,7 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
         advice = "gives its parameters the saved names, and the optimizer with the same `name`; or remove entries of"
         received = f"{len(unknown)} unknown entries such as {unknown[:2]}, and nothing for {len(missing)} trainable "
         received += f"parameters such as {missing[:2]}"
-        raise ValueError(f"{wrong} {advice} parameters that no longer exist. Received: {received}")
+        raise refusal(ValueError, f"{wrong} {advice} parameters that no longer exist.", received)
 
 
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:

@@ -2,7 +2,7 @@
 
     step, minimize, apply_gradients and fleet's wrappers
       -> OneStep.update         overflow? clipping, ratios, rates, options: so far nothing has moved
-           -> FusedStep.read    the C library, on a CPU
+           -> read_structs      the C library, on a CPU
            -> Batch.update      the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
                                 Paddle's AdamW kernel; tensors split over processes in `prepared_shards`
 
@@ -22,10 +22,11 @@ from paddle import Tensor
 from paddle.base import core
 from paddle.base.dygraph.base import in_to_static_mode
 from paddle.framework import _dygraph_tracer
-from paddle.optimizer import Optimizer
 
+from .._checks import refusal
 from .._compat import check_weight_decay_in_step, create_state, get_fsdp_context, in_auto_dp_mode, topology
-from .fused import FusedStep, can_clip, clip_gradients, refuse_fused, unsupported_here, update_fused
+from .apply import LayerRates
+from .fused import can_clip, clip_gradients, library_is_usable, read_structs, refuse_fused, update_fused
 from .sharded import MissingGradients, ShardFinder
 from .states import Values, refresh_masters
 
@@ -51,14 +52,12 @@ class Rows(NamedTuple):
         return self._replace(**{name: [column[i] for i in chosen] for name, column in columns.items()})
 
 
-class OneStep(Optimizer):
+class OneStep(LayerRates):
     """The step of all optimizers of this package, from top to bottom."""
 
-    ratios: dict[str, float]  # param.name -> ratio; set once by a LayerMap, in every step by a hook
-    hook: Optional[Callable[[Any], Any]]
     finder: ShardFinder
     missing: MissingGradients
-    fused_step: FusedStep
+    plan: Any  # of the C library; None before the first step
     fused: Optional[bool]
     counts_together = False  # whether all parameters share one count of steps
     is_elementwise = False  # the rule needs no sums: the library may update shards
@@ -107,7 +106,7 @@ class OneStep(Optimizer):
         param, grad = pair
         check_gradient(self, param, grad)
         if not paddle.in_dynamic_mode():
-            refuse_fused(self.fused, unsupported_here())
+            refuse_fused(self.fused)
             ratio = self.layerwise_ratio(param)
             frozen = (isinstance(ratio, float) and ratio == 0.0) or 0 in param.shape
             return None if frozen else self._append_to_graph(block, param_and_grad)
@@ -173,7 +172,7 @@ class OneStep(Optimizer):
             penalty = penalty or param.__dict__.get("regularizer") is not None
         if self.hook is not None:
             self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
-        fused = self.fused is not False and bool(pairs) and self.fused_step.is_possible(self, pairs[0][0])
+        fused = self.fused is not False and bool(pairs) and library_is_usable(self, pairs[0][0])
         # settings alone decide which of the two clips: they round differently, and a resume must have the same bits
         by_library = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
         by_library = by_library and 0.0 not in self.ratios.values()  # their gradients count, too
@@ -182,10 +181,10 @@ class OneStep(Optimizer):
             refresh_masters(self, rows.params)
         if not fused or not rows.params:
             return None, rows, []
-        structs, left = self.fused_step.read(self, rows)
+        structs, left = read_structs(self, rows)
         if by_library and left:  # the norm needs all gradients
             rows = self._rows(self._clipped(clipped))
-            structs, left = self.fused_step.read(self, rows)
+            structs, left = read_structs(self, rows)
         elif by_library:
             clip_gradients(structs, clipped)
         return (np.delete(structs, left) if left else structs), rows, left
@@ -277,17 +276,17 @@ def check_gradient(optimizer: Any, param: Tensor, grad: Tensor) -> None:
     sparse = getattr(grad, "is_selected_rows", bool)()
     if sparse and not (optimizer.takes_sparse_on_gpu and param.place.is_gpu_place()):
         needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
-        raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
+        raise refusal(TypeError, needs, f"a sparse gradient of '{param.name}'")
     if not paddle.in_dynamic_mode():
         return
     if param.dtype not in _FLOATS or grad.dtype in _COMPLEX:
         wrong = "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones."
         received = f"'{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
-        raise TypeError(f"{wrong} Received: {received}")
+        raise refusal(TypeError, wrong, received)
     if not sparse and not grad.is_same_shape(param) and grad.size != param.size:
         wrong = "A gradient must have the size of its parameter: Paddle's kernel would read memory behind it."
         received = f"'{param.name}' of shape {list(param.shape)}, gradient of shape {list(grad.shape)}"
-        raise ValueError(f"{wrong} Received: {received}")
+        raise refusal(ValueError, wrong, received)
 
 
 def in_shape(grad: Tensor, param: Tensor) -> Any:

@@ -115,7 +115,7 @@ def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
 
 def check_same_options(optimizer: Optimizer) -> None:
     inner = _compat.unwrap(optimizer)
-    given = {**vars(inner).get("_fixed", {}), **vars(inner).get("_defaults", inner._default_dict)}
+    given = vars(inner).get("_options", inner._default_dict)
     mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
     own_rate = getattr(inner, "sets_own_lr", False)  # such a rate may be that of a parameter
     mine.update(optimizer=type(inner).__name__, learning_rate=None if own_rate else inner.get_lr())

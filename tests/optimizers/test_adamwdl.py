@@ -189,7 +189,7 @@ def test_a_group_that_is_added_is_updated_as_by_paddle(fused):
         params, _ = make_params(arrays)
         *early, late = params.values()
         opt = cls(0.01, parameters=[{"params": early}], **more)
-        opt._add_param_group({"params": [late], "learning_rate": 0.5})
+        opt._add_param_group({"params": [late], "learning_rate": 0.5, "weight_decay": 0.3})
         seen.append(take_steps(opt, params, grads))
     close(*seen, arrays)
 

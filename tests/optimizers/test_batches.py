@@ -13,7 +13,7 @@ from paddle.profiler import Profiler, ProfilerTarget
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers import ELEMENT, RuleOptimizer, State
-from paddle_ldopt.optimizers.batches import Batch
+from paddle_ldopt.optimizers.batches import Batch, rounded
 from paddle_ldopt.trainer import LayerLRCallback
 
 BATCHED = [name for name in VARIANTS if name != "adamwdl"]
@@ -385,3 +385,11 @@ def test_a_step_keeps_no_gradient():
         empty = sizes[2]
         give_gradients(params, draw)
         assert core.host_memory_stat_current_value("Allocated", 0) - empty >= 8 * 64 * 64 * 4, "gradients are seen here"
+
+
+@pytest.mark.parametrize("version", [paddle.__version__, "3.1.1"])  # whose own cast cuts bits off
+def test_float16_is_rounded_to_the_nearest(monkeypatch, version):
+    monkeypatch.setattr(paddle, "__version__", version)
+    values = paddle.to_tensor([1.0 + 0.75 * 2.0**-10, -3.0001, 1e5, float("nan")])
+    expected = np.array([1.0 + 2.0**-10, -3.0, np.inf, np.nan], "float16")
+    np.testing.assert_array_equal(rounded(values, paddle.float16).numpy(), expected)

@@ -193,7 +193,7 @@ def test_the_default_of_an_option_is_the_constructors():
 
     register("an example")(Forgetful)
     assert REGISTRY.pop("forgetful").options["mass"].default == 0.5
-    assert Forgetful(parameters=one_parameter(), passed_on={"mass": 1})._fixed == {"mass": 1.0}
+    assert Forgetful(parameters=one_parameter(), passed_on={"mass": 1})._options == {"mass": 1.0}
     with pytest.raises(TypeError, match="`mass` must be a number"):
         Forgetful(parameters=one_parameter())
 

@@ -90,10 +90,10 @@ class Optimizer:
         if matrix:
             flags.add("factored")
             rows, cols = shape[-2:]
-        if "centralize" in flags:
+        if "grad_centralization" in flags:
             rows, cols = (shape[0], math.prod(shape[1:])) if len(shape) in (4, 5) else (1, array.size)
             if len(shape) not in (4, 5):
-                flags.remove("centralize")
+                flags.remove("grad_centralization")
         batch = math.prod(shape[:-2]) if matrix else 1
         record["batch"], record["rows"], record["cols"] = batch, rows, cols
         record["flags"] = sum(kernels.RULE_FLAGS[flag] for flag in flags)
@@ -186,7 +186,7 @@ def problem(seed=0, steps=5, shapes=None):
 
 
 # name -> (rule, options of the struct)
-CLIPPED = {"flags": ["clip_norm", "clip_value"], "clip": 0.5, "clip_value": 0.4}
+CLIPPED = {"flags": ["clipnorm", "clipvalue"], "clip": 0.5, "clip_value": 0.4}
 SCALED = ["momentum", "scale_parameter", "constant_beta2"]
 VARIANTS = {
     "adamw": ("adamw", {"weight_decay": 0.1}),
@@ -194,7 +194,7 @@ VARIANTS = {
     "amsgrad": ("adam_weight_decay", {"eps": (1e-7, 0, 0), "beta1": 0.0, "flags": ["amsgrad"]}),
     "clipped": ("adam_weight_decay", {"eps": (1e-7, 0, 0), **CLIPPED}),
     "lamb": ("lamb", {"weight_decay": 0.1, "eps": (1e-6, 0, 0)}),
-    "lamb, centralized": ("lamb", {"eps": (1e-6, 0, 0), "flags": ["centralize"]}),
+    "lamb, centralized": ("lamb", {"eps": (1e-6, 0, 0), "flags": ["grad_centralization"]}),
     "adafactor": ("adafactor", {"lr": 1.0, "flags": ["relative_step", "scale_parameter"], "weight_decay": 0.1}),
     "adafactor, warm-up": ("adafactor", {"lr": 1.0, "flags": ["relative_step", "warmup_init"], "decay_rate": 0.5}),
     "adafactor, momentum": ("adafactor", {"flags": ["momentum"], "weight_decay": 0.1, "clip": 0.5}),
