@@ -39,7 +39,7 @@ class Arguments(RecipeArguments):
     """PaddleNLP's training arguments."""
 
     recipe = "text_classification"
-    metrics = classification.METRICS
+    metrics = ("accuracy", "macro_f1", "matthews", "micro_f1", "exact", "rmse", "pearson", "loss")
 
 
 @dataclasses.dataclass

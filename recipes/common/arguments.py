@@ -94,9 +94,6 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
             raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
-        if self.metric_for_best_model not in self.metrics:
-            problem = f"`metric_for_best_model` must be {' or '.join(self.metrics)}."
-            raise error(problem, metric_for_best_model=self.metric_for_best_model)
 
     def _impossible(self):
         """Yield an error for each argument that this machine does not support."""
@@ -145,7 +142,7 @@ def parse(argv, *classes):
 def _without_effect(args, given):
     """Yield an error for each given argument that another argument makes useless."""
     if "early_stopping_patience" in given and not args.load_best_model_at_end:
-        problem, patience = "Early stopping needs `load_best_model_at_end`.", given["early_stopping_patience"]
+        problem, patience = "Early stopping needs `load_best_model_at_end`.", args.early_stopping_patience
         yield error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
     kind = args.lr_scheduler_type.value
     warmup = {name: getattr(args, name) for name in ("warmup_steps", "warmup_ratio") if name in given}
@@ -186,10 +183,7 @@ def parse_line(argv, *classes):
         parser.print_help()
         sys.exit(0)
     check(sys.modules[classes[0].__module__].__file__, argv)
-    *found, rest = parser.parse_args_into_dataclasses(_with_config(argv), return_remaining_strings=True)
-    if rest:
-        raise error("Arguments begin with `--`.", arguments=rest)
-    return found
+    return parser.parse_args_into_dataclasses(_with_config(argv))
 
 
 def _hide(parser, classes):

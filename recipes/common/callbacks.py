@@ -13,6 +13,8 @@ from paddlenlp.trainer.trainer_callback import PrinterCallback, ProgressCallback
 
 from paddle_ldopt.trainer import StopOnSigterm
 
+from . import RECIPES
+
 UNSHOWN = ("_runtime", "_per_second", "_ppl")
 
 
@@ -98,7 +100,7 @@ class StopWithCheckpoint(StopOnSigterm):
                 super().on_save(args, state, control, **kwargs)
         except SystemExit as ended:
             if args.local_rank in (-1, 0):
-                script = os.path.relpath(sys.argv[0]) if os.path.exists(sys.argv[0]) else sys.argv[0]
+                script = os.path.relpath(RECIPES / f"{args.recipe}.py")  # not `sys.argv[0]`, which may be a sweep
                 again = [sys.executable, script, "--resume_from_checkpoint", args.output_dir]
                 print(f"resume: {shlex.join(again)}", file=sys.stderr)
             raise SystemExit(130 if self.interrupted else ended.code) from None

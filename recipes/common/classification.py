@@ -19,7 +19,6 @@ from .fine_tuning import Score
 from .trainers import logits_of
 
 CLASSES, LABELS, SCORES = ("accuracy", "macro_f1", "matthews"), ("micro_f1", "macro_f1", "exact"), ("rmse", "pearson")
-METRICS = (*CLASSES, *LABELS[::2], *SCORES, "loss")
 MOST = 12  # most classes for a confusion matrix in the report; with more, it lists the most frequent confusions
 MISTAKES = 10
 MISTAKE = ("input", "label", "predicted", "probability")

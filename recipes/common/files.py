@@ -35,6 +35,8 @@ USUAL_NAMES = {
     + ("答案", "回答", "摘要", "标题", "下联"),
 }
 TAG_FIELDS = ("ner_tags", "tags", "labels", "label", "pos_tags")
+SHOWN = 3  # wrong rows in an error
+DROPPED = 0.05  # the largest share of rows without a text that is dropped; more is an error
 DELIMITERS = (",", ";", "\t", "|")
 # characters of Chinese, Japanese and Korean, which are words of their own
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -56,6 +58,13 @@ class Notes:
     texts: bool = False  # whether tagged words are those of texts with spans
     overlapping: int = 0  # spans that were dropped
 
+    def drop(self, dropped, rows, source):
+        """Count the rows of a file and (place, what it lacks) of those dropped; refuse a file with many of these."""
+        if len(dropped) > DROPPED * rows:
+            raise wrong_rows([f"{place} has no {name}" for place, name in dropped], rows, source)
+        self.rows += rows
+        self.dropped.update(f"without a{'n' * name.startswith('a')} {name}" for _, name in dropped)
+
     def __str__(self):
         roles = {option.rpartition("_")[0].replace("_", " "): name for option, name in self.columns.items()}
         columns = f" Columns: {', '.join(f'{role} = {name!r}' for role, name in roles.items())}." if roles else ""
@@ -64,6 +73,11 @@ class Notes:
         kept = f"{dropped}; scores cover {self.rows - sum(self.dropped.values())} of {self.rows} rows"
         spans = f" Spans dropped: {self.overlapping} that overlap a longer one." if self.overlapping else ""
         return f"{columns}{read} Rows dropped: {kept if dropped else 'none'}.{spans}"
+
+
+def wrong_rows(problems, rows, source):
+    """Return an error that shows the first problems of so many rows."""
+    return error(f"{'; '.join(problems[:SHOWN])}; {len(problems)} of {rows} rows are wrong.", source=source)
 
 
 def decode(path, encoding=None, notes=None):

@@ -53,9 +53,9 @@ class FileSchedule(ScheduleCallback):
 
 
 def rates_of(layers, args):
-    """Return in words the peak rates of head, top block and embeddings."""
-    named = {}
-    for row in layers.table(args.layerwise_decay, args.learning_rate).rows:  # from the embeddings to the head
+    """Return in words the peak rates of head, top block and embeddings, as far as they train."""
+    named, rows = {}, layers.table(args.layerwise_decay, args.learning_rate).rows  # from the embeddings to the head
+    for row in (row for row in rows if row.frozen < row.tensors):
         named["top block" if row.label.startswith("block") else row.label] = row.ratio[1] * args.learning_rate
     shown = ", ".join(f"{name} {named[name]:.2g}" for name in ("head", "top block", "embeddings") if name in named)
     meaning = "the mean of the blocks" if args.layerwise_preserve_mean else "that of a layer whose ratio is 1"

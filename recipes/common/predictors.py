@@ -193,7 +193,8 @@ class Continuations:
         return [self._one(prompt) for (prompt,) in inputs]
 
     def _one(self, prompt):
-        ids = [token for part, _ in self.tokens((("user", prompt),)) for token in part]
+        turns = (("user", prompt),) if isinstance(prompt, str) else prompt
+        ids = [token for part, _ in self.tokens(turns) for token in part]
         room = max(self.length + 1 - len(ids), self.length // 2)
         most = len(ids) if self.most is None else self.most - room
         left = {"tokens left out": len(ids) - most} if len(ids) > most else {}
@@ -207,7 +208,7 @@ class Continuations:
         shown = found[:-1] if found[-1:] == [end] else found
         text = bytes(shown).decode(errors="replace") if self.bytes else self.tokenizer.decode(shown)
         probability = _mean_probability(logits[len(ids) - 1 :], found)
-        return {"source": prompt, **left, "output": text, "probability": probability}
+        return {"source": "\n".join(said for _, said in turns), **left, "output": text, "probability": probability}
 
 
 KINDS = {

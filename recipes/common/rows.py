@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import error
-from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, read_table
+from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, read_table, wrong_rows
 from .start import HUBS
 
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 SPLITS = tuple(STEMS)
 SHARES = {"test": 0.2, "validation": 0.1}
 FEW = 20  # rows; scores on fewer mean little
-SHOWN = 3  # wrong rows in an error
-DROPPED = 0.05  # the largest share of rows without a text that is dropped; more is an error
 
 
 @dataclass(frozen=True)
@@ -186,12 +184,9 @@ def rows_of_columns(names, table, wanted, source, notes, others=None):
             dropped.append((place, lacking[0].rpartition("_")[0].replace("_", " ")))
         else:
             rows.append(tuple(cells[i] for i in columns.values()))
-    if len(dropped) > DROPPED * len(table):
-        wrong = wrong or [f"{place} has no {name}" for place, name in dropped]
     if wrong:
-        raise error(f"{'; '.join(wrong[:SHOWN])}; {len(wrong)} of {len(table)} rows are wrong.", source=source)
-    notes.rows += len(table)
-    notes.dropped.update(f"without a {name}" for _, name in dropped)
+        raise wrong_rows(wrong, len(table), source)
+    notes.drop(dropped, len(table), source)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
     return rows
 

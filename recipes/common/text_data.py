@@ -17,8 +17,6 @@ from .files import PAIRS, Notes, is_number
 from .library_data import docstring_kinds
 from .rows import Parts, assign, deal, draw, first_of_each, missing, read_parts, readers, rows_of_columns
 
-KINDS = ("classes", "labels", "scores")
-
 
 @dataclasses.dataclass(frozen=True)
 class Splits(Parts):
@@ -86,14 +84,12 @@ def load_splits(
 
     A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns, or
     a pair and its label from three without names. Delimiters, encodings and (`has_header=None`) headers are detected.
-    `kind` is one of `KINDS`; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and fractions
-    as scores. `seed` draws `examples_per_class` training rows of each class; None keeps all.
+    `kind` is classes, labels or scores; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and
+    fractions as scores. `seed` draws `examples_per_class` training rows of each class; None keeps all.
 
     Raises:
         ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
     """
-    if kind not in ("auto", *KINDS):
-        raise error(f"`kind` must be auto, {', '.join(KINDS)}.", kind=kind)
     pair = {"text_pair_column": text_pair_column} if text_pair_column is not None else {}
     wanted, notes = {"text_column": text_column, **pair, "label_column": label_column}, Notes()
     if source == "docstrings":

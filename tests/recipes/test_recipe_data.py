@@ -273,7 +273,6 @@ MISTAKES = {  # name: (files, source, options, what the message says)
         "a.tsv", GOOD + "no tab\n" * 4, "Line 61 must have 2 .*; Line 63 .*; 4 of 64 rows are wrong"
     ),
     "many empty rows": of_file("a.tsv", GOOD + " \tgood\n" * 4, "Line 61 has no text; .*; 4 of 64 rows are wrong"),
-    "unknown kind of labels": of_file("a.tsv", GOOD, "`kind` must be auto, classes, labels, scores", kind="tags"),
     "scores that are words": of_file("a.tsv", GOOD, "Scores must be numbers.*label='good'", kind="scores"),
     "open quote": of_file("a.csv", 'a,x\n"b,y\nc,x\n', "after line 1 cannot be read"),
     "unknown name": of_file("a.csv", "text,label\na,b\n", r"\['text', 'label'\].*label_column='x'", label_column="x"),

@@ -154,8 +154,10 @@ def test_conversations_without_text_are_dropped_and_counted(tmp_path):
     found = load([*talks, {"messages": None}, {"messages": parts}])
     assert "Rows dropped: 1 without an answer; scores cover 61 of 62 rows." in found.description
     assert (("user", "againagain"), ("assistant", "a")) in [*found.train, *found.validation, *found.test]
-    with pytest.raises(ValueError, match=r"No rows are left for train.*dropped=\{'without an answer': 9\}"):
+    with pytest.raises(ValueError, match="Row 1 has no answer; Row 2 .*; Row 3 .*; 9 of 9 rows are wrong"):
         load([{"messages": parts[:1]}] * 9)
+    with pytest.raises(ValueError, match="Row 61 has no answer; .*; 4 of 64 rows are wrong"):
+        load([*talks, *[{"messages": parts[:1]}] * 4])
     parts[0]["content"] = [{"type": "image_url", "image_url": "a.png"}]
     with pytest.raises(ValueError, match=r"Row 1 has no turns with .*\('text'\)"):
         load([{"messages": parts}])

@@ -210,7 +210,7 @@ ERRORS = {
         "The schedule `constant` has no warm-up: choose another schedule, such as `constant_with_warmup`, or set the "
         "warm-up to 0. Received: lr_scheduler_type='constant', warmup_steps=5.",
     ),
-    "metric": ({"metric_for_best_model": "f1"}, "accuracy or macro_f1 or matthews"),
+    "metric": ({"metric_for_best_model": "f1"}, "accuracy, macro_f1, matthews"),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
     "seeds": ({"compare": True, "compare_seeds": 0}, "`compare_seeds` must be 1 or more"),
