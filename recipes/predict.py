@@ -16,25 +16,17 @@ import csv
 import io
 import itertools
 import json
-import os
-import shlex
 import sys
 from pathlib import Path
 
 import common.start  # noqa: F401 - before Paddle
-from common.errors import check_least, error
+from common import check_least, error
 from common.files import SUFFIXES, USUAL_NAMES, Notes, decode, noted, read_table
 from common.language_data import ALPACA, talks_of, until_question, with_prompts
 from common.rows import rows_of_columns
 from common.start import entry_point
 
 COLUMNS = ("text_column", "text_pair_column")
-
-
-def command(folder, pair=False):
-    """Return a command line that labels texts with the model of a run."""
-    texts = ["a text", "its partner"] if pair else ["a text", "another text"]
-    return shlex.join([sys.executable, os.path.relpath(__file__), folder, *texts])
 
 
 def read_inputs(args, expected, notes):
@@ -124,7 +116,6 @@ def cells_of(row):
 
 
 def shown(row):
-    """Return a prediction in one line."""
     if "tags" in row:
         tagged = " ".join(f"{word}/{tag}" for word, tag in zip(row["words"], row["tags"]))
         return f"{tagged} ({min(row['probabilities'], default=1):.3f})"
@@ -138,7 +129,6 @@ def shown(row):
 
 
 def say(argv):
-    """Run a command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images; - is standard input")

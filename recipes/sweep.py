@@ -19,8 +19,7 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 from common.arguments import option, parse_line
 from common.comparison import Study
-from common.run_folder import take
-from common.start import entry_point
+from common.start import entry_point, take
 
 
 @dataclasses.dataclass
@@ -40,7 +39,6 @@ class Options:
 
 
 def run(argv):
-    """Run a command line."""
     (options,) = parse_line(argv, Options)
     again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])
     print(f"after an interruption: python recipes/sweep.py {again}", flush=True)

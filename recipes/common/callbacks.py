@@ -22,11 +22,9 @@ class ShortProgress(TrainerCallback):
     """Print a line after each evaluation."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Take the time."""
         self._main, self._began, self._loss = state.is_world_process_zero, time.perf_counter(), None
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Note the loss; print the metrics of an evaluation."""
         logs = logs or {}
         self._loss = logs.get("loss", self._loss)
         found = {k[5:]: v for k, v in logs.items() if k.startswith("eval_") and not k.endswith(UNSHOWN)}
@@ -52,7 +50,6 @@ class Bar(ProgressCallback):
 
 
 def replace_progress(trainer):
-    """Replace a Trainer's log by `ShortProgress`."""
     for kind in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(kind)
     trainer.add_callback(ShortProgress())
@@ -71,13 +68,11 @@ class StopWithCheckpoint(StopOnSigterm):
     interrupted = False
 
     def __enter__(self):
-        """Install both signal handlers."""
         super().__enter__()
         self._before_interrupt = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, kind, *rest):
-        """Restore the previous signal handlers."""
         signal.signal(signal.SIGINT, self._before_interrupt)
         if self.interrupted and kind is None:  # the run came to its end in the step that was interrupted
             self.asked = False

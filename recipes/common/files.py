@@ -1,8 +1,4 @@
-"""The reader of all recipes: encodings, tables, JSON, lines of text, tagged words.
-
-names, table = read_table(path, {"text_column": None, "label_column": None})   # .csv .tsv .txt .json .jsonl
-rows = read_tagged(path)   # [(words, tags), ...]: one word per line in BIO, BIOES or BMES; JSON with tags or spans
-"""
+"""The reader of all recipes: encodings, tables, JSON, lines of text, tagged words."""
 
 import codecs
 import csv
@@ -14,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import error
+from . import error
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 TAGGED = (".conll", ".conllu", ".bio", ".bioes", ".bmes", ".iob", ".iob2", ".ner", ".char", ".txt", ".tsv", ".json")
@@ -44,7 +40,7 @@ WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+|[^\w\s]")
 # the space that some tokenizers write between two characters of Chinese or Japanese
 BETWEEN = re.compile(r"(?<=[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]) (?=[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef])")
 PREDICTION = "prediction.json"
-RECIPES = ("text_classification", "token_classification", "seq2seq", "language_model_sft", "image_classification")
+PREDICTED = ("text_classification", "token_classification", "seq2seq", "language_model_sft", "image_classification")
 
 
 @dataclass
@@ -76,7 +72,6 @@ class Notes:
 
 
 def wrong_rows(problems, rows, source):
-    """Return an error that shows the first problems of so many rows."""
     return error(f"{'; '.join(problems[:SHOWN])}; {len(problems)} of {rows} rows are wrong.", source=source)
 
 
@@ -235,7 +230,6 @@ def _begins_with_label_name(records, wanted, path):
 
 
 def is_number(text):
-    """Return whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -336,7 +330,7 @@ def noted(folder):
     if not paths:
         raise error("This folder has no model of a finished run.", folder=str(folder))
     found = json.loads(paths[0].read_text(encoding="utf-8"))
-    if found["recipe"] not in RECIPES:
-        problem = f"Predictions need a run of {', '.join(RECIPES)}: train one of these with this folder as `--model`."
+    if found["recipe"] not in PREDICTED:
+        problem = f"Predictions need a run of {', '.join(PREDICTED)}: train one of these with this folder as `--model`."
         raise error(problem, folder=str(folder), recipe=found["recipe"])
     return found

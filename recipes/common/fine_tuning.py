@@ -1,11 +1,10 @@
-"""A recipe's training with its callbacks, its results and its report.
-
-fine_tune(trainer, Score("accuracy", "majority class", 0.33), options, argv, parts)
-"""
+"""A recipe's training with its callbacks, its results and its report."""
 
 import contextlib
 import dataclasses
 import os
+import shlex
+import sys
 import time
 from dataclasses import MISSING
 
@@ -15,9 +14,10 @@ from paddle_ldopt import LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 
+from . import RECIPES
 from .arguments import LOWER_IS_BETTER
 from .callbacks import StopWithCheckpoint, replace_progress
-from .files import PREDICTION
+from .files import PREDICTED, PREDICTION
 from .rows import warn_of_unknown
 from .run_folder import NoteArguments, check_data, write_json
 from .run_report import RunReport
@@ -35,7 +35,6 @@ class Score:
     value: float
 
     def verdict(self, reached):
-        """Return in words whether a score beats the baseline."""
         gain = self.value - reached if self.metric in LOWER_IS_BETTER else reached - self.value
         if gain > 0:
             return f"beats the baseline ({self.baseline}) by {gain:.3f}"
@@ -47,7 +46,6 @@ class FileSchedule(ScheduleCallback):
     """Write the schedule's picture and table, but do not print it."""
 
     def on_train_begin(self, *args, **kwargs):
-        """Write picture and table."""
         with contextlib.redirect_stdout(None):
             super().on_train_begin(*args, **kwargs)
 
@@ -142,10 +140,14 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
         print(", ".join(f"{key.replace('_', ' ', 1)} {value:.3f}" for key, value in others.items()))
         print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped")))
         print(f"report: {path}")
+        if args.recipe in PREDICTED:
+            texts = ["a text", "its partner" if kept.get("pair") else "another text"]
+            inputs = ["a.png"] if "classes" in kept else texts
+            script = os.path.relpath(RECIPES / "predict.py")
+            print(f"predict: {shlex.join([sys.executable, script, args.output_dir, *inputs])}")
 
 
 def _kept(args, state):
-    """Return a description of the weights that a run has kept."""
     if not args.load_best_model_at_end or state.best_model_checkpoint is None:
         return f"the last step, {state.global_step}"
     best = os.path.basename(state.best_model_checkpoint)

@@ -37,7 +37,6 @@ class Predictor:
         self.kind = KINDS[self.noted["recipe"]](str(folder), types.SimpleNamespace(**self.noted))
 
     def __call__(self, inputs):
-        """Return a dict for each input."""
         with paddle.no_grad():
             return self.kind._apply(inputs)
 
@@ -86,7 +85,6 @@ class Labels(_Model):
 
 
 def _labelled(given, logits, names):
-    """Return a dict for each input: what was given, its label and the probabilities of all classes."""
     out = []
     for row, shares in zip(given, softmax(logits.astype("float64"), axis=-1)):
         each = {names[k]: float(value) for k, value in enumerate(shares)}

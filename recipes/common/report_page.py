@@ -38,7 +38,6 @@ def write_page(path, title, parts):
 
 
 def paragraph(text):
-    """Return a paragraph of plain text."""
     return f"<p>{html.escape(text)}</p>"
 
 
@@ -53,7 +52,6 @@ def side_by_side(*sections):
 
 
 def pairs(values):
-    """Return a table of names and values in plain text."""
     cells = table((), [(name, f"{v:.4g}" if isinstance(v, float) else v) for name, v in values.items()])
     return f'<div class="pairs">{cells}</div>'
 
@@ -82,7 +80,6 @@ def _source(png):
 
 
 def picture(path):
-    """Return an image of a file."""
     return f'<img alt="{html.escape(path.stem)}" src="{_source(path.read_bytes())}">'
 
 

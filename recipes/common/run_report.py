@@ -125,7 +125,6 @@ def _draw(axes, history, baseline=None):
 
 
 def _links(folder):
-    """Return links to the files beside the report."""
     names = sorted(name for name in os.listdir(folder) if name != "report.html" and not name.endswith(".part"))
     items = [f'<li><a href="./{quote(os.fsencode(name))}">{html.escape(name)}</a></li>' for name in names]
     return f"<ul>{''.join(items)}</ul>"
@@ -152,7 +151,6 @@ def run_facts(args):
 
 
 def _processor():
-    """Return the name of the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))

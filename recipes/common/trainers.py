@@ -27,14 +27,12 @@ class FineTuner(LdoptTrainerMixin, Trainer):
         self.data = data
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the loss; with `return_outputs` also (loss, logits)."""
         labels = inputs.pop("labels")
         logits = logits_of(model(**inputs))
         loss = self.loss(logits, labels)
         return (loss, (loss, logits)) if return_outputs else loss
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
-        """Evaluate or predict with the data set's own score."""
         self.compute_metrics = dataloader.dataset.score
         return super().evaluation_loop(dataloader, *args, **{**kwargs, "prediction_loss_only": None})
 
@@ -47,7 +45,6 @@ class TokenTrainer(FineTuner):
         raise NotImplementedError
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the mean cross entropy of the predicted tokens."""
         logits, right, _ = self.guesses(model, inputs)
         loss = cross_entropy(logits, right)
         return (loss, (loss, logits)) if return_outputs else loss

@@ -70,9 +70,11 @@ def test_long_texts_are_tagged_to_their_ends(start, tmp_path, capsys):  # noqa: 
 
 
 @pytest.mark.slow
-def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
+@pytest.mark.parametrize("more", ["", "里 O\n的 O\n人 O\n有 O\n我 O\n们 O\n2010 O\n"], ids=["characters", "a number"])
+def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys, more):  # noqa: F811
     for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
-        (tmp_path / f"{split}.txt").write_text("张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n\n" * rows, encoding="utf-8")
+        text = f"张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n{more}\n"
+        (tmp_path / f"{split}.txt").write_text(text * rows, encoding="utf-8")
     out = start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
     assert "warning: the tokenizer does not know " in out, "the tiny model is English"
     predicted(capsys, tmp_path / "out", "李四在京", "--output", tmp_path / "a.jsonl")

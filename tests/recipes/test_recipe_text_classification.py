@@ -148,7 +148,7 @@ def test_a_file_trains_and_the_command_at_the_end_labels_a_text(run, tmp_path, c
     assert {max(row["token_type_ids"]) for part in data for row in part} == {int(name == "pairs.tsv")}
     assert re.search(r"test accuracy [01]\.\d{3} \(majority class: 0\.\d{3}\)", done.out)
     assert str(done.folder / "report.html") in done.out and (done.folder / "report.html").exists()
-    (said,) = re.findall(r"^label texts: (.*)$", done.out, re.M)
+    (said,) = re.findall(r"^predict: (.*)$", done.out, re.M)
     program, script, *argv = shlex.split(said)
     assert program == sys.executable and (tmp_path / script).samefile(predict.__file__)
     predict.main(argv)
