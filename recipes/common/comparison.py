@@ -23,8 +23,8 @@ from paddle_ldopt.trainer import last_checkpoint, write_whole
 from . import error
 from .arguments import LOWER_IS_BETTER
 from .fine_tuning import Score
-from .report_page import paragraph, plots, section, side_by_side, table, write_page
 from .run_folder import ARGUMENTS, write_json
+from .run_report import paragraph, plots, section, side_by_side, table, write_page
 
 CELL = ("learning_rate", "layerwise_lr_decay", "seed")
 DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite

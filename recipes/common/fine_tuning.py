@@ -16,12 +16,12 @@ from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 
 from . import RECIPES
 from .arguments import LOWER_IS_BETTER
-from .callbacks import StopWithCheckpoint, replace_progress
 from .files import PREDICTED, PREDICTION
 from .rows import warn_of_unknown
 from .run_folder import NoteArguments, check_data, write_json
 from .run_report import RunReport
 from .start import given_in
+from .trainers import StopWithCheckpoint, replace_progress
 
 ENCODING = ("model", "max_length", "max_target_length", "lora_rank")  # of the options that predictions need
 

@@ -13,7 +13,6 @@ from . import classification, error
 from .rows import STEMS, deal, first_of_each, load_parts
 
 ImageFile.LOAD_TRUNCATED_IMAGES = True  # the rest of such a file is grey
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 # mean and deviation of the training pixels of CLIP and of ImageNet
 CLIP = ((0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -27,16 +26,15 @@ def digits(wanted):
 
 def folder_rows(path, notes):
     """Return [(file, class), ...] of a folder with a subfolder for each class; drop files that cannot be opened."""
-    files = [file for file in sorted(path.glob("*/*")) if file.suffix.lower() in SUFFIXES]
-    if not files:
-        raise error(f"The folder has no images ({', '.join(SUFFIXES)}) in a subfolder for each class.", data=path)
-    rows = []
+    files, rows = [file for file in sorted(path.glob("*/*")) if file.is_file() and file.name[0] != "."], []
     for file in files:
         try:
             with Image.open(file):
                 rows.append((file, file.parent.name))
         except OSError:
             notes.dropped["that cannot be opened"] += 1
+    if not rows:
+        raise error("The folder has no images (such as .jpg) in a subfolder for each class.", data=path)
     notes.rows += len(files)
     return rows
 

@@ -16,7 +16,7 @@ import paddle
 import predict
 import pytest
 import text_classification as recipe
-from common import report_page, text_data
+from common import run_report, text_data
 from common.predictors import Predictor
 from paddlenlp.trainer import PdArgumentParser
 from processes import search_path
@@ -46,7 +46,7 @@ def rows(tmp_path_factory):
 def run(tiny, rows, tmp_path, monkeypatch, capsys):
     """Run the recipe in this process, named as in a fresh one; return its Trainer, what it printed and its folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report_page, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
+    monkeypatch.setattr(run_report, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
     built, build = [], recipe.build
 
     def noted(*args):

@@ -18,7 +18,7 @@ import paddle
 import pytest
 import seq2seq
 import token_classification
-from common import arguments, image_data, pretrained, report_page, rows, text_data
+from common import arguments, image_data, pretrained, rows, run_report, text_data
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
@@ -52,7 +52,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
 def shorten(monkeypatch):
     """Have the recipes take few rows and draw no pictures."""
     monkeypatch.setattr(sys, "argv", ["no such file"])  # as conftest.py, in processes of their own too
-    monkeypatch.setattr(report_page, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
+    monkeypatch.setattr(run_report, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
     kinds = {
         part: [(f"{text} {kind}", kind) for kind in ("class", "function", "module") for text in SENTENCES[:60]]
         for part in ("train", "validation", "test")
