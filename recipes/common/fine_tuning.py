@@ -17,7 +17,7 @@ from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 from . import RECIPES
 from .arguments import LOWER_IS_BETTER
 from .files import PREDICTED, PREDICTION
-from .rows import warn_of_unknown
+from .rows import warn_of_memory, warn_of_unknown
 from .run_folder import NoteArguments, check_data, write_json
 from .run_report import RunReport
 from .start import given_in
@@ -70,7 +70,8 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     account = {split: data.account(split) for split, data in trainer.data.items() if hasattr(data, "account")}
     encoder = args.recipe not in ("seq2seq", "language_model_sft")
     unknown = warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
-    said = parts.description + parts.warning + unknown
+    memory = warn_of_memory(args.per_device_train_batch_size, lengths.get("max_length") or 0)
+    said = parts.description + parts.warning + unknown + memory
     if trainer.is_world_process_zero():
         print(said)
         if account:
@@ -159,7 +160,7 @@ def _why_it_stopped(args, state):
         better = f"no better validation {args.metric_for_best_model} in {args.early_stopping_patience} evaluations"
         return f"early, at step {state.global_step} of {state.max_steps}: {better}"
     epochs = f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}"
-    return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({epochs})")
+    return f"all {state.global_step} steps done" + ("" if args.max_steps > 0 else f" ({epochs})")
 
 
 def changed_settings(argv, *objects):

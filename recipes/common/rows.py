@@ -264,6 +264,14 @@ def warn_of_unknown(rows, tokenizer, encoder=True, limit=0.05):
     return f"\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}."
 
 
+def warn_of_memory(rows, length):
+    """Return a warning if the attention of a batch takes gigabytes, otherwise ""."""
+    if rows * length**2 < 2**24:
+        return ""
+    advice = "lower `--per_device_train_batch_size` (and raise `--gradient_accumulation_steps`) or `--max_length`"
+    return f"\nwarning: a batch of {rows} rows of up to {length} tokens takes gigabytes; if memory is short, {advice}."
+
+
 def first_of_each(rows, per_class, what="rows"):
     """Return the first `per_class` rows of each class, in their order; `what` names them in an error."""
     counts, seen, kept = Counter(label for *_, label in rows), Counter(), []

@@ -418,6 +418,12 @@ def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):
     )
 
 
+def test_a_batch_that_takes_gigabytes_is_warned_of():
+    assert rows.warn_of_memory(16, 512) == rows.warn_of_memory(32, 0) == ""
+    said = "warning: a batch of 32 rows of up to 2048 tokens takes gigabytes; if memory is short, lower `--per_device"
+    assert said in rows.warn_of_memory(32, 2048)
+
+
 def test_rows_become_padded_batches(tokenizer):
     import paddle
     from paddlenlp.data import DataCollatorWithPadding
