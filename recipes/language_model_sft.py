@@ -4,7 +4,6 @@
     python recipes/language_model_sft.py --data rows.jsonl --source_field prompt --target_field response
     python recipes/language_model_sft.py --data rows.jsonl --model runs/language_model_sft-20261121-140000 --lora_rank 8
     python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
-    python recipes/language_model_sft.py --resume_from_checkpoint runs/language_model_sft-20261121-140000
 
 By default, a small untrained LLaMA learns to describe a function of Python's standard library, given its name. It
 writes byte by byte. A file has prompts with answers (`source` and `target`, or Alpaca's `instruction`, `input` and
@@ -19,8 +18,8 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
+from common import error
 from common.arguments import FileOptions, RecipeArguments, option, parse
-from common.errors import error
 from common.fine_tuning import Score, fine_tune
 from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, by_tokenizer, load_pairs, padded, unigram
 from common.library_data import function_names
@@ -67,7 +66,6 @@ class Writer(TokenTrainer):
     """The Trainer, with a loss for the answers."""
 
     def guesses(self, model, inputs):
-        """Return (logits, right tokens, their rows) of the answers."""
         logits = logits_of(model(inputs["input_ids"]))
         where = paddle.nonzero(inputs["labels"] != IGNORED)
         return logits.gather_nd(where), inputs["labels"].gather_nd(where), where[:, 0]
@@ -77,12 +75,10 @@ class Answers(Messages):
     """Rows of tokens with the scores of their answers; tokens that are cut count as wrong."""
 
     def score(self, prediction):
-        """Return perplexity and accuracy."""
         return token_scores(prediction, self.lost)
 
 
 def collate(rows):
-    """Return a batch, as long as its longest row."""
     inputs, labels = padded(rows, max(len(row["labels"]) for row in rows))
     return {"input_ids": paddle.to_tensor(inputs), "labels": paddle.to_tensor(labels)}
 
@@ -120,7 +116,6 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_pairs(options, own={"docstrings": named_functions}, conversations=True)
     trainer, baseline = build(args, options, parts)

@@ -4,7 +4,6 @@
     python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # one text per line
     python recipes/masked_lm_pretraining.py --data datasets:imdb --text_column text --max_length 128
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
-    python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
 
 By default, MiniLM (from a package that `make` installs) trains on sentences from the docstrings of Python's library.
 `--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`. A text that
@@ -75,7 +74,6 @@ class Rows(Encoded):
             self.extend(with_special_tokens(part, tokenizer) for part in parts if not special.issuperset(part))
 
     def score(self, prediction):
-        """Return perplexity and accuracy."""
         return token_scores(prediction)
 
 
@@ -84,7 +82,6 @@ class Guesser(TokenTrainer):
 
     @property
     def takes_places(self):
-        """Whether the model can compute the logits of some places alone."""
         return "masked_positions" in inspect.signature(self.model.forward).parameters
 
     def hide(self, ids, step):
@@ -99,7 +96,6 @@ class Guesser(TokenTrainer):
         return np.where(hidden & (kind >= 0.9), others, shown), hidden
 
     def guesses(self, model, inputs):
-        """Return (logits, right tokens, their rows) of the masked tokens."""
         ids = inputs["input_ids"].numpy()
         shown, hidden = self.hide(ids, 1 + self.state.global_step if model.training else 0)
         places = paddle.to_tensor(np.flatnonzero(hidden))
@@ -136,7 +132,6 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     wanted = {"text_column": options.text_column}
 

@@ -26,8 +26,8 @@ import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from common import error
 from common.arguments import option, parse_line
-from common.errors import error
 from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, padded, unigram
 from common.rows import set_length
 from common.start import entry_point
@@ -115,7 +115,6 @@ def start(args):
 
 
 def conversations(rows, names):
-    """Return rows as conversations: "class: " asks for a text."""
     texts = [text if isinstance(text, str) else " / ".join(text) for text, _ in rows]
     return [(("user", f"{names[label]}: "), ("assistant", text)) for text, (_, label) in zip(texts, rows)]
 
@@ -142,7 +141,6 @@ def llama(length):
 
 
 def part_of(folder, done, rank):
-    """Return the file of a process in a checkpoint."""
     return os.path.join(folder, f"checkpoint-{done}", f"rank{rank:04}.pdparams")
 
 
@@ -159,7 +157,6 @@ def last_step(args):
 
 
 def run(argv):
-    """Train."""
     (args,) = parse_line(argv, Options)
     launched(args)
     hcg = start(args)

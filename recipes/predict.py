@@ -16,34 +16,26 @@ import csv
 import io
 import itertools
 import json
-import os
-import shlex
 import sys
 from pathlib import Path
 
 import common.start  # noqa: F401 - before Paddle
-from common.errors import check_least, error
+from common import check_least, error
 from common.files import SUFFIXES, USUAL_NAMES, Notes, decode, noted, read_table
-from common.language_data import ALPACA, with_prompts
+from common.language_data import ALPACA, talks_of, until_question, with_prompts
 from common.rows import rows_of_columns
 from common.start import entry_point
 
 COLUMNS = ("text_column", "text_pair_column")
 
 
-def command(folder, pair=False):
-    """Return a command line that labels texts with the model of a run."""
-    texts = ["a text", "its partner"] if pair else ["a text", "another text"]
-    return shlex.join([sys.executable, os.path.relpath(__file__), folder, *texts])
-
-
-def read_inputs(args, trained_on, width, notes):
-    """Return an iterable of tuples: the `width` texts of each input; count those without a text.
+def read_inputs(args, expected, notes):
+    """Return an iterable of tuples: the texts of each input, or a conversation; count those without a text.
 
     In a file with several columns, the texts are in the columns of the command line, or else in columns with the names
-    that the training read, or else in columns with usual names.
+    that the training read, or else in columns with usual names. `expected` is what the run noted.
     """
-    path = Path(args.input or "")
+    path, trained_on, width = Path(args.input or ""), expected.get("columns", {}), 2 if expected.get("pair") else 1
     if args.inputs:
         if len(args.inputs) % width:
             raise error("This model reads pairs: give an even number of texts.", inputs=args.inputs)
@@ -56,10 +48,14 @@ def read_inputs(args, trained_on, width, notes):
     if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt":
         return _lines(io.StringIO(decode(path, args.encoding)), width, path, notes)
     wanted, prompts = {name: getattr(args, name) for name in COLUMNS[:width]}, ()
-    if "source_field" in trained_on:  # a text is written for each prompt
-        trained_on, prompts = {"text_column": trained_on["source_field"]}, USUAL_NAMES["source_field"]
-    likely = [trained_on[name] for name in wanted if not trained_on.get(name, "0").isdigit()]
+    if expected["recipe"] in ("seq2seq", "language_model_sft"):  # a text is written for each prompt
+        trained_on, prompts = {"text_column": trained_on.get("source_field")}, USUAL_NAMES["source_field"]
+    likely = [name for name in map(trained_on.get, wanted) if name and not name.isdigit()]
     names, table = read_table(path, wanted, args.has_header, args.encoding, [*likely, *prompts])
+    if expected["recipe"] == "language_model_sft" and (talks := talks_of(names, table, path)):
+        asked = [(place, until_question(turns)) for place, turns in talks]
+        notes.drop([(place, "question") for place, turns in asked if not turns], len(asked), path)
+        return [(turns,) for _, turns in asked if turns]
     if ALPACA in likely and {"instruction", "input"} <= set(names):
         names, table = with_prompts(names, table)
     for name, column in wanted.items():
@@ -120,7 +116,6 @@ def cells_of(row):
 
 
 def shown(row):
-    """Return a prediction in one line."""
     if "tags" in row:
         tagged = " ".join(f"{word}/{tag}" for word, tag in zip(row["words"], row["tags"]))
         return f"{tagged} ({min(row['probabilities'], default=1):.3f})"
@@ -134,7 +129,6 @@ def shown(row):
 
 
 def say(argv):
-    """Run a command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images; - is standard input")
@@ -159,7 +153,7 @@ def say(argv):
         raise error("`--output` must end in .csv or .jsonl.", output=path)
     check_least(args, batch_size=1, max_length=4)
     expected, notes = noted(args.folder), Notes()
-    inputs = iter(read_inputs(args, expected.get("columns", {}), 2 if expected.get("pair") else 1, notes))
+    inputs = iter(read_inputs(args, expected, notes))
     from common.predictors import Predictor  # imports Paddle, which takes seconds
     from paddlenlp.utils.log import logger
 

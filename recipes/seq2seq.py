@@ -89,7 +89,6 @@ class Writer(FineTuner):
     max_new_tokens = 8  # tokens of an output
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the cross entropy of the targets."""
         outputs = model(**inputs)
         return (outputs[0], outputs) if return_outputs else outputs[0]
 
@@ -145,7 +144,6 @@ def _longest_common(a, b):
 
 
 def build(args, options, parts):
-    """Return a Trainer with a model for the rows."""
     set_seed(args.seed)
     tokenizer = load_tokenizer(options.model)
     small = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "bos_token_id": 0}
@@ -162,7 +160,6 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_pairs(options, own={"dates": written_dates})
     first = best_lead(parts.train)

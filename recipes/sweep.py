@@ -14,17 +14,12 @@ each run, but not the model.
 import dataclasses
 import shlex
 import time
-from pathlib import Path
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
 from common.arguments import option, parse_line
 from common.comparison import Study
-from common.errors import error
-from common.run_folder import take
-from common.start import entry_point, given_in
-
-OURS = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_from_checkpoint")
+from common.start import entry_point, take
 
 
 @dataclasses.dataclass
@@ -41,18 +36,9 @@ class Options:
 
     def __post_init__(self):
         self.output_dir = self.output_dir or time.strftime("runs/sweep-%Y%m%d-%H%M%S")
-        files = Path(__file__).parent.glob("*.py")
-        known = sorted(path.stem for path in files if "\nclass Arguments(" in path.read_text(encoding="utf-8"))
-        if self.recipe not in known:
-            raise error(f"`recipe` must be one of {', '.join(known)}.", recipe=self.recipe)
-        ours = [name for name in OURS if name in dict(given_in(shlex.split(self.arguments)))]
-        if ours:
-            instead = "give `learning_rates`, `decays`, `seeds`, `first_seed` or the sweep's own `output_dir`"
-            raise error(f"The sweep sets {' and '.join(ours)} of each run: {instead}.", arguments=self.arguments)
 
 
 def run(argv):
-    """Run a command line."""
     (options,) = parse_line(argv, Options)
     again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])
     print(f"after an interruption: python recipes/sweep.py {again}", flush=True)

@@ -16,22 +16,17 @@ import dataclasses
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
-import predict
-from common import classification
+from common import classification, error
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.comparison import Study
-from common.errors import error
 from common.fine_tuning import fine_tune
 from common.pretrained import load_encoder, longest
 from common.rows import Encoded, set_length
 from common.start import entry_point
-from common.text_data import load_splits, tokens_of
+from common.text_data import READING, load_splits, tokens_of
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
-
-READING = ("text_column", "text_pair_column", "label_column", "has_header", "encoding", "kind")
-READING += ("label_separator", "examples_per_class")
 
 
 @dataclasses.dataclass
@@ -39,7 +34,7 @@ class Arguments(RecipeArguments):
     """PaddleNLP's training arguments."""
 
     recipe = "text_classification"
-    metrics = classification.METRICS
+    metrics = ("accuracy", "macro_f1", "matthews", "micro_f1", "exact", "rmse", "pearson", "loss")
 
 
 @dataclasses.dataclass
@@ -71,17 +66,14 @@ class Texts(Encoded):
             self.append({**tokens_of(text, tokenizer, max_length, self), "labels": splits.target(label)})
 
     def score(self, prediction):
-        """Return the scores of a prediction."""
         return self.scores(prediction.predictions, prediction.label_ids)
 
     def judge(self, logits, labels):
-        """Return scores by class and mistakes, as results and as tables."""
         texts = [text for text, _ in self.rows]
         return classification.judge(logits, labels, self.splits.labels, texts, self.splits.kind)
 
 
 def build(args, options, splits):
-    """Return a Trainer with a new model for `splits`."""
     set_seed(args.seed)
     tokenizer, model = load_encoder(options, classes=splits.labels)
     count = lambda row: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
@@ -95,7 +87,6 @@ def build(args, options, splits):
 
 
 def run(argv):
-    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare:
         if args.layerwise_lr_decay == 1 or args.resume_from_checkpoint:
@@ -111,15 +102,13 @@ def run(argv):
         options.max_length = options.max_length or 64
         options.examples_per_class = 50 if options.examples_per_class is None else options.examples_per_class
     reading = {name: getattr(options, name) for name in READING}
-    splits = load_splits(options.data, **reading, seed=args.seed)
+    splits = load_splits(options.data, args.seed, **reading)
     kind = classification.of_kind(splits)
     choose_metric(args, kind.names, argv)
     trainer = build(args, options, splits)
     noted = {"pair": "text_pair_column" in splits.notes.columns, "kind": splits.kind}
     noted |= {"scale": splits.scale} if splits.kind == "scores" else {}
     fine_tune(trainer, kind.baseline(), options, argv, splits, noted)
-    if trainer.is_world_process_zero():
-        print(f"label texts: {predict.command(args.output_dir, noted['pair'])}")
 
 
 main = entry_point(run)

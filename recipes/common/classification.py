@@ -1,8 +1,4 @@
-"""Scores of classes, sets of labels and scores, by scikit-learn and SciPy; confusions and mistakes.
-
-of_kind(splits).scores(logits, right)    # of the Trainer's `compute_metrics`
-judge(logits, right, names, texts)       # -> details for results.json, tables for the report
-"""
+"""Scores of classes, sets of labels and scores, by scikit-learn and SciPy; confusions and mistakes."""
 
 import dataclasses
 import warnings
@@ -19,7 +15,6 @@ from .fine_tuning import Score
 from .trainers import logits_of
 
 CLASSES, LABELS, SCORES = ("accuracy", "macro_f1", "matthews"), ("micro_f1", "macro_f1", "exact"), ("rmse", "pearson")
-METRICS = (*CLASSES, *LABELS[::2], *SCORES, "loss")
 MOST = 12  # most classes for a confusion matrix in the report; with more, it lists the most frequent confusions
 MISTAKES = 10
 MISTAKE = ("input", "label", "predicted", "probability")
@@ -36,7 +31,6 @@ class Kind:
 
 
 def of_kind(splits):
-    """Return the `Kind` of the labels of these `Splits`."""
     return {
         "classes": Kind(CLASSES, functional.cross_entropy, class_scores, lambda: majority_score(splits.test)),
         "labels": Kind(LABELS, functional.binary_cross_entropy_with_logits, label_scores, lambda: _usual(splits)),
@@ -63,7 +57,6 @@ def _mean(splits):
 
 
 def class_scores(logits, labels):
-    """Return accuracy, macro F1 and Matthews correlation of logits."""
     predicted = np.argmax(logits_of(logits), axis=-1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of rows of a single class
@@ -75,7 +68,6 @@ def class_scores(logits, labels):
 
 
 def label_scores(logits, labels):
-    """Return micro F1, macro F1 and the share of rows with exactly the right labels."""
     predicted, right = np.asarray(logits_of(logits)) > 0, np.asarray(labels) > 0.5
     f1 = lambda kind: float(metrics.f1_score(right, predicted, average=kind, zero_division=0))  # noqa: E731
     return {"micro_f1": f1("micro"), "macro_f1": f1("macro"), "exact": float((predicted == right).all(1).mean())}

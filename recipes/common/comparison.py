@@ -1,8 +1,4 @@
-"""Runs of a recipe at several learning rates, layer-wise decays and seeds: their results, a table, a verdict, a report.
-
-study = Study("text_classification", ["--data", "a.csv"], [1e-4, 3e-4], [1.0, 0.8], seeds=[42, 43], folder="out")
-study.run()      # goes on where an earlier call in the same folder was interrupted
-"""
+"""Runs of a recipe at several learning rates, decays and seeds: their results, a table, a verdict, a report."""
 
 import contextlib
 import dataclasses
@@ -24,11 +20,11 @@ from scipy import stats
 
 from paddle_ldopt.trainer import last_checkpoint, write_whole
 
+from . import error
 from .arguments import LOWER_IS_BETTER
-from .errors import error
 from .fine_tuning import Score
-from .report_page import paragraph, plots, section, side_by_side, table, write_page
 from .run_folder import ARGUMENTS, write_json
+from .run_report import paragraph, plots, section, side_by_side, table, write_page
 
 CELL = ("learning_rate", "layerwise_lr_decay", "seed")
 DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite
@@ -139,7 +135,6 @@ class Study:
 
 
 def name_of(rate, decay, seed):
-    """Return the name of a run's folder."""
     return f"rate{rate:g}-decay{decay:g}-seed{seed}"
 
 
@@ -154,7 +149,6 @@ def read_results(path):
 
 @contextlib.contextmanager
 def quiet(path):
-    """Redirect output and log to a file."""
     with open(path, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         before = logger.handler.setStream(log)
         try:
@@ -223,7 +217,6 @@ def best_rate(runs, rates, decay):
 
 
 def spread(values):
-    """Return mean and standard deviation as text."""
     if not all(map(math.isfinite, values)):
         return "diverged"
     deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""

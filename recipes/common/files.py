@@ -1,8 +1,4 @@
-"""The reader of all recipes: encodings, tables, JSON, lines of text, tagged words.
-
-names, table = read_table(path, {"text_column": None, "label_column": None})   # .csv .tsv .txt .json .jsonl
-rows = read_tagged(path)   # [(words, tags), ...]: one word per line in BIO, BIOES or BMES; JSON with tags or spans
-"""
+"""The reader of all recipes: encodings, tables, JSON, lines of text, tagged words."""
 
 import codecs
 import csv
@@ -14,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import error
+from . import error
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 TAGGED = (".conll", ".conllu", ".bio", ".bioes", ".bmes", ".iob", ".iob2", ".ner", ".char", ".txt", ".tsv", ".json")
@@ -35,6 +31,8 @@ USUAL_NAMES = {
     + ("答案", "回答", "摘要", "标题", "下联"),
 }
 TAG_FIELDS = ("ner_tags", "tags", "labels", "label", "pos_tags")
+SHOWN = 3  # wrong rows in an error
+DROPPED = 0.05  # the largest share of rows without a text that is dropped; more is an error
 DELIMITERS = (",", ";", "\t", "|")
 # characters of Chinese, Japanese and Korean, which are words of their own
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -42,7 +40,7 @@ WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+|[^\w\s]")
 # the space that some tokenizers write between two characters of Chinese or Japanese
 BETWEEN = re.compile(r"(?<=[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]) (?=[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef])")
 PREDICTION = "prediction.json"
-RECIPES = ("text_classification", "token_classification", "seq2seq", "language_model_sft", "image_classification")
+PREDICTED = ("text_classification", "token_classification", "seq2seq", "language_model_sft", "image_classification")
 
 
 @dataclass
@@ -56,6 +54,13 @@ class Notes:
     texts: bool = False  # whether tagged words are those of texts with spans
     overlapping: int = 0  # spans that were dropped
 
+    def drop(self, dropped, rows, source):
+        """Count the rows of a file and (place, what it lacks) of those dropped; refuse a file with many of these."""
+        if len(dropped) > DROPPED * rows:
+            raise wrong_rows([f"{place} has no {name}" for place, name in dropped], rows, source)
+        self.rows += rows
+        self.dropped.update(f"without a{'n' * name.startswith('a')} {name}" for _, name in dropped)
+
     def __str__(self):
         roles = {option.rpartition("_")[0].replace("_", " "): name for option, name in self.columns.items()}
         columns = f" Columns: {', '.join(f'{role} = {name!r}' for role, name in roles.items())}." if roles else ""
@@ -64,6 +69,10 @@ class Notes:
         kept = f"{dropped}; scores cover {self.rows - sum(self.dropped.values())} of {self.rows} rows"
         spans = f" Spans dropped: {self.overlapping} that overlap a longer one." if self.overlapping else ""
         return f"{columns}{read} Rows dropped: {kept if dropped else 'none'}.{spans}"
+
+
+def wrong_rows(problems, rows, source):
+    return error(f"{'; '.join(problems[:SHOWN])}; {len(problems)} of {rows} rows are wrong.", source=source)
 
 
 def decode(path, encoding=None, notes=None):
@@ -221,7 +230,6 @@ def _begins_with_label_name(records, wanted, path):
 
 
 def is_number(text):
-    """Return whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -322,7 +330,7 @@ def noted(folder):
     if not paths:
         raise error("This folder has no model of a finished run.", folder=str(folder))
     found = json.loads(paths[0].read_text(encoding="utf-8"))
-    if found["recipe"] not in RECIPES:
-        problem = f"Predictions need a run of {', '.join(RECIPES)}: train one of these with this folder as `--model`."
+    if found["recipe"] not in PREDICTED:
+        problem = f"Predictions need a run of {', '.join(PREDICTED)}: train one of these with this folder as `--model`."
         raise error(problem, folder=str(folder), recipe=found["recipe"])
     return found

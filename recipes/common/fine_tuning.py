@@ -1,11 +1,10 @@
-"""A recipe's training with its callbacks, its results and its report.
-
-fine_tune(trainer, Score("accuracy", "majority class", 0.33), options, argv, parts)
-"""
+"""A recipe's training with its callbacks, its results and its report."""
 
 import contextlib
 import dataclasses
 import os
+import shlex
+import sys
 import time
 from dataclasses import MISSING
 
@@ -15,13 +14,14 @@ from paddle_ldopt import LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 
+from . import RECIPES
 from .arguments import LOWER_IS_BETTER
-from .callbacks import StopWithCheckpoint, replace_progress
-from .files import PREDICTION
-from .rows import warn_of_unknown
+from .files import PREDICTED, PREDICTION
+from .rows import warn_of_memory, warn_of_unknown
 from .run_folder import NoteArguments, check_data, write_json
 from .run_report import RunReport
 from .start import given_in
+from .trainers import StopWithCheckpoint, replace_progress
 
 ENCODING = ("model", "max_length", "max_target_length", "lora_rank")  # of the options that predictions need
 
@@ -35,7 +35,6 @@ class Score:
     value: float
 
     def verdict(self, reached):
-        """Return in words whether a score beats the baseline."""
         gain = self.value - reached if self.metric in LOWER_IS_BETTER else reached - self.value
         if gain > 0:
             return f"beats the baseline ({self.baseline}) by {gain:.3f}"
@@ -47,15 +46,14 @@ class FileSchedule(ScheduleCallback):
     """Write the schedule's picture and table, but do not print it."""
 
     def on_train_begin(self, *args, **kwargs):
-        """Write picture and table."""
         with contextlib.redirect_stdout(None):
             super().on_train_begin(*args, **kwargs)
 
 
 def rates_of(layers, args):
-    """Return in words the peak rates of head, top block and embeddings."""
-    named = {}
-    for row in layers.table(args.layerwise_decay, args.learning_rate).rows:  # from the embeddings to the head
+    """Return in words the peak rates of head, top block and embeddings, as far as they train."""
+    named, rows = {}, layers.table(args.layerwise_decay, args.learning_rate).rows  # from the embeddings to the head
+    for row in (row for row in rows if row.frozen < row.tensors):
         named["top block" if row.label.startswith("block") else row.label] = row.ratio[1] * args.learning_rate
     shown = ", ".join(f"{name} {named[name]:.2g}" for name in ("head", "top block", "embeddings") if name in named)
     meaning = "the mean of the blocks" if args.layerwise_preserve_mean else "that of a layer whose ratio is 1"
@@ -72,7 +70,8 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     account = {split: data.account(split) for split, data in trainer.data.items() if hasattr(data, "account")}
     encoder = args.recipe not in ("seq2seq", "language_model_sft")
     unknown = warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
-    said = parts.description + parts.warning + unknown
+    memory = warn_of_memory(args.per_device_train_batch_size, lengths.get("max_length") or 0)
+    said = parts.description + parts.warning + unknown + memory
     if trainer.is_world_process_zero():
         print(said)
         if account:
@@ -142,10 +141,14 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
         print(", ".join(f"{key.replace('_', ' ', 1)} {value:.3f}" for key, value in others.items()))
         print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped")))
         print(f"report: {path}")
+        if args.recipe in PREDICTED:
+            texts = ["a text", "its partner" if kept.get("pair") else "another text"]
+            inputs = ["a.png"] if "classes" in kept else texts
+            script = os.path.relpath(RECIPES / "predict.py")
+            print(f"predict: {shlex.join([sys.executable, script, args.output_dir, *inputs])}")
 
 
 def _kept(args, state):
-    """Return a description of the weights that a run has kept."""
     if not args.load_best_model_at_end or state.best_model_checkpoint is None:
         return f"the last step, {state.global_step}"
     best = os.path.basename(state.best_model_checkpoint)
@@ -157,7 +160,7 @@ def _why_it_stopped(args, state):
         better = f"no better validation {args.metric_for_best_model} in {args.early_stopping_patience} evaluations"
         return f"early, at step {state.global_step} of {state.max_steps}: {better}"
     epochs = f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}"
-    return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({epochs})")
+    return f"all {state.global_step} steps done" + ("" if args.max_steps > 0 else f" ({epochs})")
 
 
 def changed_settings(argv, *objects):

@@ -1,8 +1,4 @@
-"""Images with their classes, for training, validation and test: from a folder, a hub, or scikit-learn's digits.
-
-parts = load_images("photos/")                     # photos/<class>/<name>.jpg, or photos/train/<class>/<name>.jpg...
-data = Images(parts.train, ["cat", "dog"], size=224)   # opens a file when its row is asked for
-"""
+"""Images with their classes, for training, validation and test: from a folder, a hub, or scikit-learn's digits."""
 
 import dataclasses
 import hashlib
@@ -13,21 +9,16 @@ import paddle
 from PIL import Image, ImageFile, ImageOps
 from sklearn.datasets import load_digits
 
-from . import classification
-from .errors import error
-from .files import Notes
-from .rows import STEMS, deal, first_of_each, hub_rows
-from .start import HUBS
+from . import classification, error
+from .rows import STEMS, deal, first_of_each, load_parts
 
 ImageFile.LOAD_TRUNCATED_IMAGES = True  # the rest of such a file is grey
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 # mean and deviation of the training pixels of CLIP and of ImageNet
 CLIP = ((0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def digits(wanted):
-    """Return the `Parts` of handwritten digits, (image, name)."""
     found = load_digits()
     rows = [(np.uint8(image * 15), str(name)) for image, name in zip(found.images, found.target) if name in wanted]
     return deal(rows, lambda row: str(row[0].tolist()), "Handwritten digits of 8 x 8 pixels")
@@ -35,21 +26,20 @@ def digits(wanted):
 
 def folder_rows(path, notes):
     """Return [(file, class), ...] of a folder with a subfolder for each class; drop files that cannot be opened."""
-    files = [file for file in sorted(path.glob("*/*")) if file.suffix.lower() in SUFFIXES]
-    if not files:
-        raise error(f"The folder has no images ({', '.join(SUFFIXES)}) in a subfolder for each class.", data=path)
-    rows = []
+    files, rows = [file for file in sorted(path.glob("*/*")) if file.is_file() and file.name[0] != "."], []
     for file in files:
         try:
             with Image.open(file):
                 rows.append((file, file.parent.name))
         except OSError:
             notes.dropped["that cannot be opened"] += 1
+    if not rows:
+        raise error("The folder has no images (such as .jpg) in a subfolder for each class.", data=path)
     notes.rows += len(files)
     return rows
 
 
-def hub_images(data, split):
+def hub_images(data, split, notes=None):
     """Return [(image, class), ...] of a hub's data set."""
     image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
     if image is None or label is None:
@@ -57,28 +47,27 @@ def hub_images(data, split):
     return [(np.array(row[image]), str(row[label])) for row in data if row[label] is not None]
 
 
+def split_folders(path):
+    """Return split -> folder of the train, dev and test folders in a folder, or of the folder alone."""
+    if not path.is_dir():
+        accepted = "digits, a folder, paddlenlp:NAME, datasets:NAME"
+        raise error(f"The source does not exist. Accepted: {accepted}.", data=str(path))
+    found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
+    return found if "train" in found else {"train": path}
+
+
 def load_images(source):
     """Return the `Parts` of images and the names of their classes, (image, name)."""
-    hub, _, name = source.partition(":")
-    notes = Notes()
-    if source == "digits":
-        return digits(range(5, 10))
-    if hub in HUBS and name:
-        parts = hub_rows(hub, name, hub_images)
-    else:
-        path = Path(source)
-        if not path.is_dir():
-            accepted = "digits, a folder, paddlenlp:NAME, datasets:NAME"
-            raise error(f"The source does not exist. Accepted: {accepted}.", data=source)
-        found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
-        found = found if "train" in found else {"train": path}
-        parts = {split: folder_rows(folder, notes) for split, folder in found.items()}
-    content = lambda image: image.read_bytes() if isinstance(image, Path) else image.tobytes()  # noqa: E731
-    return deal(parts, lambda row: hashlib.sha256(content(row[0])).hexdigest(), source, notes)
+
+    def key(row):
+        content = row[0].read_bytes() if isinstance(row[0], Path) else row[0].tobytes()
+        return hashlib.sha256(content).hexdigest()
+
+    own = {"digits": lambda: digits(range(5, 10))}
+    return load_parts(source, own=own, read=folder_rows, rows_of=hub_images, key=key, find=split_folders)
 
 
 def few(parts, per_class):
-    """Return the `Parts` with the first `per_class` training images of each class."""
     by_class = sorted(parts.train, key=lambda row: row[1])
     return dataclasses.replace(parts, train=first_of_each(by_class, per_class, "images"))
 
@@ -93,11 +82,9 @@ class Images:
         return len(self.rows)
 
     def score(self, prediction):
-        """Return the scores of a prediction."""
         return classification.class_scores(prediction.predictions, prediction.label_ids)
 
     def judge(self, logits, labels):
-        """Return scores by class and mistakes, as results and as tables."""
         return classification.judge(logits, labels, self.names, [image for image, _ in self.rows])
 
     def __getitem__(self, index):
@@ -119,5 +106,4 @@ class Images:
 
 
 def collate(rows):
-    """Return a batch."""
     return {name: paddle.to_tensor(np.stack([row[name] for row in rows])) for name in rows[0]}

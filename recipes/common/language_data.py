@@ -1,13 +1,8 @@
-"""Prompts with answers and conversations as rows of tokens, with labels for the answers alone; the unigram baseline.
-
-rows = read_messages(names, table, options, source, notes, "train")   # [((role, text), ...), ...]
-data = Messages(rows, length=64, tokens=by_bytes)                     # byte by byte
-loss = unigram(train, test, VOCABULARY)                               # per token
-"""
+"""Prompts with answers and conversations as rows of tokens, with labels for the answers alone; the unigram baseline."""
 
 import numpy as np
 
-from .errors import error
+from . import error
 from .rows import Encoded, load_tables, rows_of_columns
 
 IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the vocabulary of bytes
@@ -38,38 +33,53 @@ def load_pairs(options, own, conversations=False):
         if {"instruction", "input", "output"} <= set(names) and options.source_field is None:
             names, table = with_prompts(names, table)
             wanted = {"source_field": ALPACA, "target_field": options.target_field or "output"}
-        if conversations and (column := next((n for n in ("conversations", "messages") if n in names), None)):
-            return _conversations(names, table, column, source, notes)
+        if conversations and (talks := talks_of(names, table, source)):
+            answered = lambda turns: any(role == "assistant" and text for role, text in turns)  # noqa: E731
+            notes.drop([(place, "answer") for place, turns in talks if not answered(turns)], len(talks), source)
+            return [turns for _, turns in talks if answered(turns)]
         others = {"source_field": ("0",), "target_field": ("1",)} if len(names) == 2 else {}
-        found = rows_of_columns(names, table, wanted, source, notes, others)
-        return [(("user", str(a)), ("assistant", str(b))) for a, b in found] if conversations else found
+        found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes, others)]
+        return [(("user", a), ("assistant", b)) for a, b in found] if conversations else found
 
     return load_tables(options, given, rows, own=own, key=lambda row: row[0] if isinstance(row[0], str) else row[0][1])
 
 
-def _conversations(names, table, column, source, notes):
-    """Return [((role, text), ...), ...] of ShareGPT's or OpenAI's conversations; drop those without an answer."""
-    rows, system = [], names.index("system") if "system" in names else None
-    notes.rows += len(table)
+def _written(cell):
+    """Return a cell as a text; raise ValueError for turns and other lists."""
+    if isinstance(cell, (list, dict)):
+        raise error("A text is a list; language_model_sft.py alone reads conversations.", row=cell)
+    return str(cell)
+
+
+def talks_of(names, table, source):
+    """Return (place, ((role, text), ...)) of ShareGPT's or OpenAI's conversations, None for other rows."""
+    column = next((names.index(name) for name in ("conversations", "messages") if name in names), None)
+    if column is None:
+        return None
+    talks, system = [], names.index("system") if "system" in names else None
     for place, cells in table:
         try:
-            turns = cells[names.index(column)] or ()
+            turns = cells[column] or ()
             turns = [(ROLES[t.get("from", t.get("role"))], _text(t.get("value", t.get("content")))) for t in turns]
         except (KeyError, AttributeError, TypeError) as cause:
             problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
             raise error(problem, source=source, roles=sorted(ROLES)) from cause
         if system is not None and cells[system]:
             turns = [("system", cells[system]), *turns]
-        answered = any(role == "assistant" and text for role, text in turns)
-        answered = answered and all(isinstance(text, str) for _, text in turns)
-        rows += [tuple(turns)] if answered else []
-        notes.dropped["without an answer"] += not answered
-    return rows
+        talks.append((place, tuple(turns) if all(isinstance(text, str) for _, text in turns) else ()))
+    return talks
+
+
+def until_question(turns):
+    asked = [number for number, (role, _) in enumerate(turns, 1) if role == "user"]
+    return turns[: max(asked, default=0)]
 
 
 def _text(content):
     """Return the content of a turn, of which OpenAI's may be a list of parts; images are refused."""
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content
+    if not isinstance(content, list):
+        return content
+    return "".join(part["value" if part.get("type") == "text" and "value" in part else "text"] for part in content)
 
 
 def by_bytes(messages):
@@ -133,7 +143,6 @@ class Messages(Encoded):
 
 
 def padded(rows, length):
-    """Return inputs and labels [rows, length] of `Messages`."""
     inputs, labels = np.zeros([len(rows), length], "int64"), np.full([len(rows), length], IGNORED, "int64")
     for i, row in enumerate(rows):
         inputs[i, : len(row["input_ids"])], labels[i, : len(row["labels"])] = row["input_ids"], row["labels"]

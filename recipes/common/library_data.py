@@ -1,7 +1,4 @@
-"""Tasks with answers from Python's own library, which need no hub and no file.
-
-Each function returns a `Parts`: rows for training, validation and test, few enough for two cores to learn in minutes.
-"""
+"""Tasks with answers from Python's own library, which need no hub and no file, and minutes on two cores."""
 
 import ast
 import builtins
@@ -15,7 +12,7 @@ import tokenize
 import warnings
 from pathlib import Path
 
-from .errors import error
+from . import error
 from .rows import deal, draw
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
@@ -87,7 +84,6 @@ def tagged_docstrings():
 
 
 def _paragraph(docstring):
-    """Return the first paragraph of a docstring, in one line."""
     return " ".join(re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)[0].split())
 
 
@@ -117,7 +113,6 @@ def written_dates():
 
 
 def docstring_texts():
-    """Return first sentences of docstrings, of 8 to 16 words."""
     texts = [_sentence(docstring) for _, _, docstring in functions()]
     kept = [text for text in texts if 8 <= len(text.split()) <= 16]
     return deal(kept[:1900], str, _source("First sentences of docstrings"))

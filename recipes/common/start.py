@@ -1,27 +1,45 @@
 """The first import of a recipe, before Paddle: a fast processor path, wrong arguments refused, the entry point.
 
-main = entry_point(run)  # run(argv); errors in the input are printed in one line
-
-The imports of Paddle and PaddleNLP take seconds. Before them, this module refuses unknown arguments, wrong numbers and
+The imports of Paddle and PaddleNLP take seconds. Before them, this module refuses unknown arguments, wrong values and
 missing paths of a recipe's command line. It reads the names of the arguments from the sources, without importing them.
 """
 
+import argparse
 import ast
+import codecs
 import contextlib
 import difflib
 import importlib.util
+import itertools
+import json
 import os
+import re
 import shlex
 import signal
 import sys
 import threading
 from pathlib import Path
 
-from . import RECIPES
-from .errors import error, refuse
+from . import RECIPES, error, refuse
 
-HUBS = ("paddlenlp", "datasets")
+HUBS, RESUMED = ("paddlenlp", "datasets"), "resume_from_checkpoint"
 NUMBERS = {"int": int, "float": float}
+TRUTHS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")  # of the Trainer's parser
+STRATEGIES = dict.fromkeys(("evaluation_strategy", "save_strategy", "logging_strategy"), ("no", "steps", "epoch"))
+CHOICES = {  # valid values, known without Paddle
+    **STRATEGIES,
+    "optim": ("adamwdl", "came", "lamb", "adafactor", "adamweightdecay", "muon")
+    + ("adamw", "adamw_mini", "adamw_custom", "adamw_16bit_moment"),  # PaddleNLP's own
+    "lr_scheduler_type": ("constant", "constant_with_warmup", "linear", "polynomial", "inverse_sqrt", "cosine")
+    + ("cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay")
+    + ("cool_down", "reduce_lr_on_plateau"),
+    "kind": ("auto", "classes", "labels", "scores"),
+    "recipe": ("image_classification", "language_model_sft", "masked_lm_pretraining", "seq2seq")
+    + ("text_classification", "token_classification"),
+}
+LEAST = {"early_stopping_patience": 1, "num_train_epochs": 0, "logging_steps": 1, "gradient_accumulation_steps": 1}
+LEAST |= {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1}  # of the Trainer's arguments
+OF_SWEEP = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_from_checkpoint")
 MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size"}  # which no spelling is near to
 
 
@@ -53,13 +71,12 @@ def fields_of(source, classes=None):
     for node in ast.parse(Path(source).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and (classes is None or node.name in classes):
             for item in node.body:
-                if isinstance(item, ast.AnnAssign):
+                if isinstance(item, ast.AnnAssign) and "ClassVar" not in ast.unparse(item.annotation):
                     found[item.target.id] = (ast.unparse(item.annotation), item.value)
     return found
 
 
 def arguments_of(script):
-    """Return the fields of all arguments of a recipe."""
     found, ours, text = {}, Path(__file__).with_name("arguments.py"), Path(script).read_text(encoding="utf-8")
     if "RecipeArguments" in text:
         package, theirs = (Path(importlib.util.find_spec(name).origin).parent for name in ("paddle_ldopt", "paddlenlp"))
@@ -72,31 +89,53 @@ def arguments_of(script):
 
 
 def check(script, argv):
-    """Raise ValueError for arguments of a recipe that are unknown, no number, too low, or name a missing path."""
-    known, given = arguments_of(script), list(given_in(argv))
-    config = dict(given).get("config")
-    if config:
-        given = [*((n, None if isinstance(v, (list, dict)) else v) for n, v in config_of(config).items()), *given]
-    refuse(problem for name, value in given if (problem := _problem(name, value, known)))
-    values = dict(given)
-    if "arguments" in known and values.get("arguments"):  # a sweep has those of a recipe
-        recipe = Path(script).with_name(f"{values.get('recipe') or known['recipe'][1].args[0].value}.py")
-        if recipe.is_file():  # the sweep refuses other names
-            check(recipe, shlex.split(values["arguments"]))
+    """Raise ValueError for arguments of a recipe that are unknown, no valid value, too low, or name a missing path."""
+    argv = with_config(argv)
+    known, given = arguments_of(script), dict(given_in(argv))
+    metrics = re.search(r"\n    metrics = (\(.*\))", Path(script).read_text(encoding="utf-8"))
+    choices = {**CHOICES, **({"metric_for_best_model": ast.literal_eval(metrics[1])} if metrics else {})}
+    stray = [word for name, values in given.items() if "ist[" not in known.get(name, ("",))[0] for word in values[1:]]
+    stray = [*itertools.takewhile(lambda word: not word.startswith("--"), argv), *stray]
+    if stray:
+        raise error("Arguments begin with `--`.", arguments=stray)
+    each = [(name, value) for name, values in given.items() for value in values or [None]]
+    refuse(problem for name, value in each if (problem := _problem(name, value, known, choices)))
+    first = {name: values[0] for name, values in given.items() if values}
+    if "weights" in known and first.get("data", "digits") != "digits" and not {"model", RESUMED} & set(first):
+        problem = "Images of your own need a model, such as `--model resnet50`; `digits` is a toy for tests."
+        raise error(problem, data=first["data"], model=None)
+    if "arguments" in known and "arguments" in first:  # a sweep has those of a recipe
+        recipe, argv = first.get("recipe") or known["recipe"][1].args[0].value, shlex.split(first["arguments"])
+        check(Path(script).with_name(f"{recipe}.py"), argv)
+        if ours := [name for name in OF_SWEEP if name in dict(given_in(argv))]:
+            instead = "give `learning_rates`, `decays`, `seeds`, `first_seed` or the sweep's own `output_dir`"
+            problem = f"The sweep sets {' and '.join(ours)} of each run: {instead}."
+            raise error(problem, arguments=first["arguments"])
 
 
 def given_in(argv):
-    """Yield the name and the value (None without one) of each argument of a command line."""
-    for word, after in zip(argv, [*argv[1:], "--"]):
-        name, equals, value = word[2:].partition("=")
-        if word.startswith("--") and " " not in name:  # not `--arguments "--data reviews.csv"`
-            yield name, value if equals else None if after.startswith("--") and " " not in after else after
+    """Yield the name and the list of values of each argument of a command line."""
+    starts = [i for i, word in enumerate(argv) if word.startswith("--") and " " not in word.partition("=")[0]]
+    for i, end in zip(starts, [*starts[1:], len(argv)]):  # the value in `--arguments "--data a.csv"` has a space
+        name, equals, value = argv[i][2:].partition("=")
+        yield name, [value] if equals else argv[i + 1 : end]
 
 
-def config_of(path):
-    """Return the settings of a YAML file; "1e-3" stays a string, which an argument reads as a number."""
+def take(argv, name):
+    """Return the value of an argument in a command line (None without it), and the line without the argument."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(f"--{name}")
+    given, rest = finder.parse_known_args(argv)
+    return getattr(given, name), rest
+
+
+def with_config(argv):
+    """Return a command line with the settings of its YAML file, "1e-3" as a string, before its own arguments."""
     import yaml
 
+    path, rest = take(argv, "config")
+    if path is None:
+        return argv
     if not Path(path).is_file():
         raise error("No such file or directory.", config=path)
     try:
@@ -107,41 +146,60 @@ def config_of(path):
         raise error("A config must hold `name: value` lines.", config=path)
     empty = [name for name, value in settings.items() if value is None]
     refuse(error(f"`{name}` needs a value: leave it out for its default.", **{name: None}) for name in empty)
-    return {str(name): value for name, value in settings.items()}
+    first = []
+    for name, value in settings.items():
+        if isinstance(value, list):
+            first += [f"--{name}", *map(str, value)]
+        else:  # in one word, because a value may begin with --
+            first.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return [*first, *rest]
 
 
-def _problem(name, value, known):
-    """Return an error for an argument, or None."""
-    if name in ("help", "help-all", "help_all", "config"):
+def _problem(name, value, known, choices):
+    """Return an error for a value of an argument (None without one), or None."""
+    if name in ("help", "help-all", "help_all"):
         return None
     if name not in known:
         off = name.startswith("no_") and known.get(name[3:], ("",))[0] == "bool"
         return None if off else _unknown(name, known)
+    if value is None:
+        return None
     kind, default = known[name]
-    kind = kind.removeprefix("Optional[").removesuffix("]")
-    if kind in NUMBERS and value is not None:
+    kind = re.sub(r"(Optional|list)\[(\w+)\]", r"\2", kind)
+    if kind in NUMBERS:
         try:
             number = NUMBERS[kind](value)
         except ValueError:
             return error(f"`{name}` must be a number ({kind}).", **{name: value})
-        least = [word.value.value for word in getattr(default, "keywords", ()) if word.arg == "least"]
-        if least and number < least[0]:
-            return error(f"`{name}` must be {least[0]} or more.", **{name: number})
-    if name == "data" and value is not None:
+        own = [word.value.value for word in getattr(default, "keywords", ()) if word.arg == "least"]
+        least = own[0] if own else LEAST.get(name, number)
+        if number < least:
+            return error(f"`{name}` must be {least} or more.", **{name: number})
+    if kind == "bool" and value.lower() not in TRUTHS:
+        return error(f"`{name}` must be true or false.", **{name: value})
+    if value not in choices.get(name, (value,)):
+        return error(f"`{name}` must be one of {', '.join(choices[name])}.", **{name: value})
+    if name == "data":
         own = default.args[0].value if isinstance(default, ast.Call) else None
-        hub, _, data_set = str(value).partition(":")
-        if str(value) != own and not (hub in HUBS and data_set) and not Path(str(value)).exists():
+        hub, _, data_set = value.partition(":")
+        if value != own and not (hub in HUBS and data_set) and not Path(value).exists():
             accepted = ", ".join(filter(None, (own, "a file, a folder", *(f"{hub}:NAME" for hub in HUBS))))
             return error(f"The source does not exist. Accepted: {accepted}.", data=value)
-    if name == "resume_from_checkpoint" and value is not None and not Path(str(value)).exists():
+    if name == RESUMED and not any((*Path(value).glob("checkpoint-*"), *Path(value).glob("trainer_state.json"))):
         return error("There is no complete checkpoint to resume from.", resume_from_checkpoint=value)
-    if name == "model" and value and str(value)[0] in "./~" and not Path(str(value)).exists():
+    if name == "model" and value.startswith((".", "/", "~")) and not Path(value).exists():
         return error("This folder does not exist.", model=value)
+    if name == "weights" and value != "none" and not Path(value).exists():
+        return error("This file does not exist.", weights=value)
+    if name == "encoding":
+        try:
+            codecs.lookup(value)
+        except LookupError:
+            return error("Python does not know this encoding.", encoding=value)
     return None
 
 
 def _unknown(name, known):
-    """Return an error for an unknown argument, with the nearest known one."""
     near = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, 1, 0.4)
     nearest = "".join(f"; the nearest is '--{one}'" for one in near)
     return error(f"'--{name}' is not a known argument{nearest}.", argument=name)
@@ -149,7 +207,6 @@ def _unknown(name, known):
 
 @contextlib.contextmanager
 def errors_in_one_line():
-    """Exit with an error in the input in one line."""
     try:
         yield
     except BrokenPipeError:  # as in `predict.py ... | head`

@@ -7,17 +7,20 @@ splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG
 """
 
 import dataclasses
+import functools
 import re
 import statistics
 import sys
+import types
 from collections import Counter
 
-from .errors import error
-from .files import PAIRS, Notes, is_number
+from . import error
+from .files import PAIRS, is_number
 from .library_data import docstring_kinds
-from .rows import Parts, assign, deal, draw, first_of_each, missing, read_parts, readers, rows_of_columns
+from .rows import Parts, assign, draw, first_of_each, load_tables, rows_of_columns
 
-KINDS = ("classes", "labels", "scores")
+READING = dict.fromkeys(("text_column", "text_pair_column", "label_column", "has_header", "encoding"))
+READING |= {"kind": "auto", "label_separator": None, "examples_per_class": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +38,6 @@ class Splits(Parts):
 
     @property
     def description(self):
-        """Source, sizes, labels and notes in words."""
         if self.kind == "scores":
             scores = [score for _, score in self.train]
             said = f"training scores from {min(scores):g} to {max(scores):g}"
@@ -52,7 +54,6 @@ class Splits(Parts):
 
     @property
     def scale(self):
-        """Mean and standard deviation of the training scores."""
         scores = [score for _, score in self.train]
         return statistics.fmean(scores), statistics.pstdev(scores) or 1.0
 
@@ -69,52 +70,28 @@ def tokens_of(text, tokenizer, max_length=None, counted=None):
     return dict(tokenizer(*texts, max_length=max_length, truncation=True))
 
 
-def load_splits(
-    source="docstrings",
-    *,
-    text_column=None,
-    text_pair_column=None,
-    label_column=None,
-    has_header=None,
-    encoding=None,
-    kind="auto",
-    label_separator=None,
-    examples_per_class=None,
-    seed=0,
-):
-    """Return the `Splits` of a data set; missing ones are taken from its training rows, by a hash of the text.
+def load_splits(source="docstrings", seed=0, **given):
+    """Return the `Splits` of a data set, read by the options of `READING` that are given.
 
     A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns, or
     a pair and its label from three without names. Delimiters, encodings and (`has_header=None`) headers are detected.
-    `kind` is one of `KINDS`; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and fractions
-    as scores. `seed` draws `examples_per_class` training rows of each class; None keeps all.
+    `kind` is classes, labels or scores; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and
+    fractions as scores. `seed` draws `examples_per_class` training rows of each class; None keeps all.
 
     Raises:
         ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
     """
-    if kind not in ("auto", *KINDS):
-        raise error(f"`kind` must be auto, {', '.join(KINDS)}.", kind=kind)
-    pair = {"text_pair_column": text_pair_column} if text_pair_column is not None else {}
-    wanted, notes = {"text_column": text_column, **pair, "label_column": label_column}, Notes()
-    if source == "docstrings":
-        said = f"First paragraphs of docstrings in Python {sys.version.split()[0]}'s library"
-        parts, kind = Parts(**_docstring_parts(), source=said), "classes" if kind == "auto" else kind
-    else:
-        read, rows_of = readers(wanted, lambda *table: _rows(*table, wanted), encoding, has_header)
+    options = types.SimpleNamespace(**{**READING, **given}, data=source)
+    pair = {"text_pair_column": options.text_pair_column} if options.text_pair_column is not None else {}
+    wanted = {"text_column": options.text_column, **pair, "label_column": options.label_column}
+    rows, own = functools.partial(_rows, wanted), {"docstrings": _docstrings}
+    parts = load_tables(options, wanted, rows, own=own, key=lambda row: row[0], has_header=options.has_header)
+    return _number(*_labelled(parts, options), options, seed)
 
-        def labelled(records, split, notes):  # benchmarks do not publish their test labels
-            label = next((name for name in (label_column, "label", "labels") if name in records[0]), None)
-            kept = [row for row in records if label is None or row[label] not in (None, "")]
-            notes.dropped["without a label"] += len(records) - len(kept)
-            notes.rows += len(records) - len(kept)
-            return rows_of(kept, split, notes) if kept else []
 
-        found = read_parts(source, read, labelled, notes, own=("docstrings",))
-        kind, found = _labelled(found, kind, label_separator, notes, source)
-        parts = deal(found, lambda row: row[0], source, notes)
-        if kind == "classes":
-            parts = _with_rare(parts, missing(found))
-    return _number(parts, kind, source, examples_per_class, seed)
+def _docstrings():
+    said = f"First paragraphs of docstrings in Python {sys.version.split()[0]}'s library"
+    return Parts(**_docstring_parts(), source=said)
 
 
 def _docstring_parts():
@@ -123,7 +100,15 @@ def _docstring_parts():
     return {split: _sample(part, min(_counts(part).values()), 0) for split, part in parts.items()}
 
 
-def _rows(names, table, source, notes, wanted):
+def _rows(wanted, names, table, source, notes):
+    if isinstance(source, str):  # a hub's split; benchmarks do not publish the labels of their tests
+        label = next((i for i, name in enumerate(names) if name in (wanted["label_column"], "label", "labels")), None)
+        labelled = [row for row in table if label is None or row[1][label] not in (None, "")]
+        notes.rows += len(table) - len(labelled)
+        notes.dropped["without a label"] += len(table) - len(labelled)
+        if not labelled:
+            return []
+        table = labelled
     wanted = _with_pair(names, table, wanted)
     others = {"text_column": ("0",), "label_column": (str(len(names) - 1),)} if len(names) == 2 else {}
     if "text_pair_column" in wanted and names == ["0", "1", "2"]:
@@ -140,7 +125,8 @@ def _rows(names, table, source, notes, wanted):
 def _with_pair(names, table, wanted):
     """Add the second text of a pair if the columns have a usual pair's names, or are three without names."""
     lower = {name.lower() for name in names}
-    three = names == ["0", "1", "2"] and not all(str(cells[0]).isdigit() for _, cells in table[:100])
+    first = {str(cells[0]) for _, cells in table[:100]}
+    three = names == ["0", "1", "2"] and len(first) > 1 and not all(map(str.isdigit, first))  # no constant, no number
     free = wanted["text_column"] is None and "text_pair_column" not in wanted
     if free and (any(lower.issuperset(pair) for pair in PAIRS) or (three and wanted["label_column"] is None)):
         return {"text_column": None, "text_pair_column": None, "label_column": wanted["label_column"]}
@@ -150,24 +136,26 @@ def _with_pair(names, table, wanted):
 # Labels.
 
 
-def _labelled(parts, kind, separator, notes, source):
-    """Return the kind of the labels, and split -> rows with strings, sets of strings or numbers as labels."""
-    labels = [label for rows in parts.values() for _, label in rows]
-    lists = separator is not None or any(isinstance(label, list) for label in labels)
+def _labelled(parts, options):
+    """Return `Parts` with strings, sets of strings or numbers as labels, and their kind."""
+    labels, kind = [label for rows in parts.each(list).values() for _, label in rows], options.kind
+    lists = options.label_separator is not None or any(isinstance(label, list) for label in labels)
     counts = Counter() if lists else Counter(map(_label, labels))
     numbers = all(map(is_number, counts))
     if kind == "auto":
         fractions = len(counts) > 20 and numbers and not all(float(label).is_integer() for label in counts)
         kind = "labels" if lists else "scores" if fractions else "classes"
     if kind == "scores" and not numbers:
-        raise error("Scores must be numbers.", source=source, label=next(t for t in counts if not is_number(t)))
+        raise error("Scores must be numbers.", source=options.data, label=next(t for t in counts if not is_number(t)))
     unique = list(counts.values()).count(1)
     if kind == "classes" and unique > len(labels) / 2:
         problem = f"{unique} of {len(labels)} rows have a unique label: use another column, or `--kind scores`."
-        raise error(problem, source=source, label_column=notes.columns["label_column"])
-    each = lambda value: map(_label, value if isinstance(value, list) else str(value).split(separator))  # noqa: E731
-    read = {"classes": _label, "labels": lambda value: frozenset(filter(None, each(value))), "scores": float}[kind]
-    return kind, {split: [(text, read(label)) for text, label in rows] for split, rows in parts.items()}
+        raise error(problem, source=options.data, label_column=parts.notes.columns["label_column"])
+    split = lambda value: value if isinstance(value, list) else str(value).split(options.label_separator)  # noqa: E731
+    several = lambda value: frozenset(filter(None, map(_label, split(value))))  # noqa: E731
+    read = {"classes": _label, "labels": several, "scores": float}[kind]
+    parts = dataclasses.replace(parts, **parts.each(lambda rows: [(text, read(label)) for text, label in rows]))
+    return _with_rare(parts) if kind == "classes" else parts, kind
 
 
 def _label(value):
@@ -180,10 +168,10 @@ def _label(value):
 # Splits out of rows.
 
 
-def _with_rare(parts, taken):
+def _with_rare(parts):
     """Return `parts`, in which a class of a few rows that all fell elsewhere is for training only."""
     trained, found = _counts(parts.train), {"train": list(parts.train)}
-    for split in taken:
+    for split in parts.taken:
         found["train"] += [row for row in getattr(parts, split) if row[1] not in trained]
         found[split] = [row for row in getattr(parts, split) if row[1] in trained]
     return dataclasses.replace(parts, **found)
@@ -198,22 +186,23 @@ def _counts(rows):
     return Counter(name for _, label in rows for name in (label if isinstance(label, frozenset) else [label]))
 
 
-def _number(parts, kind, source, examples_per_class, seed):
+def _number(parts, kind, options, seed):
     """Return the `Splits` of `parts`; the training rows are sampled, the labels numbered in their order."""
-    if examples_per_class is not None and kind != "classes":
-        raise error("`examples_per_class` needs classes.", examples_per_class=examples_per_class, kind=kind)
+    per_class = options.examples_per_class
+    if per_class is not None and kind != "classes":
+        raise error("`examples_per_class` needs classes.", examples_per_class=per_class, kind=kind)
     if kind == "scores":
         return Splits(**vars(parts), labels=["score"], kind=kind)
     counts = _counts(parts.train)
     labels = sorted(counts, key=lambda name: (0, int(name), "") if re.fullmatch("-?[0-9]+", name) else (1, 0, name))
     if len(labels) < 2:
-        raise error(f"A classifier needs two labels or more; the training rows have {labels}.", source=source)
+        raise error(f"A classifier needs two labels or more; the training rows have {labels}.", source=options.data)
     for split, names in parts.each(_counts).items():
         unseen = sorted(set(names) - set(labels))
         if unseen:
-            raise error(f"The {split} rows have labels that no training row has: {unseen}.", source=source)
-    if examples_per_class is not None:
-        parts = dataclasses.replace(parts, train=_sample(parts.train, examples_per_class, seed))
+            raise error(f"The {split} rows have labels that no training row has: {unseen}.", source=options.data)
+    if per_class is not None:
+        parts = dataclasses.replace(parts, train=_sample(parts.train, per_class, seed))
     number = {name: i for i, name in enumerate(labels)}
     read = number.get if kind == "classes" else lambda names: frozenset(number[name] for name in names)
     numbered = parts.each(lambda rows: [(text, read(label)) for text, label in rows])

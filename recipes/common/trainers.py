@@ -1,11 +1,24 @@
-"""The Trainers of the recipes, for classifiers and for models that predict tokens; data sets score predictions."""
+"""The Trainers of the recipes, what they print while they train, and how they end on Ctrl-C and SIGTERM."""
+
+import contextlib
+import io
+import os
+import shlex
+import signal
+import sys
+import time
 
 import numpy as np
 import paddle
 from paddle.nn.functional import cross_entropy
-from paddlenlp.trainer import Trainer
+from paddlenlp.trainer import Trainer, TrainerCallback
+from paddlenlp.trainer.trainer_callback import PrinterCallback, ProgressCallback
 
-from paddle_ldopt.trainer import LdoptTrainerMixin
+from paddle_ldopt.trainer import LdoptTrainerMixin, StopOnSigterm
+
+from . import RECIPES
+
+UNSHOWN = ("_runtime", "_per_second", "_ppl")
 
 
 def logits_of(outputs):
@@ -27,27 +40,23 @@ class FineTuner(LdoptTrainerMixin, Trainer):
         self.data = data
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the loss; with `return_outputs` also (loss, logits)."""
         labels = inputs.pop("labels")
         logits = logits_of(model(**inputs))
         loss = self.loss(logits, labels)
         return (loss, (loss, logits)) if return_outputs else loss
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
-        """Evaluate or predict with the data set's own score."""
         self.compute_metrics = dataloader.dataset.score
         return super().evaluation_loop(dataloader, *args, **{**kwargs, "prediction_loss_only": None})
 
 
 class TokenTrainer(FineTuner):
-    """Base of a recipe's Trainer, which defines `guesses`."""
+    """Base of a recipe's Trainer, which defines `guesses(model, inputs)`.
 
-    def guesses(self, model, inputs):
-        """Return (logits [n, vocabulary], right tokens [n], row numbers [n]) of the predicted tokens."""
-        raise NotImplementedError
+    It returns (logits [n, vocabulary], right tokens [n], row numbers [n]) of the predicted tokens.
+    """
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the mean cross entropy of the predicted tokens."""
         logits, right, _ = self.guesses(model, inputs)
         loss = cross_entropy(logits, right)
         return (loss, (loss, logits)) if return_outputs else loss
@@ -71,3 +80,86 @@ def token_scores(prediction, lost=0):
     """
     loss, right, guesses = np.asarray(prediction.predictions, "float64").sum(0)
     return {"perplexity": float(np.exp(loss / guesses)), "accuracy": float(right / (guesses + lost))}
+
+
+class ShortProgress(TrainerCallback):
+    """Print a line after each evaluation."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._main, self._began, self._loss = state.is_world_process_zero, time.perf_counter(), None
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        logs = logs or {}
+        self._loss = logs.get("loss", self._loss)
+        found = {k[5:]: v for k, v in logs.items() if k.startswith("eval_") and not k.endswith(UNSHOWN)}
+        if found and self._main:
+            metrics = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+            loss = "" if self._loss is None else f"training loss {self._loss:.3f}; "
+            seconds = time.perf_counter() - self._began
+            step = f"step {state.global_step}/{state.max_steps}, {seconds:.0f} s"
+            print(f"{step}: {loss}validation {metrics}", flush=True)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Print no later evaluations, which are of the test."""
+        self._main = False
+        if kwargs.get("metrics_dumper") is not None:  # as the Trainer's own callbacks do
+            kwargs["metrics_dumper"].close()
+
+
+class Bar(ProgressCallback):
+    """The Trainer's bar, without its log."""
+
+    def on_log(self, *args, **kwargs):
+        """Print nothing."""
+
+
+def replace_progress(trainer):
+    for kind in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(kind)
+    trainer.add_callback(ShortProgress())
+    if sys.stderr.isatty():
+        trainer.add_callback(Bar())
+    else:
+        trainer.args.disable_tqdm = True  # nor a bar for the batches that a resume skips
+
+
+class StopWithCheckpoint(StopOnSigterm):
+    """End a run on Ctrl-C as `StopOnSigterm` ends it on SIGTERM, and print the command that resumes it.
+
+    The exit code is 130 after Ctrl-C, 143 after SIGTERM. A second Ctrl-C ends the process at once.
+    """
+
+    interrupted = False
+
+    def __enter__(self):
+        super().__enter__()
+        self._before_interrupt = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, kind, *rest):
+        signal.signal(signal.SIGINT, self._before_interrupt)
+        if self.interrupted and kind is None:  # the run came to its end in the step that was interrupted
+            self.asked = False
+        super().__exit__(kind, *rest)
+
+    def _note(self, *_):
+        super()._note()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal also ends a step that hangs
+
+    def _interrupt(self, *_):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within a step that hangs
+        self.interrupted = True
+        print("\nCtrl-C: saving a checkpoint after this step; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+        signal.raise_signal(signal.SIGTERM)
+
+    def on_save(self, args, state, control, **kwargs):
+        """Exit, and print the command that resumes."""
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # in place of its line, the command
+                super().on_save(args, state, control, **kwargs)
+        except SystemExit as ended:
+            if args.local_rank in (-1, 0):
+                script = os.path.relpath(RECIPES / f"{args.recipe}.py")  # not `sys.argv[0]`, which may be a sweep
+                again = [sys.executable, script, "--resume_from_checkpoint", args.output_dir]
+                print(f"resume: {shlex.join(again)}", file=sys.stderr)
+            raise SystemExit(130 if self.interrupted else ended.code) from None

@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 import pytest
 import text_classification as recipe
-from common import classification, comparison, report_page
+from common import classification, comparison, run_report
 from common.fine_tuning import Score
 from paddlenlp.trainer import TrainerCallback
 
@@ -42,7 +42,7 @@ def call(argv, code=None):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["no such file"])
-        patch.setattr(report_page, "_image", lambda alt, figure: "<img>")
+        patch.setattr(run_report, "_image", lambda alt, figure: "<img>")
         patch.setattr(recipe, "build", listened)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), paddle.utils.unique_name.guard():
             if code is None:

@@ -70,9 +70,11 @@ def test_long_texts_are_tagged_to_their_ends(start, tmp_path, capsys):  # noqa: 
 
 
 @pytest.mark.slow
-def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
+@pytest.mark.parametrize("more", ["", "里 O\n的 O\n人 O\n有 O\n我 O\n们 O\n2010 O\n"], ids=["characters", "a number"])
+def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys, more):  # noqa: F811
     for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
-        (tmp_path / f"{split}.txt").write_text("张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n\n" * rows, encoding="utf-8")
+        text = f"张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n{more}\n"
+        (tmp_path / f"{split}.txt").write_text(text * rows, encoding="utf-8")
     out = start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
     assert "warning: the tokenizer does not know " in out, "the tiny model is English"
     predicted(capsys, tmp_path / "out", "李四在京", "--output", tmp_path / "a.jsonl")
@@ -199,7 +201,20 @@ def test_prompts_are_read_as_in_the_training(tmp_path, trained_on, name, content
     (tmp_path / name).write_text(content, encoding="utf-8")
     found = dict.fromkeys(("inputs", "encoding", "has_header", "text_column"))
     args = types.SimpleNamespace(**found, input=str(tmp_path / name))
-    assert predict.read_inputs(args, trained_on, 1, files.Notes()) == [("译\n好",), ("问",)]
+    expected = {"recipe": "seq2seq", "columns": trained_on}
+    assert predict.read_inputs(args, expected, files.Notes()) == [("译\n好",), ("问",)]
+
+
+def test_conversations_are_continued_from_their_last_question(tmp_path):
+    turn = lambda role, text: {"from": role, "value": text}  # noqa: E731
+    talk = [turn("human", "问"), turn("gpt", "答"), turn("human", "再问")]
+    rows = [{"conversations": [*talk, turn("gpt", "再答")]}, {"conversations": talk}] * 20
+    (tmp_path / "a.json").write_text(json.dumps([*rows, {"conversations": [turn("gpt", "答")]}]))
+    found = dict.fromkeys(("inputs", "encoding", "has_header", "text_column"))
+    args, notes = types.SimpleNamespace(**found, input=str(tmp_path / "a.json")), files.Notes()
+    inputs = predict.read_inputs(args, {"recipe": "language_model_sft"}, notes)
+    assert inputs == [((("user", "问"), ("assistant", "答"), ("user", "再问")),)] * 40
+    assert notes.rows == 41 and notes.dropped == {"without a question": 1}
 
 
 def test_no_space_stands_between_chinese_characters():

@@ -273,7 +273,6 @@ MISTAKES = {  # name: (files, source, options, what the message says)
         "a.tsv", GOOD + "no tab\n" * 4, "Line 61 must have 2 .*; Line 63 .*; 4 of 64 rows are wrong"
     ),
     "many empty rows": of_file("a.tsv", GOOD + " \tgood\n" * 4, "Line 61 has no text; .*; 4 of 64 rows are wrong"),
-    "unknown kind of labels": of_file("a.tsv", GOOD, "`kind` must be auto, classes, labels, scores", kind="tags"),
     "scores that are words": of_file("a.tsv", GOOD, "Scores must be numbers.*label='good'", kind="scores"),
     "open quote": of_file("a.csv", 'a,x\n"b,y\nc,x\n', "after line 1 cannot be read"),
     "unknown name": of_file("a.csv", "text,label\na,b\n", r"\['text', 'label'\].*label_column='x'", label_column="x"),
@@ -417,6 +416,12 @@ def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):
         "\nwarning: the tokenizer does not know 8.0% of the tokens ([UNK]); "
         "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese."
     )
+
+
+def test_a_batch_that_takes_gigabytes_is_warned_of():
+    assert rows.warn_of_memory(16, 512) == rows.warn_of_memory(32, 0) == ""
+    said = "warning: a batch of 32 rows of up to 2048 tokens takes gigabytes; if memory is short, lower `--per_device"
+    assert said in rows.warn_of_memory(32, 2048)
 
 
 def test_rows_become_padded_batches(tokenizer):

@@ -122,6 +122,7 @@ MESSAGES = [
     {"role": "user", "content": "问"},
     {"role": "assistant", "content": "答"},
 ]
+PARTS = [{"role": r, "content": [{"type": "text", "value": t}]} for r, t in (("user", "问"), ("assistant", "答"))]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +131,10 @@ MESSAGES = [
         (ALPACA, [(("user", "翻译\n你好"), ("assistant", "hello")), (("user", "问"), ("assistant", "答"))]),
         ([{"conversations": TALK}], [(("user", "问"), ("assistant", "答"), ("user", "再问"))]),
         ([{"messages": MESSAGES}], [(("system", "s"), ("user", "问"), ("assistant", "答"))]),
+        ([{"messages": PARTS}], [(("user", "问"), ("assistant", "答"))]),
         ([{"prompt": "问", "response": "答"}], [(("user", "问"), ("assistant", "答"))]),
     ],
-    ids=["alpaca", "sharegpt", "openai", "pairs"],
+    ids=["alpaca", "sharegpt", "openai", "parts of LLaMA-Factory", "pairs"],
 )
 def test_conversations_are_read(tmp_path, records, found):
     for split in ("train", "dev", "test"):
@@ -154,11 +156,26 @@ def test_conversations_without_text_are_dropped_and_counted(tmp_path):
     found = load([*talks, {"messages": None}, {"messages": parts}])
     assert "Rows dropped: 1 without an answer; scores cover 61 of 62 rows." in found.description
     assert (("user", "againagain"), ("assistant", "a")) in [*found.train, *found.validation, *found.test]
-    with pytest.raises(ValueError, match=r"No rows are left for train.*dropped=\{'without an answer': 9\}"):
+    with pytest.raises(ValueError, match="Row 1 has no answer; Row 2 .*; Row 3 .*; 9 of 9 rows are wrong"):
         load([{"messages": parts[:1]}] * 9)
+    with pytest.raises(ValueError, match="Row 61 has no answer; .*; 4 of 64 rows are wrong"):
+        load([*talks, *[{"messages": parts[:1]}] * 4])
     parts[0]["content"] = [{"type": "image_url", "image_url": "a.png"}]
     with pytest.raises(ValueError, match=r"Row 1 has no turns with .*\('text'\)"):
         load([{"messages": parts}])
+
+
+def test_conversations_are_no_sources_and_targets(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([{"conversations": TALK, "tools": "[]"}] * 30))
+    options = types.SimpleNamespace(data=str(tmp_path / "a.json"), source_field=None, target_field=None, encoding=None)
+    with pytest.raises(ValueError, match="A text is a list; language_model_sft.py alone reads conversations"):
+        language_data.load_pairs(options, {})
+
+
+def test_a_constant_first_column_is_not_the_first_text_of_a_pair(tmp_path):
+    write(tmp_path / "csl.tsv", [("to category", text, label) for text, label in ROWS])
+    with pytest.raises(ValueError, match=r"Name the column with `text_column`. Valid: \['0', '1', '2'\]"):
+        load_splits(tmp_path / "csl.tsv")
 
 
 def test_a_table_of_alpaca_with_a_short_row_names_its_line(tmp_path):

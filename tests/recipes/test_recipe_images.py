@@ -6,7 +6,7 @@ import image_classification
 import numpy as np
 import paddle
 import pytest
-from common import image_data, predictors, rows
+from common import image_data, predictors, rows, start
 from paddlenlp.transformers import CLIPVisionConfig, CLIPVisionModel
 from PIL import Image
 
@@ -135,23 +135,24 @@ def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):
 
 
 def test_files_that_are_no_images_are_dropped_and_counted(photos):
-    (photos / "train/red/broken.png").write_bytes(b"not an image")
+    for name in ("broken.png", "from a phone.heic", ".DS_Store"):
+        (photos / "train/red" / name).write_bytes(b"not an image")
     assert (
-        "Rows dropped: 1 that cannot be opened; scores cover 22 of 23 rows."
+        "Rows dropped: 2 that cannot be opened; scores cover 22 of 24 rows."
         in image_data.load_images(str(photos)).description
     )
 
 
 def test_images_of_ones_own_need_a_model(photos):
     with pytest.raises(ValueError, match="need a model, such as `--model resnet50`.*Received: data="):
-        image_classification.Options(data=str(photos))
+        start.check(image_classification.__file__, ["--data", str(photos)])
     assert image_classification.Options().model == "digits"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:When training, we now always track:UserWarning")
 def test_a_model_of_paddle_vision_is_trained_at_its_size_and_applied(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("common.report_page._image", lambda *_, **__: "<img>")
+    monkeypatch.setattr("common.run_report._image", lambda *_, **__: "<img>")
     paddle.seed(0)
     weights = paddle.vision.models.mobilenet_v3_small(num_classes=1000).state_dict()
     paddle.save(weights, str(tmp_path / "weights.pdparams"))

@@ -11,7 +11,7 @@ import masked_lm_pretraining
 import numpy as np
 import paddle
 import pytest
-from common import language_data, predictors, rows, trainers
+from common import fine_tuning, language_data, predictors, rows, start, trainers
 from common.language_data import IGNORED, Messages, unigram
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.transformers import BertConfig, BertForMaskedLM, BertTokenizer, LlamaConfig, LlamaForCausalLM
@@ -120,6 +120,8 @@ def test_adapters_alone_are_trained(tiny_llama, tmp_path):
         trainer, *_ = language_model_sft.build(args, options, dealt())
         before = {name: value.numpy() for name, value in trainer.model.named_parameters()}
         trainer.train()
+    rates = fine_tuning.rates_of(trainer.layer_map, args)
+    assert rates.startswith("peak rates: top block ") and "head" not in rates and "embeddings" not in rates
     moved = {n for n, value in trainer.model.named_parameters() if not np.array_equal(value.numpy(), before[n])}
     adapters = {name for name in before if "lora_" in name}
     assert len(adapters) == 2 * 7 * SHAPE["num_hidden_layers"]
@@ -221,7 +223,7 @@ def test_a_new_head_begins_with_the_shares_of_the_tokens(guesser):
 
 def test_wrong_options(tmp_path):
     with pytest.raises(ValueError, match="`metric_for_best_model` must be"):
-        language_model_sft.Arguments(output_dir=str(tmp_path), metric_for_best_model="f1")
+        start.check(language_model_sft.__file__, ["--metric_for_best_model", "f1"])
     assert language_model_sft.Arguments(output_dir=str(tmp_path)).greater_is_better is False
     assert masked_lm_pretraining.Arguments(output_dir=str(tmp_path)).greater_is_better is True
 

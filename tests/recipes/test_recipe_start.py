@@ -8,8 +8,11 @@ import time
 import pytest
 import test_recipes
 from common import start
+from paddlenlp.trainer.trainer_utils import IntervalStrategy, OptimizerNames
 from processes import search_path
 from test_recipe_text_classification import environment
+
+from paddle_ldopt import SchedulerType, list_optimizers
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,17 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
         (["--config", "wrong.yaml"], "2 arguments are wrong.*'--sead'.*`seed` must be a number"),
         (["--resume_from_checkpoint", "runs/no"], "no complete checkpoint to resume from"),
         (["--model", "./no"], "This folder does not exist"),
+        (["--kind", "tags"], "`kind` must be one of auto, classes, labels, scores"),
+        (["--optim", "adamx"], "`optim` must be one of adamwdl, .*, adamw,"),
+        (["--lr_scheduler_type=step"], "`lr_scheduler_type` must be one of constant, "),
+        (["--evaluation_strategy", "never"], "`evaluation_strategy` must be one of no, steps, epoch"),
+        (["--metric_for_best_model", "rouge_1"], "`metric_for_best_model` must be one of accuracy, "),
+        (["--compare_learning_rates", "1e-3", "high"], r"`compare_learning_rates` must be a number \(float\)"),
+        (["--compare", "perhaps"], "`compare` must be true or false"),
+        (["--encoding", "utf-88"], "Python does not know this encoding"),
+        (["reviews.csv"], r"Arguments begin with `--`. Received: arguments=\['reviews.csv'\]"),
+        (["--seed", "3", "4"], r"Arguments begin with `--`. Received: arguments=\['4'\]"),
+        (["--metrics", "f1"], "'--metrics' is not a known argument"),
     ],
 )
 def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, argv, says):
@@ -57,11 +71,40 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
         start.check(SCRIPTS["text_classification"], argv)
 
 
+@pytest.mark.parametrize(
+    "recipe, argv, says",
+    [
+        ("image_classification", ["--weights", "no.pdparams"], "This file does not exist. Received: weights="),
+        ("image_classification", ["--data", "."], "Images of your own need a model.*Received: data='.', model=None"),
+        ("pipeline_sft", ["--optim", "adamx"], "`optim` must be one of"),
+        ("sweep", ["--recipe", "sweep"], "`recipe` must be one of"),
+        ("sweep", ["--learning_rates", "1e-3", "high"], "`learning_rates` must be a number"),
+        ("sweep", ["--arguments", "--seed 3"], "The sweep sets seed of each run"),
+        ("seq2seq", ["--metric_for_best_model", "f1"], "must be one of rouge_1, rouge_l, loss"),
+        ("token_classification", ["--tag_column", "tag"], r"`tag_column` must be a number \(int\)"),
+        ("masked_lm_pretraining", ["--resume_from_checkpoint", "."], "no complete checkpoint"),
+    ],
+)
+def test_each_recipe_refuses_its_own_wrong_values_without_paddle(tmp_path, monkeypatch, recipe, argv, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        start.check(SCRIPTS[recipe], argv)
+
+
+def test_valid_values_are_those_of_the_libraries():
+    both = [*list_optimizers(), *(name.value for name in OptimizerNames)]
+    assert start.CHOICES["optim"] == tuple(dict.fromkeys(both))
+    assert set(start.CHOICES["lr_scheduler_type"]) == {kind.value for kind in SchedulerType}
+    assert {kind.value for kind in IntervalStrategy} == set(start.CHOICES["save_strategy"])
+    scripts = {name for name, path in SCRIPTS.items() if "\nclass Arguments(" in path.read_text(encoding="utf-8")}
+    assert set(start.CHOICES["recipe"]) == scripts
+
+
 @pytest.mark.parametrize("recipe", [[], ["--recipe", "seq2seq"]])
 def test_a_sweep_refuses_the_arguments_of_its_recipe(recipe):
     with pytest.raises(ValueError, match="(?s)2 arguments are wrong.*does not exist.*'--dta'.*nearest is '--data'"):
         start.check(SCRIPTS["sweep"], [*recipe, "--arguments", "--data nowhere.csv --dta x"])
-    start.check(SCRIPTS["sweep"], [*recipe, "--arguments", "--seed 3", "--seeds", "2"])
+    start.check(SCRIPTS["sweep"], [*recipe, "--arguments", "--save_steps 3", "--seeds", "2"])
 
 
 @pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"predict"}))

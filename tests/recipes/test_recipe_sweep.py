@@ -77,7 +77,9 @@ def test_an_interrupted_sweep_goes_on_by_the_command_that_it_prints(recipe, tmp_
     recipe.killed.append((1e-2, 1.0, 42))
     (tmp_path / "my rows.csv").touch()
     with pytest.raises(SystemExit) as ended:
-        sweep.main([*folder, *RATES, "--decays", "1.0", "--seeds", "1", "--arguments", "--data 'my rows.csv'"])
+        sweep.main(
+            [*folder, *RATES, "--decays", "1.0", "--seeds", "1", "--arguments", "--model m --data 'my rows.csv'"]
+        )
     (out,) = tmp_path.rglob("results.jsonl")
     assert ended.value.code == 143 and len(lines(out.parent)) == 1
     with open(out, "a") as file:

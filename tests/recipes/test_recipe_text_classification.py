@@ -16,7 +16,7 @@ import paddle
 import predict
 import pytest
 import text_classification as recipe
-from common import report_page, text_data
+from common import run_report, text_data
 from common.predictors import Predictor
 from paddlenlp.trainer import PdArgumentParser
 from processes import search_path
@@ -46,7 +46,7 @@ def rows(tmp_path_factory):
 def run(tiny, rows, tmp_path, monkeypatch, capsys):
     """Run the recipe in this process, named as in a fresh one; return its Trainer, what it printed and its folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report_page, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
+    monkeypatch.setattr(run_report, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
     built, build = [], recipe.build
 
     def noted(*args):
@@ -148,7 +148,7 @@ def test_a_file_trains_and_the_command_at_the_end_labels_a_text(run, tmp_path, c
     assert {max(row["token_type_ids"]) for part in data for row in part} == {int(name == "pairs.tsv")}
     assert re.search(r"test accuracy [01]\.\d{3} \(majority class: 0\.\d{3}\)", done.out)
     assert str(done.folder / "report.html") in done.out and (done.folder / "report.html").exists()
-    (said,) = re.findall(r"^label texts: (.*)$", done.out, re.M)
+    (said,) = re.findall(r"^predict: (.*)$", done.out, re.M)
     program, script, *argv = shlex.split(said)
     assert program == sys.executable and (tmp_path / script).samefile(predict.__file__)
     predict.main(argv)
@@ -210,7 +210,7 @@ ERRORS = {
         "The schedule `constant` has no warm-up: choose another schedule, such as `constant_with_warmup`, or set the "
         "warm-up to 0. Received: lr_scheduler_type='constant', warmup_steps=5.",
     ),
-    "metric": ({"metric_for_best_model": "f1"}, "accuracy or macro_f1 or matthews"),
+    "metric": ({"metric_for_best_model": "f1"}, "accuracy, macro_f1, matthews"),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
     "seeds": ({"compare": True, "compare_seeds": 0}, "`compare_seeds` must be 1 or more"),

@@ -18,7 +18,7 @@ import paddle
 import pytest
 import seq2seq
 import token_classification
-from common import arguments, image_data, pretrained, report_page, rows, text_data
+from common import arguments, image_data, pretrained, rows, run_report, text_data
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
@@ -52,7 +52,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
 def shorten(monkeypatch):
     """Have the recipes take few rows and draw no pictures."""
     monkeypatch.setattr(sys, "argv", ["no such file"])  # as conftest.py, in processes of their own too
-    monkeypatch.setattr(report_page, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
+    monkeypatch.setattr(run_report, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
     kinds = {
         part: [(f"{text} {kind}", kind) for kind in ("class", "function", "module") for text in SENTENCES[:60]]
         for part in ("train", "validation", "test")
@@ -159,7 +159,7 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
         for name in sorted(set(RECIPES) - OWN_TESTS)
     ],
 )
-def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monkeypatch, name):
+def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monkeypatch, capsys, name):
     few = ["--save_steps", "100", "--no_load_best_model_at_end"]
     start(name, *two_steps(name, tmp_path / "whole"), *few)
     before = StopOnSigterm.on_step_end
@@ -171,8 +171,12 @@ def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monke
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(StopOnSigterm, "on_step_end", signalled)
+        patch.setattr(sys, "argv", [str(ROOT / "recipes/sweep.py")])  # which has no --resume_from_checkpoint
         start(name, *two_steps(name, tmp_path / "cut"), *few)
     assert ended.value.code == 128 + signal.SIGTERM
+    printed = shlex.split(capsys.readouterr().err.splitlines()[-1])
+    assert (tmp_path / printed[2]).resolve() == ROOT / f"recipes/{name}.py"
+    assert [printed[0], *printed[3:]] == ["resume:", "--resume_from_checkpoint", str(tmp_path / "cut")]
     assert [p.name for p in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "cut/results.json").exists()
     start(name, "--resume_from_checkpoint", str(tmp_path / "cut"), tiny_model=False)

@@ -75,7 +75,7 @@ def figures(monkeypatch):
         draw(drawn[-1], *data)
         return ""
 
-    monkeypatch.setattr(run_report.page, "plots", plots)
+    monkeypatch.setattr(run_report, "plots", plots)
     return drawn
 
 
