@@ -1,13 +1,11 @@
 """Adafactor: transformers' trajectories, the paper in float64 NumPy, what each argument does, and AdafactorSchedule."""
 
-import math
-import re
 from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, each, follow, load, loader
+from golden_cases import cases, each, load, loader
 from optimizer_cases import close
 from reference import make_params, random_run, take_steps
 from reference_adafactor import adafactor
@@ -30,30 +28,6 @@ def train(arrays, grads, dtype="float64", each_step=None, build=None, **options)
     opt = build(params, name_dict) if build else Adafactor(list(params.values()), **options)
     got = {n: a.copy() for n, a in take_steps(opt, params, grads, each_step).items()}
     return got, opt, params
-
-
-def state_of(opt, param, name):
-    return opt._get_accumulator_master(name, param).numpy()
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@each(cases("adafactor"))
-def test_trajectory_is_the_peers(entry, dtype):
-    follow(entry, dtype, lambda params, _: (Adafactor(list(params.values()), **entry["options"]), None))
-
-
-@each([entry for entry in cases("adafactor", trusts=("quirk",)) if (entry["peer"], entry["opt"]) == ("torch", "d3")])
-def test_torch_agrees_where_its_rules_are_the_same(entry):
-    # its rate of 0.01 is a relative step, its d the clip threshold; elsewhere its weight decay and eps1 differ
-    follow(entry, "float64", lambda params, _: (Adafactor(list(params.values()), clip_threshold=3.0), None))
-
-
-@each(cases("adafactor", "error"))
-def test_error_is_the_peers(entry):
-    params, _ = make_params({"w": np.ones((2, 2))})
-    error = {"ValueError": ValueError, "TypeError": TypeError}[entry["error"]["type"]]
-    with pytest.raises(error, match=re.escape(entry["error"]["match"])):
-        Adafactor(list(params.values()), **entry["options"])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -84,7 +58,7 @@ VARIANTS = {
     "relative, not scaled": {"scale_parameter": False},
     "momentum and decay": {"beta1": 0.9, "weight_decay": 0.1},
     "no momentum to speak of": {"beta1": 0.0},
-    "eps": {"eps": (1e-3, 0.5)},
+    "eps": {"eps": (1e-3, 2.0)},  # above the RMS of the weights
     "clip": {"clip_threshold": 0.3},
     "weak clip": {"clip_threshold": 2.0},
     "hardly a clip": {"clip_threshold": 100.0},
@@ -93,30 +67,12 @@ VARIANTS = {
 }
 
 
-@pytest.mark.representatives
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-12)])
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_matches_the_float64_reference(options, dtype, rtol):
     arrays, grads = problem()
     got, _, _ = train(arrays, grads, dtype, **options)
     close(got, adafactor(arrays, grads, **options), arrays, rtol)
-
-
-def test_first_step_by_hand():
-    start = {"w": np.full((2, 2), 2.0), "b": np.zeros(2)}
-    grads = [{"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "b": np.array([3.0, -4.0])}]
-    got, opt, params = train(start, grads)
-    # squares 1 4 / 9 16: row means 2.5, 12.5, column means 5, 10, mean 7.5, so V = 5/3 10/3 / 25/3 50/3
-    u = np.array([[1 / math.sqrt(5 / 3), 2 / math.sqrt(10 / 3)], [3 / math.sqrt(25 / 3), 4 / math.sqrt(50 / 3)]])
-    # u squared 0.6 1.2 / 1.08 0.96: its RMS is below 1, nothing is clipped; the rate is 1e-2 * RMS(w) = 0.02
-    np.testing.assert_allclose(got["w"], 2.0 - 0.02 * u, rtol=1e-14)
-    np.testing.assert_allclose(got["w"], [[1.98450807, 1.9780911], [1.9792154, 1.98040408]], rtol=1e-8)
-    np.testing.assert_allclose(state_of(opt, params["w"], "exp_avg_sq_row"), [2.5, 12.5], rtol=1e-15)
-    np.testing.assert_allclose(state_of(opt, params["w"], "exp_avg_sq_col"), [5.0, 10.0], rtol=1e-15)
-    # a vector's first u is the sign; RMS(b) = 0 counts as 1e-3
-    np.testing.assert_allclose(got["b"], [-1e-5, 1e-5], rtol=1e-14)
-    np.testing.assert_allclose(state_of(opt, params["b"], "exp_avg_sq"), [9.0, 16.0], rtol=1e-15)
-    assert opt.used_lr() == {params["w"].name: pytest.approx(0.02), params["b"].name: pytest.approx(1e-5)}
 
 
 @pytest.mark.parametrize("warmup_init, rate", [(False, lambda t: min(1e-2, t**-0.5)), (True, lambda t: 1e-6 * t)])

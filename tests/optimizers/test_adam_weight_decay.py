@@ -1,4 +1,4 @@
-"""AdamWeightDecay: TensorFlow's trajectories, float64 NumPy, and every argument's effect."""
+"""AdamWeightDecay: float64 NumPy, and every argument's effect. test_golden.py has TensorFlow's trajectories."""
 
 import inspect
 import json
@@ -7,7 +7,6 @@ import warnings
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, each, follow
 from optimizer_cases import close, near, run_static, same
 from reference import SHAPES, make_params, random_run, take_steps
 from reference_adam_weight_decay import adam_weight_decay
@@ -15,27 +14,6 @@ from reference_adam_weight_decay import adam_weight_decay
 from paddle_ldopt.layers.map import LayerMap
 from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
 from paddle_ldopt.optimizers.options import COMMON, LAYERWISE
-
-FAMILY = cases("adamweightdecay")
-CLASS = [case for case in FAMILY if case["cls"].endswith(".AdamWeightDecay")]
-ANCHOR = [case for case in cases("adamweightdecay", trusts=("quirk",)) if "anchor" in case["id"]]
-
-
-def ours(options, params, name_dict):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of "LayerNorm" and "layer_norm" at least one finds nothing
-        return AdamWeightDecay(**options, parameters=list(params.values()), name_dict=name_dict), None
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@each(CLASS + ANCHOR)
-def test_trajectory_is_tensorflows(entry, dtype):
-    follow(entry, dtype, lambda *where: ours(entry["options"], *where))
-
-
-@each(CLASS + ANCHOR)
-def test_trajectory_with_the_numbers_that_tensorflow_rounds(entry):
-    follow(entry, "float64", lambda *where: ours(entry["effective_options"], *where), tol=entry["tol_effective"])
 
 
 def compare(arrays, grads, dtype="float64", rtol=1e-11, how=None, **options):

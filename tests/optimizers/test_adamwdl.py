@@ -156,29 +156,21 @@ def test_a_decay_that_the_hook_cannot_see_is_refused(kind, name):
 @pytest.mark.parametrize("fused", [None, False])
 @pytest.mark.parametrize("clip", [None, paddle.nn.ClipGradByValue(9.0)], ids=["", "clipped"])
 @pytest.mark.parametrize(
-    "own, rate", [(0.5, 0.005), (paddle.to_tensor(0.02), 0.02), (None, 0.01)], ids=["factor", "absolute", "none"]
+    "base, own, rate",
+    [(0.01, 0.5, 0.005), (0.01, paddle.to_tensor(0.02), 0.02), (0.0, paddle.to_tensor(0.02), 0.02), (0.01, None, 0.01)],
+    ids=["factor", "absolute", "absolute beside 0", "none"],
 )
-def test_a_rate_of_a_parameters_own_counts_beside_the_hooks(own, rate, clip, fused):
+def test_a_rate_of_a_parameters_own_counts_beside_the_hooks(base, own, rate, clip, fused):
     param = paddle.ones([3])  # a Tensor that is no layer's has no `optimize_attr`
     param.stop_gradient = False
     if own is not None:
         param = paddle.create_parameter([3], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
         param.optimize_attr["learning_rate"] = own
     hook = {"set_param_lr_fun": lambda param: 0.25}
-    opt = AdamWDL(0.01, parameters=[param], weight_decay=0.0, grad_clip=clip, fused=fused, **hook)
+    opt = AdamWDL(base, parameters=[param], weight_decay=0.0, grad_clip=clip, fused=fused, **hook)
     param.grad = paddle.ones([3])
     opt.step()
     np.testing.assert_allclose(1.0 - param.numpy(), 0.25 * rate, rtol=1e-4)
-
-
-@pytest.mark.parametrize("fused", [None, False])
-def test_an_absolute_rate_moves_a_parameter_while_the_optimizers_rate_is_0(fused):
-    param = paddle.create_parameter([3], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
-    param.optimize_attr["learning_rate"] = paddle.to_tensor(0.1)
-    opt = AdamWDL(0.0, parameters=[param], weight_decay=0.0, fused=fused)
-    param.grad = paddle.ones([3])
-    opt.step()
-    np.testing.assert_allclose(param.numpy(), 0.9, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fused", [None, False])

@@ -235,10 +235,9 @@ def reads(monkeypatch):
     return found
 
 
-def scheduled(name, params, **more):
+def scheduled(name, params, grouped, **more):
     """Return an optimizer with all that may depend on numbers: layer rates, a schedule, clipping, decay of some."""
-    arguments, grouped = {**VARIANTS[name], **more}, more.pop("grouped", False)
-    arguments.pop("grouped", None)
+    arguments = {**VARIANTS[name], **more}
     scheduler = paddle.optimizer.lr.LinearWarmup(0.01, 10, 0.0, 0.01)
     arguments.update({} if "relative" in name else {"learning_rate": scheduler})
     ratios = {param.name: 0.5 ** (i % 3) for i, param in enumerate(params)}
@@ -262,7 +261,7 @@ def test_a_step_reads_nothing_on_the_host(name, how, dtype, reads, monkeypatch):
     more = {} if how == "no library" else {"fused": False}
     if how == "alone" and name != "adamwdl":
         more["batch_bytes"] = 0
-    opt, scheduler = scheduled(name, params, **more, multi_precision=True, grouped=how == "groups")
+    opt, scheduler = scheduled(name, params, how == "groups", **more, multi_precision=True)
     callback = LayerLRCallback()
     for step in range(4):
         give_gradients(params, draw, missing=0.3 if step == 2 else 0.0)

@@ -1,11 +1,10 @@
-"""CAME: against MindFormers' and the authors' trajectories, float64 NumPy and a step by hand; argument by argument."""
+"""CAME: against float64 NumPy; argument by argument. test_golden.py and test_parity.py have its peers' trajectories."""
 
 import math
 
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, each, follow
 from optimizer_cases import close, same
 from reference import make_params, random_run, take_steps
 from reference_came import came
@@ -27,31 +26,6 @@ def states(opt, params, state_name="exp_avg"):
     return {n: opt._accumulators[state_name][p.name].astype("float64").numpy() for n, p in params.items()}
 
 
-def came_arguments(entry):
-    """Turn a case's options into ours: the authors' have a constant beta2, and two eps."""
-    options = dict(entry["options"])
-    if entry["peer"] == "mindformers":
-        return options
-    beta1, beta2, beta3 = options.pop("betas", (0.9, 0.999, 0.9999))
-    eps1, eps3 = options.pop("eps", (1e-30, 1e-16))
-    rate = options.pop("lr")
-    return dict(options, learning_rate=rate, eps=(eps1, 1e-3, eps3), beta1=beta1, beta2=beta2, beta3=beta3)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@each(cases("came"))
-def test_trajectory_is_the_peers(entry, dtype):
-    how = came_arguments(entry)
-    follow(entry, dtype, lambda params, name_dict: (Came(parameters=list(params.values()), **how), None))
-
-
-@each(cases("came", kind="error", trusts=("reference",)))
-def test_what_mindformers_refuses_is_refused(entry):
-    error = {"ValueError": ValueError, "TypeError": TypeError}[entry["error"]["type"]]
-    with pytest.raises(error, match="Received: "):
-        Came(parameters=list(make_params({"w": np.ones(2)})[0].values()), **entry["options"])
-
-
 VARIANTS = {
     "MindFormers": {},
     "authors": {"beta2": 0.999, "beta3": 0.9999},
@@ -65,7 +39,6 @@ VARIANTS = {
 }
 
 
-@pytest.mark.representatives
 @pytest.mark.parametrize("dtype, rtol", [("float64", 1e-12), ("float32", 1e-5)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_matches_the_float64_reference(variant, dtype, rtol):
@@ -74,18 +47,6 @@ def test_matches_the_float64_reference(variant, dtype, rtol):
     rate = None if how.get("relative_step") else 1e-3
     got = train(arrays, grads, dtype, learning_rate=rate, **how)
     close(got, came(arrays, grads, rate or 1.0, **how)[-1][0], arrays, rtol)
-
-
-def test_first_step_of_a_matrix_by_hand():
-    grad = np.array([[1.0, 2.0], [3.0, 4.0]])
-    # g^2 = [[1, 4], [9, 16]]: row means 2.5, 12.5 with the mean 7.5, column means 5, 10; beta2_1 = 0
-    # V = row col / 7.5, so u^2 = g^2 / V = [[0.6, 1.2], [1.08, 0.96]], whose mean is below 1: no clipping
-    # m = 0.1 u, and (u - m)^2 = 0.81 u^2 = [[0.486, 0.972], [0.8748, 0.7776]]
-    # S = 0.01 of its: row means 0.00729, 0.008262 with the mean 0.007776, column means 0.006804, 0.008748
-    # step^2 = 0.01 u^2 / S
-    squared_step = np.array([[0.006 / 0.00637875, 0.012 / 0.00820125], [0.0108 / 0.00722925, 0.0096 / 0.00929475]])
-    got = train({"w": np.zeros((2, 2))}, [{"w": grad}], learning_rate=0.5)
-    np.testing.assert_allclose(got["w"], -0.5 * np.sqrt(squared_step), rtol=1e-12)
 
 
 @pytest.mark.parametrize("more, rms", [({}, 1.11), ({"beta2": 0.999, "beta3": 0.9999}, 11.1)])

@@ -221,12 +221,13 @@ def test_paddles_check_for_nan_sees_a_step_or_is_refused_with_fused_true(name, f
 
 
 @every_optimizer
+@both_backends
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_gradients_of_16_bits_are_clipped_though_paddle_has_no_norm_of_them_on_a_cpu(name, dtype):
+def test_gradients_of_16_bits_are_clipped_though_paddle_has_no_norm_of_them_on_a_cpu(name, dtype, fused):
     ends = []
     for of in (dtype, "float32"):
         params = parameters([3, 2], [2], dtype=of)
-        opt = make(name, params, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.25), multi_precision=True)
+        opt = make(name, params, fused=fused, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.25), multi_precision=True)
         for _ in range(3):
             give_gradients(params, 0.5)
             opt.step()
@@ -340,7 +341,7 @@ def test_groups_are_updated_in_one_call(name, monkeypatch):
     assert calls == [3, 3]
 
 
-def test_steps_in_which_nothing_moves_are_not_counted():
+def test_steps_in_which_all_ratios_are_0_count():
     ratio = {"now": 0.0}
     got = []
     for fused in (None, False):
@@ -350,6 +351,7 @@ def test_steps_in_which_nothing_moves_are_not_counted():
             ratio["now"] = float(step == 5)
             give_gradients([param])
             opt.step()
+        assert opt.steps_taken() == 6
         got.append(param.numpy())
     np.testing.assert_allclose(*got, rtol=1e-6)
 

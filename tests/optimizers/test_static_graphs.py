@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import VARIANTS, every_optimizer, every_variant, make, near, run_static, static_graph
+from optimizer_cases import VARIANTS, every_optimizer, make, near, run_static, static_graph
+
+RATES = [0.01, 0.03, 0.005]  # a schedule of the optimizer's own
 
 
 class TinyModel(paddle.nn.Layer):
@@ -32,11 +34,11 @@ def tiny_model():
         return TinyModel(), np.array([[0, 1, 2], [3, 4, 5]])
 
 
-def dygraph_result(name, steps=3):
+def dygraph_result(name, **more):
     model, tokens = tiny_model()
     start = {n: p.numpy().copy() for n, p in model.named_parameters()}
-    opt = make(name, model.parameters(), set_param_lr_fun=lambda p: 0.5 if p.ndim == 1 else 1.0)
-    for _ in range(steps):
+    opt = make(name, model.parameters(), set_param_lr_fun=lambda p: 0.5 if p.ndim == 1 else 1.0, **more)
+    for _ in range(3):
         model(paddle.to_tensor(tokens)).square().mean().backward()
         opt.step()
         opt.clear_grad()
@@ -44,11 +46,11 @@ def dygraph_result(name, steps=3):
 
 
 @pytest.mark.representatives(count=1)
-@every_variant
-def test_to_static(name):
-    _, want = dygraph_result(name)
+@pytest.mark.parametrize("name, more", [*((name, {}) for name in VARIANTS), ("lamb", {"learning_rate": RATES})])
+def test_to_static(name, more):
+    _, want = dygraph_result(name, **more)
     model, tokens = tiny_model()
-    opt = make(name, model.parameters(), set_param_lr_fun=lambda p: 0.5 if p.ndim == 1 else 1.0)
+    opt = make(name, model.parameters(), set_param_lr_fun=lambda p: 0.5 if p.ndim == 1 else 1.0, **more)
 
     @paddle.jit.to_static
     def train(batch):
@@ -56,7 +58,8 @@ def test_to_static(name):
         opt.step()
         opt.clear_grad()
 
-    for _ in range(3):
+    for step in range(3):
+        assert opt.get_lr() == more.get("learning_rate", [opt.get_lr()] * 3)[step]
         train(paddle.to_tensor(tokens))
     near({n: p.numpy() for n, p in model.named_parameters()}, want, rtol=1e-4, atol=1e-5)
 
