@@ -58,7 +58,7 @@ test-accelerator: $(STAMP) ## Run the same on a test device with memory of its o
 test-nlp2: ## Run the Trainer tests on PaddleNLP 2.8.1, in a venv of its own
 	$(MAKE) $(VENV)-nlp2/.installed-nlp2 VENV=$(VENV)-nlp2
 	$(VENV)-nlp2/bin/python -m pytest tests/trainer/test_trainer.py tests/trainer/test_trainer_resume.py tests/trainer/test_trainer_schedules.py \
-		tests/trainer/test_callbacks.py $(ARGS)
+		tests/trainer/test_callbacks.py tests/trainer/test_checkpoints.py $(ARGS)
 $(VENV)/.installed-nlp2: setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -U pip setuptools wheel
@@ -69,7 +69,7 @@ $(VENV)/.installed-nlp2: setup.cfg
 test-formers: ## Run the Trainer tests on PaddleFormers 1.2, in a venv of its own
 	$(MAKE) $(VENV)-formers/.installed-formers VENV=$(VENV)-formers
 	$(VENV)-formers/bin/python -m pytest tests/trainer/test_trainer.py tests/trainer/test_trainer_resume.py tests/trainer/test_trainer_schedules.py \
-		tests/trainer/test_callbacks.py $(ARGS)
+		tests/trainer/test_callbacks.py tests/trainer/test_checkpoints.py $(ARGS)
 $(VENV)/.installed-formers: setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -U pip setuptools wheel

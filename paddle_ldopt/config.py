@@ -313,11 +313,10 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
     kind = name_of(args.lr_scheduler_type)
     if kind == "cosine" and getattr(args, "min_lr", None):  # of PaddleFormers
         kind = "cosine_with_min_lr"
-    declared, theirs = SCHEDULES[kind].options, dict[str, Any]()
-    if kind not in BUILT_IN and dataclasses.is_dataclass(args):  # an argument is used if it was changed
-        theirs = {field.name: field.default for field in dataclasses.fields(args)}
-    kwargs = {name: getattr(args, name) for name in _OPTIONS_OF_SCHEDULES if name in declared and hasattr(args, name)}
-    kwargs = {name: value for name, value in kwargs.items() if value != theirs.get(name, declared[name].default)}
+    declared = SCHEDULES[kind].options
+    given = vars(args) if kind in BUILT_IN else changed_fields(args)
+    kwargs = {name: given[name] for name in _OPTIONS_OF_SCHEDULES if name in declared and name in given}
+    kwargs = {name: value for name, value in kwargs.items() if value != declared[name].default}
     if kind in ON_METRIC:
         metric, mode = evaluation_metric(args)
         given_mode = json_argument(args, "lr_scheduler_kwargs").get("mode")
@@ -340,6 +339,16 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
         "warmup_steps": args.warmup_steps,
         "warmup_ratio": 0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as in the Trainer
     }
+
+
+def changed_fields(args: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass whose values are not the defaults."""
+    changed = {}
+    for field in dataclasses.fields(args) if dataclasses.is_dataclass(args) else ():
+        make: Any = field.default_factory
+        if getattr(args, field.name) != (field.default if make is dataclasses.MISSING else make()):
+            changed[field.name] = getattr(args, field.name)
+    return changed
 
 
 def name_of(choice: Any) -> str:

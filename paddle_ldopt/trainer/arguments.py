@@ -4,7 +4,15 @@ import dataclasses
 from typing import Any, Optional
 
 from .._checks import refusal
-from ..config import BUILT_IN, DecaySettings, LdoptConfig, json_argument, name_of, settings_of_arguments
+from ..config import (
+    BUILT_IN,
+    DecaySettings,
+    LdoptConfig,
+    changed_fields,
+    json_argument,
+    name_of,
+    settings_of_arguments,
+)
 from ..layers.decay import LayerDecay
 from ..optimizers.options import REGISTRY
 from ..schedules.factory import ON_METRIC, SCHEDULES
@@ -112,8 +120,7 @@ class LdoptArgumentsMixin(_Settings, Args):
             for name in [info.setting(name) for name in options if info.setting(name) in fields]:
                 message = f"`{fields[name]}` sets the {name} of {optim!r}: leave it out of `optim_kwargs`."
                 raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
-            own = {one.name: one.default for one in dataclasses.fields(self) if one.name.startswith(f"{optim}_")}
-            given = {name: getattr(self, name) for name, default in own.items() if getattr(self, name) != default}
+            given = {name: one for name, one in changed_fields(self).items() if name.startswith(f"{optim}_")}
             if given:  # PaddleFormers has a Muon, too
                 message = f"{optim!r} is paddle_ldopt's, which takes its options in `optim_kwargs`."
                 raise refusal(ValueError, message, **given)

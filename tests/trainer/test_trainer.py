@@ -384,6 +384,6 @@ def test_another_muons_arguments_are_refused(tmp_path):
     class Formers(common.Arguments):
         muon_momentum: float = 0.95
 
-    Formers(str(tmp_path), device="cpu", optim="muon")
+    common.arguments(tmp_path, Formers, optim="muon")
     with pytest.raises(ValueError, match="`optim_kwargs`. Received: muon_momentum=0.5"):
-        Formers(str(tmp_path), device="cpu", optim="muon", muon_momentum=0.5)
+        common.arguments(tmp_path, Formers, optim="muon", muon_momentum=0.5)

@@ -1,6 +1,7 @@
 """`lr_scheduler_type` and `lr_scheduler_kwargs` in the Trainer."""
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
@@ -169,11 +170,16 @@ def test_each_training_has_a_schedule_of_its_own(tmp_path, settings):
 
 def test_the_trainers_arguments_reach_a_kind_of_ours(tmp_path):
     settings = {"lr_scheduler_type": "cosine_with_restarts", "num_cycles": 2, "max_steps": 8}
-    trainer, rates = train(tmp_path, **settings)
+    _, rates = train(tmp_path, **settings)
     expected = get_scheduler("cosine_with_restarts", 1e-2, 0, 8, {"num_cycles": 2})
     assert rates == pytest.approx([1e-2 * expected.curve(step) for step in range(8)])
-    trainer.args.lr_scheduler_type, trainer.args.min_lr = SchedulerType.COSINE, 1e-3  # of PaddleFormers
-    found = settings_of_arguments(trainer.args)
+
+    @dataclass
+    class Formers(common.Arguments):
+        min_lr: float = 0.0
+
+    args = common.arguments(tmp_path, Formers, lr_scheduler_type="cosine", num_cycles=2, min_lr=1e-3)
+    found = settings_of_arguments(args)
     assert found["lr_scheduler_type"] == "cosine_with_min_lr"
     assert found["lr_scheduler_kwargs"] == {"num_cycles": 2, "min_lr": 1e-3}
 
