@@ -17,7 +17,6 @@ import paddle_ldopt as ldopt
 DEVICE = os.environ.get("LDOPT_DEVICE", "")
 pytestmark = pytest.mark.skipif(not DEVICE.startswith("fake"), reason="test_running.py runs these on the test device")
 COUNTS = ("h2d", "d2h", "d2d", "syncs", "launches")
-A, B = (np.random.default_rng(i).uniform(0.5, 2, size=(4, 6)).astype("float32") for i in range(2))
 QUIET = pytest.mark.filterwarnings("ignore:Conversion of an array")  # Paddle reads a scale of shape [1]
 
 
@@ -45,46 +44,8 @@ def test_new_memory_is_nan_and_copies_are_counted():
     assert np.isnan(there.numpy()).all() and (launched - before)[:4].tolist() == [0, 0, 0, 0]
     assert dict(zip(COUNTS, counts() - launched))["d2h"] == 1
     before = counts()
-    assert paddle.to_tensor(A).place._equals(there.place) and dict(zip(COUNTS, counts() - before))["h2d"] == 1
-
-
-IN_PLACE = {"add_": [B], "multiply_": [B], "scale_": [2.0], "rsqrt_": [], "clip_": [0.7, 1.0], "exp_": [], "zero_": []}
-IN_PLACE.update({"divide_": [B], "copy_": [B, True], "set_value": [B], "fill_": [3.0], "lerp_": [B, 0.3]})
-
-
-@pytest.mark.parametrize("name", IN_PLACE)
-def test_operations_in_place_stay_in_place(name):
-    results = []
-    for device in ("cpu", DEVICE):
-        with on(device):
-            x = paddle.to_tensor(A)
-            view, at = x.detach(), x.data_ptr()
-            getattr(x, name)(*[paddle.to_tensor(a) if isinstance(a, np.ndarray) else a for a in IN_PLACE[name]])
-            assert x.data_ptr() == at
-            results.append([x.numpy(), view.numpy()])
-    np.testing.assert_array_equal(*results)
-
-
-OPERATIONS = {
-    "views": lambda a, b: [a.t().contiguous(), a[1:3, 2], a[1].add_(b[0]), a, a.unsqueeze(0).reshape([6, 4])],
-    "several results": lambda a, b: [*paddle.split(a, 2, 1), *paddle.unbind(a, 0), *paddle.topk(a, 2)],
-    "sums": lambda a, b: [a @ b.t(), a.sum(), a.mean(0), a.cumsum(0), a.norm(), paddle.where(a > 1, a, b).max()],
-    "two places": lambda a, b: [a * paddle.to_tensor(2.0, place=paddle.CPUPlace()), paddle.full_like(a, 2.5) + 1.0],
-    "types": lambda a, b: [a.astype(t).astype("float32") for t in ("float16", "bfloat16", "float64", "int32")],
-    "nothing": lambda a, b: [paddle.concat([paddle.zeros([0, 6]), a]), paddle.zeros([0, 3]) + 1],
-}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_agree_with_the_cpu(name):
-    results = []
-    for device in ("cpu", DEVICE):
-        with on(device):
-            found = OPERATIONS[name](paddle.to_tensor(A), paddle.to_tensor(B))
-            assert all(x.place._equals(paddle.to_tensor(A).clone().place) for x in found)
-            results.append([x.numpy() for x in found])
-    for got, want in zip(*results):
-        np.testing.assert_array_equal(got, want)
+    here = np.ones([4, 6], "float32")
+    assert paddle.to_tensor(here).place._equals(there.place) and dict(zip(COUNTS, counts() - before))["h2d"] == 1
 
 
 def params_of(dtype="float32", shapes=((4, 6), (4, 6), (6,), (6,), (2, 3, 4), ())):
@@ -263,15 +224,6 @@ def test_the_rate_is_float32_under_a_16_bit_default_type():
         moved.append(opt._master_weights[model.layers[0].bias.name].numpy())
     assert moved[0].all()
     np.testing.assert_array_equal(*moved)
-
-
-@every_optimizer
-def test_sparse_gradients_are_refused(name):
-    embedding = paddle.nn.Embedding(5, 3, sparse=True)
-    opt = make(name, embedding.parameters())
-    embedding(paddle.to_tensor([1, 2])).sum().backward()
-    with pytest.raises(TypeError, match="needs dense gradients"):
-        opt.step()
 
 
 @AUTOCAST

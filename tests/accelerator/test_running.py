@@ -56,10 +56,3 @@ def test_without_a_gpu_there_is_an_error():
     done = run("gpu:0")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "Received: LDOPT_DEVICE=gpu:0" in done.stderr and "passed" not in done.stdout
-
-
-def test_the_command_names_files_that_exist():
-    make = (ROOT / "Makefile").read_text()
-    names = make.partition("ON_DEVICE = ")[2].partition("\n")[0].split()
-    assert "LDOPT_DEVICE:-gpu:0" in make
-    assert names and all((ROOT / name).exists() for name in names)

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import time
 
 import bench
 import paddle
@@ -10,7 +9,7 @@ import page
 import pytest
 import shapes
 from contestants import CONTESTANTS
-from process import Process, Worker
+from process import Worker
 
 FOLDER = pathlib.Path(bench.__file__).parent
 TINY = shapes.stack(3, 8)
@@ -89,21 +88,6 @@ def test_a_pair_in_processes_becomes_a_page(tmp_path):
     with pytest.raises(ValueError, match="markers"):
         (tmp_path / "README.md").write_text("no markers")
         page.write(results, tmp_path)
-
-
-def test_who_is_not_asked_stands_still():
-    process = Process("triad", 1, threads=1)
-    try:
-        assert process.ask("step") > 0
-        status = pathlib.Path(f"/proc/{process.process.pid}/stat")
-        if status.exists():
-            deadline = time.monotonic() + 10
-            while status.read_text().rpartition(")")[2].split()[0] != "T":
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-    finally:
-        process.close()
-    assert process.process.returncode
 
 
 def test_a_peer_that_is_not_installed_is_left_out_and_named(tmp_path, monkeypatch):

@@ -65,10 +65,6 @@ FEATURES = ("none", "clip", "tied", "frozen", "overflow", "accumulation", "bfloa
 EVERYTHING = ("clip", "tied", "frozen", "overflow", "accumulation", "schedule")  # rounds bfloat16 in any order
 
 
-def ranks_of(layout):
-    return math.prod(degree for degree in LAYOUTS[layout].values() if isinstance(degree, int))
-
-
 def combinations():
     """Return all; a loss scale belongs to `PipelineWithLossScale` alone, Paddle's GradScaler is off on a CPU."""
     every = itertools.product(LAYOUTS, WAYS, OPTIMIZERS, FEATURES)
@@ -292,7 +288,7 @@ def outcomes(keys, folder, timeout=600, quiet=True):
     """Return {combination: outcome of each process}; "stuck" for one that did not end."""
     found = {}
     for layout in LAYOUTS:  # in processes of its own: each process group has a thread that polls until its process ends
-        ranks = ranks_of(layout)
+        ranks = math.prod(degree for degree in LAYOUTS[layout].values() if isinstance(degree, int))
         left = [(index, key) for index, key in enumerate(keys) if key[0] == layout]
         while left:
             place = pathlib.Path(folder, f"{layout}-{len(left)}")

@@ -6,7 +6,7 @@
 import json
 
 import pytest
-from combinations import LAYOUTS, RESULTS, combinations, rows_of, sample, summary, verdict
+from combinations import LAYOUTS, RESULTS, combinations, rows_of, sample, summary
 
 SEED = 22
 
@@ -39,20 +39,3 @@ def test_all(tmp_path):
     rows, wrong = rows_of(combinations(), str(tmp_path), timeout=3600)
     assert not wrong
     assert summary(rows) == json.loads(RESULTS.read_text())
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        {"distance": 2e-5, "names": []},
-        {"error": "AssertionError", "message": "Received: x", "when": "construction", "changed": False},
-        {"error": "ValueError", "message": "an axis", "when": "construction", "changed": False},
-        {"error": "ValueError", "message": "Received: x", "when": "step 2", "changed": False},
-        {"error": "ValueError", "message": "Received: x", "when": "first step", "changed": True},
-        {"error": "stuck", "message": None},
-    ],
-    ids=["apart", "bare", "no advice", "late", "changed", "stuck"],
-)
-def test_what_is_neither_a_match_nor_a_refusal(outcome):
-    with pytest.raises(AssertionError):
-        verdict(("dp", "plain", "lamb", "none"), [outcome, outcome])

@@ -15,6 +15,7 @@ import paddle
 import pytest
 import toy_layers
 from distributed_launch import launch
+from representatives import selected
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
@@ -41,20 +42,9 @@ MOVES = [(source, target) for target in SOURCES for source in SOURCES[target]]
 
 
 @pytest.fixture(scope="module")
-def first_runs(tmp_path_factory):
-    return run_all(str(tmp_path_factory.mktemp("checkpoints")), {name: ALL[name] for name in FIRST})
-
-
-@pytest.fixture(scope="module")
-def more_runs(tmp_path_factory):
-    others = {name: arguments for name, arguments in ALL.items() if name not in FIRST}
-    return run_all(str(tmp_path_factory.mktemp("checkpoints")), others)
-
-
-@pytest.fixture
-def runs(request, name):
-    """Return what `run_all` does for the case `name`."""
-    return request.getfixturevalue("first_runs" if name in FIRST else "more_runs")
+def runs(request, tmp_path_factory):
+    names = [name for (name,) in selected(request, "name")]
+    return run_all(str(tmp_path_factory.mktemp("checkpoints")), {name: ALL[name] for name in names})
 
 
 def run_all(root, chosen, sources_of=SOURCES):
@@ -346,12 +336,13 @@ def test_other_options_are_accepted_in_all_processes(loads):
             assert np.array_equal(value, loaded), key
 
 
-def test_another_checkpoint_may_take_the_folder_of_one_that_was_loaded(tmp_path, first_runs):
+@pytest.mark.parametrize("name", ["came"])
+def test_another_checkpoint_may_take_the_folder_of_one_that_was_loaded(tmp_path, runs, name):
     folder = tmp_path / "x"
     cases.Run("came").save(folder)
     cases.Run("came").load(folder)
     shutil.rmtree(folder)
-    shutil.copytree(cases.place(first_runs[0], "sharding 2 v2", "came"), folder)  # of two processes
+    shutil.copytree(cases.place(runs[0], "sharding 2 v2", name), folder)  # of two processes
     assert cases.Run("came").load(folder).schedule.last_epoch == cases.HALF
 
 

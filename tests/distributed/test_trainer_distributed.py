@@ -1,14 +1,38 @@
-"""The Trainer in two processes: the numbers of one on the same data, one who speaks, resumes."""
+"""The Trainer in two processes: the numbers of one on the same data, one who speaks, resumes.
 
+Dropout would differ between layouts, so only what is resumed in the same one has it.
+"""
+
+import contextlib
 import functools
+import io
+import os
 import re
+import types
+from unittest import mock
 
+import distributed_setup
 import numpy as np
+import paddle
 import pytest
 import trainer_common as common
-import trainer_ranks
+from common.run_report import RunReport
 from distributed_launch import launch
 
+import paddle_ldopt.trainer.resume as mixin
+from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
+
+STEPS = 6
+BFLOAT16 = {"bf16": True, "fp16_opt_level": "O2", "amp_master_grad": True}
+SETTINGS = {
+    "dp": {},
+    "stage1": {"sharding": "stage1", "sharding_parallel_degree": 2},
+    "split": {"sharding": "stage1", "sharding_parallel_degree": 2, "sharding_parallel_config": "split_param"},
+    "pipeline": {
+        "pipeline_parallel_degree": 2,
+        "pipeline_parallel_config": "disable_batch_p2p_comm disable_partial_send_recv",
+    },
+}
 LAYOUTS = ["dp", "stage1"] if common.FORMERS else ["dp", "stage1", "pipeline"]
 SECOND = {"dp": "lamb", "stage1": "came", "pipeline": "lamb"}  # what is trained beside AdamWDL
 MODEL = {"dp": "bert", "stage1": "bert", "pipeline": "llama"}
@@ -25,6 +49,95 @@ NOISE = "k_proj.bias"
 EXACT = {"dp": {"dtype": "float64"}, "stage1": {"dtype": "float64"}, "pipeline": {}}
 
 
+def in_ranks(trainings):
+    """Be the rank that the environment says; train one after the other, and return what each `train` gives."""
+    os.environ["PADDLE_RANK_IN_NODE"] = os.environ["PADDLE_TRAINER_ID"]  # as `paddle.distributed.launch`
+    distributed_setup.complete_cpu()
+    return [attempt(**arguments) for arguments in trainings]
+
+
+def attempt(**arguments):
+    """Train; return what `train` gives, or {"error": what was wrong with the arguments}."""
+    before = paddle.get_default_dtype()
+    try:
+        return train(**arguments)
+    except ValueError as error:
+        return {"error": str(error)}
+    finally:
+        paddle.set_default_dtype(before)  # other tests run in this process
+
+
+def llama(pipe, tied):
+    """Return a small LLaMA, whole or this process's stage of two."""
+    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM, LlamaForCausalLMPipe
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 16}
+    sizes.update(num_hidden_layers=3, num_attention_heads=2)
+    config = LlamaConfig(**sizes, use_flash_attention=False, tie_word_embeddings=tied)
+    paddle.seed(0)
+    with paddle.utils.unique_name.guard():
+        whole = LlamaForCausalLM(config)
+    if not pipe:
+        return whole
+    with paddle.utils.unique_name.guard():
+        stage = LlamaForCausalLMPipe(config)
+    stage.set_state_dict(whole.state_dict())
+    return stage
+
+
+def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks=False, dtype="float32", **settings):
+    """Train in a layout, or without one in this process; return the weights and what was seen of it."""
+    paddle.set_default_dtype(dtype)
+
+    class Ids(common.Data):
+        def __getitem__(self, i):
+            return {"input_ids": self.ids[i], "labels": self.ids[i]}
+
+    said = []
+    logger = types.SimpleNamespace(info=said.append, warning=said.append)
+
+    class Ranks(common.LdoptTrainer):
+        """Takes the data in the same order in every layout."""
+
+        def _get_train_sampler(self):
+            own = {"num_replicas": self.args.dataset_world_size, "rank": self.args.dataset_rank}
+            size = self.args.per_device_train_batch_size
+            return paddle.io.DistributedBatchSampler(self.train_dataset, size, **own)
+
+    size = {"per_device_train_batch_size": 2 if layout in ("dp", "stage1", "split") else 4}
+    if model != "bert":
+        size = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    settings = {"max_steps": STEPS, "layerwise_lr_decay": 0.7, "logging_steps": 2, **size, **settings}
+    settings.update(SETTINGS.get(layout, {}), **(BFLOAT16 if layout == "split" else {}))
+    arguments = common.arguments(folder, **settings)
+    if layout == "split":  # PaddleNLP asks for bfloat16 there, which Paddle cannot multiply on a CPU
+        arguments.bf16, arguments.fp16_opt_level, arguments.amp_master_grad = False, "O1", False
+    logged = mock.patch.object(mixin, "logger_of", lambda trainer: logger)
+    with paddle.utils.unique_name.guard(), logged, contextlib.redirect_stdout(io.StringIO()) as out:
+        built = common.tiny_model(dropout=dropout) if model == "bert" else llama(layout == "pipeline", model == "tied")
+        start = {name: np.array(param.numpy()) for name, param in built.state_dict().items()}
+        data = common.Data() if model == "bert" else Ids()
+        trainer = Ranks(built, args=arguments, train_dataset=data, eval_dataset=data)
+        watch = common.Watch()
+        trainer.add_callback(watch)
+        if callbacks:
+            trainer.add_callback(ScheduleCallback(os.path.join(folder, "schedule.png")))
+            trainer.add_callback(LayerLRCallback())
+            report = RunReport(folder, "ranks", trainer.layer_map)
+            trainer.add_callback(report)
+        trainer.train(resume_from_checkpoint=resume)
+        written = report.write({}, {}) if callbacks else None
+    ratios = {
+        name: trainer.optimizer.layerwise_ratio(param) if hasattr(trainer.optimizer, "layerwise_ratio") else None
+        for name, param in built.state_dict().items()
+    }
+    return {
+        "weights": {name: np.array(param.numpy()) for name, param in built.state_dict().items()},
+        **{"start": start, "ratios": ratios, "said": said, "printed": out.getvalue(), "logs": watch.logs},
+        **{"report": written, "files": sorted(os.listdir(folder)), "step": trainer.state.global_step},
+    }
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("ranks")
@@ -37,7 +150,7 @@ def alone(folder):
 
     def call(name, **arguments):
         if name not in done:
-            done[name] = trainer_ranks.attempt(folder=str(folder / name), **arguments)
+            done[name] = attempt(folder=str(folder / name), **arguments)
         return done[name]
 
     return call
@@ -82,7 +195,7 @@ def in_two_processes(layout, folder, alone):
         for optim in ("adamwdl", "adamw"):
             trainings[f"split, frozen, {optim}"] = {**base, "layout": "split", "optim": optim, **FROZEN}
     given = [{"folder": str(at / name), **training} for name, training in trainings.items()]
-    gave = launch(trainer_ranks.in_ranks, ranks=2, timeout=280, trainings=given)
+    gave = launch(in_ranks, ranks=2, timeout=280, trainings=given)
     return [dict(zip(trainings, results)) for results in gave]
 
 
@@ -105,7 +218,7 @@ def test_the_weights_are_those_of_one_process(ranks, alone, training):
     settings = {"adamwdl": {}, "tied": {"max_grad_norm": 0.0}, "rates": {**EXACT[layout], **RATES}}
     settings = settings.get(training, EXACT[layout])
     one = alone(f"{training}-{optim}-{model}", model=model, optim=optim, **settings)
-    assert one["step"] == trainer_ranks.STEPS
+    assert one["step"] == STEPS
     for rank in gave:
         check_equal(rank[training], one, 1e-6 if "dtype" in settings else 1e-5)  # Paddle adds norms up in float32
         assert rank[training]["ratios"].items() <= one["ratios"].items()
@@ -139,7 +252,7 @@ def test_one_process_speaks(ranks, alone):
 def test_a_resume_in_the_same_layout_is_exact(ranks, folder):
     layout, gave = ranks
     for rank in gave:
-        assert rank["resumed"]["step"] == trainer_ranks.STEPS
+        assert rank["resumed"]["step"] == STEPS
         assert common.same(rank["saved"]["weights"], rank["resumed"]["weights"])
     saved = folder / layout / "saved" / "checkpoint-4"
     record = (saved / "ldopt_layerwise.json").read_text()
@@ -171,7 +284,7 @@ def test_a_resume_in_another_layout_goes_on_or_is_refused(ranks, folder, alone):
     back = alone(f"back-{layout}", model=MODEL[layout], optim="adamwdl", resume=saved)
     for result in (gave[0]["of one"], gave[1]["of one"], back):
         if layout == "dp":
-            assert result["step"] == trainer_ranks.STEPS
+            assert result["step"] == STEPS
         else:
             kind = {"stage1": "sharding", "pipeline": "pipeline"}[layout]
             assert re.search(rf"was saved in .*layout.*{kind}\W+[12]", result["error"])

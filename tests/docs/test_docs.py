@@ -1,12 +1,21 @@
 """The pages: public names have entries, links lead somewhere, Python runs; the files that a repository's host reads."""
 
 import ast
+import contextlib
 import importlib
 import inspect
+import io
+import json
+import os
 import pathlib
 import re
+import subprocess
 import textwrap
+import time
+import types
+import warnings
 
+import matplotlib
 import paddle
 import promises
 import pytest
@@ -27,10 +36,6 @@ CONSTANTS = {"__version__", "CONVENTIONS"}
 
 def text_of(page):
     return (ROOT / page).read_text(encoding="utf-8")
-
-
-def prose_of(page):
-    return re.sub(r"^```.*?^```|`[^`\n]+`", "", text_of(page), flags=re.S | re.M)
 
 
 def anchors_of(page):
@@ -87,7 +92,8 @@ def test_recipes_use_documented_names_only(path):
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+    prose = re.sub(r"^```.*?^```|`[^`\n]+`", "", text_of(page), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if re.match(r"\w+:", target):
             continue
         path, _, anchor = target.partition("#")
@@ -116,6 +122,45 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             model = paddle.nn.Linear(2, 1)
             optimizer = paddle_ldopt.AdamWDL(0.1, parameters=model.parameters())
             exec(block, {"model": model, "optimizer": optimizer, "folder": str(tmp_path / "saved")})
+
+
+TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
+
+
+def code_cells(path):
+    """Return [(source, what it printed when the notebook was saved)] of the code cells."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    cells = [cell for cell in cells if cell["cell_type"] == "code"]
+    texts = [[out["text"] for out in cell["outputs"] if out["output_type"] == "stream"] for cell in cells]
+    return [("".join(cell["source"]), "".join(sum(text, []))) for cell, text in zip(cells, texts)]
+
+
+def run_notebook(path):
+    """Run the code cells in one namespace, as Jupyter does; return (namespace, [what each prints])."""
+    module = types.ModuleType("__main__")
+    printed = []
+    for source, _ in code_cells(path):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(source, str(path), "exec"), vars(module))
+        printed.append(out.getvalue())
+    return vars(module), printed
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs(monkeypatch, tmp_path):
+    """From top to bottom, in minutes; it says what its saved outputs say."""
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("Agg")
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        names, printed = run_notebook(TUTORIAL)
+    assert time.perf_counter() - start < 300
+    assert names["same"] and names["report"].step == 80 and names["losses"][-1] < 0.5 * names["losses"][0]
+    assert "block 3" in printed[2] and "ratio" in printed[2]
+    exact = [i for i, text in enumerate(printed) if text and "accuracy" not in text and "block" not in text]
+    saved = [text for _, text in code_cells(TUTORIAL)]
+    assert [printed[i] for i in exact] == [saved[i] for i in exact] and len(exact) == 2
 
 
 CALLBACKS = (REFERENCE / "callbacks.rst").read_text(encoding="utf-8")
@@ -179,17 +224,53 @@ def test_wheels_are_built_for_every_platform():
     assert text.count("# not tried") == sum(row["smoke"] == "no" for row in built) == 3
 
 
-@pytest.mark.parametrize("path", sorted(GITHUB.rglob("*.yml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*GITHUB.rglob("*.yml"), *(ROOT / page for page in PAGES)], ids=lambda path: path.name)
 def test_commands_are_targets_of_the_makefile(path):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert read(path)
-    for target in re.findall(r"run: make ([a-z-]+)", path.read_text(encoding="utf-8")):
+    assert path.suffix == ".md" or read(path)
+    for target in re.findall(r"(?:^|`|run: )make ([a-z0-9-]+)", path.read_text(encoding="utf-8"), re.M):
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
 def test_the_citation_has_the_version():
     citation = read(ROOT / "CITATION.cff")
     assert str(citation["version"]) == paddle_ldopt.__version__ and citation["license"] == "Apache-2.0"
+
+
+MAKE = '#!/bin/sh\necho "$1" >> calls\n[ "$1" != "$FAILS" ] || exit 2\n'
+ALL = ["lint", "docs", "test", "test-all"]
+
+
+@pytest.mark.parametrize(
+    "fails, minutes, calls, code",
+    [
+        ("", 90, ALL, 0),
+        ("lint", 90, ALL[:1], 2),
+        ("test", 90, ALL[:3], 2),
+        ("test-all", 90, ALL, 2),
+        ("", 40, ALL, 0),
+        ("", 24, ALL[:3], 0),
+    ],
+    ids=["all pass", "style", "a test", "a slow test", "the default", "no time left"],
+)
+def test_what_runs_and_how_it_ends(tmp_path, fails, minutes, calls, code):
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci/run").write_bytes((ROOT / ".ci/run").read_bytes())
+    (tmp_path / "make").write_text(MAKE)
+    (tmp_path / "make").chmod(0o755)
+    told = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "FAILS": fails, "CI_MINUTES": str(minutes)}
+    env = {**os.environ, **told}
+    ended = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ended.returncode == code and (tmp_path / "calls").read_text().split() == calls
+    assert ("test-all is left out: 0 of 24 minutes" in ended.stdout) == (minutes == 24)
+
+
+def test_the_tests_that_commands_name_exist():
+    lines = [line for line in (ROOT / "noxfile.py").read_text(encoding="utf-8").splitlines() if line.startswith("CORE")]
+    of_versions = [f"tests/{name}" for name in re.findall(r'"([^"]+)"', " ".join(lines))]
+    of_devices = re.search("^ON_DEVICE = (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split()
+    assert len(of_versions) > 5 and len(of_devices) > 3
+    assert all((ROOT / name).exists() for name in of_versions + of_devices)
 
 
 WITH = "3.3.1"  # the Paddle that the page names

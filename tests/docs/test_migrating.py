@@ -15,7 +15,6 @@ import paddle_ldopt as ldopt
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "migrating.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-PROSE = " ".join(TEXT.split())
 BLOCKS = 3
 
 
@@ -144,10 +143,6 @@ def encoder_only(name):
     return 0.8 if "encoder.layers" in name else 1.0
 
 
-def encoder_or_not(name):
-    return 0.8 if "encoder" in name else 1.0
-
-
 def hook(world, names):
     adamw(ratio=encoder_only)(world, names)
     assert all(p.optimize_attr["learning_rate"] == 1.0 for p in world.model.parameters())
@@ -245,7 +240,7 @@ CHECKS = {
     "PaddleNLP scripts with lr_ratio 1": adamw(weight_decay=of_those(lambda model, names: names["decay_params"], 0.01)),
     "ERNIEKit 1": adamw(weight_decay=of_those(of_weights, 0.1), ratio=linear),
     "PaddleNLP's Trainer with a group for each parameter 1": adamw(weight_decay=of_those(of_weights, 0.01)),
-    "PaddleNLP's Trainer with a group for each parameter 2": adamw(ratio=encoder_or_not),
+    "PaddleNLP's Trainer with a group for each parameter 2": adamw(ratio=lambda n: 0.8 if "encoder" in n else 1.0),
     "A hook that changes the parameter 1": hook,
     "A hook that takes only the parameter 1": one_argument_hook,
     "DataParallel and scaler.minimize 1": minimized,

@@ -229,13 +229,6 @@ def test_a_row(project):
             assert ratios[name] == pytest.approx(ratio(name), rel=1e-12, abs=0), name
 
 
-def test_a_backbone_without_blocks_is_no_tower():
-    layers = Parts(encoder=Parts(layers=blocks(2)), decoder=Parts(layers=blocks(3)))
-    model = Parts(backbone=Parts(conv1=nn.Conv2D(3, 8, 3), conv2=nn.Conv2D(8, 8, 3)), transformer=layers)
-    with pytest.raises(ValueError, match="use `multipliers` for parts without blocks. Received: towers='backbone'"):
-        LayerMap.from_model(model).ratios(LayerDecay(towers={"backbone": 0.75}))
-
-
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
 def test_lora_plus_multiplies_the_ratio(name):
     model = ernie_lora(scale=16.0)

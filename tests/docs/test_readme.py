@@ -76,12 +76,6 @@ def test_arguments_of_the_recipe_are_known(line, tmp_path, monkeypatch):
     assert options.compare or data in (("reviews.csv", "stars", None), ("评论.csv", None, None))
 
 
-def test_commands_are_targets_of_the_makefile():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"(?:^|`)make ([a-z-]+)", README + CHINESE + GUIDE, re.M)):
-        assert re.search(rf"^{target}:", makefile, re.M), target
-
-
 def test_the_times_are_those_of_the_benchmarks():
     sentence = r"takes (\d+) ms with a decay and (\d+) ms without; Paddle's AdamW takes (\d+) ms"
     shown = re.search(sentence, " ".join(README.split())).groups()

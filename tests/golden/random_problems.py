@@ -45,27 +45,23 @@ def adam(rng):
     return drawn(rng, 1e-4, 0.05, True), betas, drawn(rng, 1e-8, 1e-3, True), maybe(rng, drawn(rng, 0.001, 0.3), 0.0)
 
 
-def torch_adamw(rng):
-    """PyTorch's AdamW, with a rate for each layer or without."""
+def torch_adamw(rng, optimizer="adamwdl", epsilon="epsilon", peer="torch", cls="torch.optim.AdamW", **more):
+    """PyTorch's AdamW, with a rate for each layer or without; or another class with arguments of the same names."""
     lr, betas, eps, decay = adam(rng)
-    mine = {"learning_rate": lr, "beta1": betas[0], "beta2": betas[1], "epsilon": eps, "weight_decay": decay}
-    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay}
-    return {"peer": "torch", "cls": "torch.optim.AdamW", "options": options, "ours": ("adamwdl", mine)}
+    mine = {"learning_rate": lr, "beta1": betas[0], "beta2": betas[1], epsilon: eps, "weight_decay": decay}
+    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay, **more}
+    return {"peer": peer, "cls": cls, "options": options, "ours": (optimizer, mine)}
 
 
 def timm_lamb(rng):
-    lr, betas, eps, decay = adam(rng)
-    mine = {"learning_rate": lr, "beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": decay}
-    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay}
-    options.update(max_grad_norm=None, always_adapt=True)
-    return {"peer": "timm", "cls": "timm.optim.Lamb", "options": options, "ours": ("lamb", mine)}
+    return torch_adamw(rng, "lamb", "eps", "timm", "timm.optim.Lamb", max_grad_norm=None, always_adapt=True)
 
 
 def optax_lamb(rng):
-    lr, betas, eps, decay = adam(rng)
-    mine = {"learning_rate": lr, "beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": decay}
-    options = {"learning_rate": lr, "b1": betas[0], "b2": betas[1], "eps": eps, "weight_decay": decay}
-    return {"peer": "optax", "cls": "optax.lamb", "options": options, "ours": ("lamb", mine), "layerwise": False}
+    found = torch_adamw(rng, "lamb", "eps", "optax", "optax.lamb")
+    lr, (b1, b2), eps, decay = found["options"].values()
+    options = {"learning_rate": lr, "b1": b1, "b2": b2, "eps": eps, "weight_decay": decay}
+    return {**found, "options": options, "layerwise": False}
 
 
 def transformers_adafactor(rng):
@@ -182,11 +178,20 @@ def save(path, problems, values):
     np.savez_compressed(path, **arrays)
 
 
-def compare(path):
-    """Run ours on the problems in a file; print the largest error of each peer and return how many are wrong."""
+def steps_of_ours(ours, start, grads):
+    """Return the values after each step of an optimizer of ours."""
     from optimizer_cases import build
     from reference import make_params, take_steps
 
+    params, name_dict = make_params(start, "float64")
+    values = []
+    note = lambda: values.append({n: p.numpy() for n, p in params.items()})  # noqa: E731
+    take_steps(build(ours, params, name_dict)[0], params, grads, note)
+    return values
+
+
+def compare(path):
+    """Run ours on the problems in a file; print the largest error of each peer and return how many are wrong."""
     worst, wrong = collections.defaultdict(lambda: (0, 0.0)), 0
     with np.load(path) as arrays:
         for number, one in enumerate(json.loads(str(arrays["head"]))):
@@ -194,12 +199,7 @@ def compare(path):
             start = split(arrays[f"{number} start"], shapes)
             grads = [split(grad, shapes) for grad in arrays[f"{number} grads"]]
             grads = with_gaps({"shapes": shapes, "grads": grads, "absent": arrays[f"{number} absent"]})
-            params, name_dict = make_params(start, "float64")
-            optimizer, _ = build(one["ours"], params, name_dict)
-            values = []
-            take_steps(
-                optimizer, params, grads, lambda p=params, v=values: v.append({n: t.numpy() for n, t in p.items()})
-            )
+            values = steps_of_ours(one["ours"], start, grads)
             got = {name: np.stack([value[name] for value in values]) for name in shapes}
             size, where = error(got, split(arrays[f"{number} peer"], shapes), start)
             count, most = worst[one["class"]]

@@ -17,18 +17,11 @@ STEPS = 6
 every_name = pytest.mark.parametrize("name", ldopt.list_optimizers())
 
 
-class Net(nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.embeddings = nn.Linear(4, 8)
-        self.blocks = nn.LayerList([nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()) for _ in range(2)])
-        self.classifier = nn.Linear(8, 2)
-
-    def forward(self, x):
-        x = self.embeddings(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.classifier(x)
+def Net():
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()) for _ in range(2)]
+    return nn.Sequential(
+        ("embeddings", nn.Linear(4, 8)), ("blocks", nn.Sequential(*blocks)), ("classifier", nn.Linear(8, 2))
+    )
 
 
 class Data(paddle.io.Dataset):

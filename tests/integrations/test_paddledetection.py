@@ -146,15 +146,6 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
     run.train()
 
 
-@pytest.mark.parametrize("shape", frameworks.SHAPES)
-def test_shapes_of_the_decay_are_settings(trainer, shape):
-    def build(settings):
-        run = trainer(optimizer={"type": "AdamWDL", **settings})
-        return run.model, run.optimizer
-
-    frameworks.assert_shape(shape, build, ratio, DECAY, DEPTH, "backbone")
-
-
 def test_param_groups_multiply_the_rates_of_the_layers(trainer):
     groups = [{"params": ["bbox_head"], "learning_rate": 10.0, "weight_decay": 0.0}]
     run = trainer(optimizer={**OWN, "param_groups": groups})

@@ -100,6 +100,8 @@ def test_settings_of_a_file(ocr, encoder):
     opt = ocr.Came(learning_rate="1e-2", rules=rules, layerwise_decay="5e-1", min_ratio=0.1, beta3=0.99)(encoder)
     assert opt.get_lr() == 0.01  # as PyYAML reads 1e-2
     assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125 and opt.layers.source == "by names"
+    linear = ocr.AdamWDL(learning_rate=0.1, layerwise_decay=1.0, convention="linear", bound=0.2)(encoder)
+    assert linear.layerwise_ratio(encoder.layers[1].linear1.weight) == pytest.approx(0.2 + 0.8 * 1 / 5)
     width = encoder.layers[0].linear1.weight.shape[0]
     for example in ([1, 5, width], {"src": [1, 5, width]}):
         opt = ocr.AdamWDL(learning_rate=0.1, layerwise_decay=0.5, example=example)(encoder)

@@ -33,13 +33,6 @@ def build(tmp_path, **environment):
     return built
 
 
-def answer(built):
-    """Ask the package as built, in another process, whether it has a library."""
-    code = "import kernels; print(kernels.library() is not None, kernels.unsupported_reason())"
-    run = subprocess.run([sys.executable, "-c", code], cwd=built.parent, capture_output=True, text=True, check=True)
-    return run.stdout.strip()
-
-
 def two_steps(built, wanted):
     """Run smoke.py on the package as built; return the sum of the weights of each optimizer."""
     command = [sys.executable, smoke.__file__, wanted]
@@ -69,5 +62,7 @@ def test_without_openmp(tmp_path):
     wrapper.write_text(f'#!/bin/sh\nfor a in "$@"; do [ "$a" = -fopenmp ] && exit 1; done\nexec {compiler} "$@"\n')
     wrapper.chmod(0o755)
     built = build(tmp_path, CC=str(wrapper), LDSHARED=f"{wrapper} -shared")
-    assert answer(built) == "True None"
+    code = "import kernels; print(kernels.library() is not None, kernels.unsupported_reason())"
+    run = subprocess.run([sys.executable, "-c", code], cwd=built.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "True None"
     assert b"GOMP_parallel" not in next(built.glob("libstep*")).read_bytes()

@@ -1,6 +1,5 @@
 """The C library: against the float64 references, and what it promises about bits, threads, modes and memory."""
 
-import concurrent.futures
 import multiprocessing
 import os
 import pathlib
@@ -158,14 +157,6 @@ def test_the_mode_for_denormal_numbers_is_restored():
     arrays, grads = problem(steps=1)
     train("lamb", arrays, grads)
     assert tiny * np.float32(1.0) > 0 and np.array([tiny] * 100) @ np.ones(100, "float32") > 0
-
-
-def test_several_python_threads_at_once():
-    arrays, grads = problem(steps=5)
-    want = {name: train(name, arrays, grads).bits() for name in VARIANTS}
-    with concurrent.futures.ThreadPoolExecutor(len(VARIANTS)) as pool:
-        got = dict(zip(VARIANTS, pool.map(lambda name: train(name, arrays, grads, 2).bits(), VARIANTS)))
-    assert got == want
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

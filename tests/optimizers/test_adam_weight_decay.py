@@ -1,4 +1,4 @@
-"""AdamWeightDecay: float64 NumPy, and every argument's effect. test_golden.py has TensorFlow's trajectories."""
+"""AdamWeightDecay: float64 NumPy, and every argument's effect. test_parity.py has TensorFlow's trajectories."""
 
 import inspect
 import json
@@ -9,25 +9,11 @@ import paddle
 import pytest
 from optimizer_cases import close, near, run_static, same
 from reference import SHAPES, make_params, random_run, take_steps
-from reference_adam_weight_decay import adam_weight_decay
+from reference_optimizers import adam_weight_decay
 
 from paddle_ldopt.layers.map import LayerMap
 from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
 from paddle_ldopt.optimizers.options import COMMON, LAYERWISE
-
-
-def compare(arrays, grads, dtype="float64", rtol=1e-11, how=None, **options):
-    """Take the steps with ours and with the reference, `how` being arguments of ours alone."""
-    start = {n: a.astype(dtype) for n, a in arrays.items()}
-    grads = [{n: None if g is None else g.astype(dtype) for n, g in grad.items()} for grad in grads]
-    params, name_dict = make_params(arrays, dtype)
-    rate = options.pop("lr", 0.01)
-    given = {n: v for n, v in options.items() if n not in ("decayed", "ratios")}
-    opt = AdamWeightDecay(rate, parameters=list(params.values()), name_dict=name_dict, **given, **(how or {}))
-    got = take_steps(opt, params, grads)
-    close(got, adam_weight_decay(start, grads, lr=rate, **options), start, rtol)
-    return got
-
 
 OPTIONS = {
     "defaults": {},
@@ -48,11 +34,14 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_matches_the_float64_reference(options, dtype, rtol):
     arrays, grads = random_run(seed=1)
-    got = compare(arrays, grads, dtype, rtol, **options)
-    if options:  # each option does something
+
+    def trained(**options):
         params, _ = make_params(arrays, dtype)
-        plain = take_steps(AdamWeightDecay(0.01, parameters=list(params.values())), params, grads)
-        assert all(np.abs(got[n] - plain[n]).max() > 1e-4 for n in SHAPES)
+        return take_steps(AdamWeightDecay(0.01, parameters=list(params.values()), **options), params, grads)
+
+    got, plain = trained(**options), trained()
+    close(got, adam_weight_decay(arrays, grads, lr=0.01, **options), arrays, rtol)
+    assert not options or all(np.abs(got[n] - plain[n]).max() > 1e-4 for n in SHAPES), "each option does something"
 
 
 def with_gaps(arrays, grads):

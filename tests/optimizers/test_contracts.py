@@ -364,12 +364,10 @@ def test_deep_copies_of_an_optimizer_and_of_its_state_go_on_as_the_original(name
     steps(model, opt)
     values, state = copy.deepcopy((model.state_dict(), opt.state_dict()))
     copied = copy.deepcopy(copy.deepcopy((model, opt)))
-    want = steps(model, opt)
-    for found in [steps(*copied), *(_resumed(model, other, values, state, steps) for other in (opt, build()))]:
-        assert all((a == b).all() for a, b in zip(found, want))
-
-
-def _resumed(model, opt, values, state, steps):
-    model.set_state_dict(values)
-    opt.set_state_dict(copy.deepcopy(state))
-    return steps(model, opt)
+    want, found = steps(model, opt), [steps(*copied)]
+    for other in (opt, build()):
+        model.set_state_dict(values)
+        other.set_state_dict(copy.deepcopy(state))
+        found.append(steps(model, other))
+    for end in found:
+        assert all((a == b).all() for a, b in zip(end, want))

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from optimizer_cases import Net, near, same, static_graph
 from reference import make_params, take_steps
-from reference_muon import muon, orthogonalized
+from reference_optimizers import muon, orthogonalized
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers import muon as module

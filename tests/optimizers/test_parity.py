@@ -1,10 +1,12 @@
 """Every optimizer follows the trajectories of its peers in `golden`, which come with the repository: no peer is needed.
 
-`make parity` runs the peers again and compares them with what is stored.
+`make parity` runs the peers again and compares them with what is stored, and with `ARGS=--random` runs random problems:
+these can be run without the peers, and a difference is found.
 """
 
 import numpy as np
 import pytest
+from golden import random_problems as problems
 from golden.trajectories import ARRAYS, INDEX, error, inputs, load_arrays, load_index, split
 from optimizer_cases import FLOAT32, SHAPES, build
 from reference import make_params, take_steps
@@ -46,3 +48,19 @@ def test_the_files_are_small_and_belong_together():
     assert set(arrays) == {"start", "gradients", "absent", *(case["id"] for case in CASES)}
     assert all(np.isfinite(array).all() for array in arrays.values())
     assert sum(path.stat().st_size for path in (INDEX, ARRAYS)) < 200_000
+
+
+SEED, COUNT = 5, len(problems.KINDS)
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-4])
+def test_a_difference_is_found(tmp_path, capsys, off):
+    some = [problems.problem(SEED, number) for number in range(COUNT)]
+    np.testing.assert_equal(problems.problem(SEED, 3), some[3])
+    values = [problems.steps_of_ours(one["ours"], one["start"], problems.with_gaps(one)) for one in some]
+    values[3][-1] = {name: value + off for name, value in values[3][-1].items()}
+    problems.save(tmp_path / "problems.npz", some, values)
+    assert problems.compare(tmp_path / "problems.npz") == (1 if off else 0)
+    said = capsys.readouterr().out
+    assert ("problem 3: " in said) == bool(off)
+    assert {one["cls"] for one in some} == {row.split()[0] for row in said.splitlines() if "problems, largest" in row}

@@ -116,19 +116,6 @@ def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
                 np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11, atol=1e-11, err_msg=name)
 
 
-@pytest.mark.parametrize("optim", [Lamb, Came, AdamWeightDecay])
-def test_an_optimizer_refuses_a_fused_buffer_and_changes_nothing(optim):
-    linear, other = paddle.nn.Linear(3, 4), paddle.nn.Linear(3, 4)
-    opt = optim(0.1, parameters=linear.parameters())
-    linear(paddle.ones([1, 3])).sum().backward()
-    other(paddle.ones([1, 3])).sum().backward()
-    before = linear.weight.numpy()
-    opt._parameter_list = opt._param_groups = [linear.weight, other.weight]  # what `tensor_fusion` does
-    with pytest.raises(ValueError, match="fused parameters into buffers"):
-        opt.step()
-    np.testing.assert_array_equal(linear.weight.numpy(), before)
-
-
 def test_a_deep_copy_knows_the_names_of_its_original():
     model = paddle.nn.Linear(2, 2)
     names = {p.name: n for n, p in model.named_parameters()}

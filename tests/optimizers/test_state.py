@@ -52,23 +52,22 @@ def test_a_state_that_is_no_tensor_is_refused(name, own):
             make(name, [param], name=own).set_state_dict(state)
 
 
-def saved_state(name, built_with, updated, **more):
+def saved_state(name, built_with, updated):
     """Return the state, after one step of the layers `updated`, of an optimizer of the layers `built_with` of three."""
     with paddle.utils.unique_name.guard():
-        model = [paddle.nn.Linear(2, 2) for _ in range(3)]
-        opt = make(name, [p for i in built_with for p in model[i].parameters()], **more)
+        model, opt = layers_of_three(name, built_with)
         for p in (p for i in updated for p in model[i].parameters()):
             p.grad = paddle.ones(p.shape)
         opt.step()
         return {key: x.clone() if isinstance(x, paddle.Tensor) else x for key, x in opt.state_dict().items()}
 
 
-def layers_of_three(name, built_with, names_of=(), stepped=False):
+def layers_of_three(name, built_with, stepped=False, named=False):
     with paddle.utils.unique_name.guard():  # but not of the steps: the names of the states have any numbers
         model = [paddle.nn.Linear(2, 2) for _ in range(3)]
-        names = {p.name: f"{i}.{n}" for i in names_of for n, p in model[i].named_parameters()}
-        more = {"name_dict": names} if names else {}
-        opt = make(name, [p for i in built_with for p in model[i].parameters()], **more)
+        names = {p.name: f"{i}.{n}" for i, layer in enumerate(model) for n, p in layer.named_parameters()}
+        parameters = [p for i in built_with for p in model[i].parameters()]
+        opt = make(name, parameters, **({"name_dict": names} if named else {}))
     if stepped:
         step(model, opt, built_with)
     return model, opt
@@ -91,7 +90,7 @@ def test_a_state_of_other_parameters_is_refused(name, saved, loads_into):
 
 @every_optimizer
 def test_a_layer_of_the_model_that_is_not_trained_here_may_have_state(name):
-    model, opt = layers_of_three(name, [1, 2], names_of=range(3))
+    model, opt = layers_of_three(name, [1, 2], named=True)
     opt.set_state_dict(saved_state(name, [0, 1], [0, 1]))
     step(model, opt, [1])
     assert any(key.startswith("linear_1.") for key in opt.state_dict())

@@ -29,16 +29,6 @@ def test_it_is_a_direct_computation_on_the_whole_batch(name, kind):
     cases.check([result], case, steps, OVERFLOWS, ragged, scaler=cases.scaler(), faults=cases.ANY_FAULT)
 
 
-def test_the_number_of_micro_batches_changes_nothing():
-    outputs = []
-    for count in (1, 2, 8):
-        network, _, step = made(micro_batch_num=count, scale_sense=2.0**6)
-        for i in range(3):
-            output = step(*cases.tensors(cases.batch(i)))
-        outputs.append([output.loss.item(), output.global_norm.item(), *network.embed.weight.numpy().ravel()])
-    np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-4, atol=1e-7)
-
-
 def test_processes_that_do_not_answer(monkeypatch):
     """The error of this process is named, or that of the communication."""
     network, optimizer, step = made()
@@ -128,20 +118,12 @@ def test_float32_master_gradients():
     from paddle.distributed.fleet.utils import mix_precision_utils
 
     network = paddle.nn.Linear(3, 1)
-    loss = paddle.nn.Sequential(network, paddle.nn.Identity())
-    loss = mix_precision_utils.MixPrecisionLayer(loss, dtype="bfloat16")
+    inner = mix_precision_utils.MixPrecisionLayer(paddle.nn.Sequential(network, paddle.nn.Identity()), dtype="bfloat16")
+    mean = paddle.nn.Sequential(inner)
+    mean.forward = lambda inputs: inner(inputs).mean()
     optimizer = mix_precision_utils.MixPrecisionOptimizer(paddle.optimizer.SGD(1.0, network.parameters()))
-
-    class Mean(paddle.nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.inner = loss
-
-        def forward(self, inputs):
-            return self.inner(inputs).mean()
-
     before = network.weight.numpy().copy()
-    step = ldopt.PipelineWithLossScale(Mean(), optimizer, max_grad_norm=1.0, scale_sense=2.0**10, micro_batch_num=2)
+    step = ldopt.PipelineWithLossScale(mean, optimizer, max_grad_norm=1.0, scale_sense=2.0**10, micro_batch_num=2)
     output = step(paddle.full([4, 3], 2.0))
     np.testing.assert_allclose(output.global_norm.item(), math.sqrt(13), rtol=1e-6)
     np.testing.assert_allclose(before - network.weight.numpy(), np.full([3, 1], 2 / math.sqrt(13)), rtol=1e-5)

@@ -88,27 +88,6 @@ def test_adaptive_follows_the_reference(seed, rate, start):
     assert len({window for _, window in got}) >= (5 if seed != 2 else 3)
 
 
-def test_the_adaptive_window_as_documented():
-    """MindFormers: three increases lift the window; three decreases in a row set it to 1, but not from the smallest."""
-    scaler = AdaptiveLossScaler(2**10, 2, 20, max_scale_window=1000, min_scale_window=20)
-    for _ in range(3):
-        scaler.update(True)
-    assert scaler.scale_window == 20, "the smallest stays"
-    for _ in range(59):
-        scaler.update(False)
-    assert scaler.scale_window == 20
-    scaler.update(False)
-    assert (scaler.scale_window, scaler.get_loss_scale()) == (30, 2**10)
-    for overflow in (True, True, *[False] * 30, True, True):
-        scaler.update(overflow)
-    assert scaler.scale_window == 30, "an increase between them"
-    scaler.update(True)
-    assert scaler.scale_window == 1, "hidden below the smallest"
-    for _ in range(3):
-        scaler.update(False)
-    assert scaler.scale_window == 20, "next to it"
-
-
 @pytest.mark.parametrize(
     ("low", "high", "windows"),
     [(20, 150, [20, 150]), (7, 50, [7, 8, 11, 15, 18, 22, 25, 29, 32, 36, 39, 43, 46, 50]), (100, 250, [100, 250])],

@@ -154,11 +154,6 @@ def optimizer_row(name, more):
     return row(getattr(ldopt, name), {"parameters": Lazy(MODEL.parameters), **more}, **how)
 
 
-def plateau_row():
-    step = method(LOADED["ReduceLROnPlateau"], "step", metrics=0.5)
-    return Row(step, state=state_of, free=("epoch",), loose=("metrics",))
-
-
 CALLS = {
     **{name: optimizer_row(name, more) for name, more in BUILT.items()},
     "AdafactorSchedule": row(ldopt.AdafactorSchedule, {"optimizer": Lazy(trained)}, words=WORDS),
@@ -224,7 +219,9 @@ CALLS = {
     "parallel.load_checkpoint": row(parallel.load_checkpoint, {"folder": SAVED, **NETWORK}, also=(OSError,)),
     "CurveSchedule": row(ldopt.CurveSchedule, {"learning_rate": 0.1, "curve": lambda step: 0.5}, free=("verbose",)),
     "ReduceLROnPlateau": row(ldopt.ReduceLROnPlateau, {"learning_rate": 0.1}, free=("verbose",)),
-    "ReduceLROnPlateau.step": plateau_row(),
+    "ReduceLROnPlateau.step": Row(
+        method(LOADED["ReduceLROnPlateau"], "step", metrics=0.5), state=state_of, free=("epoch",), loose=("metrics",)
+    ),
     "WarmUp.__call__": Row(method(lambda: ldopt.WarmUp(0.1, lambda k: 0.1, 3), "__call__", step=3)),
     "SchedulerType": row(
         ldopt.SchedulerType,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import types
 import warnings
 
 import bad_values
@@ -10,6 +11,8 @@ from bad_calls import CALLS, NO_CALLS, PUBLIC, arguments_of, takes_a_number
 from bad_values import NO_NUMBER, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from paddle_ldopt._checks import shown
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,3 +119,21 @@ def test_every_bad_value_of_every_argument(name):
 @given(st.data())
 def test_several_bad_values_at_once(name, data):
     fuzz(name, data, 3)
+
+
+class Rude:
+    """Something whose `repr` fails."""
+
+    def __repr__(self):
+        raise OSError
+
+
+LONG = "x" * 10**6
+LOOP: list = []
+LOOP.append(LOOP)
+SHOWN = [Rude(), [1, Rude()], types.SimpleNamespace(text=LONG), LONG, dict.fromkeys(range(10**6)), 10**5000, LOOP]
+
+
+@pytest.mark.parametrize("value", [*SHOWN, [["x" * 10**3]]], ids=lambda value: type(value).__name__)
+def test_every_value_is_shown_in_bounded_length(value):
+    assert 0 < len(shown(value)) <= 403

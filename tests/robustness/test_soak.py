@@ -67,7 +67,6 @@ def test_steps(name, fused, steps):
         assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
     else:
         assert losses[-1] < 1e-2 * losses[0]
-    print(f"{name}, fused={fused}: {steps} steps, loss {losses[0]:.3g} to {losses[-1]:.3g}, KB {used}")
 
 
 @pytest.mark.promise("1,000 rounds of `state_dict` and `set_state_dict` leak no memory", seen="growth below 2 MiB")
@@ -93,7 +92,6 @@ def test_states_that_are_saved_and_loaded(name, fused, cycles):
         same(arrays(params), want)
         same(states(opt), wanted)
     assert max(used[1:]) - used[1] < 2048, f"KB: {used}"
-    print(f"{name}, fused={fused}: {cycles} cycles, KB {used}")
 
 
 @pytest.mark.promise(

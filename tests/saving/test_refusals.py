@@ -219,11 +219,10 @@ def test_a_state_that_is_no_data_is_not_saved(path):
     assert not os.listdir(os.path.dirname(path))
 
 
-class OfAUser(paddle.optimizer.SGD):
-    """It might keep state anywhere."""
-
-
 def test_state_that_would_be_lost_is_refused(path):
+    class OfAUser(paddle.optimizer.SGD):
+        """It might keep state anywhere."""
+
     run = Run("SGD")
     layers = ldopt.LayerMap.from_model(run.model, rules={"^scale$": "head"})
     plain, own = (cls(0.1, parameters=run.model.parameters()) for cls in (paddle.optimizer.SGD, OfAUser))

@@ -32,19 +32,39 @@ def test_edges_of_the_warmup(kind):
         np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-def test_a_wave_begins_anew_after_each_third():
-    got = rates(make("cosine_with_restarts", 1.0, num_warmup_steps=0, num_training_steps=12, num_cycles=3), 13)
-    np.testing.assert_allclose(got, [1, 0.853553, 0.5, 0.146447] * 3 + [0], atol=1e-6)
+RISE = 0, 1 / 3, 2 / 3
+OPTIONS = [  # kind, options, its rates with a warm-up of 3 steps and n = 7: by hand
+    ("cosine", {"num_cycles": 1.0}, [*RISE, 1, 0.5, 0, 0.5, 1]),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.2, "num_cycles": 1.0}, [*RISE, 1, 0.6, 0.2, 0.6, 1]),
+    ("polynomial", {"power": 2.0, "lr_end": 0.2}, [*RISE, 1, 0.65, 0.4, 0.25, 0.2]),
+    ("inverse_sqrt", {"timescale": 2}, [*RISE, 1, 0.816497, 0.707107, 0.632456, 0.577350]),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 2, "warmup_type": "cosine", "decay_type": "1-sqrt", "min_lr_ratio": 0.2},
+        [0.2, 0.4, 0.8, 1, 1, 1, 0.434315, 0.2],
+    ),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 4, "warmup_type": "1-sqrt", "num_cycles": 1.0},
+        [0, 0.183503, 0.422650, 1, 0.5, 0, 0.5, 0],
+    ),
+    (
+        "cool_down",
+        {"keep_steps": 1, "final_steps": 1, "lr_end1": 0.2, "lr_end2": 0.1, "warmup_lr_init": 0.4},
+        [0.4, 0.6, 0.8, 1, 1, 0.6, 0.2, 0.1],
+    ),
+]
+
+
+@pytest.mark.parametrize("kind, options, want", OPTIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_options_of_a_curve(kind, options, want):
+    np.testing.assert_allclose(rates(get_scheduler(kind, 1.0, 3, 7, options), 8), want, atol=1e-6)
 
 
 def test_a_warmup_of_two_steps_from_a_given_rate_ends_at_the_peak():
     specific = {"min_lr_rate": 0.2, "warmup_lr_rate": 0.25}
     got = rates(get_scheduler("cosine_warmup_with_min_lr", 1.0, 2, 4, specific), 4)
     np.testing.assert_allclose(got, [0.25, 1.0, 0.6, 0.2])
-
-
-def test_without_a_warmup_the_inverse_root_has_the_time_scale_of_10000_steps():
-    assert get_scheduler("inverse_sqrt", 1.0, 0).curve(30_000) == 0.5
 
 
 def test_the_peak_of_a_schedule_is_known_if_it_is_ours():

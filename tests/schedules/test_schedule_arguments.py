@@ -1,6 +1,7 @@
 """Bad and missing arguments of schedules, and phases longer than the training."""
 
 import math
+import re
 
 import numpy as np
 import paddle
@@ -88,6 +89,21 @@ def test_illegal_values_are_refused(kind, bad):
     with pytest.raises(ValueError, match=f"Received: .*{next(iter(bad))}="):
         make(kind, optimizer, **bad)
     assert optimizer._learning_rate == 0.1, "nothing was attached"
+
+
+SENTENCES = [  # kind, number of training steps, options, what transformers says
+    ("cosine_with_min_lr", 9, {"min_lr": 0.01, "min_lr_rate": 0.1}, "Only one of min_lr or min_lr_rate should be set"),
+    ("linear", 9, {"num_cycles": 2}, "get_linear_schedule_with_warmup() got an unexpected keyword argument 'num_cyc"),
+    ("cosine", None, {}, "SchedulerType.COSINE requires `num_training_steps`, please provide that argument"),
+    ("polynomial", 9, {"lr_end": 0.1}, "lr_end (0.1) must be smaller than initial lr (0.1)"),
+    ("warmup_stable_decay", None, {"num_decay_steps": 3}, "Either num_training_steps or num_stable_steps must be spec"),
+]
+
+
+@pytest.mark.parametrize("kind, steps, options, says", SENTENCES)
+def test_errors_are_transformers(kind, steps, options, says):
+    with pytest.raises((TypeError, ValueError), match=f"{re.escape(says)}.*Received: "):
+        get_scheduler(kind, 0.1, 1, steps, options)
 
 
 def test_the_stable_steps_of_wsd_override_the_training():

@@ -1,14 +1,16 @@
-"""Every kind of schedule: the peers' rates, closed form, resume, attachment, by name."""
+"""Every kind of schedule: closed form, resume, attachment, by name."""
 
 import copy
 import enum
+import math
 import pickle
+import sys
+import time
 
-import golden_cases
 import numpy as np
 import paddle
 import pytest
-from schedule_cases import KINDS, closed_kind, every_kind, make, optimizer_of, rates, take_a_million_steps
+from schedule_cases import KINDS, closed_kind, every_kind, make, optimizer_of, rates
 
 from paddle_ldopt import schedules
 from paddle_ldopt.schedules import CurveSchedule, SchedulerType, get_scheduler
@@ -18,48 +20,6 @@ from paddle_ldopt.schedules.factory import SCHEDULES
 def test_every_kind_is_tested():
     assert KINDS.keys() == {kind.value for kind in SchedulerType} == SCHEDULES.keys()
     assert set(schedules.__all__) >= {kind.function.__name__ for kind in SCHEDULES.values()}
-
-
-ELSEWHERE = ("create_optimizer", "WarmUp", "AdafactorSchedule")  # tested with these
-
-
-def ours(kind):
-    return [e for e in golden_cases.cases("schedule", kind) if not e["cls"].endswith(ELSEWHERE)]
-
-
-def call(entry, optimizer):
-    function = getattr(schedules, entry["cls"].rsplit(".", 1)[1])
-    options = dict(entry["options"])
-    first = [options.pop("name")] if "name" in options else []
-    return function(*first, optimizer, **options)
-
-
-@pytest.mark.parametrize("first", ["optimizer", "learning rate"])
-@golden_cases.each(ours("schedule"))
-def test_rates_are_the_peers(entry, first):
-    want = golden_cases.load(entry).arrays["lr"]
-    want = want[:, 0] if want.ndim == 2 else want
-    (peak,) = entry["base_lr"]
-    optimizer = optimizer_of(peak)
-    schedule = call(entry, optimizer if first == "optimizer" else peak)
-    u01 = golden_cases.loader()._u01
-    got = []
-    for t in range(len(want)):
-        got.append(optimizer.get_lr() if first == "optimizer" else schedule())
-        if entry.get("metric"):
-            schedule.step(u01(4242 + t, 1)[0] * 0.1 + 1 / (1 + 0.05 * min(t, 60)))
-        else:
-            schedule.step()
-    np.testing.assert_allclose(got, want, **entry["tol"])
-
-
-@golden_cases.each(ours("error"))
-def test_errors_are_the_peers(entry):
-    kind = {"ValueError": ValueError, "TypeError": TypeError}[entry["error"]["type"]]
-    with pytest.raises(kind, match="Received: ") as error:
-        call(entry, optimizer_of(*entry["base_lr"]))
-    # the peer's sentence, spelt right
-    assert entry["error"]["match"].replace("be be", "be").rstrip(".") in str(error.value)
 
 
 def test_cool_down_is_mindformers():
@@ -124,11 +84,18 @@ def test_resume_from_a_copy(kind, how, tmp_path):
 
 @pytest.mark.representatives(count=1)
 @closed_kind
-def test_a_million_steps(kind):
+def test_a_million_steps_take_two_seconds(kind):
     long = {"num_warmup_steps": 10_000, "num_training_steps": 10**6}
     long = {name: steps for name, steps in long.items() if name in SCHEDULES[kind].options}
-    schedule = take_a_million_steps(lambda: make(kind, **long))
-    assert schedule.last_epoch == 10**6 - 1
+    limit, best = 2.0 if sys.gettrace() is None else math.inf, math.inf  # no limit while coverage traces each line
+    for _ in range(3):  # other work on the machine only adds time
+        schedule, start = make(kind, **long), time.process_time()
+        for _ in range(10**6 - 1):
+            schedule.step()
+        best = min(best, time.process_time() - start)
+        if best < limit:
+            break
+    assert best < limit and schedule.last_epoch == 10**6 - 1
     from_last_epoch, from_state = make(kind, last_epoch=10**6 - 2, **long), make(kind, **long)
     from_state.set_state_dict(schedule.state_dict())
     assert rates(schedule, 5) == rates(from_last_epoch, 5) == rates(from_state, 5)
@@ -182,8 +149,3 @@ def test_names():
         get_scheduler("cosin", 0.1)
     with pytest.raises(ValueError, match="Received: name=None"):
         get_scheduler(None, 0.1)
-
-
-def test_kinds_do_not_ignore_their_arguments():
-    assert get_scheduler("inverse_sqrt", 0.1, 0, None, {"timescale": 30}).curve.timescale == 30
-    assert get_scheduler("constant", 0.1, None, None, {"last_epoch": 4}).last_epoch == 5

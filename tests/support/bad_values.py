@@ -50,30 +50,14 @@ class Row(NamedTuple):
     loose: tuple = ()  # arguments whose valid value is a number and that may be something else
 
 
-class Block(paddle.nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.linear1, self.norm1 = paddle.nn.Linear(3, 3), paddle.nn.LayerNorm(3)
-
-    def forward(self, x):
-        return self.norm1(self.linear1(x))
+def block():
+    return paddle.nn.Sequential(("linear1", paddle.nn.Linear(3, 3)), ("norm1", paddle.nn.LayerNorm(3)))
 
 
-class Model(paddle.nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.embeddings = paddle.nn.Linear(3, 3)
-        self.layers = paddle.nn.LayerList([Block(), Block()])
-        self.head = paddle.nn.Linear(3, 1)
-
-    def forward(self, x):
-        x = self.embeddings(x)
-        for block in self.layers:
-            x = block(x)
-        return self.head(x).mean()
-
-
-MODEL = Model()
+LAYERS = paddle.nn.Sequential(block(), block())
+MODEL = paddle.nn.Sequential(
+    ("embeddings", paddle.nn.Linear(3, 3)), ("layers", LAYERS), ("head", paddle.nn.Linear(3, 1))
+)
 X = paddle.ones([2, 3])
 START = {n: p.numpy().copy() for n, p in MODEL.named_parameters()}
 
@@ -137,7 +121,7 @@ def method(build, called, /, **arguments):
 def trained(cls=ldopt.Adafactor, **more):
     reset()
     opt = cls(parameters=MODEL.parameters(), **more)
-    MODEL(X).backward()
+    MODEL(X).mean().backward()
     opt.step()
     opt.clear_grad()
     for name, param in MODEL.named_parameters():

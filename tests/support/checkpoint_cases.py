@@ -30,23 +30,6 @@ LAYOUTS = {
 }
 
 
-class Linear(nn.Layer):
-    """A linear layer that computes in float32 whatever its weights are."""
-
-    def __init__(self, rows, columns, seed, dtype):
-        super().__init__()
-        draw = np.random.default_rng(seed)
-        value = paddle.nn.initializer.Assign(draw.normal(0, rows**-0.5, [rows, columns]).astype("float32"))
-        zero = paddle.nn.initializer.Constant(0.0)
-        self.weight = self.create_parameter([rows, columns], dtype="float32", default_initializer=value)
-        self.bias = self.create_parameter([columns], dtype="float32", default_initializer=zero)
-        if dtype != "float32":
-            self.to(dtype=dtype)
-
-    def forward(self, x):
-        return paddle.matmul(x, self.weight.astype("float32")) + self.bias.astype("float32")
-
-
 def is_matrix(param):
     return param.ndim == 2
 
@@ -65,11 +48,14 @@ class Run(toy_layers.Run):
 
     def __init__(self, name, hcg=None, dtype="float32", rate=None, **arguments):
         def build(staged, **stages):
-            linear = [(Linear, rows, columns, seed, dtype) for seed, (rows, columns) in enumerate(SIZES)]
-            layers = [one for pair in zip(linear, [(nn.Tanh,)] * len(linear)) for one in pair][:-1]
+            layers = [one for sizes in SIZES for one in ((toy_layers.Linear, *sizes), (nn.Tanh,))][:-1]
             if staged:
-                return PipelineLayer([LayerDesc(*one) for one in layers], loss_fn=square_loss, **stages)
-            return nn.Sequential(*map(toy_layers.made, layers))
+                network = PipelineLayer([LayerDesc(*one) for one in layers], loss_fn=square_loss, **stages)
+            else:
+                network = nn.Sequential(*map(toy_layers.made, layers))
+            toy_layers.initialise(network)
+            network.to(dtype=dtype)
+            return network
 
         def optimizer_of(network):
             schedule = paddle.optimizer.lr.ExponentialDecay(1e-2, 0.9) if rate is None else rate
@@ -93,13 +79,16 @@ class Run(toy_layers.Run):
 
     def refusal(self, folder, **kwargs):
         """Return what `load` raises, and the keys of what it has changed by then."""
-        before = {**self.values(), **{key: value for key, value, _ in self.shards()}, "epoch": self.epoch()}
+
+        def everything():
+            return {**self.values(), **{key: value for key, value, _ in self.shards()}, "epoch": self.epoch()}
+
+        before, message = everything(), "accepted"
         try:
             self.load(folder, **kwargs)
-            message = "accepted"
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-        after = {**self.values(), **{key: value for key, value, _ in self.shards()}, "epoch": self.epoch()}
+        after = everything()
         return message, [key for key in before if not np.array_equal(before[key], after[key])]
 
     def epoch(self):
@@ -148,20 +137,13 @@ def work(root, layouts, cases):
 
 def work_refused(folder):
     """Return what is said to what cannot be saved, in each process."""
-    run, messages = Run("adamwdl", start_fleet(sharding=2)), []
+    run = Run("adamwdl", start_fleet(sharding=2))
     run.optimizer._inner_opt.tensor_fusion = True  # set, not done: that needs a GPU
-    try:
-        run.save(folder)
-    except ValueError as error:
-        messages.append(str(error))
+    fused = toy_layers.refusal(lambda: run.save(folder))
     if paddle.distributed.get_rank() == 1:  # a process alone has a problem: the other must not wait for it
         run.plain.sharded_state_dict = lambda: {}
     run.optimizer = unwrap(run.optimizer)
-    try:
-        run.save(folder)
-    except ValueError as error:
-        messages.append(str(error))
-    return messages, os.path.exists(folder)
+    return (fused, toy_layers.refusal(lambda: run.save(folder))), os.path.exists(folder)
 
 
 def unfrozen_one_by_one(hcg=None):

@@ -104,14 +104,10 @@ def linearly(layer, prefix, x, use=""):
     return paddle.stack([x[:, 0], value], axis=1)
 
 
-def _first(embed, tokens):
-    x = paddle.concat([tokens[:, :1].astype("float32"), paddle.zeros([len(tokens), 1])], axis=1)
-    return linearly(embed, "embed.", x)
-
-
 class ExactEmbed(Embed):
     def forward(self, tokens):
-        return _first(self, tokens)
+        x = paddle.concat([tokens[:, :1].astype("float32"), paddle.zeros([len(tokens), 1])], axis=1)
+        return linearly(self, "embed.", x)
 
 
 def exact_tied(embed, x):

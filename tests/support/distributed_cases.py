@@ -5,6 +5,8 @@ sizes that the slices of sharding version 2 end inside a matrix (2 and 4 process
 embedding (4). No gradient is zero by symmetry: CAME would make a step of the rounding.
 """
 
+import functools
+
 import numpy as np
 import paddle
 import paddle.distributed as dist
@@ -12,10 +14,9 @@ import paddle.nn.functional as F
 from distributed_setup import start_fleet
 from paddle import nn
 from paddle.distributed import fleet
-from toy_layers import Block, Embed, Mix, Run, Staged, Whole, initialise, plain_name, values
+from toy_layers import Block, Embed, Mix, Run, Staged, Whole, initialise, plain_name, refusal, values
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb, Muon
-from paddle_ldopt._compat import unwrap
 from paddle_ldopt.parallel import save_checkpoint
 
 VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8
@@ -97,7 +98,11 @@ def alone(case):
 
 def trained(hcg, case):
     """Train the network under `fleet`; return the parameters by name."""
-    return values(run_of(case, hcg).train(0, STEPS).plain)
+    run = run_of(case, hcg).train(0, STEPS)
+    if hasattr(run.optimizer._inner_opt, "_slice_params") and case != "muon":  # sharding version 2
+        cut = [own for own, shard in run.inner.finder.find(run.inner._parameter_list).items() if shard.groups]
+        assert [names_of(run.plain)[own] for own in cut] == ["inner.1.linear.weight"], "the network is built for it"
+    return values(run.plain)
 
 
 def muon_in_layouts(layouts):
@@ -105,10 +110,8 @@ def muon_in_layouts(layouts):
     out = {}
     for layout in layouts:
         hcg = start_fleet(**LAYOUTS[layout])
-        try:
-            out[layout] = given(hcg, "muon")[1] if layout == "mp" else trained(hcg, "muon")
-        except ValueError as error:
-            out[layout] = str(error)
+        train = functools.partial(given if layout == "mp" else trained, hcg, "muon")
+        out[layout] = refusal(train) if layout in ("sharding v2", "mp") else train()
     return out
 
 
@@ -185,12 +188,6 @@ def auto_parallel(cases):
     out = {case: given(None, case, mesh=mesh)[1] for case in cases}
     out["adamwdl, wrapped"] = given(None, "adamwdl", mesh=mesh, wrap=dist.shard_optimizer)[1]
 
-    def refused(key, work, kind=ValueError):
-        try:
-            work()
-        except kind as error:
-            out[key] = str(error)
-
     def one_step(wrap=lambda optimizer: optimizer):
         weight = dist.shard_tensor(nn.Linear(4, 4).weight, mesh, [dist.Shard(0)])
         before = weight.numpy()
@@ -201,8 +198,7 @@ def auto_parallel(cases):
         finally:
             assert (weight.numpy() == before).all()
 
-    refused("fused", one_step)
-    refused("fused, wrapped", lambda: one_step(dist.shard_optimizer))
+    out["fused"], out["fused, wrapped"] = refusal(one_step), refusal(lambda: one_step(dist.shard_optimizer))
 
     def with_several(save):
         network = nn.Linear(4, 4)
@@ -215,10 +211,9 @@ def auto_parallel(cases):
         accumulator.synchronize()
 
     if dist.get_world_size() > 1:
-        refused("synchronized", lambda: with_several(False))
-        refused("saved", lambda: with_several(True))
-    refused("lamb, wrapped", lambda: given(None, "lamb", mesh=mesh, wrap=dist.shard_optimizer), AssertionError)
-    return out
+        out["synchronized"], out["saved"] = (refusal(lambda save=save: with_several(save)) for save in (False, True))
+    wrapped = refusal(lambda: given(None, "lamb", mesh=mesh, wrap=dist.shard_optimizer), AssertionError)
+    return {**out, "lamb, wrapped": wrapped}
 
 
 def auto_static(cases):
@@ -271,39 +266,27 @@ def joined(parts):
 
 
 def worker(runs):
-    """Train each (layout, case, variant) in these processes; return what each gave.
-
-    The variant "slices" gives what sharding version 2 cuts.
-    """
+    """Train each (layout, case) in these processes; return the parameters."""
     out, started = {}, None
-    for layout, case, variant in sorted(runs):
+    for layout, case in sorted(runs):
         if layout != started:
             hcg, started = start_fleet(**LAYOUTS[layout]), layout
-        if variant == "slices":
-            result = slices(hcg, case)
-        elif hcg.get_model_parallel_world_size() > 1:
-            result = given(hcg, case)[1]
-        else:
-            result = trained(hcg, case)
-        out[layout, case, variant] = result
+        out[layout, case] = given(hcg, case)[1] if layout == "mp" else trained(hcg, case)
     return out
 
 
-class Sometimes(nn.Layer):
-    """A layer that is always used, one from the second step on, one never."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.LayerList([nn.Linear(6, 5) for _ in range(3)])
-
-    def forward(self, inputs, used):
-        return sum(paddle.tanh(part(inputs)) for part in list(self.parts)[:used])
+def three_parts():
+    """Return a network with a layer that is always used, one from the second step on, one never."""
+    network = nn.Layer()
+    network.parts = nn.LayerList([nn.Linear(6, 5) for _ in range(3)])
+    network.forward = lambda inputs, used: sum(paddle.tanh(part(inputs)) for part in list(network.parts)[:used])
+    return network
 
 
 def sometimes(case, freeze_one=False):
     """Train it, under `fleet` if that was started; return the parameters by name before and after."""
     with paddle.utils.unique_name.guard():
-        network = initialise(Sometimes())
+        network = initialise(three_parts())
         cls, options = OPTIMIZERS[case]
         optimizer = cls(parameters=network.parameters(), grad_clip=nn.ClipGradByGlobalNorm(CLIP), **options)
     start, model = values(network), network
@@ -331,51 +314,31 @@ def sometimes_sharded(runs):
     return out
 
 
-def slices(hcg, case):
-    """Return what sharding version 2 cuts, and the shapes of the state."""
-    inner = unwrap(run_of(case, hcg).train(0, 1).optimizer)
-    names = {own: inner.structured_names[own] for own in inner.finder.params}
-    shapes = {
-        (names.get(own, own), state): list(value.shape)
-        for state, by_param in inner._accumulators.items()
-        for own, value in by_param.items()
-    }
-    return {
-        "state shapes": shapes,
-        "cut": [names[own] for own, shard in inner.finder.find(inner._parameter_list).items() if shard.groups],
-    }
-
-
 def refusals():
     out = {}
-
-    def refused(key, build, kinds=(ValueError,)):
-        try:
-            build()
-            out[key] = "nothing was raised"
-        except kinds as error:
-            out[key] = str(error)
-
-    def grouped(cls):
-        params = network_of().parameters()
-        return cls(LR, parameters=[{"params": params[:2]}, {"params": params[2:]}])
-
-    hcg = start_fleet(sharding=2)
+    start_fleet(sharding=2)
+    params = network_of().parameters()
     for cls in (Lamb, AdamWDL):
-        refused("groups", lambda cls=cls: fleet.distributed_optimizer(grouped(cls)), (TypeError,))
-    hcg = start_fleet(sharding=2, sharding_configs={"tensor_fusion": True})
-    for case in ("lamb", "adamwdl"):
-        refused(f"fused buffers, {case}", lambda case=case: run_of(case, hcg).train(0, 1))
-    for setting in ({"comm_overlap": True}, {"tensor_fusion": True, "fuse_optimizer": False}):
-        hcg = start_fleet(sharding=2, sharding_configs={**setting, "accumulate_steps": 1})
+        grouped = cls(LR, parameters=[{"params": params[:2]}, {"params": params[2:]}])
+        out["groups", cls.__name__] = refusal(lambda grouped=grouped: fleet.distributed_optimizer(grouped), TypeError)
+    for what, setting in (
+        ("fused buffers", {"tensor_fusion": True}),
+        ("comm_overlap", {"comm_overlap": True, "accumulate_steps": 1}),
+        ("tensor_fusion", {"tensor_fusion": True, "fuse_optimizer": False, "accumulate_steps": 1}),
+    ):
+        hcg = start_fleet(sharding=2, sharding_configs=setting)
         for case in ("lamb", "adamwdl"):
-            refused(f"{next(iter(setting))}, {case}", lambda hcg=hcg, case=case: run_of(case, hcg).train(0, 1))
+            out[what, case] = refusal(lambda hcg=hcg, case=case: run_of(case, hcg).train(0, 1))
+        if what == "fused buffers":
+            run = run_of("came", hcg)
+            before, out[what, "came"] = values(run.plain), refusal(lambda run=run: run.train(0, 1))
+            out["unchanged"] = all((value == before[name]).all() for name, value in values(run.plain).items())
     start_fleet(mp=2)
     param = nn.Linear(4, 4).weight
     param.is_distributed = True
     optimizer = fleet.distributed_optimizer(Lamb(LR, parameters=[param]))
     param.sum().backward()
-    refused("no split axis", optimizer.step)
+    out["no split axis"] = refusal(optimizer.step)
     before, adam = param.numpy(), fleet.distributed_optimizer(AdamWDL(LR, parameters=[param]))
     adam.step()  # needs no sums
     out["no split axis, adamwdl"] = bool((param.numpy() != before).all())

@@ -1,38 +1,13 @@
 """What the tests of frameworks share: an optimizer that is watched, and the float64 AdamW that it must follow."""
 
-import math
-
 import numpy as np
 import pytest
 import reference
-
-SHAPES = {  # settings of a YAML file -> ratio of a layer so many below the head, in a tower of n blocks
-    "linear": (
-        {"layerwise_decay": 1.0, "convention": "linear", "bound": 0.2},
-        lambda below, n, name: 0.2 + 0.8 * max(n - below, 0) / (n + 2) if below else 1.0,
-    ),
-    "multipliers": (
-        {"layerwise_decay": 0.5, "multipliers": {r"\.bias$": 3.0}},
-        lambda below, n, name: 0.5**below * (3.0 if name.endswith(".bias") else 1.0),
-    ),
-    "towers": ({"layerwise_decay": 1.0}, lambda below, n, name: 0.5**below if name.startswith("TOWER.") else 1.0),
-}
 
 
 def another_decay(decay):
     """Return the pattern of the error of a resume with a decay of 0.5 instead of `decay`."""
     return f"decay was {{'layerwise_decay': {decay}}} and is {{'layerwise_decay': 0.5}} now.*allow_layerwise_change"
-
-
-def assert_shape(shape, build, ratio, decay, n, tower=None):
-    """Check every ratio of the optimizer of `build(settings)`; `ratio` is that of each name with `decay` alone."""
-    settings, expected = SHAPES[shape]
-    settings = {**settings, "towers": {tower: 0.5}} if shape == "towers" else settings
-    model, optimizer = build(settings)
-    for name, param in model.named_parameters():
-        below = round(math.log(ratio(name), decay))
-        known = "TOWER." + name if tower and name.startswith(f"{tower}.") else name
-        assert optimizer.layerwise_ratio(param) == pytest.approx(expected(below, n, known), rel=1e-12), name
 
 
 def assert_ratios(optimizer, model, ratio):

@@ -129,17 +129,9 @@ def build(ours, params, name_dict):
     return optimizer, scheduler.step if scheduler else lambda: None
 
 
-class Net(paddle.nn.Layer):
+class Net(paddle.nn.Sequential):
     """An embedding, two blocks with norms, a head."""
 
     def __init__(self):
-        super().__init__()
-        self.embed = paddle.nn.Embedding(6, 4)
-        self.blocks = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(2)])
-        self.head = paddle.nn.Linear(4, 3)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        blocks = paddle.nn.Sequential(*(paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(2)))
+        super().__init__(("embed", paddle.nn.Embedding(6, 4)), ("blocks", blocks), ("head", paddle.nn.Linear(4, 3)))

@@ -38,14 +38,14 @@ SHAPES = {"0-D": (), "one": (1,), "vector": (7,), "row": (1, 5), "column": (5, 1
 SHAPES.update({"3-D": (2, 3, 4), "4-D": (3, 2, 2, 2)})
 
 
-def random_run(steps=20, shapes=SHAPES, seed=0, scale=1.0):
+def random_run(steps=20, shapes=SHAPES, seed=0):
     """Return name -> array and the gradients of some steps, all exact in float32."""
     rng = np.random.default_rng(seed)
     arrays, *grads = (
         {n: np.asarray(rng.normal(size=s), "float32").astype("float64") for n, s in shapes.items()}
         for _ in range(steps + 1)
     )
-    return arrays, [{n: scale * g for n, g in grad.items()} for grad in grads]
+    return arrays, grads
 
 
 def make_params(arrays, dtype="float32"):
@@ -70,16 +70,15 @@ def take_steps(optimizer, params, grads, each_step=None):
     return {name: param.numpy() for name, param in params.items()}
 
 
-def bert_like(seed=0, n_layers=3, steps=6, hidden=5):
+def bert_like(steps=6):
     """Return name -> array of a small model with PaddleNLP's BERT names, and random gradients for some steps."""
-    rng = np.random.default_rng(seed)
-    shapes = {"bert.embeddings.word_embeddings.weight": (7, hidden)}
-    for i in range(n_layers):
-        shapes[f"bert.encoder.layers.{i}.self_attn.q_proj.weight"] = (hidden, hidden)
-        shapes[f"bert.encoder.layers.{i}.self_attn.q_proj.bias"] = (hidden,)
-        shapes[f"bert.encoder.layers.{i}.norm1.weight"] = (hidden,)
-    shapes["bert.pooler.dense.weight"] = (hidden, hidden)
-    shapes["classifier.weight"] = (hidden, 2)
+    rng = np.random.default_rng(0)
+    shapes = {"bert.embeddings.word_embeddings.weight": (7, 5)}
+    for i in range(3):
+        layer = f"bert.encoder.layers.{i}"
+        shapes.update({f"{layer}.self_attn.q_proj.weight": (5, 5), f"{layer}.self_attn.q_proj.bias": (5,)})
+        shapes[f"{layer}.norm1.weight"] = (5,)
+    shapes.update({"bert.pooler.dense.weight": (5, 5), "classifier.weight": (5, 2)})
     arrays = {n: rng.normal(size=s) for n, s in shapes.items()}
     return arrays, [{n: rng.normal(size=s) for n, s in shapes.items()} for _ in range(steps)]
 

@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle import nn
+from toy_layers import Linear
 
 import paddle_ldopt as ldopt
 
@@ -43,18 +44,6 @@ UNTRAINED = {f"{name} bf16": {} for name in ("Momentum", "Adam", "AdamW", "Lamb"
 OPTIONS.update({**PADDLES, **UNTRAINED})
 HALF, ALL = 3, 6  # steps
 SLOW = (pytest.mark.fault, pytest.mark.timeout(1800))
-
-
-class Linear(nn.Layer):
-    """A linear layer that computes in float32 whatever its weights are: Paddle has no bfloat16 kernels on a CPU."""
-
-    def __init__(self, rows, columns):
-        super().__init__()
-        self.weight = self.create_parameter([rows, columns])
-        self.bias = self.create_parameter([columns], is_bias=True)
-
-    def forward(self, x):
-        return paddle.matmul(x, self.weight.astype(x.dtype)) + self.bias.astype(x.dtype)
 
 
 class Model(nn.Layer):

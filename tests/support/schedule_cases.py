@@ -1,9 +1,5 @@
 """All kinds of schedules with arguments, their rates, and the time that a million steps may take."""
 
-import math
-import sys
-import time
-
 import paddle
 import pytest
 
@@ -52,25 +48,3 @@ def optimizer_of(learning_rate=0.1):
 
 def rates(schedule, steps):
     return [(schedule(), advance(schedule))[0] for _ in range(steps)]
-
-
-def take_a_million_steps(make, losses=()):
-    """Return a schedule at step 999,999, taken in 2 seconds in the best of three runs.
-
-    There is no limit while coverage traces each line.
-    """
-    limit, best = 2.0 if sys.gettrace() is None else math.inf, math.inf
-    for _ in range(3):  # other work on the machine only adds time
-        schedule = make()
-        start = time.process_time()
-        if losses:
-            for loss in losses[: 10**6 - 1]:
-                schedule.step(loss)
-        else:
-            for _ in range(10**6 - 1):
-                schedule.step()
-        best = min(best, time.process_time() - start)
-        if best < limit:
-            break
-    assert best < limit
-    return schedule

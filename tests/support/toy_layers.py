@@ -25,6 +25,18 @@ class Embed(nn.Layer):
         return F.embedding(tokens, self.weight)
 
 
+class Linear(nn.Layer):
+    """A linear layer that computes in float32 whatever its weights are: Paddle has no bfloat16 kernels on a CPU."""
+
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.weight = self.create_parameter([rows, columns])
+        self.bias = self.create_parameter([columns], is_bias=True)
+
+    def forward(self, x):
+        return paddle.matmul(x, self.weight.astype(x.dtype)) + self.bias.astype(x.dtype)
+
+
 class Block(nn.Layer):
     def __init__(self, hidden):
         super().__init__()
@@ -123,6 +135,14 @@ def initialise(network, plain=plain_name, axis=lambda name: None):
 
 def values(network, plain=plain_name):
     return {plain(name): param.numpy().copy() for name, param in network.named_parameters()}
+
+
+def refusal(call, kinds=ValueError):
+    """Return the message of the error that a call raises, None if it raises none."""
+    try:
+        call()
+    except kinds as error:
+        return str(error)
 
 
 def gathered(value, group):

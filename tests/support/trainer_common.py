@@ -1,8 +1,10 @@
-"""What the tests of the Trainer share: a tiny model and its data, on whichever Trainer is installed."""
+"""What the tests of the Trainer share: a tiny model, its data and trainings, on whichever Trainer is installed."""
 
 import os
 import random
 import re
+import signal
+import threading
 from dataclasses import dataclass
 
 os.environ.setdefault("WANDB_DISABLED", "true")
@@ -10,6 +12,7 @@ os.environ.setdefault("WANDB_DISABLED", "true")
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.distributed import fleet
 
 from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin
 
@@ -32,6 +35,7 @@ except ImportError:
 __all__ = ["FORMERS", "EarlyStoppingCallback", "PdArgumentParser", "Trainer", "TrainerCallback", "TrainingArguments"]
 
 SAMPLES, BATCH = 24, 4  # six steps make an epoch
+STEPS = 20
 
 
 @dataclass
@@ -149,3 +153,73 @@ def messages(monkeypatch):
     logger = type("Logger", (), {"info": staticmethod(said.append), "warning": staticmethod(said.append)})
     monkeypatch.setattr("paddle_ldopt.trainer.resume.logger_of", lambda trainer: logger)
     return said
+
+
+class KillAfter(TrainerCallback):
+    """Dies some time after a step, as by the kernel's out-of-memory killer."""
+
+    def __init__(self, step, seconds):
+        self.step, self.timer = int(step), threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.timer.start()
+
+
+def die_while_saving(name):
+    """Let the next save but one of the file `name` be its end."""
+    save, seen = paddle.save, []
+
+    def dying_save(obj, path, *args, **kwargs):
+        if os.path.basename(path) == name:
+            seen.append(path)
+            if len(seen) == 2:
+                with open(path, "wb") as file:
+                    file.write(b"half a file")
+                os.kill(os.getpid(), signal.SIGKILL)
+        return save(obj, path, *args, **kwargs)
+
+    paddle.save = dying_save
+
+
+def checkpoint_format(name):
+    """Return the arguments that choose a format: "plain" or "unified" in PaddleNLP, "plain" or "flex" in PaddleFormers.
+
+    (PaddleFormers has a unified one for its own kind of models; flex is its default.)
+    """
+    if not FORMERS:
+        return {"unified_checkpoint": name == "unified"}
+    form = {"plain": "sharding_io", "flex": "flex_checkpoint"}[name]
+    return {"save_checkpoint_format": form, "load_checkpoint_format": form}
+
+
+def run(output_dir, form="plain", callbacks=None, resume=None, passed=None, **kwargs):
+    """Train with dropout and a warm-up over several epochs, named as in a fresh process; return the Trainer.
+
+    The optimizer is AdamWDL with a decay, or `passed(model)` makes (optimizer, scheduler).
+    """
+    if form == "flex":  # which PaddleFormers does not read without it
+        strategy = fleet.DistributedStrategy()
+        strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, "sharding_degree": 1}
+        fleet.init(is_collective=True, strategy=strategy)
+    settings = {"max_steps": STEPS, "save_steps": 4, **checkpoint_format(form)}
+    if passed is None and "args" not in kwargs:
+        settings.update(warmup_steps=5, optim="adamwdl", layerwise_lr_decay=0.8)
+    with paddle.utils.unique_name.guard():
+        model = tiny_model(dropout=0.1)
+        optimizers = (None, None) if passed is None else passed(model)
+        made = trainer(output_dir, model, optimizers, callbacks=callbacks, **{**settings, **kwargs})
+        made.train(resume_from_checkpoint=resume)
+    return made
+
+
+def train_until(folder, form, death, resume):
+    """Train and write the final weights into the folder, or die before, in a process of its own.
+
+    How to die: "never"; "after:<step>:<seconds>", perhaps within a save; "saving:<file>", in the middle of writing it.
+    """
+    kind, _, how = death.partition(":")
+    if kind == "saving":
+        die_while_saving(how)
+    done = run(folder, form, [KillAfter(*how.split(":"))] if kind == "after" else None, resume or None)
+    np.savez(os.path.join(folder, "final.npz"), **weights(done.model))

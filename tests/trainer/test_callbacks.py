@@ -9,7 +9,6 @@ import pytest
 import trainer_common as common
 from optimizer_cases import near
 from trainer_common import layer_of
-from trainer_run import checkpoint_format
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import rates
@@ -29,7 +28,7 @@ def changed(before, after):
 
 
 def train(folder, *callbacks, **kwargs):
-    return common.watched(folder, *callbacks, **{**DECAYED, **checkpoint_format("plain"), **kwargs})
+    return common.watched(folder, *callbacks, **{**DECAYED, **common.checkpoint_format("plain"), **kwargs})
 
 
 class Listener:
@@ -206,27 +205,21 @@ def test_the_schedule_shows_the_opening(tmp_path):
     assert trainer.optimizer.layerwise_ratio(trainer.model.parameters()[0]) == 0.125, "left as it was"
 
 
-OPTIMIZERS = {
-    **{name: {"layerwise_decay": 0.5} for name in ldopt.list_optimizers()},
-    "applied": {},
-    "opening": {"layerwise_decay": 0.5},
-}
+OPTIMIZERS = [*ldopt.list_optimizers(), "applied", "opening"]
 
 
 @pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("name, stepped", [*((n, True) for n in OPTIMIZERS), ("adamwdl", False), ("applied", False)])
 def test_reading_writes_nothing(tmp_path, name, stepped):
-    model, how = common.tiny_model(), OPTIMIZERS[name]
+    model = common.tiny_model()
     layers = ldopt.LayerMap.from_model(model)
     schedule = ldopt.get_scheduler("polynomial", 0.1, 0, 20)
     if name == "applied":
         adam = paddle.optimizer.Adam(schedule, parameters=[{"params": model.parameters(), "learning_rate": 0.5}])
         optimizer = ldopt.apply_layerwise_decay(adam, layers, 0.5)
     else:
-        how = {**how, **({"layers": layers} if "layerwise_decay" in how else {})}
-        own_rate = {"relative_step": False, "scale_parameter": False} if name == "adafactor" else {}
-        cls = ldopt.optimizer_class(name if name in ldopt.list_optimizers() else "adamwdl")
-        optimizer = cls(learning_rate=schedule, parameters=model.parameters(), **how, **own_rate)
+        built = "adamwdl" if name == "opening" else name
+        optimizer = ldopt.create(built, model, 0.5, learning_rate=schedule, layers=layers)
     state = types.SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
     if name == "opening":
         GradualUnfreezeCallback(2).on_train_begin(None, state, None, optimizer=optimizer)

@@ -2,16 +2,13 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
 import types
 
-import numpy as np
 import paddle
 import pytest
 import trainer_common as common
-import trainer_run
 
 from paddle_ldopt.trainer import GradualUnfreezeCallback, last_checkpoint, record
 
@@ -24,7 +21,7 @@ FILES = "ldopt_files.json"
 def saved(tmp_path_factory):
     """Two steps with a decay of 0.8, and their checkpoint."""
     folder = tmp_path_factory.mktemp("saved")
-    trainer_run.run(folder, max_steps=2, save_steps=2)
+    common.run(folder, max_steps=2, save_steps=2)
     return str(folder / "checkpoint-2")
 
 
@@ -36,11 +33,7 @@ def checkpoint(saved, tmp_path):
 
 
 def resume(folder, output_dir, **kwargs):
-    return trainer_run.run(output_dir, resume=str(folder), **{"max_steps": 4, "save_steps": 100, **kwargs})
-
-
-def record_in(checkpoint):
-    return json.loads((pathlib.Path(checkpoint) / RECORD).read_text(encoding="utf-8"))
+    return common.run(output_dir, resume=str(folder), **{"max_steps": 4, "save_steps": 100, **kwargs})
 
 
 @pytest.mark.parametrize(
@@ -94,7 +87,7 @@ def test_adamwdl_goes_on_with_adamws_state_if_allowed(saved, tmp_path):
 
 def test_unfreezing_at_a_resume_is_refused_because_there_is_no_state(tmp_path):
     settings = {"layerwise_lr_decay": 0.5, "allow_layerwise_change": True, "max_steps": 2, "save_steps": 2}
-    trainer_run.run(tmp_path, layerwise_freeze_below=0.3, **settings)
+    common.run(tmp_path, layerwise_freeze_below=0.3, **settings)
     with pytest.raises(ValueError, match="such as 'bert.*were frozen and have no optimizer state in it"):
         resume(tmp_path / "checkpoint-2", tmp_path, **{**settings, "layerwise_freeze_below": 0.2})
     more = {**settings, "layerwise_freeze_below": 0.6, "max_steps": 4}
@@ -119,6 +112,7 @@ def test_an_incomplete_checkpoint_is_refused(checkpoint, tmp_path):
     (tmp_path / "checkpoint-3" / record.PARTIAL).touch()
     os.mkdir(tmp_path / "checkpoint-9")  # killed even before the record
     os.mkdir(tmp_path / "checkpoint-notes")
+    (tmp_path / "checkpoint-11").touch()
     assert last_checkpoint(tmp_path) == str(checkpoint)
     for change in ({}, {"allow_layerwise_change": True}):
         with pytest.raises(ValueError, match="while saving: train.resume_from_checkpoint=True. takes the last valid"):
@@ -147,7 +141,7 @@ def test_a_file_of_ours_that_cannot_be_read(checkpoint, tmp_path, name, text, me
 def test_another_layout_is_refused_in_a_folder_with_any_name(saved, tmp_path):
     folder = tmp_path / "run[1]" / "checkpoint-2"
     shutil.copytree(saved, folder)
-    written = record_in(folder)
+    written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     (folder / RECORD).write_text(json.dumps({**written, "layout": {**written["layout"], "sharding": 2}}))
     os.remove(folder / FILES)
     with pytest.raises(ValueError, match="saved in the layout {'sharding': 2, "):
@@ -171,7 +165,7 @@ def test_a_new_checkpoint_is_complete_before_an_old_one_is_deleted(tmp_path, mon
         rotate(self, *args, **kwargs)
 
     monkeypatch.setattr(common.Trainer, "_rotate_checkpoints", rotated)
-    trainer_run.run(tmp_path, max_steps=4, save_steps=2, save_total_limit=1)
+    common.run(tmp_path, max_steps=4, save_steps=2, save_total_limit=1)
     newest = [str(tmp_path / f"checkpoint-{step}") for step in (2, 4)]
     assert sorted(set(seen)) == newest and seen == sorted(seen)
     assert [name for name in os.listdir(tmp_path) if name.startswith("checkpoint-")] == ["checkpoint-4"]
@@ -189,7 +183,7 @@ def script_losses(monkeypatch, *losses):
 
 def test_the_best_and_the_last_checkpoint_are_kept(tmp_path, monkeypatch):
     script_losses(monkeypatch, 3.0, 1.0, 2.0, 4.0, 5.0)
-    trainer = trainer_run.run(f"{tmp_path}/", num_train_epochs=5, **ROTATED)
+    trainer = common.run(f"{tmp_path}/", num_train_epochs=5, **ROTATED)
     kept = sorted(name for name in os.listdir(tmp_path) if name.startswith("checkpoint-"))
     assert kept == ["checkpoint-12", "checkpoint-30"]
     assert os.path.basename(trainer.state.best_model_checkpoint) == "checkpoint-12"
@@ -197,13 +191,13 @@ def test_the_best_and_the_last_checkpoint_are_kept(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("end", [{"max_steps": 8}, {"num_train_epochs": 1.5, "max_steps": -1}], ids=str)
 def test_a_run_that_ended_within_an_epoch_is_over(tmp_path, end):
-    whole = trainer_run.run(tmp_path, save_steps=1, **end)
+    whole = common.run(tmp_path, save_steps=1, **end)
     step = whole.state.global_step
-    again = trainer_run.run(tmp_path, save_steps=1, resume=str(tmp_path / f"checkpoint-{step}"), **end)
+    again = common.run(tmp_path, save_steps=1, resume=str(tmp_path / f"checkpoint-{step}"), **end)
     assert again.state.global_step == step and step % 6 != 0
     assert common.same(common.weights(again.model), common.weights(whole.model))
     assert not os.path.exists(tmp_path / f"checkpoint-{step + 1}")
-    longer = trainer_run.run(tmp_path, resume=str(tmp_path / f"checkpoint-{step}"), max_steps=step + 1)
+    longer = common.run(tmp_path, resume=str(tmp_path / f"checkpoint-{step}"), max_steps=step + 1)
     assert longer.state.global_step == step + 1, "unless more is asked for"
 
 
@@ -212,10 +206,12 @@ def test_the_best_model_of_a_run_that_was_moved(tmp_path, monkeypatch):
 
     def run(folder, epochs, checkpoint=None):
         resume = checkpoint and str(tmp_path / "second" / checkpoint)
-        return trainer_run.run(tmp_path / folder, resume=resume, num_train_epochs=epochs, **ROTATED)
+        return common.run(tmp_path / folder, resume=resume, num_train_epochs=epochs, **ROTATED)
 
     run("first", 3)
-    best = dict(np.load(one_array(tmp_path / "first/checkpoint-6")))
+    model = common.tiny_model(dropout=0.1)
+    model.set_state_dict(paddle.load(str(next((tmp_path / "first/checkpoint-6").glob("model_state*.pdparams")))))
+    best = common.weights(model)
     shutil.move(tmp_path / "first", tmp_path / "second")
     done = run("second", 4, "checkpoint-18")
     assert done.state.best_model_checkpoint == str(tmp_path / "second/checkpoint-6")
@@ -226,18 +222,10 @@ def test_the_best_model_of_a_run_that_was_moved(tmp_path, monkeypatch):
     assert (tmp_path / "second/checkpoint-6").exists()
 
 
-def one_array(folder):
-    """Write the weights of a checkpoint as arrays beside it; return the file's name."""
-    model = common.tiny_model(dropout=0.1)
-    model.set_state_dict(paddle.load(str(next(folder.glob("model_state*.pdparams")))))
-    np.savez(folder.parent / "arrays.npz", **common.weights(model))
-    return folder.parent / "arrays.npz"
-
-
 def test_other_gradual_unfreezing_is_refused(tmp_path):
     def run(k, **kwargs):
         callbacks = [GradualUnfreezeCallback(k)] if k else None
-        return trainer_run.run(tmp_path, callbacks=callbacks, max_steps=4, save_steps=2, **kwargs)
+        return common.run(tmp_path, callbacks=callbacks, max_steps=4, save_steps=2, **kwargs)
 
     run(1)
     folder = str(tmp_path / "checkpoint-2")
@@ -248,11 +236,11 @@ def test_other_gradual_unfreezing_is_refused(tmp_path):
 
 
 def test_a_checkpoint_without_the_order_of_batches_warns(tmp_path, monkeypatch):
-    trainer_run.run(tmp_path, max_steps=8, save_steps=8)
+    common.run(tmp_path, max_steps=8, save_steps=8)
     for name in ("ldopt_epoch_rng.json", FILES):
         os.remove(tmp_path / "checkpoint-8" / name)
     said = common.messages(monkeypatch)
-    trainer_run.run(tmp_path / "resumed", max_steps=9, resume=str(tmp_path / "checkpoint-8"))
+    common.run(tmp_path / "resumed", max_steps=9, resume=str(tmp_path / "checkpoint-8"))
     assert any("has no random state of its epoch" in line for line in said)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 import trainer_common as common
+from layer_models import Parts
 from paddle import nn
 
 from paddle_ldopt import LdoptConfig
@@ -55,11 +56,9 @@ class Trainer(LdoptTrainerMixin, ErnieTrainer):
     """The same with our rates."""
 
 
-class Block(nn.Layer):
+class Block(Parts):
     def __init__(self):
-        super().__init__()
-        self.mlp = nn.Layer()
-        self.mlp.gate, self.mlp.up_proj = nn.Linear(8, 8, bias_attr=False), nn.Linear(8, 8)
+        super().__init__(mlp__gate=nn.Linear(8, 8, bias_attr=False), mlp__up_proj=nn.Linear(8, 8))
 
     def forward(self, x):
         return x + self.mlp.up_proj(x) * nn.functional.sigmoid(self.mlp.gate(x))
@@ -69,22 +68,15 @@ class VisionBlock(Block):
     """A block of the vision model, a class of its own as in ERNIE."""
 
 
-class Ernie(nn.Layer):
+class Ernie(Parts):
     """Names as in ERNIE 4.5: `ernie.layers`, with `vision` also `vision_model.blocks`."""
 
     def __init__(self, vision=False):
-        super().__init__()
-        self.ernie = nn.Layer()
-        self.ernie.embed_tokens = nn.Embedding(64, 8)
-        self.ernie.layers = nn.LayerList([Block() for _ in range(2)])
-        self.ernie.norm = nn.LayerNorm(8)
-        self.lm_head = nn.Linear(8, 2, bias_attr=False)
-        if vision:
-            self.vision_model = nn.Layer()
-            self.vision_model.cls_token = self.create_parameter([8])
-            self.vision_model.patch_embed = nn.Linear(8, 8)
-            self.vision_model.blocks = nn.LayerList([VisionBlock() for _ in range(3)])
-            self.vision_model.ln = nn.LayerNorm(8)
+        ernie = Parts(embed_tokens=nn.Embedding(64, 8), layers=nn.LayerList([Block(), Block()]), norm=nn.LayerNorm(8))
+        blocks = nn.LayerList([VisionBlock() for _ in range(3)])
+        images = Parts(cls_token=[8], patch_embed=nn.Linear(8, 8), blocks=blocks, ln=nn.LayerNorm(8))
+        more = {"vision_model": images} if vision else {}
+        super().__init__(ernie=ernie, lm_head=nn.Linear(8, 2, bias_attr=False), **more)
 
     def forward(self, input_ids, labels=None):
         x = self.ernie.embed_tokens(input_ids)

@@ -14,15 +14,12 @@ from paddle_ldopt.trainer import LayerLRCallback, LdoptTrainerMixin, ScheduleCal
 def passed(kind="adamw", decay=0.5):
     model = common.tiny_model()
     scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0 if step else 0.5)
-    kwargs = {"parameters": model.parameters()}
-    if kind == "constant":
-        return model, paddle.optimizer.AdamW(1e-2, **kwargs), None
-    if kind == "momentum":
-        return model, paddle.optimizer.Momentum(scheduler, **kwargs), scheduler
     if kind == "adamwdl":
-        kwargs.update(layers=ldopt.LayerMap.from_model(model), layerwise_decay=decay)
-        return model, ldopt.AdamWDL(scheduler, **kwargs), scheduler
-    opt = paddle.optimizer.AdamW(scheduler, **kwargs)
+        return model, ldopt.create("adamwdl", model, decay, learning_rate=scheduler), scheduler
+    if kind == "constant":
+        return model, paddle.optimizer.AdamW(1e-2, parameters=model.parameters()), None
+    cls = paddle.optimizer.Momentum if kind == "momentum" else paddle.optimizer.AdamW
+    opt = cls(scheduler, parameters=model.parameters())
     if kind == "applied":
         ldopt.apply_layerwise_decay(opt, ldopt.LayerMap.from_model(model), ldopt.LayerDecay(decay))
     return model, opt, scheduler

@@ -12,7 +12,6 @@ import paddle
 import processes
 import pytest
 import trainer_common as common
-import trainer_run
 from test_checkpoints import RECORD, resume
 
 import paddle_ldopt as ldopt
@@ -40,7 +39,7 @@ def state_of(trainer):
 def whole(request, tmp_path_factory):
     """A run with checkpoints 4, 8 and 12, of which the last ends an epoch: its format, folder and final state."""
     folder = tmp_path_factory.mktemp("whole")
-    return request.param, folder, state_of(trainer_run.run(folder, request.param, max_steps=14, save_steps=4))
+    return request.param, folder, state_of(common.run(folder, request.param, max_steps=14, save_steps=4))
 
 
 @pytest.mark.representatives(count=1)
@@ -48,7 +47,7 @@ def test_a_resume_is_exact_from_any_checkpoint_and_twice(whole, tmp_path):
     form, folder, expected = whole
 
     def resumed(checkpoint, **settings):
-        return state_of(trainer_run.run(tmp_path, form, resume=str(checkpoint), max_steps=14, **settings))
+        return state_of(common.run(tmp_path, form, resume=str(checkpoint), max_steps=14, **settings))
 
     assert resumed(folder / "checkpoint-4", save_steps=5) == expected
     assert resumed(folder / "checkpoint-8", save_steps=100) == expected
@@ -58,9 +57,9 @@ def test_a_resume_is_exact_from_any_checkpoint_and_twice(whole, tmp_path):
 
 def assert_exact(tmp_path, step, form="plain", **settings):
     """Check that a run resumed from a checkpoint ends as an uninterrupted one; return it."""
-    expected = state_of(trainer_run.run(tmp_path / "whole", form, **settings))
+    expected = state_of(common.run(tmp_path / "whole", form, **settings))
     folder = str(tmp_path / f"whole/checkpoint-{step}")
-    resumed = trainer_run.run(tmp_path / "resumed", form, resume=folder, **settings)
+    resumed = common.run(tmp_path / "resumed", form, resume=folder, **settings)
     assert state_of(resumed) == expected
     return resumed
 
@@ -122,7 +121,7 @@ def run_and_stop(folder, step, evaluations, signalled=False, resume=None):
     settings = {"save_strategy": "epoch", "max_steps": 14, **EVALUATE}
     with StopOnSigterm() as stop:
         callbacks = [Stops(step, evaluations, signalled), stop]
-        return trainer_run.run(folder, callbacks=callbacks, resume=resume, **settings)
+        return common.run(folder, callbacks=callbacks, resume=resume, **settings)
 
 
 def outcome(trainer):
@@ -158,15 +157,10 @@ def test_a_run_that_is_stopped_in_any_step_has_the_same_evaluations_and_best_mod
 @pytest.mark.promise("`ResumeMixin` alone makes the plain Trainer's resume exact, early stopping included")
 def test_early_stopping_counts_on_after_a_resume(tmp_path):
     def run(folder, resume=None):
-        settings = {
-            "save_strategy": "epoch",
-            "num_train_epochs": 6,
-            "max_steps": -1,
-            "learning_rate": 1e-30,
-            **EVALUATE,
-        }
+        settings = {"save_strategy": "epoch", "num_train_epochs": 6, "max_steps": -1, "learning_rate": 1e-30}
+        settings.update(EVALUATE)
         early = common.EarlyStoppingCallback(early_stopping_patience=2)
-        return trainer_run.run(tmp_path / folder, callbacks=[early], resume=resume, **settings).state.global_step
+        return common.run(tmp_path / folder, callbacks=[early], resume=resume, **settings).state.global_step
 
     assert run("whole") == 18, "the first epoch is the best, then two"
     counted = json.loads((tmp_path / "whole/checkpoint-12/ldopt_epoch_rng.json").read_text())
@@ -199,9 +193,9 @@ def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form):
         pass
 
     def run(folder, resume=None):
-        settings = {"max_steps": 9, "save_steps": 3, **trainer_run.checkpoint_format(form)}
+        settings = {"max_steps": 9, "save_steps": 3, **common.checkpoint_format(form)}
         args = common.arguments(tmp_path / folder, common.TrainingArguments, **settings)
-        return trainer_run.run(folder, form, resume=resume, cls=Plain, args=args)
+        return common.run(folder, form, resume=resume, cls=Plain, args=args)
 
     expected, checkpoint = state_of(run("whole")), tmp_path / "whole/checkpoint-9"
     assert last_checkpoint(tmp_path / "whole") == str(checkpoint) and not set(os.listdir(checkpoint)) & {RECORD, CONFIG}
@@ -235,15 +229,6 @@ def test_resume_with_a_passed_optimizer(tmp_path, kind, rate):
             resume(tmp_path / "whole/checkpoint-4", tmp_path / "other", layerwise_lr_decay=0.5)
 
 
-def mortal(folder, form, death, resume):
-    """Train in a process of its own (`trainer_run.train_until`); return how it ended."""
-    log = folder.parent / "log"
-    process = processes.start(trainer_run.train_until, str(folder), form, death, resume, log=log)
-    process.join(300)
-    assert process.exitcode in (0, -signal.SIGKILL), log.read_text()[-2000:]
-    return process.exitcode
-
-
 @pytest.mark.promise("a killed Trainer run resumes and ends bit for bit like an uninterrupted run")
 @pytest.mark.parametrize("form", [FORMATS[0], pytest.param(FORMATS[1], marks=pytest.mark.slow)])
 def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
@@ -251,11 +236,13 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     deaths = [f"after:{step}:{seconds}", "never"]
     if form == "plain":
         deaths.insert(1, "saving:optimizer.pdopt")
-    expected = common.weights(trainer_run.run(tmp_path / "whole", form, save_steps=100).model)
-    folder = tmp_path / "killed"
+    expected = common.weights(common.run(tmp_path / "whole", form, save_steps=100).model)
+    folder, log = tmp_path / "killed", tmp_path / "log"
     for death in deaths:
         resumes = last_checkpoint(folder) is not None
-        assert mortal(folder, form, death, resumes) == (0 if death == "never" else -signal.SIGKILL)
+        process = processes.start(common.train_until, str(folder), form, death, resumes, log=log)
+        process.join(300)
+        assert process.exitcode == (0 if death == "never" else -signal.SIGKILL), log.read_text()[-2000:]
         if death.startswith("saving"):
             torn = [name for name in os.listdir(folder) if (folder / name / record.PARTIAL).exists()]
             assert torn and str(folder / torn[0]) != last_checkpoint(folder)

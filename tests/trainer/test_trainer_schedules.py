@@ -7,7 +7,6 @@ import numpy as np
 import paddle
 import pytest
 import trainer_common as common
-from trainer_run import checkpoint_format
 
 from paddle_ldopt.config import BUILT_IN, settings_of_arguments
 from paddle_ldopt.schedules import ON_METRIC, ReduceLROnPlateau, SchedulerType, get_scheduler
@@ -23,40 +22,27 @@ KINDS = [kind.value for kind in SchedulerType if kind.value not in ON_METRIC]
 
 
 def train(folder, **kwargs):
-    trainer, watch = common.watched(folder, **{"max_steps": STEPS, **checkpoint_format("plain"), **kwargs})
+    trainer, watch = common.watched(folder, **{"max_steps": STEPS, **common.checkpoint_format("plain"), **kwargs})
     return trainer, watch.rates
 
 
-def extra(kind):
-    return {"lr_scheduler_kwargs": json.dumps(EXTRA[kind])} if kind in EXTRA else {}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_what_get_scheduler_gives(tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind, given, fields",
+    [*((kind, EXTRA.get(kind, {}), {}) for kind in KINDS), ("polynomial", {"power": 2.0}, {"lr_end": 1e-3})],
+)
+def test_every_kind_is_what_get_scheduler_gives(tmp_path, kind, given, fields):
     warmup = {} if kind == "constant" else {"warmup_steps": 3}
-    trainer = common.trainer(tmp_path, max_steps=STEPS, lr_scheduler_type=kind, **warmup, **extra(kind))
+    extra = {"lr_scheduler_kwargs": json.dumps(given)} if given else {}
+    trainer = common.trainer(tmp_path, max_steps=STEPS, lr_scheduler_type=kind, **warmup, **fields, **extra)
     assert trainer.args.lr_scheduler_type.value == kind
     got = trainer.create_scheduler(STEPS)
     fields = {"num_cycles", "lr_end", "power"} & SCHEDULES[kind].options.keys() if kind in BUILT_IN else ()
-    kwargs = {**{field: getattr(trainer.args, field) for field in fields}, **EXTRA.get(kind, {})}
+    kwargs = {**{field: getattr(trainer.args, field) for field in fields}, **given}
     expected = get_scheduler(kind, 1e-2, warmup.get("warmup_steps"), STEPS, kwargs or None)
     for _ in range(STEPS):
         np.testing.assert_allclose(got.last_lr, expected.last_lr, rtol=1e-12, atol=1e-20)
         got.step()
         expected.step()
-
-
-def test_a_training_uses_it_and_resumes_exactly(tmp_path):
-    settings = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": '{"num_cycles": 2}'}
-    settings.update(warmup_ratio=0.25, save_steps=5, optim="adamwdl", layerwise_lr_decay=0.8)
-    whole, rates = train(tmp_path / "whole", **settings)
-    expected = get_scheduler("cosine_with_restarts", 1e-2, 2, STEPS, {"num_cycles": 2})
-    for rate in rates:
-        assert rate == pytest.approx(expected.last_lr, rel=1e-12)
-        expected.step()
-    rest, later = train(tmp_path / "rest", resume=str(tmp_path / "whole" / "checkpoint-5"), **settings)
-    assert later == rates[5:]
-    assert common.same(common.weights(rest.model), common.weights(whole.model))
 
 
 @pytest.mark.parametrize("kind", sorted(BUILT_IN))
@@ -66,16 +52,6 @@ def test_the_trainers_own_kinds_stay_its_own(tmp_path, kind):
     plain = common.trainer(tmp_path, cls=common.Trainer, args=args)
     assert trainer.args.lr_scheduler_type is plain.args.lr_scheduler_type
     assert type(trainer.create_scheduler(STEPS)) is type(plain.create_scheduler(STEPS))
-
-
-def test_arguments_of_a_built_in_kind_as_json(tmp_path):
-    settings = {"lr_scheduler_type": "polynomial", "lr_end": 1e-3, "lr_scheduler_kwargs": '{"power": 2.0}'}
-    trainer = common.trainer(tmp_path, max_steps=STEPS, **settings)
-    got = trainer.create_scheduler(STEPS)
-    expected = get_scheduler("polynomial", 1e-2, 0, STEPS, {"power": 2.0, "lr_end": 1e-3})
-    got.step(4)
-    expected.step(4)
-    assert got.last_lr == expected.last_lr
 
 
 class Scripted(common.LdoptTrainer):
