@@ -33,7 +33,7 @@ from .optimizers import (
     optimizer_class,
     reset_layerwise_decay,
 )
-from .optimizers.hook import layerwise_lr_decay
+from .optimizers.layer_rates import layerwise_lr_decay
 from .rates import decayed_parameter_names
 from .schedules import (
     CurveSchedule,

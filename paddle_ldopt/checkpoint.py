@@ -21,7 +21,7 @@ from ._safetensors import Arrays, from_json, read_record, to_json, write_record
 from .layers.decay import OPTIONS, LayerDecay
 from .layers.map import LayerMap
 from .optimizers import LayerwiseOptimizer
-from .optimizers.apply import plain_class
+from .optimizers.layer_rates import plain_class
 from .optimizers.states import GLOBAL_STEP, STEP, check_value, refresh_masters, unfit_masters
 from .schedules.warmup import resume_at, step_of_state
 from .version import __version__

@@ -16,8 +16,8 @@ from .layers import LayerDecay, LayerMap, as_decay
 from .layers.find import Rules
 from .layers.measure import Example
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
-from .optimizers.hook import layerwise_lr_decay
-from .optimizers.options import REGISTRY, bool_option, warn_of_absolute_rates
+from .optimizers.layer_rates import layerwise_lr_decay, warn_of_absolute_rates
+from .optimizers.options import REGISTRY, bool_option
 from .rates import decayed_parameter_names
 
 OFF = LayerDecay(1.0)

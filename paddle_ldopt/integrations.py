@@ -144,6 +144,7 @@ def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: b
     matched = {param.name for name, param in named if any(part in name for part in wanted)}
     if wanted and not matched:
         warnings.warn(problem("No name matches, so none is excluded from weight decay.", parts=wanted), stacklevel=2)
+    # exactly one axis, as in PaddleClas, which decays numbers without an axis
     vectors = {param.name for name, param in named if param.ndim == 1 or name.endswith(".bias")}
     return matched | vectors if one_dimensional else matched
 

@@ -14,7 +14,7 @@ from .create import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
 from .optimizers import AdamWeightDecay
-from .optimizers.hook import layerwise_lr_decay
+from .optimizers.layer_rates import layerwise_lr_decay
 from .optimizers.options import checked_parameters
 from .schedules import WarmUp
 from .schedules.curves import Polynomial

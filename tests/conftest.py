@@ -14,10 +14,6 @@ import pytest
 from representatives import mark_the_rest_slow
 
 FIRST = {  # reason -> (first Paddle without it, pattern of the tests' ids)
-    "Paddle cuts float32 to float16 on a CPU instead of rounding": (
-        (3, 2),
-        r"came, compressed|low_precision\[.*False-float16|test_compression_keeps_m",
-    ),
     "Paddle cannot build a single pipeline stage with tied weights": (
         (3, 2),
         r"test_it_is_a_direct_computation_on_the_whole_batch|test_wrong_networks_and",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 _FOLDER = pathlib.Path(__file__).absolute().parent
 
-# The structs and enumerations of csrc/step.h
+# The structs and enumerations of csrc/step.h; a flag of an option has the name of the option
 _FLAGS = ["factored", "momentum", "scale_parameter", "relative_step", "warmup_init", "constant_beta2", "amsgrad"]
 _FLAGS += ["clipnorm", "clipvalue", "grad_centralization"]
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}

@@ -32,9 +32,9 @@ from .muon import Muon
 # isort: on
 
 from .._checks import Option
-from .apply import LayerRates as LayerRates
-from .apply import apply_layerwise_decay, reset_layerwise_decay
 from .base import LayerwiseOptimizer as LayerwiseOptimizer
+from .layer_rates import LayerRates as LayerRates
+from .layer_rates import apply_layerwise_decay, reset_layerwise_decay
 from .options import OptimizerInfo, list_optimizers, optimizer_class, register
 from .rule_optimizer import RuleOptimizer
 from .states import COLUMN, ELEMENT, ROW, SCALAR, State

@@ -19,9 +19,9 @@ from .._checks import Option, one_of_two, refusal
 from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
 from .fused import FusedRule
-from .hook import layerwise_lr_decay
+from .layer_rates import LAYERWISE, layerwise_lr_decay
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
-from .options import COMMON, LAYERWISE, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
+from .options import COMMON, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
 from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, STEP, State, Values
@@ -235,23 +235,21 @@ class AdamWeightDecay(RuleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments and the present rate for JSON; "not_in_config" lists other arguments."""
-        objects = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
-        objects = {name: value for name, value in objects.items() if name not in COMMON}
-        plain = {name: objects.pop(name) for name in ("name", "n_layers")}
-        if objects["set_param_lr_fun"] is layerwise_lr_decay:
-            del objects["set_param_lr_fun"]
+        given = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
+        given.update(learning_rate=self._learning_rate, **dict.fromkeys(COMMON))
+        if given["set_param_lr_fun"] is layerwise_lr_decay:
+            given["set_param_lr_fun"] = None
+        objects = {name: value for name, value in given.items() if value is not None}
+        plain = {name: objects.pop(name, None) for name in ("name", "n_layers")}
         if not isinstance(objects["layerwise_decay"], LayerDecay):
             plain["layerwise_decay"] = float(objects.pop("layerwise_decay"))
-        if isinstance(self._learning_rate, LRScheduler):
-            objects["learning_rate"] = self._learning_rate
-        else:
-            plain["learning_rate"] = self._learning_rate
+        if not isinstance(self._learning_rate, LRScheduler):
+            plain["learning_rate"] = objects.pop("learning_rate")
         patterns = {option: [p.pattern for p in self._options[option] or ()] or None for option in PATTERNS}
         declared = {**self._options, **patterns}
         options = {self.OPTIONS[name].called or name: value for name, value in declared.items()}
         own = {"multi_precision": self._multi_precision, "fused": self.fused, "batch_bytes": self.batch_bytes}
-        missing = [argument for argument, value in objects.items() if value is not None]
-        return {**options, **own, **plain, **({"not_in_config": missing} if missing else {})}
+        return {**options, **own, **plain, **({"not_in_config": [*objects]} if objects else {})}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **arguments: Any) -> Any:

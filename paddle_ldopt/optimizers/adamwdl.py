@@ -15,7 +15,7 @@ from .._checks import Option, refusal
 from .._compat import has_kernel, parameters_of
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
-from .hook import N_LAYERS, layerwise_lr_decay
+from .layer_rates import N_LAYERS, layerwise_lr_decay
 from .moments import sqrt
 from .options import WEIGHT_DECAY, bool_option, checked_lr, decay_option, passed_on, register
 from .states import ELEMENT, SCALAR, State, Values

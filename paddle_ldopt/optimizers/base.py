@@ -13,8 +13,8 @@ from .._checks import Option, checked_bool, checked_int, checked_number, nearest
 from ..layers.decay import LayerDecay, checked_decay
 from .batches import Batches, prepared_shards
 from .fused import FusedRule, refuse_fused
-from .hook import N_LAYERS, bind_hook, check_hook, layerwise_lr_decay
-from .options import COMMON, LAYERWISE, checked_group, checked_parameters
+from .layer_rates import LAYERWISE, N_LAYERS, bind_hook, check_hook, layerwise_lr_decay
+from .options import COMMON, checked_group, checked_parameters
 from .sharded import MissingGradients, Shard, ShardFinder, sharded_state
 from .states import (
     COLUMN,
@@ -273,6 +273,8 @@ class LayerwiseOptimizer(OneStep):
     # ---- for subclasses to override
 
     def check_graph(self, params: list[Tensor]) -> None:
+        for param in () if paddle.in_dynamic_mode() else params:
+            self.values_now(self.group_of(param))  # raises if they depend on the step
         if self._parameter_list is None and self.hook is not None:
             check_hook(self, params)
 

@@ -10,7 +10,6 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-import numpy as np
 import paddle
 from paddle import Tensor, _C_ops
 from paddle.base.framework import EagerParamBase, _dygraph_place_guard
@@ -112,7 +111,7 @@ class Batch:
                 continue
             if not isinstance(value, Tensor):  # one rate for all
                 value = paddle.full([], value, self.dtype)
-            value = value if value.dtype == stack.dtype else value.astype(stack.dtype)
+            value = value if value.dtype == stack.dtype else rounded(value, stack.dtype)
             if math.prod(value.shape) != math.prod(stack.shape):
                 value = value.reshape([1] * len(stack.shape)).expand(stack.shape)
             _C_ops.assign_out_(_C_ops.reshape(value, stack.shape), stack)
@@ -124,13 +123,13 @@ class Batch:
             self._share()  # without a kernel of the device, the CPU's gives an in-place result new memory
 
 
-def rounded(values: Tensor, dtype: Any) -> Tensor:
-    """Cast values to a type of fewer bits, to the nearest number."""
-    cuts = paddle.__version__.startswith("3.1.")  # whose `astype` cuts bits off
-    if cuts and dtype == paddle.float16 and values.place.is_cpu_place():
-        with np.errstate(over="ignore"):
-            return paddle.to_tensor(values.numpy().astype("float16"), place=values.place)
-    return values.astype(dtype)
+def rounded(values: Any, dtype: Any) -> Any:
+    """Cast values to a type of fewer bits, to the nearest number; Paddle 3.1 cuts bits off float16 on a CPU."""
+    low = values.astype(dtype)
+    if paddle.__version__.startswith("3.1.") and dtype == paddle.float16 and values.place.is_cpu_place():
+        rest = values - low.astype(values.dtype)
+        low = (values + _C_ops.where(rest.isfinite(), rest, paddle.zeros_like(rest))).astype(dtype)
+    return low
 
 
 def uncounted(tensor: Any) -> Any:
@@ -235,30 +234,26 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
     row_of = {param.name: i for i, param in enumerate(rows.params)}
 
     def update(count: Optional[float]) -> None:
-        rules: list[tuple[Shard, Any]] = []
-        writes: list[Any] = []
+        running: list[tuple[Shard, Any, Any]] = []  # with a rule, and a function that writes its result
         for name, shard in shards.items():
             param, row = optimizer.finder.params[name], row_of.get(name)
+            waited_for = shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names
             if row is not None:
-                kind, options = rows.kinds[row], rows.options[rows.kinds[row]]
-                lr = rows.rates[kind] * rows.scales[row]
-                rule, write = started(optimizer, rows.params[row], rows.grads[row], options, lr, shard, count)
-            elif shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names:
-                if optimizer.layerwise_ratio(param) == 0.0:
-                    continue
+                options, lr = rows.options[rows.kinds[row]], rows.rates[rows.kinds[row]] * rows.scales[row]
+                tensors = rows.params[row], rows.grads[row]
+                running.append((shard, *started(optimizer, *tensors, options, lr, shard, count)))
+            elif waited_for and optimizer.layerwise_ratio(param) != 0.0:
                 # this process has no element: the others wait for its sums, which are zeros
-                dtype, write = compute_dtype(param), None
-                empty, state = paddle.zeros([0], dtype), {}
+                dtype, state = compute_dtype(param), Values()
+                empty = paddle.zeros([0], dtype)
                 for key, what in optimizer.state_kinds(param).items():
                     state[key] = empty if what == ELEMENT else paddle.zeros(rule_shape(what, shard.shape), dtype)
                 state[STEP] = paddle.ones([], dtype)
                 options, _ = optimizer.values_now(optimizer.group_of(param))
                 rule = optimizer.rule(empty, empty, state, paddle.zeros([], dtype), shard=shard, **options)
-            else:
-                continue
-            rules.append((shard, rule))
-            writes.append(write)
-        for write, result in zip(writes, run_together(rules)):
+                running.append((shard, rule, None))
+        results = run_together([(shard, rule) for shard, rule, _ in running])
+        for (*_, write), result in zip(running, results):
             if write is not None:
                 write(*result)
 
@@ -301,7 +296,7 @@ def _write(value: Any, target: Any, overflow: Any, shard: Optional[Shard]) -> No
         value = paddle.where(overflow, target.astype(value.dtype), value.reshape(target.shape))
     value = value.astype(target.dtype)
     if shard is not None and shard.slice_size is not None:
-        _C_ops.assign_out_(value.flatten(), shard.stored(target))
+        _C_ops.assign_out_(value.flatten(), target._slice(0, shard.slice_size))
         return
     if list(value.shape) != list(target.shape):  # [1] holds a state of shape []
         value = value.reshape(target.shape)

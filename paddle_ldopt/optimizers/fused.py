@@ -206,8 +206,8 @@ def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray
     for options in rows.options:
         values.append({**options, **optimizer.fused_values(options)})
         bits.append(kernels.RULE_FLAGS["factored"])
-        for flag, bit in kernels.RULE_FLAGS.items():
-            bits[-1] |= bit if values[-1].get(flag) else 0
+        for flag in values[-1].keys() & kernels.RULE_FLAGS.keys():
+            bits[-1] |= kernels.RULE_FLAGS[flag] if values[-1][flag] else 0
         for eps in values[-1]["eps"]:
             if 0.0 < eps < _SMALLEST:
                 why = f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"

@@ -221,10 +221,9 @@ class Muon(RuleOptimizer):
             raise refusal(ValueError, wrong, 'ns_dtype="bfloat16"')
         cut = [param for param in rows.params if param.is_dist() and self.uses_muon(param)]
         if topology() is not None:
-            shards, sliced = self.finder.find(self._parameter_list), self.finder.is_sliced(self._parameter_list)
-            split = {name for name, shard in shards.items() if shard.groups}
             every = self.finder.params.values()  # the same in all processes, so that none waits for the others
-            cut += [param for param in every if (sliced or param.name in split) and self.uses_muon(param)]
+            parts = [param for param in every if self.finder.is_part(param, self._parameter_list)]
+            cut += filter(self.uses_muon, parts)
         if cut:
             wrong = "Muon needs whole matrices: use data parallel or sharding version 1, or AdamWDL."
             raise refusal(ValueError, wrong, f"{len(cut)} matrices split over processes, such as '{cut[0].name}'")

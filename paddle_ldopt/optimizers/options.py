@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, TypeVar, cast
 
@@ -26,15 +25,10 @@ from .._checks import (
     wrong_type,
 )
 from .._compat import flatten_groups
-from .hook import N_LAYERS, layerwise_lr_decay
+from .layer_rates import LAYERWISE, warn_of_absolute_rates
 from .states import SCALAR, STEP, State, StepFunction, Values
 
 _Class = TypeVar("_Class", bound=type)
-
-# layer-wise arguments of all optimizers
-LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
-LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
-
 
 from_one = functools.partial(checked_int, least=1)
 
@@ -204,19 +198,6 @@ def optimizer_class(name: str) -> type:
 
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
 _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
-
-
-def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
-    """Warn if a group's "learning_rate" looks like a rate: Paddle takes it as a factor."""
-    factors = [group.get("learning_rate", 1.0) for group in groups if isinstance(group, dict)]
-    known = [factor for factor in factors if isinstance(factor, (int, float))]
-    small = [factor for factor in known if 0 < factor < 1e-3 * max(known)]
-    if small:
-        problem = (
-            'The "learning_rate" of a parameter group is a multiplier of the optimizer\'s rate, not a rate: this group '
-            "takes steps below 1e-3 of the others'. Divide it by the optimizer's learning rate."
-        )
-        warnings.warn(refusal(UserWarning, problem, learning_rate=small[0]), stacklevel=4)
 
 
 def passed_on(local: Values) -> Values:

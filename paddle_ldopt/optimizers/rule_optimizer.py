@@ -85,27 +85,13 @@ class RuleOptimizer(LayerwiseOptimizer):
     def _initial_lr(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         values = [rate, *(options.get(key) for options in (self._options, *groups) for key in ("weight_decay", "lr"))]
-        self._functions = [value for value in values if isinstance(value, StepFunction)]
-        self._check_static()
-        if self._functions:
-            self.counts_together, self._count_state, self.taken = True, GLOBAL_STEP, 0.0
-        for function in self._functions:
+        for function in [value for value in values if isinstance(value, StepFunction)]:
             function(0)  # checks it
+            self.counts_together, self._count_state, self.taken = True, GLOBAL_STEP, 0.0
         if not isinstance(rate, StepFunction):
             return rate
         self.lr_function, self.sets_own_lr = rate, True
         return rate(0)
-
-    def _check_static(self) -> None:
-        for function in () if paddle.in_dynamic_mode() else self._functions:
-            name = function.argument
-            wrong = f"`{name}` advances with the optimizer's steps, which a static graph does not count."
-            advice = "Give a number, or as the rate a scheduler that you step, such as LambdaDecay(1.0, function)."
-            raise refusal(ValueError, f"{wrong} {advice}", **{name: function})
-
-    def check_graph(self, params: list[Tensor]) -> None:
-        self._check_static()
-        super().check_graph(params)
 
     def get_lr(self) -> float:
         """Return the next step's rate for ratio 1; the last one after the end of a sequence."""

@@ -39,10 +39,6 @@ class Shard:
     def view(self, stored: Any) -> Any:
         return stored
 
-    def stored(self, tensor: Any) -> Any:
-        """Return a stored tensor without padding."""
-        return tensor if self.slice_size is None else tensor._slice(0, self.slice_size)
-
     def square_sum(self, x: Any) -> Any:
         """Return the sum of all squares, of shape []; of a stack [k, 1, ...]."""
         rank = len(self.shape)
@@ -96,8 +92,10 @@ class PartialShard(Shard):
         self._but_rows = [*range(len(shape) - 2), len(shape) - 1]  # the dimensions of sums of columns
 
     def view(self, stored: Any) -> Any:
-        stored = self.stored(stored)
-        return stored if self.slice_size is None or self.span else stored.reshape(self.part_shape)
+        if self.slice_size is None:
+            return stored
+        flat = stored._slice(0, self.slice_size)  # without padding
+        return flat if self.span else flat.reshape(self.part_shape)
 
     def square_sum(self, x: Any) -> Any:
         return _C_ops.squared_l2_norm(x).reshape([])

@@ -66,6 +66,10 @@ class StepFunction:
         self.source, self.argument = source, argument
 
     def __call__(self, step: int) -> float:
+        if not paddle.in_dynamic_mode():
+            wrong = f"`{self.argument}` advances with the optimizer's steps, which a static graph does not count."
+            advice = "Give a number, or as the rate a scheduler that you step, such as LambdaDecay(1.0, function)."
+            raise refusal(ValueError, f"{wrong} {advice}", **{self.argument: self})
         if callable(self.source):
             return checked_number(self.source(step), f"{self.argument}({step})")
         if step >= len(self.source):

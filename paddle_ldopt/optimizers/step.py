@@ -25,8 +25,8 @@ from paddle.framework import _dygraph_tracer
 
 from .._checks import refusal
 from .._compat import check_weight_decay_in_step, create_state, get_fsdp_context, in_auto_dp_mode, topology
-from .apply import LayerRates
 from .fused import can_clip, clip_gradients, library_is_usable, read_structs, refuse_fused, update_fused
+from .layer_rates import LayerRates
 from .sharded import MissingGradients, ShardFinder
 from .states import Values, refresh_masters
 

@@ -27,7 +27,7 @@ from ..config import (
 from ..create import OFF, OPTIMIZERS, build_optimizer
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
-from ..optimizers.apply import apply_layerwise_decay
+from ..optimizers.layer_rates import apply_layerwise_decay
 from ..optimizers.options import REGISTRY
 from ..rates import layerwise_interface
 from ..schedules import MetricSchedule, get_scheduler
