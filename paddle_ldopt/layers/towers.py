@@ -158,7 +158,9 @@ class Measured:
         return self.tree.weight(path) >= LEAST_WEIGHTS
 
     def _alike(self, one: str, other: str) -> bool:
-        return self.kinds[one] is self.kinds[other] and self.tree.alike(one, other)
+        kind = self.kinds[one]  # a class of the user is alike; one of Paddle may hold anything
+        is_own = not kind.__module__.startswith(("paddle.nn", "builtins"))
+        return kind is self.kinds[other] and (is_own or self.tree.alike(one, other))
 
     def _stacks(self) -> list[Tower]:
         """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
@@ -297,7 +299,8 @@ class Measured:
         """Return parts of the class of the blocks that are in no stack, stage or gap between blocks."""
         blocks = {path for stack in stacks for path in stack.paths}
         above = {path for block in blocks for path in ancestors(block)}
-        found = [path for path in self.calls if path not in above and blocks.isdisjoint(ancestors(path))]
+        inside = blocks.union(path for stack in stacks for path, _, _ in stack.stages)
+        found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
         return self._singles(path for path in found if any(self._alike(path, block) for block in blocks))
 
     def _singles(self, paths: Iterable[str]) -> list[Tower]:

@@ -307,6 +307,23 @@ def test_blocks_of_norms_alone_are_doubtful():
         LayerMap.from_model(model, paddle.randn([1, 3, D]))
 
 
+def test_stages_with_more_kinds_of_blocks_later_are_one_tower():
+    class Heavy(nn.Layer):  # as a MobileViT block behind an inverted residual
+        def __init__(self):
+            super().__init__()
+            for name in "abcdefghijklmnopqrstuvwxyz":
+                self.add_sublayer(name, nn.Linear(D, D))
+
+        def forward(self, x):
+            return x + through(self.sublayers(), x)
+
+    run = lambda self, x: self.fc(through([getattr(self, f"layer{i}") for i in range(1, 5)], self.stem(x)))  # noqa: E731
+    stages = {f"layer{i}": nn.Sequential(*[Parts4() for _ in range(i)]) for i in (1, 2)}
+    stages |= {f"layer{i}": nn.Sequential(Parts4(), Heavy()) for i in (3, 4)}
+    model = Net(run, stem=nn.Linear(D, D), **stages, fc=nn.Linear(D, 2))
+    check(model, VECTORS, {"stem": 6, "layer1": 5, "layer2": (4, 1), "layer3": 2, "layer4": 1, "fc": 0})
+
+
 def test_a_stack_too_small_for_blocks_is_said():
     class Branches(nn.Layer):  # as a module of HRNet
         def __init__(self):
