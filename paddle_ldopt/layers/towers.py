@@ -135,9 +135,8 @@ class Measured:
         self._made = [bits | seeds.get(node, 0) for node, bits in enumerate(measured.collect(seeds))]
         self.light: list[Tower] = []  # stacks too small to be blocks
         towers = self.towers = self._joined(self._stacks(), in_sequence=True)
-        fed = [
-            [any(self.feeds_main(p, two.blocks[0][0]) for p in one.paths) for two in self.towers] for one in self.towers
-        ]
+        starts = [tower.blocks[0][0] for tower in towers]
+        fed = [[any(self.feeds_main(path, start) for path in tower.paths) for start in starts] for tower in towers]
         self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
         for i, tower in enumerate(towers):
             before = [j for j in range(len(towers)) if j != i and fed[j][i]]

@@ -246,6 +246,20 @@ def test_a_second_stem_is_listed():
     _, said = places(model, VECTORS, rules={"^(spm|level_embed|injectors)": "head"})
 
 
+def test_a_second_stem_that_blocks_change_on_the_way_is_listed():
+    def run(self, x):
+        side, x = self.spm(x), self.patch(x)
+        for block, inject, extract in zip(self.blocks, self.injectors, self.extractors):
+            x = block(x + inject(side))
+            side = side + extract(x)  # as in a ViT adapter
+        return self.head(side + x)
+
+    lists = {name: nn.LayerList([nn.Linear(D, D) for _ in range(3)]) for name in ("injectors", "extractors")}
+    ends = {name: nn.Linear(D, D) for name in ("spm", "patch", "head")}
+    _, said = places(Net(run, blocks=blocks(3), **lists, **ends), VECTORS, silent=False)
+    assert "'spm' feed the head also past all blocks" in said and "'patch'" not in said
+
+
 def test_pairs_in_lists_without_a_forward():
     class Norm(nn.Layer):
         def __init__(self, fn):
