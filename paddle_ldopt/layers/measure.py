@@ -1,7 +1,6 @@
 """One forward pass of a model: which sublayers ran, and the graph of what each result was computed from."""
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
@@ -132,21 +131,20 @@ def forward_pass(
         example = (example,)
     if not isinstance(example, (tuple, list, Mapping)) and not callable(example):
         raise wrong_type(example, "example", "a Tensor, a tuple or list, a dict, or a callable that runs the model")
-    open_calls: dict[str, list[list[Any]]] = {path: [] for path in layers}
     records: list[_Record] = []
     hooks = []
 
-    def enter(path: str, layer: Any, args: Any, kwargs: Any) -> None:
-        open_calls[path].append(_ends([args, kwargs]))
-
-    def leave(path: str, layer: Any, args: Any, outputs: Any) -> None:
-        records.append((path, open_calls[path].pop(), _ends(outputs)))
+    def watch(path: str, layer: Sublayer) -> None:
+        started: list[list[Any]] = []  # the arguments of calls that have not ended
+        enter = lambda _, args, kwargs: started.append(_ends([args, kwargs]))  # noqa: E731
+        leave = lambda _, args, outputs: records.append((path, started.pop(), _ends(outputs)))  # noqa: E731
+        hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(layer.register_forward_post_hook(leave))
 
     with random_states_kept(), _as_it_was(layers, params), paddle.enable_grad():
         try:
             for path, layer in layers.items():
-                hooks.append(layer.register_forward_pre_hook(functools.partial(enter, path), with_kwargs=True))
-                hooks.append(layer.register_forward_post_hook(functools.partial(leave, path)))
+                watch(path, layer)
             if isinstance(example, Mapping):
                 result = model(**example)
             else:

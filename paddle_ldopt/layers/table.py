@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ..plots import markdown, rich_table
@@ -53,16 +53,17 @@ class LayerTable:
         towers, rows = list(dict.fromkeys(layer.tower for layer in grouped)), []
         for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
             sizes, rates = zip(*grouped[layer])
+            decayed = [rate.has_weight_decay for rate in rates]
             row = LayerRow(
                 tower=layer.tower,
                 index=layer.index,
                 label=layer.label,
                 tensors=len(rates),
-                elements=_if_known(sum, sizes),
+                elements=None if None in sizes else sum(sizes),
                 ratio=_ends([rate.ratio for rate in rates]),
-                learning_rate=_if_known(_ends, [rate.now for rate in rates]),
-                peak_learning_rate=_if_known(_ends, [rate.peak for rate in rates]),
-                with_weight_decay=_if_known(sum, [rate.has_weight_decay for rate in rates]),
+                learning_rate=_ends([rate.now for rate in rates]),
+                peak_learning_rate=_ends([rate.peak for rate in rates]),
+                with_weight_decay=None if None in decayed else sum(decayed),
                 frozen=sum(rate.frozen for rate in rates),
                 multiplier=_ends([rate.multiplier for rate in rates]),
             )
@@ -129,12 +130,9 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
     return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
 
 
-def _if_known(combine: Callable[[Any], Any], values: Sequence[Any]) -> Any:
-    return None if None in values else combine(values)
-
-
-def _ends(values: Sequence[float]) -> Ends:
-    return min(values), max(values)
+def _ends(values: list[Any]) -> Any:
+    """Return minimum and maximum; None if a value is None."""
+    return None if None in values else (min(values), max(values))
 
 
 def _span(ends: Optional[Ends], form: str) -> str:

@@ -134,12 +134,14 @@ class Measured:
         # for each node the bits of the parts that compute it, and of those that it is computed from
         self._made = [bits | seeds.get(node, 0) for node, bits in enumerate(measured.collect(seeds))]
         self.light: list[Tower] = []  # stacks too small to be blocks
-        self.towers = self._joined(self._stacks(), in_sequence=True)
+        towers = self.towers = self._joined(self._stacks(), in_sequence=True)
+        starts = [tower.blocks[0][0] for tower in towers]
+        fed = [[any(self.feeds_main(path, start) for path in tower.paths) for start in starts] for tower in towers]
         self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
-        for tower in self.towers:
-            before = [t for t in self.towers if t is not tower and self._feeds_tower(t, tower)]
-            last = [t for t in before if not any(self._feeds_tower(t, other) for other in before if other is not t)]
-            self.apart += [([t.name for t in last], tower.name)] if last else []
+        for i, tower in enumerate(towers):
+            before = [j for j in range(len(towers)) if j != i and fed[j][i]]
+            last = [towers[j].name for j in before if not any(fed[j][k] for k in before if k != j)]
+            self.apart += [(last, tower.name)] if last else []
 
     def _when(self, path: str) -> int:
         return max(self.calls[path][0].outputs)
@@ -148,17 +150,13 @@ class Measured:
         """Return whether the first argument of the second part is computed from the first part."""
         return any(self._made[node] & self._bit[one] for call in self.calls[other] for node in call.main)
 
-    def _feeds_tower(self, one: Tower, other: Tower) -> bool:
-        return any(self.feeds_main(path, other.blocks[0][0]) for path in one.paths)
-
     def _is_chain(self, blocks: list[Block]) -> bool:
         return all(self.feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
 
-    def _is_heavy(self, path: str) -> bool:
-        return self.tree.weight(path) >= LEAST_WEIGHTS
-
     def _alike(self, one: str, other: str) -> bool:
-        return self.kinds[one] is self.kinds[other] and self.tree.alike(one, other)
+        kind = self.kinds[one]  # a class of the user is alike; one of Paddle may hold anything
+        is_own = not kind.__module__.startswith(("paddle.nn", "builtins"))
+        return kind is self.kinds[other] and (is_own or self.tree.alike(one, other))
 
     def _stacks(self) -> list[Tower]:
         """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
@@ -211,9 +209,10 @@ class Measured:
 
     def _are_blocks(self, run: list[str]) -> bool:
         """Return whether parts without a common name are blocks: of several weights, with no list of blocks inside."""
+        weight, least = self.tree.weight, LEAST_WEIGHTS
         inside = [path for path in self._lists if not {*ancestors(path)}.isdisjoint(run)]
-        heavy = [[item for item in self.tree.children[path] if self._is_heavy(item)] for path in inside]
-        return all(map(self._is_heavy, run)) and max(map(len, heavy), default=0) < 2 and self._lists.isdisjoint(run)
+        holds = any(sum(weight(item) >= least for item in self.tree.children[path]) > 1 for path in inside)
+        return min(map(weight, run)) >= least and not holds and self._lists.isdisjoint(run)
 
     def _in_halves(self, run: list[str]) -> list[Block]:
         """Return the blocks of a list: a norm belongs to the item before it, items in turns are parts of a block."""
@@ -297,7 +296,8 @@ class Measured:
         """Return parts of the class of the blocks that are in no stack, stage or gap between blocks."""
         blocks = {path for stack in stacks for path in stack.paths}
         above = {path for block in blocks for path in ancestors(block)}
-        found = [path for path in self.calls if path not in above and blocks.isdisjoint(ancestors(path))]
+        inside = blocks.union(path for stack in stacks for path, _, _ in stack.stages)
+        found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
         return self._singles(path for path in found if any(self._alike(path, block) for block in blocks))
 
     def _singles(self, paths: Iterable[str]) -> list[Tower]:

@@ -246,6 +246,20 @@ def test_a_second_stem_is_listed():
     _, said = places(model, VECTORS, rules={"^(spm|level_embed|injectors)": "head"})
 
 
+def test_a_second_stem_that_blocks_change_on_the_way_is_listed():
+    def run(self, x):
+        side, x = self.spm(x), self.patch(x)
+        for block, inject, extract in zip(self.blocks, self.injectors, self.extractors):
+            x = block(x + inject(side))
+            side = side + extract(x)  # as in a ViT adapter
+        return self.head(side + x)
+
+    lists = {name: nn.LayerList([nn.Linear(D, D) for _ in range(3)]) for name in ("injectors", "extractors")}
+    ends = {name: nn.Linear(D, D) for name in ("spm", "patch", "head")}
+    _, said = places(Net(run, blocks=blocks(3), **lists, **ends), VECTORS, silent=False)
+    assert "'spm' feed the head also past all blocks" in said and "'patch'" not in said
+
+
 def test_pairs_in_lists_without_a_forward():
     class Norm(nn.Layer):
         def __init__(self, fn):
@@ -305,6 +319,23 @@ def test_blocks_of_norms_alone_are_doubtful():
     model = Net(lambda self, x: self.fc(self.one(x)), fc=nn.Linear(D, 2), one=nn.TransformerEncoderLayer(D, 2, 4 * D))
     with pytest.warns(UserWarning, match="have no parameters but those of norms"):
         LayerMap.from_model(model, paddle.randn([1, 3, D]))
+
+
+def test_stages_with_more_kinds_of_blocks_later_are_one_tower():
+    class Heavy(nn.Layer):  # as a MobileViT block behind an inverted residual
+        def __init__(self):
+            super().__init__()
+            for name in "abcdefghijklmnopqrstuvwxyz":
+                self.add_sublayer(name, nn.Linear(D, D))
+
+        def forward(self, x):
+            return x + through(self.sublayers(), x)
+
+    run = lambda self, x: self.fc(through([getattr(self, f"layer{i}") for i in range(1, 5)], self.stem(x)))  # noqa: E731
+    stages = {f"layer{i}": nn.Sequential(*[Parts4() for _ in range(i)]) for i in (1, 2)}
+    stages |= {f"layer{i}": nn.Sequential(Parts4(), Heavy()) for i in (3, 4)}
+    model = Net(run, stem=nn.Linear(D, D), **stages, fc=nn.Linear(D, 2))
+    check(model, VECTORS, {"stem": 6, "layer1": 5, "layer2": (4, 1), "layer3": 2, "layer4": 1, "fc": 0})
 
 
 def test_a_stack_too_small_for_blocks_is_said():
