@@ -172,6 +172,8 @@ def run(argv):
     console.print(splits.description + splits.warning, markup=False)
     account = "; ".join(f"{split}: {found.account(split)}" for split, found in data.items())
     console.print(f"length={args.length}: {account}.")
+    if done:
+        console.print(f"resumed after step {done} of {args.steps}")
     inputs, labels = padded(data["train"], args.length)
     tested = padded(data["test"][: len(data["test"]) // rows * rows], args.length)
 

@@ -237,7 +237,7 @@ def run(argv):
     of_chinese = [len(word) for word in words if re.match(f"[{CJK}]", word)]
     characters = all(len(word) == 1 for word in words)
     single = of_chinese.count(1) > 0.9 * len(of_chinese) and not characters  # beside words such as 2010
-    noted = {"characters": characters, "texts": parts.notes.texts or single}
+    noted = {"characters": characters, "texts": parts.notes.texts or single, "longest": max(of_chinese, default=0)}
     fine_tune(build(args, options, parts), score, options, argv, parts, noted)
 
 

@@ -6,6 +6,8 @@ predictor([("a text",), ("another text",)])   # [{"text": ..., "label": ..., "pr
 
 import functools
 import importlib
+import re
+import sys
 import types
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
 from scipy.special import expit, log_softmax, softmax
 
-from .files import BETWEEN, WORD, noted
+from .files import BETWEEN, CJK, WORD, noted
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
 from .pretrained import check_length, load_tokenizer, longest
 from .rows import Encoded
@@ -122,6 +124,11 @@ class Tags(_Model):
             sentences = [WORD.findall(text) for (text,) in inputs]
         elif getattr(self.options, "characters", False):
             sentences = [list("".join(words)) for words in sentences]
+        chinese = [word for words in sentences for word in words if re.match(f"[{CJK}]", word)]
+        longest, word = getattr(self.options, "longest", 0), max(chinese, key=len, default="")
+        if longest and len(word) > longest:
+            problem = f"{word!r} is longer than all words of the training: put spaces between words, as there"
+            print(f"warning: {problem}.", file=sys.stderr)
         rows = [(words, [names[0]] * len(words)) for words in sentences]
         data = recipe.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
         values, labels = [], []

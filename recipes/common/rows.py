@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,12 +66,15 @@ class Encoded(list):
 
     def __init__(self):
         super().__init__()
-        self.also = Counter()
+        self.also, self.told = Counter(), time.monotonic()
 
     def count(self, units, lost, left=1):
         """Count one row: its units, how many of them are cut, and how many there are to learn from."""
         self.rows_read, self.units, self.lost = self.rows_read + 1, self.units + units, self.lost + lost
         self.rows_cut, self.nothing_left = self.rows_cut + (lost > 0), self.nothing_left + (left == 0)
+        if time.monotonic() > self.told + 10:  # PaddleNLP's tokenizers take minutes for large files
+            self.told = time.monotonic()
+            print(f"{self.rows_read} rows tokenized so far", file=sys.stderr, flush=True)
 
     def judge(self, logits, labels):
         """Return details of a prediction as results and as tables; a recipe may have none."""

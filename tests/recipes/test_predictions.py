@@ -82,6 +82,18 @@ def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_pa
     assert row["words"] == list("李四在京") and len(row["tags"]) == 4
 
 
+@pytest.mark.slow
+def test_a_sentence_without_spaces_is_no_word_of_a_tagger_of_words(start, tmp_path, capsys):  # noqa: F811
+    for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
+        (tmp_path / f"{split}.txt").write_text("北京 B-LOC\n大学 I-LOC\n很 O\n\n" * rows, encoding="utf-8")
+    start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    capsys.readouterr()
+    predict.main([str(tmp_path / "out"), "我在北京"])
+    assert "warning: '我在北京' is longer than all words of the training: put spaces" in capsys.readouterr().err
+    predict.main([str(tmp_path / "out"), "北京 unbelievably"])
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_a_tagger_of_texts_with_spans_splits_texts_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
     row = {"text": "Ann Lee met 张三 in Rome.", "label": [[0, 7, "PER"], [12, 14, "PER"], [18, 22, "LOC"]]}
     for split in ("train", "dev", "test"):

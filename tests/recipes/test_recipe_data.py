@@ -418,6 +418,15 @@ def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):
     )
 
 
+def test_a_long_tokenization_tells_how_far_it_is(monkeypatch, capsys):
+    seconds = iter(range(0, 1000, 3))
+    monkeypatch.setattr(rows.time, "monotonic", lambda: next(seconds))
+    data = rows.Encoded()
+    for _ in range(7):
+        data.count(1, 0)
+    assert capsys.readouterr().err == "4 rows tokenized so far\n"
+
+
 def test_a_batch_that_takes_gigabytes_is_warned_of():
     assert rows.warn_of_memory(16, 512) == rows.warn_of_memory(32, 0) == ""
     said = "warning: a batch of 32 rows of up to 2048 tokens takes gigabytes; if memory is short, lower `--per_device"

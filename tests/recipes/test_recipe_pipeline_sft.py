@@ -70,6 +70,7 @@ def test_two_processes_an_overflow_and_a_resume(run, rows, tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoint-10")
     second = run(*common, "--output_dir", tmp_path / "run", "--resume")
     assert ROW.findall(second) == table[8:]
+    assert re.search(r"^resumed after step \d+ of \d+$", second, re.M)
     assert f"test texts: {loss:.3f}" in second
 
 
