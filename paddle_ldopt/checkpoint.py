@@ -421,10 +421,10 @@ def _set_states(optimizer: Optimizer, states: States) -> None:
         _compat.create_state(optimizer, [param for param in params if param.name in states])
         for param in params:
             values, layout = states.get(param.name, {}), known[param.name]
+            if param.name not in states and (master := optimizer._master_weights.get(param.name)) is not None:
+                paddle.assign(param.astype(master.dtype), master)
             for name, tensor in (_tensors(optimizer, param, layout) or {}).items():
                 if name in values:
                     tensor.set_value(np.array(values[name][1]))
-                elif name == MASTER:
-                    paddle.assign(param.astype("float32"), tensor)
-                else:
+                elif name != MASTER:
                     paddle.assign(paddle.full_like(tensor, layout[name].fill), tensor)

@@ -1,5 +1,6 @@
 """The base of optimizers whose update is a function of tensors; their rate may be a function of their steps."""
 
+import re
 import warnings
 from typing import Any, Callable, Optional
 
@@ -178,10 +179,10 @@ class RuleOptimizer(LayerwiseOptimizer):
         """Load the result of `state_dict`, also of a run without schedules."""
         state_dict = plain(state_dict)
         if self._count_state == GLOBAL_STEP:
-            keys = [key for key in state_dict if str(key).endswith(f"_{STEP}_0")]
-            steps = {key.removesuffix(f"{STEP}_0"): largest([state_dict[key]]) for key in keys}
-            for owner in steps:
-                count = f"{owner}{GLOBAL_STEP}_0"
+            keys = [key for key in state_dict if re.search(f"_{STEP}_\\d+$", str(key))]
+            steps = {key: largest([state_dict[key]]) for key in keys}
+            for key in keys:
+                count = GLOBAL_STEP.join(key.rsplit(STEP, 1))
                 # a copy: the given Tensor may belong to another optimizer
                 most = max(largest([state_dict.get(count)]), *steps.values())
                 state_dict[count] = paddle.full([1], most, "float32")
