@@ -15,7 +15,7 @@ import paddle
 from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, one_of_two, refusal
+from .._checks import Option, one_of_two, problem, refusal
 from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
 from .fused import FusedRule
@@ -226,7 +226,7 @@ class AdamWeightDecay(RuleOptimizer):
             found = ", ".join(f"{option}={patterns}" for option, patterns in idle.items() if patterns)
             where = f"They were searched in names like {', '.join(map(repr, names[:4]))}."
             remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
-            warnings.warn(f"Some patterns match no parameter. {where}{remedy} Received: {found}", stacklevel=3)
+            warnings.warn(problem(f"Some patterns match no parameter. {where}{remedy}", found), stacklevel=3)
 
     def check_graph(self, params: list[Tensor]) -> None:
         super().check_graph(params)

@@ -15,7 +15,7 @@ from paddle import Tensor
 from paddle.optimizer import Optimizer
 
 from .. import _compat
-from .._checks import checked_int, checked_number, first_few, refusal, shown
+from .._checks import checked_int, checked_number, first_few, problem, refusal, shown
 from .._compat import parameters_of
 from ..layers.decay import LayerDecay, as_decay, checked_decay
 from ..rates import LayerwiseInterface
@@ -75,24 +75,21 @@ def check_hook(optimizer: Any, params: list[Tensor]) -> None:
     if not optimizer.has_documented_hook:
         known = [ratio for ratio in ratios if isinstance(ratio, float)]  # unknown in a static graph
         if decay != 1.0 and len(known) == len(ratios) > 1 and len(set(known)) == 1:
-            problem = f"The hook gives all {len(ratios)} parameters the same ratio ({ratios[0]:g}): no layer differs."
-            warnings.warn(refusal(UserWarning, problem, layerwise_decay=decay), stacklevel=5)
+            same = f"The hook gives all {len(ratios)} parameters the same ratio ({ratios[0]:g}): no layer differs."
+            warnings.warn(problem(same, layerwise_decay=decay), stacklevel=5)
         return
     names = [optimizer.structured_name(param) for param in trained]
     others = [name for name in names if not _ENCODER_BLOCK.search(name)]
     if others == names:
-        raise ValueError(
-            "The default hook decays blocks called 'encoder.layers.<i>' and finds none: `layerwise_decay` would have "
-            "no effect on this model's blocks. Give layers=LayerMap.from_model(model), which finds other blocks too. "
-            f"Received: parameters {first_few(map(repr, names))}"
-        )
+        wrong = "The default hook decays blocks called 'encoder.layers.<i>' and finds none: `layerwise_decay` would"
+        advice = "have no effect on this model's blocks. Give layers=LayerMap.from_model(model), which finds other"
+        received = f"parameters {first_few(map(repr, names))}"
+        raise refusal(ValueError, f"{wrong} {advice} blocks too.", received)
     skipped = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})
     if skipped:
-        warnings.warn(
-            "The default hook decays only blocks called 'encoder.layers.<i>' and leaves other blocks at the full rate. "
-            f"Give layers=LayerMap.from_model(model) to decay them too. Received: blocks=[{first_few(skipped)}]",
-            stacklevel=5,
-        )
+        left = "The default hook decays only blocks called 'encoder.layers.<i>' and leaves other blocks at the full"
+        advice = "rate. Give layers=LayerMap.from_model(model) to decay them too."
+        warnings.warn(problem(f"{left} {advice}", f"blocks=[{first_few(skipped)}]"), stacklevel=5)
 
 
 def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int) -> Callable[[Tensor], Any]:
@@ -139,7 +136,7 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
         except (TypeError, ValueError) as error:
             must = "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and"
             allowed = "return None; the ratio must be finite and not negative"
-            raise type(error)(f"{must} {allowed}. Received: {shown(ratio)} for '{param.name}'") from None
+            raise refusal(type(error), f"{must} {allowed}.", f"{shown(ratio)} for '{param.name}'") from None
 
     return ratio_of
 
@@ -194,11 +191,9 @@ def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
     known = [factor for factor in factors if isinstance(factor, (int, float))]
     small = [factor for factor in known if 0 < factor < 1e-3 * max(known)]
     if small:
-        problem = (
-            'The "learning_rate" of a parameter group is a multiplier of the optimizer\'s rate, not a rate: this group '
-            "takes steps below 1e-3 of the others'. Divide it by the optimizer's learning rate."
-        )
-        warnings.warn(refusal(UserWarning, problem, learning_rate=small[0]), stacklevel=4)
+        wrong = 'The "learning_rate" of a parameter group is a multiplier of the optimizer\'s rate, not a rate: this'
+        advice = "group takes steps below 1e-3 of the others'. Divide it by the optimizer's learning rate."
+        warnings.warn(problem(f"{wrong} {advice}", learning_rate=small[0]), stacklevel=4)
 
 
 def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
@@ -267,7 +262,7 @@ def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
     elif isinstance(inner, LayerRates):
         name = type(inner).__name__
         idle = f"`reset_layerwise_decay` does not change {name}, which was built with its decay: build another one."
-        warnings.warn(f"{idle} Received: optimizer={name}", stacklevel=2)
+        warnings.warn(problem(idle, f"optimizer={name}"), stacklevel=2)
     return optimizer
 
 
