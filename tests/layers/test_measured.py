@@ -338,6 +338,26 @@ def test_stages_with_more_kinds_of_blocks_later_are_one_tower():
     check(model, VECTORS, {"stem": 6, "layer1": 5, "layer2": (4, 1), "layer3": 2, "layer4": 1, "fc": 0})
 
 
+def test_stages_are_named_by_their_list_though_the_stem_has_a_block():
+    class Part(Parts4):  # as in PP-LCNetV2, whose later blocks have more parts
+        def __init__(self, names):
+            super().__init__()
+            self.more = nn.LayerDict({name: nn.Linear(D, D) for name in names})
+
+        def forward(self, x):
+            return super().forward(through(self.more.values(), x))
+
+    depths = {"": (1, 2), "abcdefghij": (3, 1)}
+    stages = [nn.Sequential(*[Part(names) for _ in range(n)]) for names, two in depths.items() for n in two]
+    run = lambda self, x: self.fc(through(self.stages, self.stem(x)))  # noqa: E731
+    parts = {"stem": nn.Sequential(nn.Linear(D, D), Part("")), "stages": nn.LayerList(stages), "fc": nn.Linear(D, 2)}
+    want = {"stem.0": 9, "stem.1": 8, "stages.0": 7, "stages.1": 6, "stages.2": 4, "stages.3": 1, "fc": 0}
+    layers, _ = places(Net(run, **parts), VECTORS)
+    assert layers.towers == {"stages": 8}
+    of = {start: next(n for n in layers.names if n.startswith(f"{start}.")) for start in want}
+    assert {start: 9 - layers.layer_of(name).index for start, name in of.items()} == want
+
+
 def test_a_stack_too_small_for_blocks_is_said():
     class Branches(nn.Layer):  # as a module of HRNet
         def __init__(self):
