@@ -103,7 +103,6 @@ def write(predictions, path, out):
 
 
 def cells_of(row):
-    """Return a prediction as the cells of a .csv file."""
     each = row.pop("probabilities", {})
     lists = {name: " ".join(row[name]) for name in ("words", "tags", "labels") if name in row}
     row = {**row, **lists}

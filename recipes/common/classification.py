@@ -118,7 +118,6 @@ def judge(logits, right, names, inputs, kind="classes"):
 
 
 def _by_class(names, each, title):
-    """Return precision, recall, F1 and rows of each class as results and as a table."""
     columns = ("precision", "recall", "f1", "rows")
     found = {name: dict(zip(columns, map(float, row))) for name, *row in zip(names, *each)}
     return {"classes": found}, {f"Test rows by {title}": table_of_scores(title, found, columns)}

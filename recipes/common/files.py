@@ -325,7 +325,6 @@ def _spans(found, source):
 
 
 def noted(folder):
-    """Return what a run noted for predictions."""
     paths = [path for path in (Path(folder, PREDICTION), Path(folder).parent / PREDICTION) if path.is_file()]
     if not paths:
         raise error("This folder has no model of a finished run.", folder=str(folder))

@@ -40,7 +40,6 @@ def folder_rows(path, notes):
 
 
 def hub_images(data, split, notes=None):
-    """Return [(image, class), ...] of a hub's data set."""
     image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
     if image is None or label is None:
         raise error("The columns `label` and `image` or `img` are required.", split=split, has=list(data[0]))

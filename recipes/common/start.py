@@ -25,9 +25,8 @@ from . import RECIPES, error, refuse
 HUBS, RESUMED = ("paddlenlp", "datasets"), "resume_from_checkpoint"
 NUMBERS = {"int": int, "float": float}
 TRUTHS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")  # of the Trainer's parser
-STRATEGIES = dict.fromkeys(("evaluation_strategy", "save_strategy", "logging_strategy"), ("no", "steps", "epoch"))
 CHOICES = {  # valid values, known without Paddle
-    **STRATEGIES,
+    **dict.fromkeys(("evaluation_strategy", "save_strategy", "logging_strategy"), ("no", "steps", "epoch")),
     "optim": ("adamwdl", "came", "lamb", "adafactor", "adamweightdecay", "muon")
     + ("adamw", "adamw_mini", "adamw_custom", "adamw_16bit_moment"),  # PaddleNLP's own
     "lr_scheduler_type": ("constant", "constant_with_warmup", "linear", "polynomial", "inverse_sqrt", "cosine")

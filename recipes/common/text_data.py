@@ -133,9 +133,6 @@ def _with_pair(names, table, wanted):
     return wanted
 
 
-# Labels.
-
-
 def _labelled(parts, options):
     """Return `Parts` with strings, sets of strings or numbers as labels, and their kind."""
     labels, kind = [label for rows in parts.each(list).values() for _, label in rows], options.kind
@@ -163,9 +160,6 @@ def _label(value):
     if not isinstance(value, (str, int, float)):
         raise error("A class must be a string or a number.", label=value)
     return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
-
-
-# Splits out of rows.
 
 
 def _with_rare(parts):
