@@ -268,16 +268,18 @@ def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dic
 
 
 def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
+    regularizer = optimizer.regularization if param.regularizer is None else param.regularizer  # L1Decay or L2Decay
+    penalty = getattr(regularizer, "_coeff", None)  # added to the gradient
+    if regularizer is None:
+        penalty = group.get("regularization_coeff", getattr(optimizer, "_regularization_coeff", None))
     chosen = getattr(optimizer, "_apply_decay_param_fun", None)
     excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
-    if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
-        return False
-    for name in ("_weight_decay", "_lamb_weight_decay"):  # of AdamW and Lamb
-        decay = getattr(optimizer, name, None)
-        if isinstance(decay, (int, float)):
-            return group.get("weight_decay", decay) != 0
-    regularizer = param.regularizer or optimizer.regularization  # L1Decay or L2Decay, added to the gradient
-    return bool(getattr(regularizer, "_coeff", None) or getattr(optimizer, "_regularization_coeff", None))
+    decay = 0.0
+    if (chosen is None or chosen(param.name)) and (excluded is None or not excluded(param)):
+        for key in ("weight_decay", "lamb_weight_decay"):  # of AdamW and Lamb
+            own = getattr(optimizer, f"_{key}", None)
+            decay = group.get(key, own) if isinstance(own, (int, float)) else decay
+    return bool(decay or penalty)
 
 
 # ---- wrappers of `fleet`, `amp`, group sharding and LookAhead

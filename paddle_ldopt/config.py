@@ -314,7 +314,9 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
     if kind == "cosine" and getattr(args, "min_lr", None):  # of PaddleFormers
         kind = "cosine_with_min_lr"
     declared = SCHEDULES[kind].options
-    given = vars(args) if kind in BUILT_IN else changed_fields(args)
+    given = {name: getattr(args, name) for name in _OPTIONS_OF_SCHEDULES if hasattr(args, name)}
+    if kind not in BUILT_IN and dataclasses.is_dataclass(args):  # whose defaults differ from the kind's
+        given = changed_fields(args)
     kwargs = {name: given[name] for name in _OPTIONS_OF_SCHEDULES if name in declared and name in given}
     kwargs = {name: value for name, value in kwargs.items() if value != declared[name].default}
     if kind in ON_METRIC:

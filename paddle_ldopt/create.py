@@ -83,6 +83,10 @@ def build_optimizer(
         if layers is not None:
             arguments["layers"] = layers
         return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
+    for group in arguments["parameters"] if grouped else []:
+        if unknown_keys := sorted(group.keys() - {"params", "learning_rate", "weight_decay", "grad_clip", "name"}):
+            wrong = "Paddle ignores these keys of a group. 'learning_rate' is a multiplier of the optimizer's rate."
+            raise refusal(ValueError, wrong, keys=unknown_keys)
     if decay == OFF:  # else `apply_layerwise_decay` warns
         warn_of_absolute_rates(arguments["parameters"] if groups is not None else [])
     opt = info.cls(**arguments)
@@ -109,14 +113,19 @@ def _parameters(model: Any, groups: Any, arguments: dict[str, Any]) -> dict[str,
 
 def _decayed(info: OptimizerInfo, model: Any, layers: Any, arguments: dict[str, Any]) -> Callable[[str], bool]:
     """Return the `apply_decay_param_fun` that leaves out biases, norms and other vectors."""
-    decayed, included = decayed_parameter_names(model), arguments.get("include_in_weight_decay")
-    if included and info.own_exclusion:
-        patterns = info.options["include_in_weight_decay"].checked(included, "include_in_weight_decay")
-        names = structured_names(arguments.get("name_dict"), layers) or name_dict_of(model)
-        decayed |= {name for name, text in names.items() if any(one.search(f"{text}:0") for one in patterns)}
+    names = structured_names(arguments.get("name_dict"), layers) or name_dict_of(model)
+    decayed = decayed_parameter_names(model) | included_names(info, names, arguments)
     if issubclass(info.cls, LayerRates):  # knows the names of copies
         return decayed.__contains__
     return functools.partial(asked_before_copy, decayed.__contains__)
+
+
+def included_names(info: OptimizerInfo, names: Mapping[str, str], arguments: Mapping[str, Any]) -> set[str]:
+    """Return the names whose structured names match `include_in_weight_decay` of AdamWeightDecay."""
+    if not info.own_exclusion or not (included := arguments.get("include_in_weight_decay")):
+        return set()
+    patterns = info.options["include_in_weight_decay"].checked(included, "include_in_weight_decay")
+    return {name for name, text in names.items() if any(one.search(f"{text}:0") for one in patterns)}
 
 
 def _class_options(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -194,6 +203,9 @@ def create(
         if len({str(key) for key in networks}) < len(networks):
             raise refusal(ValueError, "Two networks of `model` have one name.", model=[*networks])
         model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in networks.items()})
+        if isinstance(example, (paddle.Tensor, list, tuple, Mapping)):  # PaddleNLP makes Tensors callable
+            wrong = "For several networks, `example` must be a function of their dict that runs them."
+            raise refusal(TypeError, wrong, example=type(example).__name__)
     return build_optimizer(
         name,
         model,

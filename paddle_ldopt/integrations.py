@@ -9,16 +9,17 @@ import importlib
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from string import ascii_lowercase
 from types import SimpleNamespace
 from typing import Any, Optional
 
 import paddle
 
 from ._checks import checked_bool, checked_number, problem, refusal, unknown, wrong_type
-from ._compat import parameters_of
+from ._compat import name_dict_of, parameters_of
 from ._files import YAML_EXPONENT
 from .checkpoint import layerwise_record, record_differences
-from .create import OFF, build_optimizer
+from .create import OFF, build_optimizer, included_names
 from .layers.decay import OPTIONS as DECAY_OPTIONS
 from .layers.decay import LayerDecay
 from .optimizers.options import REGISTRY
@@ -67,6 +68,9 @@ def from_settings(
         if not isinstance(shapes, (list, tuple)):
             raise wrong_type(shapes, "example", "a shape such as [1, 3, 224, 224], or a dict of shapes")
         example = paddle.zeros(shapes)
+    if isinstance(model, paddle.nn.LayerDict) and example is not None:  # networks, of which the first takes the batch
+        first, batch = next(iter(model.values())), example
+        example = lambda _: first(**batch) if isinstance(batch, dict) else first(batch)  # noqa: E731
     known = [*info.settings, *DECAY_OPTIONS, "rules", "example", _ALLOW]
     for key, value in options.items():
         if info.setting(key) not in known:
@@ -78,7 +82,9 @@ def from_settings(
         raise refusal(ValueError, "The optimizers of paddle_ldopt have no L1 decay: use L2.", weight_decay=weight_decay)
     elif weight_decay is not None:
         arguments["weight_decay"] = checked_number(numbers_read(weight_decay), "weight_decay")
-    arguments["apply_decay_param_fun"] = ({param.name for param in model.parameters()} - set(undecayed)).__contains__
+    names = name_dict_of(model)
+    decayed = (names.keys() - set(undecayed)) | included_names(info, names, arguments)
+    arguments["apply_decay_param_fun"] = decayed.__contains__
     plain: Any = info.cls
     recorded = dataclasses.replace(info, cls=with_record(plain))
     found = {"rules": rules, "example": example}
@@ -209,7 +215,8 @@ class ClasComponent(Component):
     def __call__(self, model_list: Any) -> Any:
         if not model_list:
             raise refusal(ValueError, "`scope` must match a part of a dynamic model.", model_list=model_list)
-        model = model_list[0] if len(model_list) == 1 else paddle.nn.LayerList(model_list)
+        parts = {f"part_{letter}": part for letter, part in zip(ascii_lowercase, model_list)}
+        model = model_list[0] if len(model_list) == 1 else paddle.nn.LayerDict(parts)
         for part in model_list:  # the model, and a loss with parameters
             if self._filters and hasattr(part, "no_weight_decay"):
                 self.parts = [*self.parts, *part.no_weight_decay()]

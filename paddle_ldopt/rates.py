@@ -109,6 +109,8 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
         has_weight_decay = interface.has_nonzero_weight_decay(param)
         if has_weight_decay is None:
             has_weight_decay = _compat.has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
+        elif param.regularizer is not None:
+            has_weight_decay = has_weight_decay or bool(param.regularizer._coeff)
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0 and not has_schedule)
         multiplier = 1.0 if layers is None else factors.get(layers.name_of(param.name), 1.0)
         rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier)

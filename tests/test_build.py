@@ -290,3 +290,16 @@ def test_many_networks_have_names_and_none_is_lost():
     assert names == ["network_a.weight", "network_ab.weight"]
     with pytest.raises(ValueError, match="Two networks of `model` have one name"):
         ldopt.create("lamb", {1: networks[0], "1": networks[1]}, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("key, value", [("lr", 1e-5), ("betas", (0.9, 0.99)), ("wd", 0.1)])
+def test_keys_of_groups_that_paddle_ignores_are_refused(key, value):
+    model = paddle.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=f"Paddle ignores these keys.*Received: keys=.'{key}'"):
+        ldopt.create("adamw", model, groups=[{"params": model.parameters(), key: value}], learning_rate=0.1)
+
+
+def test_several_networks_need_a_function_as_example():
+    networks = [paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)]
+    with pytest.raises(TypeError, match="`example` must be a function"):
+        ldopt.create("adamwdl", networks, 0.5, example=paddle.ones([1, 2]))

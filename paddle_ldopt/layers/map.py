@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._checks import first_few, nearest, problem, refusal
+from .._checks import first_few, nearest, refusal
 from .._compat import checked_model, name_before_copy, pipeline_of, unwrap_model
 from .._files import Path
 from ..plots import plot_boxes, plot_table
@@ -121,12 +121,7 @@ class LayerMap:
     def for_decay(cls, decay: LayerDecay, model: paddle.nn.Layer, find: Callable[[], "LayerMap"]) -> "LayerMap":
         """Return `find()`; for multipliers alone, which need no blocks, a map without blocks if it finds none."""
         if decay != LayerDecay(1.0, scale=decay.scale, multipliers=decay.multipliers):
-            layers = find()
-            if decay.preserve_mean and (frozen := layers.frozen_blocks()):
-                effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
-                advice = "train faster: freeze them by `freeze_below`, or leave `preserve_mean` out."
-                warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=3)
-            return layers
+            return find()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Some layers of the model")
             with contextlib.suppress(NoBlocksError):
@@ -134,12 +129,13 @@ class LayerMap:
         params = dict(unwrap_model(model).named_parameters())
         return cls({name: Layer("", 1, 0) for name in params}, params)
 
-    def frozen_blocks(self) -> list[str]:
-        """Return the labels of blocks without a trainable parameter."""
+    def frozen_blocks(self, ratios: dict[str, float]) -> list[str]:
+        """Return the labels of blocks without a trainable parameter whose ratio is not 0."""
         blocks: dict[Layer, bool] = {}
         for name, layer in self._layers.items():
             param = self._parameters.get(name)
-            blocks[layer] = blocks.get(layer, False) or param is None or not param.stop_gradient
+            is_trained = param is None or not param.stop_gradient or ratios[name] == 0
+            blocks[layer] = blocks.get(layer, False) or is_trained
         frozen = [layer for layer, is_trained in blocks.items() if layer.is_block and not is_trained]
         return [f"{layer.tower} {layer.label}" for layer in frozen]
 

@@ -157,6 +157,10 @@ class LayerRates(LayerwiseInterface, Optimizer):
         if not hasattr(layers, "ratios") or isinstance(layers, type):
             raise refusal(TypeError, "`layers` must be a LayerMap.", f"layers={type(layers).__name__}")
         decay, ratios = as_decay(layerwise_decay), layers.ratios(layerwise_decay)
+        if decay.preserve_mean and (frozen := layers.frozen_blocks(ratios)):
+            effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
+            advice = "train faster: freeze them by `freeze_below`, or leave `preserve_mean` out."
+            warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=4)
         self.layers, self.decay, self.structured_names = layers, decay, layers.name_dict
         self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
 
@@ -289,6 +293,9 @@ class _Applied(LayerRates):
             return super().step()
         params = [p for p in parameters_of(self) if not p.stop_gradient and p._grad_ivar() is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
+        if getattr(self, "_use_multi_tensor", None) and any(self.layerwise_ratio(p) == 0.0 for p in params):
+            wrong = "`use_multi_tensor` changes the state of frozen layers (ratio 0): leave it out."
+            raise refusal(ValueError, wrong, use_multi_tensor=True)
         self._lr_asked = set()
         done = super().step()
         not_asked = scaled - self._lr_asked

@@ -94,7 +94,8 @@ class MicroBatches:
 
     def _run_loop(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:
         network = self._groups.network
-        network.train()
+        if not network.training:  # the user may have put parts into evaluation mode
+            network.train()
         total = paddle.zeros([1])
         # the reduction follows the overflow check, once
         with network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext():

@@ -88,7 +88,7 @@ class Schedule(LRScheduler):
     last_epoch: int
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; that of another kind of schedule raises and changes nothing."""
+        """Load a state; one without all numbers of this schedule raises and changes nothing."""
         checked_state(state_dict)
         self.state_keys()
         wrong = {key: state_dict.get(key) for key in self.keys if not isinstance(state_dict.get(key), numbers.Real)}

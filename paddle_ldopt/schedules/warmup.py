@@ -122,6 +122,11 @@ def step_of_state(state: Any) -> Optional[int]:
     return None if not isinstance(state, dict) or "best" in state else state.get("last_epoch")
 
 
+def _needs_last_rate(schedule: LRScheduler) -> bool:
+    parts = [part for part in vars(schedule).values() if isinstance(part, LRScheduler)]
+    return isinstance(schedule, LinearLR) or any(map(_needs_last_rate, parts))
+
+
 def resume_at(schedule: Any, step: Optional[int] = None) -> None:
     """Give a schedule whose state was loaded its own rate, not the saved one, at `step` or at its present step.
 
@@ -131,9 +136,8 @@ def resume_at(schedule: Any, step: Optional[int] = None) -> None:
     if not ours and (type(schedule).__module__ != LRScheduler.__module__ or isinstance(schedule, ReduceOnPlateau)):
         return
     loaded, rate = schedule.state_dict(), schedule.last_lr
-    target, parts = schedule.last_epoch if step is None else step, vars(schedule).values()
-    recursive = any(isinstance(part, LinearLR) for part in (schedule, *parts))  # its rate is a factor times the last
-    for at in range(0 if recursive else target, target + 1):
+    target = schedule.last_epoch if step is None else step
+    for at in range(0 if _needs_last_rate(schedule) else target, target + 1):
         schedule.step(at)
     if step is None and math.isclose(schedule.last_lr, rate, rel_tol=1e-6):
         schedule.set_state_dict(loaded)

@@ -242,3 +242,18 @@ def test_a_checkpoint_that_does_not_tell_its_decay_is_warned_of(ocr, encoder, tm
     ocr.AdamWDL(0.1, layerwise_decay=0.5, allow_layerwise_change=True)(encoder).set_state_dict(state)
     with pytest.raises(TypeError, match="`allow_layerwise_change` must be"):
         ocr.AdamWDL(0.1, allow_layerwise_change="yes")(encoder)
+
+
+def test_paddleclas_builds_for_a_model_and_a_loss_with_parameters(monkeypatch, encoder):
+    module = types.ModuleType("ppcls.optimizer.optimizer")
+    for name in ("ppcls", "ppcls.optimizer"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    integrations.paddleclas.register()
+    settings = {"learning_rate": 0.1, "layerwise_decay": 0.5, "example": [1, 3, 8]}
+    include = {"weight_decay": 0.1, "one_dim_param_no_weight_decay": True, "include_in_weight_decay": ["norm"]}
+    opt = module.AdamWeightDecay(**settings, **include)([encoder, paddle.nn.Linear(2, 2)])
+    assert opt.layers.source == "measured" and opt.layers.n_layers == 3
+    named = dict(encoder.named_parameters())
+    decayed = {name for name, param in named.items() if opt.has_weight_decay(param)}
+    assert decayed == {name for name in named if "norm" in name or named[name].ndim > 1}

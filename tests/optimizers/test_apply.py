@@ -11,6 +11,7 @@ from paddle.incubate.asp import asp
 
 from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay, reset_layerwise_decay
 from paddle_ldopt._compat import parameters_of, unwrap
+from paddle_ldopt.rates import rates_of_optimizer
 from paddle_ldopt.schedules import get_linear_schedule_with_warmup
 
 
@@ -199,3 +200,40 @@ def test_what_cannot_be_decayed(make, error, match):
     with pytest.raises(error, match=match):
         apply_layerwise_decay(opt, layers, layerwise_decay=0.8)
     assert type(opt) is cls
+
+
+def test_frozen_layers_need_one_update_per_parameter():
+    model = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8), 2)
+    opt = paddle.optimizer.Momentum(0.1, parameters=model.parameters(), use_multi_tensor=True)
+    layers = LayerMap.from_model(model, paddle.ones([1, 3, 4]))
+    apply_layerwise_decay(opt, layers, LayerDecay(0.5, freeze_below=0.6))
+    model(paddle.ones([1, 3, 4])).square().sum().backward()
+    with pytest.raises(ValueError, match="Received: use_multi_tensor=True"):
+        opt.step()
+
+
+L2 = paddle.regularizer.L2Decay
+DECAYS = {  # class, its arguments, its group, the parameter's regularizer
+    "none of the parameter": ("Momentum", {"weight_decay": 0.1}, {}, L2(0.0)),
+    "none of a group": ("Momentum", {"weight_decay": 0.1}, {"weight_decay": 0.0}, None),
+    "of a group alone": ("Momentum", {}, {"weight_decay": 0.1}, None),
+    "none of a Lamb's group": ("Lamb", {}, {"lamb_weight_decay": 0.0}, None),
+    "another key": ("Lamb", {}, {"weight_decay": 0.0}, None),
+    "a penalty beside": ("AdamW", {"weight_decay": 0.0}, {}, L2(0.5)),
+    "plain": ("AdamW", {"weight_decay": 0.1}, {}, None),
+    "not decayed": ("AdamW", {"weight_decay": 0.1, "apply_decay_param_fun": lambda name: False}, {}, None),
+}
+
+
+@pytest.mark.parametrize("name, arguments, group, regularizer", DECAYS.values(), ids=DECAYS)
+def test_the_table_tells_whether_paddle_decays_a_weight(name, arguments, group, regularizer):
+    linear = paddle.nn.Linear(2, 2, weight_attr=paddle.ParamAttr(regularizer=regularizer), bias_attr=False)
+    params = linear.parameters()
+    opt = getattr(paddle.optimizer, name)(
+        0.1, parameters=[{"params": params, **group}] if group else params, **arguments
+    )
+    before = linear.weight.numpy()
+    linear(paddle.zeros([1, 2])).sum().backward()
+    said = rates_of_optimizer(opt)[linear.weight.name].has_weight_decay
+    opt.step()
+    assert said == bool((linear.weight.numpy() != before).any())

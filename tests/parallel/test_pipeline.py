@@ -284,3 +284,10 @@ def test_schedules_of_groups_and_warm_ups_advance():
         for i in range(2):
             step(*cases.tensors(cases.batch(i)))
     assert (schedule.last_epoch, own.last_epoch, warm_up()) == (2, 2, 1e-2)
+
+
+def test_a_part_in_evaluation_mode_stays_there():
+    network, _, step = made()
+    network.embed.eval()
+    step(*cases.tensors(cases.batch(0)))
+    assert network.training and not network.embed.training
