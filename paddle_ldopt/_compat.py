@@ -71,7 +71,7 @@ def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
 
 @functools.cache
 def count_writes() -> None:
-    """Let the writes of which Paddle leaves no trace count for `write_of`."""
+    """Count the writes that Paddle does not record, for `write_of`."""
     initializer = paddle.nn.initializer.Initializer
     for cls, name, place in (
         (EagerParamBase, "set_value", 0),

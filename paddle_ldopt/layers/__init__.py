@@ -1,9 +1,8 @@
 """Find the layer of each parameter and the ratio of its learning rate.
 
 - `map`: `LayerMap`, a model's parameters with their layers. `find` measures them in a forward pass
-  (`measure`: the graph, `towers`: stacks of blocks, `place`: all other parameters) or finds them by names (`names`);
-  a user's rules come last.
-- `decay`: `Layer`, `LayerDecay` and its ratio of each parameter; `table`: rates and ratios by layer, to print.
+  (`measure`: the graph, `towers`: stacks of blocks, `place`: all other parameters) or finds them by names (`names`).
+- `decay`: `LayerDecay` and its ratio of each parameter; `table`: rates and ratios by layer.
 """
 
 from .decay import CONVENTIONS, Layer, LayerDecay, as_decay

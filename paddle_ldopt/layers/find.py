@@ -1,8 +1,7 @@
-"""The layers of a model's parameters: who decides what.
+"""The layers of a model's parameters.
 
-A user's rules come first. Other parameters that a forward pass used are where it computes with them (`MeasuredModel`);
-those that it did not use are beside their neighbors. Without a pass, or where most did not take part in it, names and
-their order decide (`NamedModel`). A shared parameter is in the lowest of its layers. What is not sure is a doubt.
+A user's rules decide first, then a forward pass (`MeasuredModel`); parameters outside the pass go with their neighbors.
+Without a pass, names and their order decide (`NamedModel`). Uncertain layers are doubts.
 """
 
 import itertools

@@ -67,8 +67,8 @@ class LayerMap:
             rules: override the layers found. A dict maps a regular expression (`re.search`) to a layer id,
                 "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0, with an
                 offset for a stack behind another one: ``r"\1 + 12"``. Gaps in the numbers are closed. A callable takes
-                a name and returns one of these, or None to keep the layer found. Blocks of which rules place all
-                parameters leave their tower.
+                a name and returns one of these, or None to keep the layer found. Blocks whose
+                parameters are all placed by rules leave their tower.
 
         Raises ValueError if no blocks are found, most are in lists with unknown names, or a rule is invalid or leaves
         layers empty. A warning lists the layers that are guesses.
@@ -85,16 +85,16 @@ class LayerMap:
     ) -> "LayerMap":
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
-        With an `example` the layers are measured in one forward pass: blocks are parts that are alike and each computed
-        from the one before, embeddings are what the first block is computed from, the head is what no block is
-        computed from. The pass runs in evaluation mode and leaves the model and random states as they were. Without an
-        `example` the layers are found by names; whatever these leave open is a warning or an error.
+        With an `example` the layers are measured in one forward pass: blocks are alike, each computed from the previous
+        one; the embeddings feed the first block, the head feeds none. The pass runs in evaluation mode and restores the
+        model and random states. Without an `example` the layers are found by names, with warnings where these are
+        unclear.
 
         Args:
             model: the network to train.
             example: a batch as the model takes it: a Tensor, a tuple or list (positional arguments), a dict (keyword
                 arguments), or a callable that takes the model and runs it. One row is enough.
-            rules: as in `from_names`; they override what was measured.
+            rules: as in `from_names`; they override measured layers.
 
         Shared parameters count once, in the lowest of their layers. Raises ValueError for a pipeline stage (use
         `trainer.map_layers`) and if the forward pass fails; other errors and warnings as in `from_names`.

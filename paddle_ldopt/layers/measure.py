@@ -1,4 +1,4 @@
-"""One forward pass of a model: which sublayers ran, and the graph of what each result was computed from."""
+"""One forward pass of a model: which sublayers ran, and the graph of their results."""
 
 import contextlib
 import warnings

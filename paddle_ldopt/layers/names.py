@@ -1,4 +1,4 @@
-"""The layers of a model by the names of its parameters, without a forward pass: what is sure, and doubts."""
+"""The layers of a model by the names of its parameters, without a forward pass, with doubts."""
 
 import os
 import re
@@ -62,7 +62,7 @@ class NamedModel:
         return all(name in self.placed for name in self.tree.inside[path])
 
     def _lists(self, within: str) -> list[Tower]:
-        """Return the outermost numbered lists in a part, of which at least half the items are like another one."""
+        """Return the outermost numbered lists in a part with at least half of the items alike."""
         tree, found = self.tree, []
         taken: set[str] = set()
         inside = [path for path in tree.children if within in ancestors(path)]
@@ -117,7 +117,7 @@ class NamedModel:
         raise refusal(NoBlocksError, f"{problem} {_HOW}", names=first_few(self.tree.names, 8))
 
     def _doubts_of_towers(self) -> Iterator[str]:
-        """Yield a sentence for what may be no tower, or towers that may follow one another."""
+        """Yield a sentence for doubtful towers, and for towers that may follow one another."""
         names = [tower.name for tower in self.towers]
         for found in self.unknown if self.towers else ():
             yield f"'{found.name}' is a list of {found.depth} items that are no blocks, unlike those of {quoted(names)}"
@@ -151,7 +151,7 @@ class NamedModel:
             self.layers[tables[0]] = tower.layer(0)
 
     def _outside(self, name: str) -> Layer:
-        """Return the embeddings or the head for a parameter outside of the blocks, and note what is not sure."""
+        """Return the embeddings or the head for a parameter outside of the blocks; note doubts."""
         path = name.split(".")[:-1]
         shared = [len(os.path.commonprefix([path, t.name.split(".")])) for t in self.towers]
         common = max(shared, default=0)

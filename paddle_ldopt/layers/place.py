@@ -1,4 +1,4 @@
-"""The layer of each parameter of a measured model: what a parameter feeds, and what its first use is computed from."""
+"""The layer of each parameter of a measured model, by the blocks before and behind its uses."""
 
 import functools
 import operator
@@ -17,8 +17,8 @@ from .towers import Measured, Tree, ancestors, tower_for
 class MeasuredModel:
     """The towers of a model and the layers of its parameters.
 
-    A parameter outside of the blocks goes with what it feeds first: block 0 (embeddings), a later block (the block
-    before it), the inside of a block (that block), or none (the head of what its use is computed from).
+    A parameter outside of the blocks is placed by the first block that it feeds: block 0 (embeddings), a later block
+    (the block before it), the inside of a block (that block), or none (the head).
     """
 
     def __init__(self, model: nn.Layer, example: Example, params: Mapping[str, Tensor]) -> None:
@@ -63,7 +63,7 @@ class MeasuredModel:
     def _trace(self) -> set[str]:
         """Note the towers that each node is computed from and the first block of each that a parameter feeds directly.
 
-        Return what the first block computes for all blocks: T5's relative positions.
+        Return the tables of the first block that all blocks read: T5's relative positions.
         """
         self._calls: list[tuple[int, int, set[int], set[int]]] = []  # tower, layer id, inputs, outputs
         for t, tower in enumerate(self.towers):

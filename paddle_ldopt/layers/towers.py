@@ -14,7 +14,7 @@ from .measure import Call, Pass, from_to
 
 Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
 _LISTS = (nn.Sequential, nn.LayerList, nn.LayerDict)
-# What the graph does not say: which of the chains in a model are its blocks. "Weights" are without biases.
+# The graph does not tell which chains in a model are its blocks. "Weights" are without biases.
 LEAST_WEIGHTS = 3  # of a block: a residual or attention block has three; plain convolutions have fewer
 _SHARE = 1 / 3  # of the model's weights that its blocks have at least, else thinner blocks are tried
 _LIGHT = 1 / 3  # of the weights of the heaviest block: a stack, or item of a list, of less is a neck, stem or head
@@ -46,7 +46,7 @@ class Tree:
         return median(self.weight(*block) for block in tower.blocks)
 
     def parts(self, names: Collection[str]) -> list[str]:
-        """Return names, or the paths of parts in the place of all their parameters."""
+        """Return names, or the paths of parts instead of all their parameters."""
         found: dict[str, None] = {}
         for name in names:
             above = [path for path in ancestors(name.rpartition(".")[0]) if path]
@@ -131,13 +131,13 @@ class Measured:
         for path, calls in self.calls.items():
             for node in {node for call in calls for node in call.outputs}:
                 seeds[node] = seeds.get(node, 0) | self._bit[path]
-        # for each node the bits of the parts that compute it, and of those that it is computed from
+        # for each node the bits of the parts that compute it and of the parts before it
         self._made = [bits | seeds.get(node, 0) for node, bits in enumerate(measured.collect(seeds))]
         self.light: list[Tower] = []  # stacks too small to be blocks
         towers = self.towers = self._joined(self._stacks(), in_sequence=True)
         starts = [tower.blocks[0][0] for tower in towers]
         fed = [[any(self.feeds_main(path, start) for path in tower.paths) for start in starts] for tower in towers]
-        self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one that is computed from them
+        self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one computed from them
         for i, tower in enumerate(towers):
             before = [j for j in range(len(towers)) if j != i and fed[j][i]]
             last = [towers[j].name for j in before if not any(fed[j][k] for k in before if k != j)]
@@ -252,7 +252,7 @@ class Measured:
         return run if tower.blocks == run.blocks else tower
 
     def _joined(self, stacks: list[Tower], in_sequence: bool = False) -> list[Tower]:
-        """Return stacks in the order of the pass, those that make one chain as one."""
+        """Return stacks in the order of the pass, united where they make one chain."""
         towers: list[Tower] = []
         for stack in sorted(stacks, key=lambda stack: self._when(stack.blocks[0][0])):
             stack = dataclasses.replace(stack)

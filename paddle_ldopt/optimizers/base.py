@@ -49,7 +49,7 @@ class LayerwiseOptimizer(OneStep):
     n_layers: int = N_LAYERS
     has_documented_hook: bool  # whether the hook is `layerwise_lr_decay`
     _options: Values  # the optimizer's own, which a group may override
-    _rule_options: Values  # those that the rule takes
+    _rule_options: Values  # in the rule's signature
     lr_function: Optional[StepFunction] = None  # a rate that depends on the optimizer's own steps
     _groups: dict[str, Values] = {}  # param.name -> its group
 

@@ -1,7 +1,7 @@
 """The update by Paddle's operations: the rule on a stack [k, ...] of parameters of one shape, type and set of options.
 
-State tensors share the memory of a row of the stack. If one has other memory (after loading, casting or copying), the
-batch is built again. Parameters and gradients are copied into a stack in each step.
+State tensors are rows of the stack. If one has other memory (after loading, casting or copying), the batch is built
+again. Parameters and gradients are copied into a stack in each step.
 """
 
 import collections

@@ -1,9 +1,8 @@
 """Tensors split over processes: the shard of a parameter, sums over its shards, and its state for checkpoints.
 
-A rule sees one shard. It yields sums over the shard and receives the sums over all shards. In every shard, sums of
-rows, columns or channels have the size of the whole tensor, with zeros where the shard has no element, and size 1 in
-the summed dimensions: rows [..., R, 1], columns [..., 1, C]. In a stack of whole parameters, [k, ..., R, C], they are
-sums of each parameter.
+A rule sees one shard. It yields sums over the shard and receives the sums over all shards. Sums of rows, columns or
+channels have the size of the whole tensor, with zeros outside the shard, and size 1 in the summed dimensions: rows
+[..., R, 1], columns [..., 1, C]; in a stack [k, ..., R, C], of each parameter.
 """
 
 import copy

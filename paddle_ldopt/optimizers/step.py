@@ -6,8 +6,7 @@
            -> Batch.update      the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
                                 Paddle's AdamW kernel; tensors split over processes in `prepared_shards`
 
-In a static graph and in `dist.shard_optimizer`, Paddle calls `_append_optimize_op` for one parameter after another,
-which runs the same rule.
+In a static graph and in `dist.shard_optimizer`, Paddle's `_append_optimize_op` runs the same rule for each parameter.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Checkpoints for any layout, saved and loaded by any number of processes.
 
-`paddle.distributed.save_state_dict` writes the tensors, in pickles. This module gives it their places, and adds the
-schedule, checksums and a record of the optimizer.
+`paddle.distributed.save_state_dict` pickles the tensors. This module gives it their places, and adds schedules,
+checksums and a record of the optimizer.
 """
 
 import importlib

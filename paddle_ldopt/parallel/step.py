@@ -200,7 +200,7 @@ class PipelineWithLossScale:
     raised in all processes before anything changes. After an error in a stage, the others time out: restart from the
     last checkpoint.
 
-    Each update also **advances the schedules**, also of groups: only call the `step` of one that takes a metric.
+    Each update **advances the schedules**, also of groups: call only the `step` of schedules with a metric.
 
     Args:
         network (paddle.nn.Layer): from `fleet.distributed_model` or `paddle.DataParallel`; plain in one process.

@@ -1,7 +1,7 @@
 """Schedules by a curve, a function from a step to a factor of the peak.
 
-With w the steps of the warm-up and k = step - w, all curves start with step / w unless their docstring says otherwise.
-Operations are in the order of transformers', so the numbers agree except for the last bit.
+With w the steps of the warm-up and k = step - w, curves start with step / w unless their docstring says otherwise.
+Operations are in transformers' order, so numbers agree except for the last bit.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """Types of options, base classes, the table of schedules, and `get_scheduler`.
 
-The options of a kind are read from its function's signature. The function checks limits that depend on the peak or on
-another option.
+A kind's options are in its function's signature; the function checks limits that depend on the peak or another option.
 """
 
 import dataclasses

@@ -22,7 +22,7 @@ class WarmUp(Schedule):
     Args:
         initial_learning_rate: :math:`l_0`, the rate at the end of the warm-up.
         decay_schedule_fn: the rate after the warm-up: a function of the steps since then, from 0, or a Paddle scheduler
-            without a metric, of which a copy is stepped.
+            without a metric; a copy of it is stepped.
         warmup_steps: w.
         power: 1 is linear.
         name: a label for `get_config`.
