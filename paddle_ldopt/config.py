@@ -348,8 +348,9 @@ def changed_fields(args: Any) -> dict[str, Any]:
     changed = {}
     for field in dataclasses.fields(args) if dataclasses.is_dataclass(args) else ():
         make: Any = field.default_factory
-        if getattr(args, field.name) != (field.default if make is dataclasses.MISSING else make()):
-            changed[field.name] = getattr(args, field.name)
+        value, default = getattr(args, field.name), field.default if make is dataclasses.MISSING else make()
+        if value is not default and not (isinstance(value, type(default)) and value == default):
+            changed[field.name] = value
     return changed
 
 

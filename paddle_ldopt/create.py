@@ -54,7 +54,7 @@ def build_optimizer(
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
     decay, ours = as_decay(layerwise_decay), issubclass(info.cls, LayerRates)
     has_hook = any(arguments.get(name) is not None for name in ("name_dict", "lr_ratio"))
-    has_hook = has_hook or arguments.get("set_param_lr_fun") not in (None, layerwise_lr_decay)
+    has_hook = has_hook or not any(arguments.get("set_param_lr_fun") is one for one in (None, layerwise_lr_decay))
     if (has_hook or layers is not None) and (rules is not None or example is not None):
         wrong = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
         if has_hook:

@@ -134,14 +134,14 @@ def load_checkpoint(
             todo = "Build the same network and optimizer, or give strict=False where parameters are new."
             message = f"The checkpoint is of another optimizer or network: {'; '.join(problems[:3])}. {todo}"
             raise refusal(ValueError, message, folder=path, strict=strict)
+        parts = schedules_of(unwrap(optimizer))
         schedules = _read_pickle(path, SCHEDULE) if os.path.exists(os.path.join(path, SCHEDULE)) else {}
         to_load = states_to_load(schedules, parts, record, present)
         set_parts(parts, set_parts(parts, to_load))  # try them, then restore: another process may refuse
-        own = state, to_load, step_of_state(schedules.get("schedule")), saved, found
+        own = state, parts, to_load, step_of_state(schedules.get("schedule")), saved, found
         return own, (set(state), digest(os.path.join(path, RECORD)))
 
-    parts = schedules_of(unwrap(optimizer))
-    (state, to_load, step, saved, found), shared = together(prepare)
+    (state, parts, to_load, step, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
     if any(one != digests[0] for one in digests):
         message = "All processes must load the same checkpoint: give the same `folder`."
