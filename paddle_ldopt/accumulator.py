@@ -146,7 +146,9 @@ class GradientAccumulator:
         """Return the divisor of each sum; of an expert, the divisor of this process."""
         local = _experts(self._parameters, len(self._sums)) if self._own else []
         both = []
-        for count, weight in [(self._count, self._weight), self._own if self._own and local else (0, 0.0)]:
+        own_count, own_weight = self._own if self._own and local else (0, 0.0)
+        # a process whose weights are all 0 has sums of 0
+        for count, weight in [(self._count, self._weight), (own_count, own_weight or 1.0)]:
             divisor = {"sum": 1.0, "mean": float(count), "token": weight}[self.reduction] if count else 1.0
             if divisor == 0:
                 raise ValueError(f"At least one weight must be above 0. Received: weight=0 in all of {count} calls")

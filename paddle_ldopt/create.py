@@ -61,7 +61,8 @@ def build_optimizer(
             wrong = "`rules` and `example` have no effect beside a hook or `name_dict`: give one of the two."
         raise refusal(ValueError, wrong, rules=rules, example=type(example).__name__)
     arguments = {**arguments, **_parameters(model, groups, arguments)}
-    grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
+    given = arguments.get("parameters")
+    grouped = isinstance(given, (list, tuple)) and any(isinstance(item, dict) for item in given)
     if model is not None and not grouped and not arguments.get(info.own_exclusion):
         arguments.setdefault("apply_decay_param_fun", _decayed(info, model, layers, arguments))
     if checked_number(max_grad_norm, "max_grad_norm") > 0:
@@ -88,7 +89,7 @@ def build_optimizer(
             wrong = "Paddle ignores these keys of a group. 'learning_rate' is a multiplier of the optimizer's rate."
             raise refusal(ValueError, wrong, keys=unknown_keys)
     if decay == OFF:  # else `apply_layerwise_decay` warns
-        warn_of_absolute_rates(arguments["parameters"] if groups is not None else [])
+        warn_of_absolute_rates(arguments["parameters"] if grouped else [])
     opt = info.cls(**arguments)
     return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
 
@@ -106,7 +107,8 @@ def _parameters(model: Any, groups: Any, arguments: dict[str, Any]) -> dict[str,
         sharded = is_sharded()  # whose version 2 refuses frozen parameters
         return {"parameters": [param for param in model.parameters() if not (sharded and param.stop_gradient)]}
     items = list(groups) if hasattr(groups, "__iter__") and not hasattr(groups, "__array__") else []
-    if not items or not all(isinstance(item, dict) or hasattr(item, "stop_gradient") for item in items):
+    kinds = [dict if isinstance(item, dict) else hasattr(item, "stop_gradient") for item in items]
+    if kinds not in ([dict] * len(items), [True] * len(items)) or not items:
         raise wrong_type(groups, "groups", "a list of parameters, or of parameter groups as dicts")
     return {"parameters": items}
 

@@ -375,3 +375,14 @@ def test_a_parameter_beside_the_model_with_an_unreduced_gradient_is_refused():
     with pytest.raises(ValueError, match="accumulate a Layer that contains all.*Received: others='linear"):
         accumulator.apply(optimizer)
     assert all((param.numpy() == value).all() for param, value in zip(model.parameters(), before))
+
+
+def test_a_process_without_tokens_has_no_gradient_of_its_experts():
+    model = paddle.nn.Linear(2, 1)
+    model.weight.no_sync = True
+    accumulator = GradientAccumulator("token")
+    model(paddle.ones([1, 2])).sum().backward()
+    accumulator(model, weight=0)
+    accumulator.synchronize()
+    accumulator._weight = 3.0  # of other processes
+    assert not accumulator.gradients[0].numpy().any()

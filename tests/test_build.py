@@ -303,3 +303,18 @@ def test_several_networks_need_a_function_as_example():
     networks = [paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)]
     with pytest.raises(TypeError, match="`example` must be a function"):
         ldopt.create("adamwdl", networks, 0.5, example=paddle.ones([1, 2]))
+
+
+def test_groups_are_groups_under_either_name_and_are_not_mixed_with_parameters():
+    model = paddle.nn.Linear(2, 2)
+    groups = [{"params": model.parameters()}]
+    opt = ldopt.create("lamb", model, parameters=groups, weight_decay=0.1, learning_rate=0.1)
+    assert all(map(opt.has_nonzero_weight_decay, model.parameters())), "as with `groups`"
+    with pytest.raises(TypeError, match="`groups` must be"):
+        ldopt.create("adamw", model, groups=[groups[0], *model.parameters()])
+
+
+def test_a_map_of_names_alone_is_refused():
+    layers = ldopt.LayerMap.from_names(["embed.w", "layers.0.w", "layers.1.w", "classifier.w"])
+    with pytest.raises(ValueError, match="use `LayerMap.from_model`"):
+        ldopt.AdamWDL(0.1, parameters=paddle.nn.Linear(2, 2).parameters(), layers=layers, layerwise_decay=0.5)

@@ -242,7 +242,7 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
                 options, lr = rows.options[rows.kinds[row]], rows.rates[rows.kinds[row]] * rows.scales[row]
                 tensors = rows.params[row], rows.grads[row]
                 running.append((shard, *started(optimizer, *tensors, options, lr, shard, count)))
-            elif waited_for and optimizer.layerwise_ratio(param) != 0.0:
+            elif waited_for and not optimizer.is_elementwise and optimizer.layerwise_ratio(param) != 0.0:
                 # this process has no element: the others wait for its sums, which are zeros
                 dtype, state = compute_dtype(param), Values()
                 empty = paddle.zeros([0], dtype)

@@ -156,6 +156,9 @@ class LayerRates(LayerwiseInterface, Optimizer):
     def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
         if not hasattr(layers, "ratios") or isinstance(layers, type):
             raise refusal(TypeError, "`layers` must be a LayerMap.", f"layers={type(layers).__name__}")
+        if not layers.name_dict:
+            wrong = "A map made by `from_names` does not know the parameters: use `LayerMap.from_model`."
+            raise refusal(ValueError, wrong, layers=layers)
         decay, ratios = as_decay(layerwise_decay), layers.ratios(layerwise_decay)
         if decay.preserve_mean and (frozen := layers.frozen_blocks(ratios)):
             effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
