@@ -244,7 +244,7 @@ def describe(optimizer: Optimizer, names: dict[str, str], types: Optional[dict[s
 
 
 def schedules_of(optimizer: Optimizer) -> dict[str, LRScheduler]:
-    """Return the optimizer's schedule as "schedule", and those of its groups as "group_0", "group_1"..."""
+    """Return the optimizer's schedule as "schedule", the schedules of its groups as "group_0", "group_1"..."""
     groups = [group for group in optimizer._param_groups or [] if isinstance(group, dict)]
     rates = {"schedule": optimizer._learning_rate, **{f"group_{i}": group.get("lr") for i, group in enumerate(groups)}}
     return {name: rate for name, rate in rates.items() if isinstance(rate, LRScheduler)}
@@ -261,7 +261,7 @@ def _keys(state: Any) -> Any:
 
 
 def states_to_load(saved: dict[str, Any], parts: Mapping[str, Any], was: Record, now: Record) -> dict[str, Any]:
-    """Return the saved states of parts, without those of schedules of another class."""
+    """Return the saved states of parts, except of schedules of another class."""
     before, present = ({"schedule": one["schedule"], **one["group_schedules"]} for one in (was, now))
     return {name: saved[name] for name in parts if name in saved and before.get(name) == present.get(name)}
 

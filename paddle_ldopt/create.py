@@ -17,7 +17,7 @@ from .layers.find import Rules
 from .layers.measure import Example
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
 from .optimizers.layer_rates import layerwise_lr_decay, warn_of_absolute_rates
-from .optimizers.options import REGISTRY, bool_option
+from .optimizers.options import GROUP_KEYS, GROUP_LABELS, REGISTRY, bool_option
 from .rates import decayed_parameter_names
 
 OFF = LayerDecay(1.0)
@@ -84,13 +84,13 @@ def build_optimizer(
         if layers is not None:
             arguments["layers"] = layers
         return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
-    for group in arguments["parameters"] if grouped else []:
-        if unknown_keys := sorted(group.keys() - {"params", "learning_rate", "weight_decay", "grad_clip", "name"}):
-            wrong = "Paddle ignores these keys of a group. 'learning_rate' is a multiplier of the optimizer's rate."
-            raise refusal(ValueError, wrong, keys=unknown_keys)
+    keys = {key for group in arguments["parameters"] for key in group} if grouped else set()
     if decay == OFF:  # else `apply_layerwise_decay` warns
         warn_of_absolute_rates(arguments["parameters"] if grouped else [])
     opt = info.cls(**arguments)
+    if ignored := sorted(keys - GROUP_KEYS - GROUP_LABELS - opt._default_dict.keys()):
+        wrong = "Paddle ignores these keys of a group. 'learning_rate' is a multiplier of the optimizer's rate."
+        raise refusal(ValueError, wrong, keys=ignored)
     return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
 
 

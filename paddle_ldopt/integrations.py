@@ -68,7 +68,7 @@ def from_settings(
         if not isinstance(shapes, (list, tuple)):
             raise wrong_type(shapes, "example", "a shape such as [1, 3, 224, 224], or a dict of shapes")
         example = paddle.zeros(shapes)
-    if isinstance(model, paddle.nn.LayerDict) and example is not None:  # networks, of which the first takes the batch
+    if isinstance(model, paddle.nn.LayerDict) and example is not None:  # the first network takes the batch
         first, batch = next(iter(model.values())), example
         example = lambda _: first(**batch) if isinstance(batch, dict) else first(batch)  # noqa: E731
     known = [*info.settings, *DECAY_OPTIONS, "rules", "example", _ALLOW]

@@ -318,3 +318,9 @@ def test_a_map_of_names_alone_is_refused():
     layers = ldopt.LayerMap.from_names(["embed.w", "layers.0.w", "layers.1.w", "classifier.w"])
     with pytest.raises(ValueError, match="use `LayerMap.from_model`"):
         ldopt.AdamWDL(0.1, parameters=paddle.nn.Linear(2, 2).parameters(), layers=layers, layerwise_decay=0.5)
+
+
+def test_keys_of_groups_that_paddle_reads_and_labels_are_taken():
+    model = paddle.nn.Linear(2, 2)
+    groups = [{"params": model.parameters(), "beta1": 0.5, "weight_decay": 0.0, "group": "decay", "lr_scale": 1.0}]
+    assert ldopt.create("adamw", model, groups=groups, learning_rate=0.1)._param_groups[0]["beta1"] == 0.5

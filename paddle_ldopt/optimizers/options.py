@@ -196,8 +196,8 @@ def optimizer_class(name: str) -> type:
 
 # ---- parameters and groups
 
-_GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
-_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
+GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
+GROUP_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
 
 
 def passed_on(local: Values) -> Values:
@@ -256,8 +256,8 @@ def checked_parameters(parameters: Any, options: dict[str, Option]) -> Any:
 def checked_group(group: dict[str, Any], options: dict[str, Option]) -> dict[str, Any]:
     if "params" not in group:
         raise refusal(ValueError, "A parameter group must have 'params'.", f"keys {shown(list(group))}")
-    known_keys = _GROUP_KEYS | {name for name, option in options.items() if option.group}
-    unknown = group.keys() - known_keys - _LABELS
+    known_keys = GROUP_KEYS | {name for name, option in options.items() if option.group}
+    unknown = group.keys() - known_keys - GROUP_LABELS
     if unknown:
         known = ", ".join(map(repr, sorted(known_keys)))
         received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
