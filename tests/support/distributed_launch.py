@@ -1,4 +1,4 @@
-"""Run a function in several local processes that can talk to each other (gloo, on a CPU), from a test.
+"""Run a function in several local processes that can talk to each other (gloo on a CPU, or a device each), from a test.
 
 The function (`worker`) is at the top of a module in this folder or of a test. It starts `fleet` by
 `distributed_setup.start_fleet` and returns anything that can be pickled: `first, second = launch(worker, ranks=2)`. The
@@ -72,14 +72,21 @@ def launch(function, ranks=2, timeout=120, grace=10, **config):
 def _environments(ranks):
     """Return the environment of each rank: all that `paddle.distributed.launch` sets and gloo reads."""
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks + 1)]
+    device = os.environ.get("LDOPT_DEVICE", "cpu").partition(":")[0]
     common = {
-        "PADDLE_DISTRI_BACKEND": "gloo",
+        "PADDLE_DISTRI_BACKEND": "gloo" if device == "cpu" else "xccl",
+        "PADDLE_XCCL_BACKEND": device,
         "PADDLE_MASTER": endpoints.pop(),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_TRAINERS_NUM": str(ranks),
     }
     return [
-        {**common, "PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoint}
+        {
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_CURRENT_ENDPOINT": endpoint,
+            **common,
+            f"FLAGS_selected_{device}s": str(rank),
+        }
         for rank, endpoint in enumerate(endpoints)
     ]
 
@@ -130,6 +137,7 @@ def _rank(folder):
         connect = core.create_or_get_global_tcp_store
         core.create_or_get_global_tcp_store = lambda: (_wait_for_store(), connect())[1]
     module, name, config = pickle.loads(pathlib.Path(folder, "task").read_bytes())
+    paddle.set_device(os.environ.get("LDOPT_DEVICE", "cpu").partition(":")[0])
     result = getattr(importlib.import_module(module), name)(**config)
     part = pathlib.Path(folder, f"part{os.environ['PADDLE_TRAINER_ID']}")
     part.write_bytes(pickle.dumps(result))

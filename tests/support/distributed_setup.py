@@ -15,6 +15,7 @@ from paddle.base import core
 from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.base import topology
 from paddle.distributed.fleet.meta_parallel import tensor_parallel
+from paddle.distributed.fleet.utils import tensor_fusion_helper
 
 __all__ = ["complete_cpu", "mend_paddle", "start_fleet"]
 
@@ -65,6 +66,9 @@ def mend_paddle(hcg, network, optimizer):
 
 def complete_cpu():
     """Make good what Paddle lacks on CPU and gloo, for those who start `fleet` themselves (a Trainer)."""
+    if paddle.get_device() != "cpu":
+        tensor_fusion_helper.alignment["fake"] = 256  # Paddle names the devices that it knows
+        return
     _complete_gloo()
     _complete_sharding()
     dist.ParallelEnv._device_id = 0  # a pipeline asks for it, and on CPU there is none
