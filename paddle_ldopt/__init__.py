@@ -31,7 +31,6 @@ from .optimizers import (
     apply_layerwise_decay,
     list_optimizers,
     optimizer_class,
-    reset_layerwise_decay,
 )
 from .optimizers.layer_rates import layerwise_lr_decay
 from .rates import decayed_parameter_names
@@ -82,7 +81,7 @@ __all__ = [
     "Adafactor", "AdafactorSchedule", "AdamWDL", "AdamWeightDecay", "Came", "Lamb", "Muon",
     "OptimizerInfo", "optimizer_class",
     # for Paddle's optimizers, and PaddleNLP's hook
-    "apply_layerwise_decay", "reset_layerwise_decay", "layerwise_lr_decay",
+    "apply_layerwise_decay", "layerwise_lr_decay",
     # schedules
     "CurveSchedule", "MetricSchedule", "ReduceLROnPlateau", "SchedulerType", "WarmUp",
     "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",

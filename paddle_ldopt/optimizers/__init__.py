@@ -34,11 +34,11 @@ from .muon import Muon
 from .._checks import Option
 from .base import LayerwiseOptimizer as LayerwiseOptimizer
 from .layer_rates import LayerRates as LayerRates
-from .layer_rates import apply_layerwise_decay, reset_layerwise_decay
+from .layer_rates import apply_layerwise_decay
 from .options import OptimizerInfo, list_optimizers, optimizer_class, register
 from .rule_optimizer import RuleOptimizer
 from .states import COLUMN, ELEMENT, ROW, SCALAR, State
 
 __all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb", "Muon"]
-__all__ += ["OptimizerInfo", "apply_layerwise_decay", "list_optimizers", "optimizer_class", "reset_layerwise_decay"]
+__all__ += ["OptimizerInfo", "apply_layerwise_decay", "list_optimizers", "optimizer_class"]
 __all__ += ["COLUMN", "ELEMENT", "ROW", "SCALAR", "Option", "RuleOptimizer", "State", "register"]  # for new optimizers

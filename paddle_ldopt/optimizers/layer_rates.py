@@ -143,8 +143,6 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
 
 # ---- optimizers
 
-_ATTRIBUTES = ("layers", "decay", "ratios", "layerwise_decay", "n_layers", "structured_names", "_lr_asked")
-
 
 class LayerRates(LayerwiseInterface, Optimizer):
     """A mixin that multiplies the rate of each parameter by its layer's ratio; it precedes Paddle's class."""
@@ -206,8 +204,8 @@ def warn_of_absolute_rates(groups: Iterable[Any]) -> None:
 def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
     """Give any Paddle optimizer layer-wise learning rates, in place, and return it.
 
-    Nothing is written into the parameters: a second call replaces the first, and other optimizers of the parameters do
-    not change.
+    Nothing is written into the parameters: a second call replaces the first (a decay of 1 undoes it), and other
+    optimizers of the parameters do not change.
 
     Args:
         optimizer (paddle.optimizer.Optimizer): also with a scheduler or parameter groups, or inside LookAhead, but not
@@ -244,32 +242,6 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     inner.__class__ = _layerwise_class(plain)  # in place: wrappers and schedules already hold this object
     more = {"layerwise_decay": layerwise_decay, "n_layers": layers.n_layers, "_lr_asked": set()}
     vars(inner).update(vars(rates), **more)
-    return optimizer
-
-
-def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
-    """Undo `apply_layerwise_decay` and return the optimizer.
-
-    An optimizer of this package keeps the decay of its constructor, with a warning.
-
-    Examples:
-        >>> import paddle, paddle_ldopt as ldopt
-        >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
-        >>> sgd = paddle.optimizer.SGD(0.1, parameters=encoder.parameters())
-        >>> decayed = ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5)
-        >>> type(ldopt.reset_layerwise_decay(decayed)) is paddle.optimizer.SGD
-        True
-    """
-    inner = _inside(optimizer)
-    plain = plain_class(inner)
-    if plain is not None:
-        inner.__class__ = plain
-        for name in _ATTRIBUTES:
-            vars(inner).pop(name, None)
-    elif isinstance(inner, LayerRates):
-        name = type(inner).__name__
-        idle = f"`reset_layerwise_decay` does not change {name}, which was built with its decay: build another one."
-        warnings.warn(problem(idle, f"optimizer={name}"), stacklevel=2)
     return optimizer
 
 

@@ -194,7 +194,6 @@ CALLS = {
         {"optimizer": Lazy(sgd), "layers": Lazy(layer_map), "layerwise_decay": 0.5},
         state=lambda function, arguments: type(arguments["optimizer"]),
     ),
-    "reset_layerwise_decay": row(ldopt.reset_layerwise_decay, {"optimizer": Lazy(sgd)}),
     "GradientAccumulator": row(ldopt.GradientAccumulator, {"reduction": "mean"}),
     "GradientAccumulator.__call__": Row(
         method(weighted, "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0),
