@@ -16,7 +16,7 @@ import dataclasses
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
-from common import classification, error
+from common import classification
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.comparison import Study
 from common.fine_tuning import fine_tune
@@ -89,10 +89,6 @@ def build(args, options, splits):
 def run(argv):
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare:
-        if args.layerwise_lr_decay == 1 or args.resume_from_checkpoint:
-            problem = "`compare` needs a `layerwise_lr_decay` below 1; to go on, give its `output_dir` again."
-            received = {name: getattr(args, name) for name in ("layerwise_lr_decay", "resume_from_checkpoint")}
-            raise error(problem, **received)
         unsaved = ["--evaluation_strategy=no", "--save_strategy=no", "--no_load_best_model_at_end"]
         decays, seeds = [1.0, args.layerwise_lr_decay], range(args.seed, args.seed + options.compare_seeds)
         given = [*argv, "--compare=False", *unsaved]  # each run adds its own rate, decay, seed and folder

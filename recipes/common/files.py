@@ -53,13 +53,14 @@ class Notes:
     encodings: set = field(default_factory=set)
     texts: bool = False  # whether tagged words are those of texts with spans
     overlapping: int = 0  # spans that were dropped
+    unread: set = field(default_factory=set)  # columns of conversations that models need and recipes ignore
 
     def drop(self, dropped, rows, source):
         """Count the rows of a file and (place, what it lacks) of those dropped; refuse a file with many of these."""
         if len(dropped) > DROPPED * rows:
             raise wrong_rows([f"{place} has no {name}" for place, name in dropped], rows, source)
         self.rows += rows
-        self.dropped.update(f"without a{'n' * name.startswith('a')} {name}" for _, name in dropped)
+        self.dropped.update(f"without a{'n' * name.startswith(('a', 'i'))} {name}" for _, name in dropped)
 
     def __str__(self):
         roles = {option.rpartition("_")[0].replace("_", " "): name for option, name in self.columns.items()}
@@ -68,7 +69,8 @@ class Notes:
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items() if count)
         kept = f"{dropped}; scores cover {self.rows - sum(self.dropped.values())} of {self.rows} rows"
         spans = f" Spans dropped: {self.overlapping} that overlap a longer one." if self.overlapping else ""
-        return f"{columns}{read} Rows dropped: {kept if dropped else 'none'}.{spans}"
+        unread = f" Columns not read: {', '.join(sorted(self.unread))}." if self.unread else ""
+        return f"{columns}{read} Rows dropped: {kept if dropped else 'none'}.{spans}{unread}"
 
 
 def wrong_rows(problems, rows, source):

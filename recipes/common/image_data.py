@@ -25,17 +25,18 @@ def digits(wanted):
 
 
 def folder_rows(path, notes):
-    """Return [(file, class), ...] of a folder with a subfolder for each class; drop files that cannot be opened."""
-    files, rows = [file for file in sorted(path.glob("*/*")) if file.is_file() and file.name[0] != "."], []
+    """Return [(file, class), ...] of a folder with a subfolder for each class; drop files that are no images."""
+    files = [file for file in sorted(path.glob("*/*")) if file.is_file() and file.name[0] != "."]
+    rows, dropped = [], []
     for file in files:
         try:
             with Image.open(file):
                 rows.append((file, file.parent.name))
         except OSError:
-            notes.dropped["that cannot be opened"] += 1
+            dropped.append((file.relative_to(path), "image"))
     if not rows:
         raise error("The folder has no images (such as .jpg) in a subfolder for each class.", data=path)
-    notes.rows += len(files)
+    notes.drop(dropped, len(files), path)
     return rows
 
 

@@ -36,6 +36,7 @@ def load_pairs(options, own, conversations=False):
         if conversations and (talks := talks_of(names, table, source)):
             answered = lambda turns: any(role == "assistant" and text for role, text in turns)  # noqa: E731
             notes.drop([(place, "answer") for place, turns in talks if not answered(turns)], len(talks), source)
+            notes.unread.update(name for name in ("tools", "functions") if name in names)
             return [turns for _, turns in talks if answered(turns)]
         others = {"source_field": ("0",), "target_field": ("1",)} if len(names) == 2 else {}
         found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes, others)]

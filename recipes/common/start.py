@@ -38,6 +38,7 @@ CHOICES = {  # valid values, known without Paddle
 }
 LEAST = {"early_stopping_patience": 1, "num_train_epochs": 0, "logging_steps": 1, "gradient_accumulation_steps": 1}
 LEAST |= {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1}  # of the Trainer's arguments
+MOST = {"layerwise_lr_decay": 1, "warmup_ratio": 1}
 OF_SWEEP = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_from_checkpoint")
 MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size"}  # which no spelling is near to
 
@@ -103,6 +104,11 @@ def check(script, argv):
     if "weights" in known and first.get("data", "digits") != "digits" and not {"model", RESUMED} & set(first):
         problem = "Images of your own need a model, such as `--model resnet50`; `digits` is a toy for tests."
         raise error(problem, data=first["data"], model=None)
+    compares = "compare" in given and first.get("compare", "true").lower() in TRUTHS[:5]
+    if compares and (RESUMED in given or first.get("layerwise_lr_decay") in ("1", "1.0")):
+        problem = "`compare` needs a `layerwise_lr_decay` below 1; to go on, give its `output_dir` again."
+        received = {name: first[name] for name in ("layerwise_lr_decay", RESUMED) if name in first}
+        raise error(problem, **received)
     if "arguments" in known and "arguments" in first:  # a sweep has those of a recipe
         recipe, argv = first.get("recipe") or known["recipe"][1].args[0].value, shlex.split(first["arguments"])
         check(Path(script).with_name(f"{recipe}.py"), argv)
@@ -174,6 +180,8 @@ def _problem(name, value, known, choices):
         least = own[0] if own else LEAST.get(name, number)
         if number < least:
             return error(f"`{name}` must be {least} or more.", **{name: number})
+        if number > MOST.get(name, number):
+            return error(f"`{name}` must be {MOST[name]} or less.", **{name: number})
     if kind == "bool" and value.lower() not in TRUTHS:
         return error(f"`{name}` must be true or false.", **{name: value})
     if value not in choices.get(name, (value,)):

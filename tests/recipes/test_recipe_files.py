@@ -153,8 +153,9 @@ def test_conversations_without_text_are_dropped_and_counted(tmp_path):
     part = {"type": "text", "text": "again"}
     parts = [{"role": "user", "content": [part, part]}, {"role": "assistant", "content": "a"}]
     talks = [{"messages": [{**parts[0], "content": f"ask {i}"}, parts[1]]} for i in range(60)]
-    found = load([*talks, {"messages": None}, {"messages": parts}])
-    assert "Rows dropped: 1 without an answer; scores cover 61 of 62 rows." in found.description
+    found = load([*talks, {"messages": None, "tools": "[]"}, {"messages": parts}])
+    told = "Rows dropped: 1 without an answer; scores cover 61 of 62 rows. Columns not read: tools."
+    assert told in found.description
     assert (("user", "againagain"), ("assistant", "a")) in [*found.train, *found.validation, *found.test]
     with pytest.raises(ValueError, match="Row 1 has no answer; Row 2 .*; Row 3 .*; 9 of 9 rows are wrong"):
         load([{"messages": parts[:1]}] * 9)

@@ -135,12 +135,16 @@ def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):
 
 
 def test_files_that_are_no_images_are_dropped_and_counted(photos):
-    for name in ("broken.png", "from a phone.heic", ".DS_Store"):
+    for name in ("broken.png", ".DS_Store"):
         (photos / "train/red" / name).write_bytes(b"not an image")
-    assert (
-        "Rows dropped: 2 that cannot be opened; scores cover 22 of 24 rows."
-        in image_data.load_images(str(photos)).description
-    )
+    for i in range(7):
+        shutil.copy(photos / "train/red/train0.png", photos / f"train/red/copy{i}.png")
+    found = image_data.load_images(str(photos)).description
+    assert "Rows dropped: 1 without an image; scores cover 29 of 30 rows." in found
+    (photos / "train/red/from a phone.heic").write_bytes(b"not an image")
+    wrong = "red/broken.png has no image; red/from a phone.heic has no image; 2 of 21 rows are wrong"
+    with pytest.raises(ValueError, match=wrong):
+        image_data.load_images(str(photos))
 
 
 def test_images_of_ones_own_need_a_model(photos):
