@@ -23,6 +23,7 @@ CORE += ["schedules/test_schedules.py", "schedules/test_warmup.py", "test_accumu
 # none of them needs PaddleNLP
 TOOLS = ["pytest>=8", "pytest-timeout", "pytest-xdist", "pytest-random-order", "hypothesis"]
 TOOLS += ["protobuf<7"]  # with 7, fleet refuses its own setting `hybrid_configs`, and VisualDL crashes
+TOOLS += ["setuptools"]  # Paddle 3.1 and 3.2 import it, and Python 3.12 has none
 
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["interpreters", "core"]
