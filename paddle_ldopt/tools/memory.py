@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from .._checks import checked_choice, checked_int, checked_number, refusal, shown, unknown
+from .._checks import checked_choice, checked_int, refusal, shown, unknown
 from ..layers.map import LayerMap
 from ..optimizers.options import REGISTRY, optimizer_class
 from ..optimizers.states import rule_shape
@@ -57,9 +57,8 @@ def estimate(
 
 
 def add_arguments(add: Callable[..., argparse.Action]) -> None:
-    add("--params", type=float, help="number of parameters of a typical decoder, at least 1e9")
     for name in inspect.signature(decoder).parameters:
-        add(f"--{name}", type=int, help="size of a decoder, instead of --params")
+        add(f"--{name}", type=int, help="size of a decoder of LLaMA's form")
     add("--model", help=MODEL)
     several = "optimizers (adamwdl), options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optim", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
@@ -71,15 +70,12 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
 def show(options: argparse.Namespace) -> None:
     sizes = {name: getattr(options, name) for name in inspect.signature(decoder).parameters}
     given = {name: value for name, value in sizes.items() if value is not None}
-    chosen = (options.params is not None) + bool(given) + (options.model is not None)
-    if chosen != 1 or (given and not {"hidden_size", "num_hidden_layers"} <= given.keys()):
-        message = "Give one of `--params`, `--model`, or `--hidden_size` and `--num_hidden_layers`."
-        raise refusal(ValueError, message, **{"--params": options.params, "--model": options.model, "shape": given})
+    if bool(options.model) == bool(given) or (given and not {"hidden_size", "num_hidden_layers"} <= given.keys()):
+        message = "Give either `--model`, or `--hidden_size` and `--num_hidden_layers`."
+        raise refusal(ValueError, message, **{"--model": options.model, "shape": given})
     if options.model:
         named = load_model(options.model).named_parameters()
         shapes = {name: tuple(param.shape) for name, param in named if not param.stop_gradient}
-    elif options.params is not None:
-        shapes = decoder_of_size(options.params)
     else:
         shapes = decoder(**{name: checked_int(value, f"--{name}", 1) for name, value in given.items()})
     uses = {}
@@ -96,10 +92,6 @@ def show(options: argparse.Namespace) -> None:
         print(json.dumps({"size": size, "bytes": uses}, indent=1))
         return
     print(f"{size / 1e9:.3g} B parameters, {options.dtype}; GiB in one process")
-    if options.params is not None:
-        blocks = sum(name.endswith("q_proj") for name in shapes)
-        nearest = f"--hidden_size {shapes['norm'][0]} --num_hidden_layers {blocks}"
-        print(f"nearest to --params {options.params:g}: {nearest}")
     from rich.console import Console
 
     rows = [[kind, *(f"{use[kind] / 2**30:.3g}" for use in uses.values())] for kind in next(iter(uses.values()))]
@@ -127,13 +119,3 @@ def decoder(
     whole = {**block, "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
     blocks = {f"layers.{i}.{name}": shape for i in range(num_hidden_layers) for name, shape in whole.items()}
     return {"embed_tokens": (vocab_size, hidden), **blocks, "norm": (hidden,), "lm_head": (hidden, vocab_size)}
-
-
-def decoder_of_size(params: float) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of a decoder of about `params` parameters, at least 1e9, of width h and h / 128 blocks."""
-    params = checked_number(params, "--params", 1e9, 1e14)
-    hidden = 1024 * round((params * 128 / 12) ** (1 / 3) / 1024)
-    one, two = (sum(map(math.prod, decoder(hidden, n).values())) for n in (1, 2))
-    layers = 1 + (params - one) / (two - one)
-    step = 8 if layers >= 32 else 4
-    return decoder(hidden, max(step, step * round(layers / step)))

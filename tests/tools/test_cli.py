@@ -177,6 +177,7 @@ def test_it_draws_a_file(tmp_path, capsys):
 
 
 TOWERS = ["layers", "--model", "{small}", "--layerwise_towers"]
+MEMORY = ["memory", "--hidden_size", "64", "--num_hidden_layers", "4", "--optim"]
 
 
 @pytest.mark.parametrize(
@@ -196,14 +197,13 @@ TOWERS = ["layers", "--model", "{small}", "--layerwise_towers"]
         ([*COSINE, DECAY, "0.8"], "Received: --layerwise_lr_decay=0.8, --layers=None"),
         ([*COSINE, "--layers", "12"], "Received: --layers=12"),
         ([*COSINE, "--plot", "out.txt"], "Received: --plot='out.txt'"),
-        (["memory"], "Received: --params=None, --model=None, shape={{}}"),
-        (["memory", "--params", "7e9", "--hidden_size", "8"], "shape={{'hidden_size': 8}}"),
-        (["memory", "--params", "7"], "`--params` must be in [1e+09, 1e+14]. Received: --params=7.0"),
+        (["memory"], "Received: --model=None, shape={{}}"),
+        ([*MEMORY, "came", "--model", "{small}"], "`--hidden_size` and `--num_hidden_layers`. Received: --model="),
         (["memory", "--hidden_size", "8"], "shape={{'hidden_size': 8}}"),
         (["memory", "--hidden_size", "0", "--num_hidden_layers", "1"], "Received: --hidden_size=0"),
-        (["memory", "--params", "7e9", "--optim", "came,name=lamb"], "Received: --optim='came,name=lamb'"),
-        (["memory", "--params", "7e9", "--optim", "came,beta1"], "Received: beta1=True"),
-        (["memory", "--params", "7e9", "--optim", "adam"], "the nearest is 'adamwdl'"),
+        ([*MEMORY, "came,name=lamb"], "Received: --optim='came,name=lamb'"),
+        ([*MEMORY, "came,beta1"], "Received: beta1=True"),
+        ([*MEMORY, "adam"], "the nearest is 'adamwdl'"),
     ],
 )
 def test_errors(arguments, says, small, tmp_path, capsys):

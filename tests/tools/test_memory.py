@@ -12,7 +12,7 @@ from state_bytes import ROWS, bytes_of
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.tools.cli import main
-from paddle_ldopt.tools.memory import decoder, decoder_of_size, estimate
+from paddle_ldopt.tools.memory import decoder, estimate
 
 CASES = {
     **ROWS,
@@ -71,11 +71,6 @@ def test_a_decoder_is_a_llama():
     assert sum(map(math.prod, decoder(4096, 32).values())) == 6_738_415_616
 
 
-@pytest.mark.parametrize("params", [1e9, 7e9, 70e9, 400e9, 1e12])
-def test_sizes_are_near_the_requested_number(params):
-    assert abs(sum(map(math.prod, decoder_of_size(params).values())) / params - 1) < 0.06
-
-
 def test_unknown_options_and_types():
     with pytest.raises(ValueError, match="'compression' is not a known option of 'lamb'"):
         estimate({"a": [2]}, "lamb", compression=True)
@@ -91,8 +86,8 @@ def run(capsys, *options):
 
 
 def test_the_command_shows_optimizers_side_by_side(capsys):
-    out = run(capsys, "--params", "7e9", "--optim", "came", "lamb")
-    assert "6.74 B parameters" in out and "nearest to --params 7e+09: --hidden_size 4096 --num_hidden_layers 32" in out
+    out = run(capsys, "--hidden_size", "4096", "--num_hidden_layers", "32", "--optim", "came", "lamb")
+    assert "6.74 B parameters" in out
     assert [line.split()[-2:] for line in out.splitlines() if line.startswith(" state")] == [["25.1", "50.2"]]
 
 
