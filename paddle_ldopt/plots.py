@@ -45,26 +45,6 @@ def plot_schedule(path: Path, steps: int, series: Series) -> str:
 
 
 def plot_table(table: Any, path: Path) -> str:
-    """Draw a `LayerTable`, one line for each tower, and return the path."""
-    axes = _new_axes(path)
-    towers: dict[str, list[Any]] = {}
-    for row in table.rows:
-        if row.tower or len({r.tower for r in table.rows}) == 1:
-            towers.setdefault(row.tower, []).append(row)
-    rated = all(row.peak_learning_rate is not None for row in table.rows)
-    for tower, rows in towers.items():
-        heights = [(row.peak_learning_rate if rated else row.ratio)[1] for row in rows]
-        axes.plot([row.index for row in rows], heights, marker="o", label=tower)
-    longest = max(towers.values(), key=len)
-    step = max(1, math.ceil(len(longest) / 14))
-    ticks = {row.index: row.label for i, row in enumerate(longest) if i % step == 0 or row is longest[-1]}
-    axes.set_xticks(list(ticks), [label.replace("block ", "").replace("embeddings", "emb") for label in ticks.values()])
-    if len(axes.lines) > 1:
-        name_lines(axes)
-    return _write(axes, path, "layer", _HEIGHT[rated])
-
-
-def plot_boxes(table: Any, path: Path) -> str:
     """Draw a `LayerTable`, one row of boxes for each tower, coloured by rate."""
     from matplotlib import colormaps, colors
     from matplotlib.cm import ScalarMappable
@@ -89,8 +69,9 @@ def plot_boxes(table: Any, path: Path) -> str:
     axes.set_xticks([])
     names = {"parse_math": False, "fontfamily": font_families()}
     axes.set_yticks([y + 0.5 for y in range(len(towers))], [tower or "shared" for tower in towers], **names)
-    axes.figure.colorbar(colour, ax=axes, label=_HEIGHT[rated], orientation="horizontal")
-    return _write(axes, path, "layers, in the order of the forward pass", "", top=len(towers))
+    ticks = {"ticks": [low, (low * high) ** 0.5, high], "format": "%.2g"}
+    axes.figure.colorbar(colour, ax=axes, label=_HEIGHT[rated], orientation="horizontal", **ticks).minorticks_off()
+    return _write(axes, path, "layers, from input to output", "", top=len(towers))
 
 
 def check_picture(path: Path, argument: str = "path") -> None:

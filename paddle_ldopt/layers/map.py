@@ -12,7 +12,7 @@ from paddle.optimizer import Optimizer
 from .._checks import first_few, nearest, refusal
 from .._compat import checked_model, name_before_copy, pipeline_of, unwrap_model
 from .._files import Path
-from ..plots import plot_boxes, plot_table
+from ..plots import plot_table
 from ..rates import Rate, RateOrSchedule, planned_rates, rates_of_optimizer
 from .decay import STATISTICS, Decay, Layer, LayerDecay, NoBlocksError, as_decay
 from .find import Found, Rules, layers_of_model, layers_of_names
@@ -210,9 +210,11 @@ class LayerMap:
         learning_rate: RateOrSchedule = None,
         optimizer: Optional[Optimizer] = None,
     ) -> str:
-        """Draw the rate of each layer into a .png, .svg or .pdf file and return its path; arguments as in `table`."""
-        draw = plot_boxes if self.source == "measured" else plot_table
-        return draw(self.table(layerwise_decay, learning_rate, optimizer), path)
+        """Draw the layers as boxes, coloured by rate, into a .png, .svg or .pdf file and return its path.
+
+        The arguments are those of `table`.
+        """
+        return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
 
     def fingerprint(self) -> dict[str, list[Any]]:
         """Return structured name -> [tower, layer id, depth]: the identity of the map, for JSON."""
