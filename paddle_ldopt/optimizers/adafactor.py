@@ -174,7 +174,11 @@ class Adafactor(FactoredOptimizer):
 
     def get_lr(self) -> float:
         """Return `lr`; with `relative_step` the rate of the first parameter's last update, 0.0 without one."""
-        return next(iter(self.used_lr().values()), 0.0) if self.sets_own_lr else float(super().get_lr())
+        return self.first_used_lr(parameters_of(self), 0.0) if self.sets_own_lr else float(super().get_lr())
+
+    def first_used_lr(self, params: list[Tensor], otherwise: float) -> float:
+        """Return the rate of the first updated parameter; reading the others' would wait for the device."""
+        return next((rate for rate in map(self.used_lr_of, params) if rate is not None), otherwise)
 
 
 class AdafactorSchedule(LRScheduler):
@@ -206,10 +210,9 @@ class AdafactorSchedule(LRScheduler):
 
     def get_lr(self) -> list[float]:
         """Return the rate of each group's first updated parameter."""
-        used = self.optimizer.used_lr()
         groups = self.optimizer._param_groups or []
         groups = [g["params"] for g in groups] if groups and isinstance(groups[0], dict) else [groups]
-        return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
+        return [self.optimizer.first_used_lr(group, self.base_lr) for group in groups]
 
     def step(self, epoch: Optional[int] = None) -> None:
         """Record the rates of the optimizer's last step; `last_lr` is the first group's."""

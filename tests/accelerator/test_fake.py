@@ -152,6 +152,18 @@ def test_a_steady_step_reads_nothing(name, feature, missing, scaler):
         assert scaler or steady["syncs"] == 0
 
 
+def test_a_schedule_reads_the_rate_of_one_parameter():
+    with paddle.utils.unique_name.guard():
+        params = params_of()
+        opt = ldopt.Adafactor(params, warmup_init=True)
+        schedule = ldopt.AdafactorSchedule(opt)
+    take_steps(opt, params)
+    before = counts()
+    schedule.step()
+    assert dict(zip(COUNTS, counts() - before))["d2h"] == 2  # its number of updates and its rate
+    assert schedule.get_lr() == [opt.get_lr()] == [opt.used_lr()[params[0].name]] != [0.0]
+
+
 def network():
     paddle.seed(1)
     net = paddle.nn.Sequential(paddle.nn.Linear(6, 8), paddle.nn.LayerNorm(8), paddle.nn.Linear(8, 1))

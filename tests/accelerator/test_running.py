@@ -79,8 +79,8 @@ def test_a_recipe_trains_on_a_device_for_each_process(devices, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_several_processes_train_on_a_device_each():
-    """Without sharding version 2, where Paddle's own AdamW differs, and `dist` tensors, which need a CPU or CUDA."""
+    """Without `dist` tensors, which need a CPU or CUDA."""
     names = ["distributed_optimizers", "parallel_checkpoints", "rates_distributed", "trainer_distributed"]
     tests = [f"tests/distributed/test_{name}.py" for name in names]
-    done = test_device.run(*tests, "-m", "not slow", "-k", "not v2 and not dist_tensors")
+    done = test_device.run(*tests, "-m", "not slow", "-k", "not dist_tensors")
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-9000:] + done.stderr[-1000:]

@@ -68,6 +68,7 @@ def complete_cpu():
     """Make good what Paddle lacks on CPU and gloo, for those who start `fleet` themselves (a Trainer)."""
     if paddle.get_device() != "cpu":
         tensor_fusion_helper.alignment["fake"] = 256  # Paddle names the devices that it knows
+        _keep_gradients_in_buffers()
         return
     _complete_gloo()
     _complete_sharding()
@@ -148,16 +149,20 @@ def _send_in_pairs():
 
 
 def _complete_sharding():
-    from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import dygraph_sharding_optimizer
     from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_storage
-    from paddle.distributed.fleet.utils import tensor_fusion_helper
 
     tensor_fusion_helper.alignment["cpu"] = 256
     tensor_fusion_helper.__current_device_type__ = "cpu"
-    dygraph_sharding_optimizer.DygraphShardingOptimizerV2.clear_grad = _clear_grad
+    _keep_gradients_in_buffers()
     # buffers are filled from copies on the CPU: elsewhere they are copies
     paddle.Tensor.cpu = paddle.Tensor.clone
     group_sharded_storage.cvt_to_device = lambda tensor, *args, **kwargs: tensor
+
+
+def _keep_gradients_in_buffers():
+    from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import dygraph_sharding_optimizer
+
+    dygraph_sharding_optimizer.DygraphShardingOptimizerV2.clear_grad = _clear_grad
 
 
 def _clear_grad(self, set_to_zero=True):
