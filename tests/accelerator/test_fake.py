@@ -11,6 +11,7 @@ import numpy as np
 import paddle
 import pytest
 from optimizer_cases import VARIANTS, every_optimizer, make, same, states
+from reference import make_params
 
 import paddle_ldopt as ldopt
 
@@ -49,12 +50,9 @@ def test_new_memory_is_nan_and_copies_are_counted():
 
 
 def params_of(dtype="float32", shapes=((4, 6), (4, 6), (6,), (6,), (2, 3, 4), ())):
-    holder, random = paddle.nn.Layer(), np.random.default_rng(0)
-    for i, shape in enumerate(shapes):
-        holder.add_parameter(f"w{i}", paddle.create_parameter(list(shape), "float32"))
-        holder.parameters()[i].set_value(random.normal(size=shape).astype("float32"))
-    holder.to(dtype=dtype)
-    return holder.parameters()
+    random = np.random.default_rng(0)
+    arrays = {f"w{i}": np.asarray(random.normal(size=shape)) for i, shape in enumerate(shapes)}
+    return list(make_params(arrays, dtype)[0].values())
 
 
 def take_steps(opt, params, steps=3, skip=lambda step: (), scaler=None, place=None):

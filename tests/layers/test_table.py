@@ -85,21 +85,6 @@ def test_applied_rates_are_those_of_a_step():
         np.testing.assert_allclose(before[n] - p.numpy(), 0.5 * ratios[p.name], rtol=1e-5, atol=1e-6)
 
 
-def test_what_weight_decay_the_table_sees():
-    model, layers = tied()
-    for name, how, decayed in (
-        ("Momentum", {"weight_decay": 0.1}, True),
-        ("Momentum", {}, False),
-        ("Adam", {"weight_decay": paddle.regularizer.L2Decay(0.1)}, True),
-        ("Lamb", {"lamb_weight_decay": 0.1}, True),
-        ("Lamb", {"lamb_weight_decay": 0.1, "exclude_from_weight_decay_fn": lambda p: True}, False),
-        ("AdamW", {"weight_decay": 0.0}, False),
-    ):
-        opt = getattr(paddle.optimizer, name)(0.1, parameters=model.parameters(), **how)
-        row = layers.table(optimizer=opt).rows[0]
-        assert row.with_weight_decay == (row.tensors if decayed else 0), name
-
-
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_decay_of_the_rate_is_shown(scheduled):
     model, layers = tied()
@@ -202,28 +187,30 @@ def test_plot_refuses_other_formats(tmp_path):
         LayerMap.from_names(names_of()).plot("rates.txt", layerwise_decay=0.8)
 
 
-@pytest.mark.parametrize("both", [False, True])
-def test_table_takes_a_decay_or_an_optimizer(both):
+def sgd(model):
+    return paddle.optimizer.SGD(0.1, parameters=model.parameters())
+
+
+SETTLED = "`{0}` is read from `optimizer`.*Received: {0}="
+
+
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        (lambda model: {}, "either `layerwise_decay` or `optimizer`"),
+        (lambda model: {"layerwise_decay": 0.8, "optimizer": sgd(model)}, "either `layerwise_decay` or `optimizer`"),
+        (lambda model: {"optimizer": sgd(model), "learning_rate": 0.1}, SETTLED.format("learning_rate")),
+        (
+            lambda model: {"optimizer": sgd(model), "apply_decay_param_fun": bool},
+            SETTLED.format("apply_decay_param_fun"),
+        ),
+        (lambda model: {"optimizer": sgd(nn.Linear(2, 2))}, "from the model that is trained"),
+    ],
+)
+def test_bad_calls_of_table(arguments, match):
     model = Tied()
-    opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    how = {"layerwise_decay": 0.8, "optimizer": opt} if both else {}
-    with pytest.raises(ValueError, match="either `layerwise_decay` or `optimizer`"):
-        LayerMap.from_model(model).table(**how)
-
-
-def test_options_that_an_optimizer_settles_are_refused_beside_it():
-    model = Tied()
-    opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    for name, value in {"learning_rate": 0.1, "apply_decay_param_fun": bool}.items():
-        with pytest.raises(ValueError, match=f"`{name}` is read from `optimizer`.*Received: {name}="):
-            LayerMap.from_model(model).table(optimizer=opt, **{name: value})
-
-
-def test_table_of_another_models_optimizer():
-    model, other = Tied(), paddle.nn.Linear(2, 2)
-    opt = paddle.optimizer.SGD(0.1, parameters=other.parameters())
-    with pytest.raises(ValueError, match="from the model that is trained"):
-        LayerMap.from_model(model).table(optimizer=opt)
+    with pytest.raises(ValueError, match=match):
+        LayerMap.from_model(model).table(**arguments(model))
 
 
 def rates(layers, opt):

@@ -177,14 +177,6 @@ def test_config_has_the_present_rate():
     assert AdamWeightDecay.from_config(config, parameters=list(params.values()), lr=None).get_lr() == 0.05
 
 
-def test_config_of_transformers_is_taken():
-    config = {"name": "AdamWeightDecay", "learning_rate": 2e-5, "decay": 0.0, "beta_1": 0.9, "beta_2": 0.999}
-    config.update(epsilon=1e-7, amsgrad=False, weight_decay_rate=0.01)
-    params, _ = make_params({"w": np.ones(2)})
-    opt = AdamWeightDecay.from_config(config, parameters=list(params.values()))
-    assert config.items() <= opt.get_config().items()
-
-
 def test_what_a_config_cannot_hold_must_be_given_again():
     params, name_dict = make_params({"w": np.ones(2)})
     parameters = list(params.values())

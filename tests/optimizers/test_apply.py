@@ -206,6 +206,12 @@ def test_frozen_layers_need_one_update_per_parameter():
 
 L2 = paddle.regularizer.L2Decay
 DECAYS = {  # class, its arguments, its group, the parameter's regularizer
+    "a penalty": ("Momentum", {"weight_decay": 0.1}, {}, None),
+    "none": ("Momentum", {}, {}, None),
+    "L2Decay": ("Adam", {"weight_decay": L2(0.1)}, {}, None),
+    "Lamb": ("Lamb", {"lamb_weight_decay": 0.1}, {}, None),
+    "Lamb excludes it": ("Lamb", {"lamb_weight_decay": 0.1, "exclude_from_weight_decay_fn": lambda p: True}, {}, None),
+    "0": ("AdamW", {"weight_decay": 0.0}, {}, None),
     "none of the parameter": ("Momentum", {"weight_decay": 0.1}, {}, L2(0.0)),
     "none of a group": ("Momentum", {"weight_decay": 0.1}, {"weight_decay": 0.0}, None),
     "of a group alone": ("Momentum", {}, {"weight_decay": 0.1}, None),

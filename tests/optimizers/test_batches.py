@@ -9,6 +9,7 @@ import paddle
 import pytest
 from optimizer_cases import VARIANTS, every_variant, make, states
 from paddle.profiler import Profiler, ProfilerTarget
+from reference import make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
@@ -23,15 +24,9 @@ READS = ["item", "numpy", "tolist", "__float__", "__int__", "__bool__", "__array
 
 
 def parameters(shapes, dtype="float32", seed=0):
-    draw, made = np.random.default_rng(seed), []
-    for shape in shapes:
-        param = paddle.create_parameter(shape, "float32")
-        param.set_value(draw.standard_normal(shape).astype("float32"))
-        layer = paddle.nn.Layer()
-        layer.w = param
-        layer.to(dtype=dtype)
-        made.append(layer.w)
-    return made
+    draw = np.random.default_rng(seed)
+    arrays = {str(i): np.asarray(draw.standard_normal(shape)) for i, shape in enumerate(shapes)}
+    return list(make_params(arrays, dtype)[0].values())
 
 
 def give_gradients(params, draw, missing=0.0):

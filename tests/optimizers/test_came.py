@@ -3,9 +3,8 @@
 import math
 
 import numpy as np
-import paddle
 import pytest
-from optimizer_cases import close, same
+from optimizer_cases import close
 from reference import make_params, random_run, take_steps
 from reference_optimizers import came
 
@@ -89,36 +88,6 @@ def test_compression_keeps_m_within_its_bound(beta1, mixed):
     for n, p in runs[0][1].items():  # the path: less than 0.5% off
         exact, stored = p.numpy(), runs[1][1][n].numpy()
         assert np.abs(stored - exact).max() <= 5e-3 * np.abs(exact - arrays[n]).max(), n
-
-
-RATES = [0.01, 0.03, 0.005, 0.02]
-
-
-@pytest.mark.parametrize(("dtype", "fused"), [("float64", None), ("float32", None), ("float32", False)])
-@pytest.mark.parametrize("kind", ["1-D Tensor", "iterator", "callable", "in a group"])
-def test_the_rates_of_mindformers_advance_with_the_steps(kind, dtype, fused):
-    arrays, grads = random_run(4, {"a": (3, 4), "b": (4,)})
-    grads[1]["a"], grads[2]["b"] = None, None  # the count is that of the optimizer, not of a parameter
-    rates = {"1-D Tensor": paddle.to_tensor(RATES, "float64"), "iterator": iter(RATES)}.get(kind, RATES.__getitem__)
-    params, _ = make_params(arrays, dtype)
-    want, _ = make_params(arrays, dtype)
-    schedule = paddle.optimizer.lr.LambdaDecay(1.0, RATES.__getitem__)
-    how = {"weight_decay": 0.1, "fused": fused}
-    groups = [{"params": list(params.values()), "lr": rates}]
-    opt = Came(groups, 0.5, **how) if kind == "in a group" else Came(list(params.values()), rates, **how)
-    stepped_by_hand = Came(list(want.values()), schedule, **how)
-    for step, grad in enumerate(grads):
-        if step == 3:
-            state = opt.state_dict()
-            opt = Came(list(params.values()), RATES.__getitem__, **how)
-            opt.set_state_dict(state)
-            assert opt.get_lr() == RATES[3]
-        take_steps(opt, params, [grad])
-        take_steps(stepped_by_hand, want, [grad])
-        schedule.step(min(step + 1, 3))
-    same(*({n: param.numpy() for n, param in ends.items()} for ends in (params, want)))
-    with pytest.raises(RuntimeError, match="The optimizer sets its rate itself"):
-        opt.set_lr(0.1)
 
 
 def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_that_of_its_beta2():

@@ -250,18 +250,18 @@ CALLS = {
 }
 
 
+def with_a_schedule_of_group(place):
+    model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 1))
+    groups = [{"params": part.parameters()} for part in model]
+    groups[place]["lr"] = schedule = paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
+    return model, ldopt.Lamb(0.01, parameters=groups), schedule
+
+
 @pytest.mark.parametrize("save, load", CALLS.values(), ids=CALLS)
 def test_the_schedule_of_a_group_is_saved(path, save, load):
     if load is not ldopt.load_optimizer and not hasattr(paddle.nn.Layer, "sharded_state_dict"):
         pytest.skip("Paddle 3.2 has it first")
-
-    def run():
-        model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 1))
-        schedule = paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
-        groups = [{"params": model[0].parameters(), "lr": schedule}, {"params": model[1].parameters()}]
-        return model, ldopt.Lamb(0.01, parameters=groups), schedule
-
-    (model, opt, schedule), (other_model, other, again) = run(), run()
+    (model, opt, schedule), (other_model, other, again) = (with_a_schedule_of_group(0) for _ in range(2))
     model(paddle.ones([2, 3])).mean().backward()
     opt.step()
     schedule.step()
@@ -271,13 +271,7 @@ def test_the_schedule_of_a_group_is_saved(path, save, load):
 
 
 def test_schedules_of_other_groups_are_refused_or_stay(path):
-    def run(place):
-        model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 1))
-        groups = [{"params": part.parameters()} for part in model]
-        groups[place]["lr"] = schedule = paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
-        return model, ldopt.Lamb(0.01, parameters=groups), schedule
-
-    (model, opt, schedule), (other_model, other, own) = run(0), run(1)
+    (model, opt, schedule), (other_model, other, own) = map(with_a_schedule_of_group, (0, 1))
     schedule.step()
     ldopt.save_optimizer(path, opt, model, step=7)
     with pytest.raises(ValueError, match="group_schedules was .*group_0"):

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 from golden.trajectories import load_index
+from reference import make_params
 
 import paddle_ldopt as ldopt
 
@@ -99,13 +100,7 @@ def states(opt):
 
 def low_precision(arrays, dtype):
     """Return parameters of `dtype` by name, and what the arrays are once rounded to it."""
-    holder = paddle.nn.Layer()
-    for n, array in arrays.items():
-        param = paddle.create_parameter(list(array.shape), "float32")
-        param.set_value(array.astype("float32"))
-        holder.add_parameter(n.replace(".", "/"), param)
-    holder.to(dtype=dtype)
-    params = {n.replace("/", "."): p for n, p in holder.named_parameters()}
+    params, _ = make_params(arrays, dtype)
     assert all(str(p.dtype).endswith(dtype) for p in params.values())
     return params, {n: p.astype("float32").numpy() for n, p in params.items()}
 

@@ -50,11 +50,11 @@ def random_run(steps=20, shapes=SHAPES, seed=0):
 
 def make_params(arrays, dtype="float32"):
     """Make trainable parameters out of name -> array, and the name_dict that goes with them."""
-    params = {}
+    params, zero = {}, paddle.nn.initializer.Constant(0.0)  # one that Paddle has for 16 bits
     for name, array in arrays.items():
-        param = paddle.create_parameter(list(array.shape), dtype)
-        param.set_value(array.astype(dtype))
-        params[name] = param
+        params[name] = paddle.create_parameter(list(array.shape), dtype, default_initializer=zero)
+        wide = array.astype("float64" if dtype == "float64" else "float32")
+        params[name].set_value(paddle.to_tensor(wide).astype(dtype))
     return params, {param.name: name for name, param in params.items()}
 
 

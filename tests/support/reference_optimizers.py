@@ -7,6 +7,7 @@ None is no gradient.
 import math
 
 import numpy as np
+from reference import adamw
 
 
 def lamb(params, grads, *, lr, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0, centralized=()):
@@ -205,22 +206,18 @@ def muon(params, grads, matrices, *, lr, weight_decay, momentum=0.95, nesterov=T
 
     Weights of 2 dimensions are [in, out], of more [out, in, ...].
     """
-    x = {n: np.array(a, "float64") for n, a in params.items()}
-    m, v, t = (dict.fromkeys(params, 0.0) for _ in range(3))
+    rest = [{n: g for n, g in grad.items() if n not in matrices} for grad in grads]
+    x = adamw(params, rest, ratios, lr=lr, weight_decay=weight_decay)
+    m = dict.fromkeys(matrices, 0.0)
     for grad in grads:
-        for n, g in grad.items():
+        for n in matrices:
+            g, rate = grad[n], lr * ratios[n]
             if g is None:
                 continue
-            rate, t[n] = lr * ratios[n], t[n] + 1
             x[n] = x[n] * (1 - rate * weight_decay)
-            if n in matrices:
-                m[n] = momentum * m[n] + (1 - momentum) * g
-                u = (1 - momentum) * g + momentum * m[n] if nesterov else m[n]
-                ways = (g.shape[1], g.shape[0]) if g.ndim == 2 else (g.shape[0], math.prod(g.shape[1:]))
-                scale = math.sqrt(max(1, ways[0] / ways[1])) if original else 0.2 * math.sqrt(max(ways))
-                x[n] = x[n] - rate * scale * orthogonalized(u.reshape(g.shape[0], -1)).reshape(g.shape)
-            else:
-                m[n], v[n] = 0.9 * m[n] + 0.1 * g, 0.999 * v[n] + 0.001 * g**2
-                root = np.sqrt(v[n] / (1 - 0.999 ** t[n])) + 1e-8
-                x[n] = x[n] - rate * m[n] / (1 - 0.9 ** t[n]) / root
+            m[n] = momentum * m[n] + (1 - momentum) * g
+            u = (1 - momentum) * g + momentum * m[n] if nesterov else m[n]
+            ways = (g.shape[1], g.shape[0]) if g.ndim == 2 else (g.shape[0], math.prod(g.shape[1:]))
+            scale = math.sqrt(max(1, ways[0] / ways[1])) if original else 0.2 * math.sqrt(max(ways))
+            x[n] = x[n] - rate * scale * orthogonalized(u.reshape(g.shape[0], -1)).reshape(g.shape)
     return x

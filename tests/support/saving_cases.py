@@ -172,6 +172,11 @@ def refused(says, kind, run, what=None):
     assert bits(run.everything()) == before, what
 
 
+def load_refused(says, run, path, what=None, kind=ValueError, **how):
+    with refused(says, kind, run, what):
+        ldopt.load_optimizer(path, run.optimizer, run.model, **how)
+
+
 def print_loaded(path):
     """Load a file in a process where Paddle's names are others; print its step and the digest of the state."""
     paddle.nn.LayerList([paddle.nn.Linear(2, 2) for _ in range(5)])

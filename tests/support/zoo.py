@@ -26,10 +26,12 @@ LLAMA = SIZE | dict(max_position_embeddings=16, seq_length=16, num_key_value_hea
 T5 = dict(vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_heads=2, num_layers=3, num_decoder_layers=5)
 FFN = dict(encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32)
 BART = FFN | dict(vocab_size=40, d_model=16, max_position_embeddings=16) | LABELS
+BART_3_5 = BART | dict(encoder_layers=3, decoder_layers=5)
 GPT2 = dict(vocab_size=40, n_embd=16, n_layer=4, n_head=2, n_positions=16) | LABELS
 TEXT = SIZE | dict(num_hidden_layers=3, max_position_embeddings=16, projection_dim=8)
 IMAGE = dict(hidden_size=16, num_hidden_layers=5, num_attention_heads=2, intermediate_size=32)
 IMAGE |= dict(image_size=16, patch_size=8, projection_dim=8)
+BLIP = dict(text_config=TEXT | dict(encoder_hidden_size=16), vision_config=IMAGE)
 DPT = IMAGE | dict(backbone_out_indices=[0, 1, 2, 4], neck_hidden_sizes=[8, 8, 8, 8], fusion_hidden_size=8)
 BIT = dict(embedding_size=8, hidden_sizes=[8, 8, 16], depths=[2, 1, 1], num_groups=2)
 BIT |= dict(out_features=["stage1", "stage2", "stage3"])
@@ -37,6 +39,10 @@ QFORMER = dict(hidden_size=16, num_hidden_layers=4, num_attention_heads=2, inter
 DEEPSEEK = LLAMA | dict(moe_intermediate_size=8, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2)
 DEEPSEEK |= dict(kv_lora_rank=4, q_lora_rank=4, qk_rope_head_dim=4, v_head_dim=8, qk_nope_head_dim=4)
 DEEPSEEK |= dict(first_k_dense_replace=1, topk_method="greedy", n_group=1, topk_group=1)
+GLM = dict(vocab_size=40, hidden_size=16, num_layers=4, num_attention_heads=2, max_sequence_length=16)
+MOBILE = BERT | dict(embedding_size=8, true_hidden_size=8, intra_bottleneck_size=8, num_feedforward_networks=2)
+REFORMER = BERT | dict(attn_layers=["local", "lsh"] * 2, axial_pos_shape=[4, 4], axial_pos_embds_dim=[8, 8])
+REFORMER |= dict(attention_head_size=8, feed_forward_size=32)
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 FUNNEL = dict(vocab_size=40, block_sizes=[2, 1, 3], d_model=16, n_head=2, d_head=8, d_inner=32) | LABELS
 LAYOUT = BERT | dict(max_2d_position_embeddings=1024, coordinate_size=2, shape_size=4, hidden_size=12)
@@ -45,30 +51,30 @@ SPEECH = FFN | CONV | dict(vocab_size=40, hidden_size=16, encoder_layers=3, deco
 SPEECH |= dict(num_conv_pos_embedding_groups=2, speech_decoder_prenet_units=8, speech_decoder_postnet_units=8)
 SPEECH |= dict(speaker_embedding_dim=8, max_speech_positions=20, max_text_positions=20)
 
+OF_BERT = """
+BertModel BertForSequenceClassification BertForPretraining BertForQuestionAnswering
+BigBirdForSequenceClassification BigBirdForPretraining DistilBertForSequenceClassification
+DistilBertForMaskedLM ElectraForMultipleChoice ErnieForSequenceClassification UIE UTC
+ErnieDocForSequenceClassification ErnieMForSequenceClassification UIEM FNetForSequenceClassification
+FNetForPreTraining MegatronBertForSequenceClassification MegatronBertForPreTraining
+MPNetForSequenceClassification MPNetForMaskedLM PPMiniLMForSequenceClassification
+RobertaForSequenceClassification RobertaForMaskedLM RoFormerv2ForSequenceClassification
+RoFormerv2ForMaskedLM SkepForSequenceClassification SkepCrfForTokenClassification
+XLMRobertaForSequenceClassification XLMRobertaForMaskedLM ArtistForConditionalGeneration GPTForCausalLM
+GPTForSequenceClassification
+"""
+WITH_SMALL_EMBEDDINGS = """
+AlbertForSequenceClassification AlbertForPretraining ConvBertForSequenceClassification
+convbert.modeling.ConvBertForTotalPretraining ConvBertGenerator ElectraForSequenceClassification
+ElectraDiscriminator ElectraGenerator electra.modeling.ElectraForTotalPretraining
+ErnieHealthForTotalPretraining ErnieCtmForTokenClassification ErnieCtmWordtagModel ErnieCtmNptagModel
+RoFormerForSequenceClassification RoFormerForMaskedLM
+"""
+
 # Key: the class, with a note in brackets where one class is built more than once. Value: its config.
 CONFIGS: dict[str, dict] = {
-    **dict.fromkeys(["AlbertForSequenceClassification", "AlbertForPretraining"], BERT | dict(embedding_size=8)),
-    "ConvBertForSequenceClassification": BERT | dict(embedding_size=8),
-    "convbert.modeling.ConvBertForTotalPretraining": BERT | dict(embedding_size=8),
-    **dict.fromkeys(["ConvBertGenerator", "ElectraForSequenceClassification"], BERT | dict(embedding_size=8)),
-    **dict.fromkeys(["ElectraDiscriminator", "ElectraGenerator"], BERT | dict(embedding_size=8)),
-    "electra.modeling.ElectraForTotalPretraining": BERT | dict(embedding_size=8),
-    "ErnieHealthForTotalPretraining": BERT | dict(embedding_size=8),
-    **dict.fromkeys(["ErnieCtmForTokenClassification", "ErnieCtmWordtagModel"], BERT | dict(embedding_size=8)),
-    **dict.fromkeys(["ErnieCtmNptagModel", "RoFormerForSequenceClassification"], BERT | dict(embedding_size=8)),
-    "RoFormerForMaskedLM": BERT | dict(embedding_size=8),
-    **dict.fromkeys(["BertModel", "BertForSequenceClassification", "BertForPretraining"], BERT),
-    **dict.fromkeys(["BertForQuestionAnswering", "BigBirdForSequenceClassification", "BigBirdForPretraining"], BERT),
-    **dict.fromkeys(["DistilBertForSequenceClassification", "DistilBertForMaskedLM", "ElectraForMultipleChoice"], BERT),
-    **dict.fromkeys(["ErnieForSequenceClassification", "UIE", "UTC", "ErnieDocForSequenceClassification"], BERT),
-    **dict.fromkeys(["ErnieMForSequenceClassification", "UIEM", "FNetForSequenceClassification"], BERT),
-    **dict.fromkeys(["FNetForPreTraining", "MegatronBertForSequenceClassification"], BERT),
-    **dict.fromkeys(["MegatronBertForPreTraining", "MPNetForSequenceClassification", "MPNetForMaskedLM"], BERT),
-    **dict.fromkeys(["PPMiniLMForSequenceClassification", "RobertaForSequenceClassification"], BERT),
-    **dict.fromkeys(["RobertaForMaskedLM", "RoFormerv2ForSequenceClassification", "RoFormerv2ForMaskedLM"], BERT),
-    **dict.fromkeys(["SkepForSequenceClassification", "SkepCrfForTokenClassification"], BERT),
-    **dict.fromkeys(["XLMRobertaForSequenceClassification", "XLMRobertaForMaskedLM"], BERT),
-    **dict.fromkeys(["ArtistForConditionalGeneration", "GPTForCausalLM", "GPTForSequenceClassification"], BERT),
+    **dict.fromkeys(OF_BERT.split(), BERT),
+    **dict.fromkeys(WITH_SMALL_EMBEDDINGS.split(), BERT | dict(embedding_size=8)),
     "ChineseBertForSequenceClassification": BERT | dict(glyph_embedding_dim=12, pinyin_embedding_size=8),
     "ChineseBertForPretraining": BERT | dict(glyph_embedding_dim=12, pinyin_embedding_size=8),
     **dict.fromkeys(["ErnieLayoutForSequenceClassification", "UIEX", "LayoutXLMForTokenClassification"], LAYOUT),
@@ -84,10 +90,8 @@ CONFIGS: dict[str, dict] = {
     **dict.fromkeys(["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"], LLAMA),
     "UnifiedTransformerLMHeadModel": BERT | dict(unk_token_id=1, mask_token_id=2),
     "UNIMOLMHeadModel": BERT | dict(unk_token_id=1, mask_token_id=2),
-    "BartForConditionalGeneration": BART | dict(encoder_layers=3, decoder_layers=5),
-    "BartForSequenceClassification": BART | dict(encoder_layers=3, decoder_layers=5),
-    "MBartForConditionalGeneration": BART | dict(encoder_layers=3, decoder_layers=5),
-    "PegasusForConditionalGeneration": BART | dict(encoder_layers=3, decoder_layers=5),
+    **dict.fromkeys(["BartForConditionalGeneration", "BartForSequenceClassification"], BART_3_5),
+    **dict.fromkeys(["MBartForConditionalGeneration", "PegasusForConditionalGeneration"], BART_3_5),
     "BlenderbotForConditionalGeneration": BART | dict(num_encoder_layers=3, num_decoder_layers=5),
     "BlenderbotSmallForConditionalGeneration": BART | dict(num_encoder_layers=3, num_decoder_layers=5),
     **dict.fromkeys(["ErnieCodeForConditionalGeneration", "MT5ForConditionalGeneration"], T5),
@@ -107,15 +111,11 @@ CONFIGS: dict[str, dict] = {
     "FunnelForTokenClassification": FUNNEL | dict(num_decoder_layers=4),
     "LayoutLMForSequenceClassification": BERT | dict(max_2d_position_embeddings=16),
     "LayoutLMv2ForTokenClassification": LAYOUT | dict(use_visual_backbone=False),
-    "MobileBertForSequenceClassification": BERT
-    | dict(embedding_size=8, true_hidden_size=8, intra_bottleneck_size=8, num_feedforward_networks=2),
-    "MobileBertForPreTraining": BERT
-    | dict(embedding_size=8, true_hidden_size=8, intra_bottleneck_size=8, num_feedforward_networks=2),
+    **dict.fromkeys(["MobileBertForSequenceClassification", "MobileBertForPreTraining"], MOBILE),
     "NystromformerForSequenceClassification": BERT | dict(conv_kernel_size=3, num_landmarks=4, segment_means_seq_len=4),
     "NystromformerForMaskedLM": BERT | dict(conv_kernel_size=3, num_landmarks=4, segment_means_seq_len=4),
-    "ReformerForSequenceClassification": BERT
-    | dict(attn_layers=["local", "lsh", "local", "lsh"], axial_pos_shape=[4, 4], axial_pos_embds_dim=[8, 8])
-    | dict(attention_head_size=8, feed_forward_size=32, is_decoder=False),
+    "ReformerForSequenceClassification": REFORMER | dict(is_decoder=False),
+    "ReformerModelWithLMHead": REFORMER,
     "SqueezeBertForSequenceClassification": BERT
     | dict(embedding_size=16, q_groups=2, k_groups=2, v_groups=2, intermediate_groups=2, output_groups=2),
     "TinyBertForPretraining": BERT | dict(fit_size=24),
@@ -129,10 +129,7 @@ CONFIGS: dict[str, dict] = {
     "DeepseekV2ForCausalLM": DEEPSEEK,
     "DeepseekV3ForCausalLM[next-token predict]": DEEPSEEK | dict(num_nextn_predict_layers=1),
     "GemmaForCausalLM": LLAMA | dict(head_dim=8),
-    "GLMForConditionalGeneration": dict(vocab_size=40, hidden_size=16, num_layers=4, num_attention_heads=2)
-    | dict(max_sequence_length=16),
-    "GLMForMultipleChoice": dict(vocab_size=40, hidden_size=16, num_layers=4, num_attention_heads=2)
-    | dict(max_sequence_length=16),
+    **dict.fromkeys(["GLMForConditionalGeneration", "GLMForMultipleChoice"], GLM),
     "GPTJForCausalLM": GPT2 | dict(rotary_dim=2),
     "JambaForCausalLM": LLAMA
     | dict(num_hidden_layers=6, attn_layer_period=3, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False),
@@ -145,9 +142,6 @@ CONFIGS: dict[str, dict] = {
     "Qwen2ForSequenceClassification": LLAMA | LABELS,
     "Qwen2MoeForCausalLM": LLAMA
     | dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=8),
-    "ReformerModelWithLMHead": BERT
-    | dict(attn_layers=["local", "lsh", "local", "lsh"], axial_pos_shape=[4, 4], axial_pos_embds_dim=[8, 8])
-    | dict(attention_head_size=8, feed_forward_size=32),
     "RWForCausalLM[parallel]": dict(vocab_size=40, hidden_size=16, n_layer=4, n_head=2, parallel_attn=True),
     "YuanForCausalLM": SIZE
     | dict(pad_token_id=0, eod_token=2, sep_token=3, use_loss_mask=False, causal_mask=True)
@@ -159,10 +153,8 @@ CONFIGS: dict[str, dict] = {
     | dict(hidden_size=16, num_encoder_layers=3, num_decoder_layers=5)
     | dict(num_encoder_attention_heads=2, num_decoder_attention_heads=2),
     "BitForImageClassification": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[3, 2], num_groups=2) | LABELS,
-    "BlipForConditionalGeneration": dict(text_config=TEXT | dict(encoder_hidden_size=16), vision_config=IMAGE),
-    "BlipForQuestionAnswering": dict(text_config=TEXT | dict(encoder_hidden_size=16), vision_config=IMAGE),
-    "BlipForImageTextRetrieval": dict(text_config=TEXT | dict(encoder_hidden_size=16), vision_config=IMAGE),
-    "BlipModel": dict(text_config=TEXT | dict(encoder_hidden_size=16), vision_config=IMAGE, projection_dim=8),
+    **dict.fromkeys(["BlipForConditionalGeneration", "BlipForQuestionAnswering", "BlipForImageTextRetrieval"], BLIP),
+    "BlipModel": BLIP | dict(projection_dim=8),
     "Blip2ForConditionalGeneration": dict(
         text_config=BERT | dict(num_hidden_layers=3, word_embed_proj_dim=16, model_type="opt"),
         vision_config=IMAGE,
