@@ -4,25 +4,10 @@ import json
 import signal
 
 import pytest
-import seq2seq
 import sweep
 from common import arguments, comparison, run_folder
 
 from paddle_ldopt.trainer import StopOnSigterm
-
-OF_SEQ2SEQ = (seq2seq.Options, seq2seq.Arguments)
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-    """A function that parses a config and what is given beside it; the folder of runs is a temporary one."""
-    monkeypatch.chdir(tmp_path)
-
-    def parsed(text, *classes, more=()):
-        (tmp_path / "c.yaml").write_text(text)
-        return arguments.parse(["--config", "c.yaml", *more], *classes)
-
-    return parsed
 
 
 def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
@@ -55,12 +40,6 @@ def test_a_file_is_whole_whatever_ends_the_writing(tmp_path, monkeypatch):
     run_folder.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
     assert json.loads((tmp_path / "arguments.json").read_text()) == ["--seed", "8"]
     assert not list(tmp_path.glob("*.part"))
-
-
-def test_null_in_a_config_is_an_error_that_names_it(config):
-    with pytest.raises(ValueError, match="`max_grad_norm` needs a value.*Received: max_grad_norm=None"):
-        config("max_grad_norm: null\n", *OF_SEQ2SEQ)
-    assert config("seed: 7\nlearning_rate: 1e-3\n", *OF_SEQ2SEQ)[1].learning_rate == 1e-3
 
 
 def test_a_value_of_a_config_may_begin_with_dashes(tmp_path):

@@ -47,6 +47,7 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
         (["--learning_rate", "fast"], r"`learning_rate` must be a number \(float\)"),
         (["--config", "nowhere.yaml"], "No such file or directory. Received: config='nowhere.yaml'"),
         (["--config", "list.yaml"], "`name: value` lines"),
+        (["--config", "null.yaml"], "`max_grad_norm` needs a value.*Received: max_grad_norm=None"),
         (["--config", "wrong.yaml"], "2 arguments are wrong.*'--sead'.*`seed` must be a number"),
         (["--resume_from_checkpoint", "runs/no"], "no complete checkpoint to resume from"),
         (["--model", "./no"], "This folder does not exist"),
@@ -65,8 +66,8 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
 )
 def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, argv, says):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    (tmp_path / "wrong.yaml").write_text("sead: 3\nseed: x\n")
+    for name, text in (("list", "- 1"), ("null", "max_grad_norm: null"), ("wrong", "sead: 3\nseed: x")):
+        (tmp_path / f"{name}.yaml").write_text(text)
     with pytest.raises(ValueError, match=f"(?s){says}"):
         start.check(SCRIPTS["text_classification"], argv)
 
@@ -75,7 +76,7 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
     "recipe, argv, says",
     [
         ("image_classification", ["--weights", "no.pdparams"], "This file does not exist. Received: weights="),
-        ("image_classification", ["--data", "."], "Images of your own need a model.*Received: data='.', model=None"),
+        ("image_classification", ["--data", "."], "such as `--model resnet50`; .*Received: data='.', model=None"),
         ("pipeline_sft", ["--optim", "adamx"], "`optim` must be one of"),
         ("sweep", ["--recipe", "sweep"], "`recipe` must be one of"),
         ("sweep", ["--learning_rates", "1e-3", "high"], "`learning_rates` must be a number"),
