@@ -13,9 +13,9 @@ import paddle.distributed as dist
 import pytest
 import toy_layers
 from combination_networks import HIDDEN, VOCABULARY, Head, Split, axis_of, loss_of
-from distributed_cases import LAYOUTS, batch
+from distributed_cases import batch
 from distributed_launch import launch
-from distributed_setup import start_fleet
+from distributed_setup import LAYOUTS, each_started, start_fleet
 from optimizer_cases import OPTIMIZERS
 from paddle import nn
 from paddle.distributed import fleet
@@ -158,10 +158,8 @@ def train(runs, folder):
     Returns:
         dict: (layout, case) -> parameters, ratios of each step, layout of the checkpoint -> parameters.
     """
-    out, started = {}, None
-    for layout, case in sorted(runs):
-        if layout != started:
-            hcg, started = start_fleet(**LAYOUTS[layout]), layout
+    out = {}
+    for hcg, layout, case in each_started(runs):
         run, resumed = Run(case, hcg).train(0, HALF), {}
         if case[0] != "momentum":  # Paddle's own
             run.save(place(folder, layout, case))

@@ -170,6 +170,21 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
     assert "This run already ended, at step 2: only the test is repeated." in again.out
 
 
+def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
+    try:
+        with pytest.raises(ValueError, match="diverged"), StopOnSigterm():
+            signal.raise_signal(signal.SIGTERM)
+            assert not heard, "not before the step is over"
+            raise ValueError("diverged")
+        assert heard == ["SIGTERM"]
+        signal.raise_signal(signal.SIGTERM)
+        assert len(heard) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_the_rates_of_a_line_are_of_one_step(finished):
     lines = [line for line in finished.history if "lr/head" in line]
     assert len(lines) > 3

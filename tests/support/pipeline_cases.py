@@ -7,7 +7,7 @@ import paddle
 import paddle.nn.functional as F
 import toy_layers
 from paddle.distributed import fleet
-from toy_layers import Block, Embed, data_part, initialise, values
+from toy_layers import Block, Embed, data_part, initialise, tensors, values
 
 import paddle_ldopt as ldopt
 
@@ -44,11 +44,6 @@ def batch(step, parts=1, ragged=False):
         labels[draw.random(labels.shape) < np.linspace(0.0, 0.9, rows)[:, None]] = IGNORED
         labels[SIZE : 2 * SIZE] = IGNORED  # a micro-batch without any
     return tokens, labels
-
-
-def tensors(arrays, part=0, parts=1):
-    rows = len(arrays[0]) // parts
-    return tuple(paddle.to_tensor(array[part * rows : (part + 1) * rows]) for array in arrays)
 
 
 # Came divides by the root of (u - m)^2, which makes much of the rounding where u is near m: its eps bounds that
