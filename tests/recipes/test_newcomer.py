@@ -146,30 +146,6 @@ def test_the_scores_are_scikit_learns():
     assert tables["Most confident mistakes"][1][0] == ("w", "a", "b", "0.833")
 
 
-@pytest.mark.slow
-def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path):
-    before, handler = StopOnSigterm.on_step_end, signal.getsignal(signal.SIGINT)
-
-    def interrupted(stop, args, state, control, **kwargs):
-        if state.global_step == 1:
-            signal.raise_signal(signal.SIGINT)
-        before(stop, args, state, control, **kwargs)
-
-    folder = str(tmp_path / "run")
-    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder, *SMALL[2:]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StopOnSigterm, "on_step_end", interrupted)
-        done = call(argv, code=130)
-    assert signal.getsignal(signal.SIGINT) == handler
-    assert "saving a checkpoint after this step" in done.err
-    assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M) and "SIGTERM" not in done.err
-    assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == ["checkpoint-1"]
-    resumed = call(["--resume_from_checkpoint", folder])
-    assert "already over" not in resumed.out and resumed.err == NEW.format(tiny)
-    again = call(["--resume_from_checkpoint", folder])
-    assert "This run already ended, at step 2: only the test is repeated." in again.out
-
-
 def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))

@@ -77,7 +77,8 @@ def start(tiny, tiny_llama, tmp_path, monkeypatch, capsys):
         more = ["--model", models[name]] if tiny_model and name in models else []
         with paddle.utils.unique_name.guard():
             importlib.import_module(name).main([*argv, *more])
-        return capsys.readouterr().out
+        out, call.err = capsys.readouterr()
+        return out
 
     return call
 
@@ -149,27 +150,32 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
     assert len(mine) >= 4 and {key: settings[key] for key in mine} == {key: config[key] for key in mine}
 
 
-def test_sigterm_saves_a_checkpoint_and_says_how_to_resume(start, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(start, tiny, tmp_path, monkeypatch, capsys, number):
     """That a resume is exact: test_recipe_kills.py."""
-    few = ["--save_steps", "100", "--no_load_best_model_at_end"]
-    before = StopOnSigterm.on_step_end
+    few = ["--save_steps", "2", "--no_load_best_model_at_end"]
+    before, handler = StopOnSigterm.on_step_end, signal.getsignal(number)
 
     def signalled(*args, **kwargs):
-        before(*args, **kwargs)
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         return before(*args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(StopOnSigterm, "on_step_end", signalled)
         patch.setattr(sys, "argv", [str(ROOT / "recipes/sweep.py")])  # which has no --resume_from_checkpoint
         start("token_classification", *two_steps(tmp_path / "cut"), *few)
-    assert ended.value.code == 128 + signal.SIGTERM
-    printed = shlex.split(capsys.readouterr().err.splitlines()[-1])
+    assert ended.value.code == 128 + number and signal.getsignal(number) == handler
+    err = capsys.readouterr().err
+    assert ("saving a checkpoint after this step" in err) == (number == signal.SIGINT) and "SIGTERM" not in err
+    printed = shlex.split(err.splitlines()[-1])
     assert (tmp_path / printed[2]).resolve() == ROOT / "recipes/token_classification.py"
     assert [printed[0], *printed[3:]] == ["resume:", "--resume_from_checkpoint", str(tmp_path / "cut")]
     assert [p.name for p in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "cut/results.json").exists()
     check_run(tmp_path / "cut", start("token_classification", *printed[3:], tiny_model=False))
+    assert start.err == f"new weights, not in {tiny}: classifier.bias, classifier.weight.\n"
+    again = start("token_classification", *printed[3:], tiny_model=False)
+    assert "This run already ended, at step 2: only the test is repeated." in again
 
 
 def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
