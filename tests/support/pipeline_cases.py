@@ -144,7 +144,8 @@ def attempt(network, step, inputs, fault=None):
     outside the vocabulary; "shape", the inputs cannot be split.
     """
     calls, (tokens, labels) = [], inputs
-    original = network._loss_fn[0] if isinstance(network, toy_layers.Staged) else network.loss
+    holder, key = (network._loss_fn, 0) if isinstance(network, toy_layers.Staged) else (vars(network), "loss")
+    original = holder[key]
 
     def failing(*arguments):
         calls.append(arguments)
@@ -152,21 +153,15 @@ def attempt(network, step, inputs, fault=None):
             raise KeyError("a loss that fails")
         return original(*arguments)
 
-    def use(loss):
-        if isinstance(network, toy_layers.Staged):
-            network._loss_fn[0] = loss
-        else:
-            network.loss = loss
-
     if fault == "data":
         tokens = tokens + VOCABULARY * (paddle.arange(len(tokens)) == 2 * SIZE).astype(tokens.dtype).unsqueeze(1)
-    use(failing)
+    holder[key] = failing
     try:
         step(*((tokens[1:], labels[1:]) if fault == "shape" else (tokens, labels)))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        use(original)
+        holder[key] = original
 
 
 def train(hcg, kind, name, steps, overflows=(), ragged=False, faults=(), **arguments):
