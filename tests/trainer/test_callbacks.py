@@ -123,9 +123,12 @@ def test_a_schedule_on_a_metric_cannot_be_shown(tmp_path):
 @pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw", "came"])
 def test_one_more_layer_from_the_top_every_k_steps(tmp_path, optim):
-    _, watch = train(tmp_path, GradualUnfreezeCallback(2), max_steps=9, optim=optim)
+    _, watch = train(tmp_path, GradualUnfreezeCallback(2), LayerLRCallback(), max_steps=9, logging_steps=1, optim=optim)
     for step, (before, after) in enumerate(zip(watch.weights, watch.weights[1:])):
         assert changed(before, after) == {layer for layer in range(4) if step >= 2 * (3 - layer)}, step
+    for step, logs in enumerate(watch.logs[:8]):
+        shown = [logs["lr/" + name.replace(" ", "_")] > 0 for name in LAYERS]
+        assert shown == [step >= 2 * (3 - layer) for layer in range(4)]
 
 
 def test_closed_layers_do_not_count_in_clipping(tmp_path):
