@@ -221,8 +221,6 @@ def test_another_model_is_refused():
     accumulator(model)
     with pytest.raises(ValueError, match=r"must train the model.*Received: parameters="):
         accumulator.apply(AdamWDL(0.1, parameters=other.parameters()))
-    with pytest.raises(ValueError, match="must fit the gradients"):
-        accumulator.write_gradients(net())
     before = model.weight.numpy()
     accumulator.apply(AdamWDL(0.1, parameters=[model.weight]))  # a part of the model is all right
     assert not np.array_equal(model.weight.numpy(), before)
@@ -268,13 +266,10 @@ def worker():
     dist.init_parallel_env()
     rank = dist.get_rank()
     out, seen = {}, {}
-    for reduction in ("sum", "mean", "token"):
-        # one and three micro-batches: ranks may differ
-        for name, value in train(reduction, lambda i: (i == 0) == (rank == 0)).items():
-            out[f"{reduction}/{name}"] = value
-    wrapped = train("token", lambda i: i % 2 == rank, lambda model: paddle.DataParallel(model))
-    out.update({f"wrapped/{name}": value for name, value in wrapped.items()})
-    out.update({f"empty/{name}": value for name, value in train("token", lambda i: rank == 0).items()})
+    for reduction in ("sum", "mean", "token"):  # one and three micro-batches: ranks may differ
+        out[reduction] = train(reduction, lambda i: (i == 0) == (rank == 0))
+    out["wrapped"] = train("token", lambda i: i % 2 == rank, paddle.DataParallel)
+    out["empty"] = train("token", lambda i: rank == 0)
 
     # a parameter that has a gradient on one process only
     model = net()
@@ -283,7 +278,7 @@ def worker():
     accumulator(model)
     accumulator.synchronize()
     accumulator.write_gradients()
-    out.update({f"part/{name}": param.grad.numpy() for name, param in model.named_parameters()})
+    out["part"] = {name: param.grad.numpy() for name, param in model.named_parameters()}
     accumulator = GradientAccumulator()
     accumulator([tensor(40000.0 + 64 * rank, dtype="float16")])
     accumulator.synchronize()
@@ -329,10 +324,10 @@ def test_two_processes_are_one_on_the_global_batch(two_processes, way):
     """Also if one has no micro-batch at all."""
     reduction = way if way in ("sum", "mean") else "token"
     want, alone = train(reduction, lambda i: True), train(reduction, lambda i: i == 0)
+    first, second = (out[way] for out, _ in two_processes)
     for name, value in want.items():
-        (first, _), (second, _) = two_processes
-        np.testing.assert_array_equal(first[f"{way}/{name}"], second[f"{way}/{name}"])
-        np.testing.assert_allclose(first[f"{way}/{name}"], value, rtol=0, atol=2e-6)
+        np.testing.assert_array_equal(first[name], second[name])
+        np.testing.assert_allclose(first[name], value, rtol=0, atol=2e-6)
     assert max(np.abs(alone[name] - want[name]).max() for name in want) > 1e-3, "without the others it is not that"
 
 
@@ -343,7 +338,7 @@ def test_two_processes_that_differ(two_processes):
     model(paddle.ones([2, 4])).sum().backward()
     for out, seen in two_processes:
         for name, param in model.named_parameters():
-            np.testing.assert_allclose(out[f"part/{name}"], param.grad.numpy() / 2, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(out["part"][name], param.grad.numpy() / 2, rtol=1e-5, atol=1e-6)
         assert out["float16"] == [80064.0]
         assert out["padding"] == [3.0]
         assert "Call the accumulator first" in seen["no call"]

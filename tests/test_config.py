@@ -127,15 +127,10 @@ def test_arguments_with_a_default_of_their_own(tmp_path):
     assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"power": 2.0}
 
 
-def gradients(model):
-    for i, param in enumerate(model.parameters()):
-        with paddle.no_grad():
-            param.grad = paddle.sin(paddle.arange(param.size, dtype="float32") + i).reshape(param.shape)
-
-
 def trained(model, opt, schedule):
     for _ in range(4):
-        gradients(model)
+        for i, param in enumerate(model.parameters()):
+            param.grad = paddle.sin(paddle.arange(param.size, dtype="float32") + i).reshape(param.shape)
         opt.step()
         schedule.step()
     return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}

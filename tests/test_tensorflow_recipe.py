@@ -164,13 +164,9 @@ def test_the_signature_is_transformers():
 
 
 def test_arguments_reach_the_optimizer():
-    how = {"weight_decay_rate": 0.1, "multi_precision": True, "model": net()}
-    optimizer, _ = create_optimizer(1e-3, 10, 2, 0.5, 0.8, 0.95, 1e-5, 0.7, **how)
-    config = optimizer.get_config()
-    assert (config["beta_1"], config["beta_2"], config["epsilon"], config["clipnorm"]) == (0.8, 0.95, 1e-5, 0.7)
-    assert config["weight_decay_rate"] == 0.1 and config["multi_precision"] is True
-    optimizer, _ = create_optimizer(1e-3, 10, 2, adam_global_clipnorm=0.7, model=net())
-    assert optimizer.get_config()["global_clipnorm"] == 0.7
+    """The others: test_trajectory_under_warm_up_is_the_references."""
+    config = decaying(adam_global_clipnorm=0.7, multi_precision=True, model=net()).get_config()
+    assert config["global_clipnorm"] == 0.7 and config["multi_precision"] is True
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,14 @@ import traceback
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from combination_networks import LENGTH, ROWS, VOCABULARY, axis_of, build, plain_name
-from distributed_cases import V2
+import toy_layers
+from combination_networks import ROWS, axis_of, build, loss_of, plain_name
+from distributed_cases import layerwise, tokens_of
 from distributed_launch import LaunchError, launch
-from distributed_setup import mend_paddle, start_fleet
+from distributed_setup import V2, start_fleet
 from paddle import nn
 from paddle.distributed import fleet
-from toy_layers import apart, data_part, gathered, joined
+from toy_layers import apart, data_part, gathered, joined, tensors
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._compat import is_sharded
@@ -81,52 +82,43 @@ def features_of(key):
     return frozenset(EVERYTHING if key[3] == "all" else [key[3]]) - ({"overflow"} if key[1] != WAYS[1] else set())
 
 
-def batch(step, features, part=0, parts=1):
-    """Return a process's part of the tokens and labels of a step, whose whole is the same for any number of parts."""
-    draw = np.random.default_rng(1000 + step)
-    tokens = draw.integers(0, VOCABULARY, [ROWS, LENGTH])
-    labels = (tokens * 3 + 1) % VOCABULARY
+def batch(features, step, part=0, parts=1):
+    """Return a process's part of the tokens and labels of a step."""
+    tokens, labels = tokens_of(step, ROWS)
     if "bfloat16" in features:
         tokens[:, 0] = step * ROWS + np.arange(ROWS)
-    rows = slice(part * ROWS // parts, (part + 1) * ROWS // parts)
-    return [paddle.to_tensor(array[rows]) for array in (tokens, labels)]
+    return tensors((tokens, labels), part, parts)
 
 
-def optimizer_of(case, network, features, clips=True):
+def optimizer_of(case, features, clips, network):
     """Return (optimizer with a rate of its own for each layer, its schedule or None)."""
     names = {param.name: plain_name(own) for own, param in network.named_parameters()}
     cls, options = OPTIMIZERS[case]
     rate = RATES.get(case, LR)
     schedule = paddle.optimizer.lr.LambdaDecay(rate, lambda step: 0.8**step) if "schedule" in features else None
-    ratios = {own: next((r for part, r in RATIOS.items() if name.startswith(part)), 1.0) for own, name in names.items()}
-    decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
-    optimizer = cls(
-        **{"lr" if case == "adafactor" else "learning_rate": schedule or rate},
-        parameters=[p for p in network.parameters() if not (is_sharded() and p.stop_gradient)],
-        set_param_lr_fun=lambda param: ratios[param.name],
-        name_dict=names,
-        apply_decay_param_fun=decayed.__contains__,
-        grad_clip=nn.ClipGradByGlobalNorm(CLIP) if clips and "clip" in features else None,
-        multi_precision="bfloat16" in features,
-        **options,
-    )
-    return optimizer, schedule
+    how = {
+        "lr" if case == "adafactor" else "learning_rate": schedule or rate,
+        "grad_clip": nn.ClipGradByGlobalNorm(CLIP) if clips and "clip" in features else None,
+        "multi_precision": "bfloat16" in features,
+    }
+    params = [p for p in network.parameters() if not (is_sharded() and p.stop_gradient)]
+    return layerwise(cls, params, names, RATIOS, **how, **options), schedule
+
+
+def parts_of(case, features, clips=True):
+    """Return the first arguments of `toy_layers.Run`: what builds network and optimizer, and the data."""
+    own_optimizer = functools.partial(optimizer_of, case, features, clips)
+    return functools.partial(build, features), own_optimizer, functools.partial(batch, features)
 
 
 def alone(case, features):
     """Train in one process; return the float32 parameters or masters by name before and after."""
-    with paddle.utils.unique_name.guard("alone_"):
-        network = build(features, staged=False)
-        optimizer, schedule = optimizer_of(case, network, features)
-    start = values(network, optimizer)
-    for step in range(STEPS):
-        network(*batch(step, features)).backward()
-        if "overflow" not in features or step not in OVERFLOWS:
-            optimizer.step()
-            if schedule is not None:
-                schedule.step()
-        optimizer.clear_grad()
-    return start, values(network, optimizer)
+    run = toy_layers.Run(*parts_of(case, features), loss=loss_of)
+    start = values(run.plain, run.inner)
+    skipped = OVERFLOWS if "overflow" in features else ()
+    for step in [step for step in range(STEPS) if step not in skipped]:
+        run.train(step, step + 1)
+    return start, values(run.plain, run.inner)
 
 
 def values(network, optimizer, hcg=None):
@@ -151,71 +143,59 @@ def worker(layout, keys, references, folder):
     for index, key in keys:
         start, end = references[key[2], features_of(key)]
         signal.alarm(SECONDS)  # ends a process that waits for another
-        outcome = Run(hcg, key, fleet).outcome(start, end)
+        outcome = outcome_of(hcg, key, start, end)
         signal.alarm(0)
         with log.open("a") as file:
             file.write(json.dumps([index, outcome]) + "\n")
 
 
-class Run:
-    def __init__(self, hcg, key, fleet):
-        self.hcg, self.fleet = hcg, fleet
-        _, self.way, self.case, _ = key
+def outcome_of(hcg, key, start, end):
+    """Return a dict: "distance", or "error" with "message", "when" and "changed" if it was refused."""
+    when = "construction"
+    try:
+        run = Run(hcg, key)
+        before = values(run.plain, run.optimizer, hcg)
+        when = "first step"
+        for step in range(STEPS):
+            run.take(step)
+            when = f"step {step + 1}"
+        got = values(run.plain, run.optimizer, hcg)
+        return {"distance": apart(got, start, end), "names": sorted(got)}
+    except Exception as error:
+        changed = when != "construction" and any(
+            not np.array_equal(before[plain_name(own)], param.astype("float32").numpy())
+            for own, param in run.plain.named_parameters()
+            if axis_of(plain_name(own)) is None
+        )
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{pathlib.Path(where.filename).name}:{where.lineno}"
+        said = {"error": type(error).__name__, "message": str(error)[:600]}
+        return {**said, "when": when, "changed": changed, "where": where}
+
+
+class Run(toy_layers.Run):
+    """A training of a combination under `fleet`."""
+
+    def __init__(self, hcg, key):
+        _, self.way, case, _ = key
         self.features = features_of(key)
-        self.staged = hcg.get_pipe_parallel_world_size() > 1
-        self.part, self.parts = data_part(hcg)
         # calls of backward (or of the pipeline) in a step, and micro-batches of each
         many = 4 if "accumulation" in self.features else 2
         self.calls = many if self.way == "GradientAccumulator" else 1
-        self.micro = 2 if self.staged else 1
+        self.micro = 2 if hcg.get_pipe_parallel_world_size() > 1 else 1
         if self.way != "GradientAccumulator" and "accumulation" in self.features:
             self.micro = 4
-
-    def outcome(self, start, end):
-        """Return a dict: "distance", or "error" with "message", "when" and "changed" if it was refused."""
-        self.when, network = "construction", None
-        try:
-            with paddle.utils.unique_name.guard():
-                network = self.built()
-            before = values(network, self.optimizer, self.hcg)
-            self.when = "first step"
-            for step in range(STEPS):
-                self.now = step
-                self.take(step)
-                self.when = f"step {step + 1}"
-            got = values(network, self.optimizer, self.hcg)
-            return {"distance": apart(got, start, end), "names": sorted(got)}
-        except Exception as error:
-            changed = self.when != "construction" and any(
-                not np.array_equal(before[plain_name(own)], param.astype("float32").numpy())
-                for own, param in network.named_parameters()
-                if axis_of(plain_name(own)) is None
-            )
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            return {
-                "error": type(error).__name__,
-                "message": str(error)[:600],
-                "when": self.when,
-                "changed": changed,
-                "where": f"{pathlib.Path(where.filename).name}:{where.lineno}",
-            }
-
-    def built(self):
-        strategy = self.fleet.fleet._user_defined_strategy
-        size = ROWS // self.parts // self.calls // self.micro
-        micro = {"accumulate_steps": self.micro, "micro_batch_size": size}
-        strategy.pipeline_configs = {**micro, "enable_partial_send_recv": False}  # needs a kernel that CPUs lack
-        stages = {"topology": self.hcg.topology()} if self.staged else {}
-        self.network = network = build(self.features, self.staged, **stages)
-        clips = self.way != "PipelineWithLossScale"
-        optimizer, self.schedule = optimizer_of(self.case, network, self.features, clips)
-        self.optimizer = self.fleet.distributed_optimizer(optimizer)
-        self.model = self.fleet.distributed_model(network)
-        if self.way == "plain":
-            mend_paddle(self.hcg, network, self.optimizer)
-        elif self.way == "PipelineWithLossScale":
+        micro = {
+            "accumulate_steps": self.micro,
+            "micro_batch_size": ROWS // data_part(hcg)[1] // self.calls // self.micro,
+        }
+        # sending parts needs a kernel that CPUs lack
+        fleet.fleet._user_defined_strategy.pipeline_configs = {**micro, "enable_partial_send_recv": False}
+        ours = self.way == "PipelineWithLossScale"
+        super().__init__(*parts_of(case, self.features, clips=not ours), hcg, loss_of, mends=not ours)
+        if ours:
             self.step = ldopt.PipelineWithLossScale(
-                self.model,
+                self.network,
                 self.optimizer,
                 use_clip_grad="clip" in self.features,
                 scale_sense=ldopt.DynamicLossScaler(2**10, 2, 3) if "overflow" in self.features else 1.0,
@@ -224,44 +204,41 @@ class Run:
             )
             hit = {OVERFLOWS[0]: 0, OVERFLOWS[1]: dist.get_world_size() - 1}
             if "overflow" in self.features:
-                param = next(param for param in network.parameters() if not param.stop_gradient)
+                param = next(param for param in self.plain.parameters() if not param.stop_gradient)
                 inf, me = float("inf"), dist.get_rank()
                 param.register_hook(lambda grad: grad * inf if hit.get(self.now) == me else grad)
-        else:
-            self.accumulator = ldopt.GradientAccumulator("mean")
-            mend_paddle(self.hcg, network, self.optimizer)
-        return network
+        self.accumulator = ldopt.GradientAccumulator("mean")
 
     def take(self, step):
-        inputs = batch(step, self.features, self.part, self.parts)
+        self.now, inputs = step, self.batch(step, *data_part(self.hcg))
         if self.way == "PipelineWithLossScale":
             self.step(*inputs)
             return
         if self.way == "GradientAccumulator":
             self.accumulate(inputs)
         elif self.staged:
-            self.model.train_batch(inputs, self.optimizer)
+            self.network.train_batch(inputs, self.optimizer)
         else:
             for i, micro in enumerate(split(inputs, self.micro)):
                 with self.silent(i < self.micro - 1):
-                    (self.model(*micro) / self.micro).backward()
+                    (self.network(*micro) / self.micro).backward()
             self.optimizer.step()
             self.optimizer.clear_grad()
         if self.schedule is not None:
             self.schedule.step()
 
     def silent(self, wanted=True):
-        return self.model.no_sync() if wanted and hasattr(self.model, "no_sync") else contextlib.nullcontext()
+        return self.network.no_sync() if wanted and hasattr(self.network, "no_sync") else contextlib.nullcontext()
 
     def accumulate(self, inputs):
         for micro in split(inputs, self.calls):
             if self.staged:
-                data = self.model._prepare_training(micro, self.optimizer, None)
-                self.model.forward_backward_pipeline(data)
+                data = self.network._prepare_training(micro, self.optimizer, None)
+                self.network.forward_backward_pipeline(data)
             else:
                 with self.silent():
-                    self.model(*micro).backward()
-            self.accumulator(self.network)
+                    self.network(*micro).backward()
+            self.accumulator(self.plain)
         groups = {"data": self.hcg.get_data_parallel_group(), "sharding": self.hcg.get_sharding_parallel_group()}
         groups = [group for group in groups.values() if group.nranks > 1]
         if groups:

@@ -13,11 +13,11 @@ import paddle.distributed as dist
 import pytest
 import toy_layers
 from combination_networks import HIDDEN, VOCABULARY, Head, Split, axis_of, loss_of
-from distributed_cases import LAYOUTS, batch
+from distributed_cases import batch
 from distributed_launch import launch
-from distributed_setup import start_fleet
+from distributed_setup import LAYOUTS, each_started, start_fleet
+from layer_models import Parts
 from optimizer_cases import OPTIMIZERS
-from paddle import nn
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
 from representatives import selected
@@ -41,23 +41,13 @@ DECAYS = {
 CASES = [*((name, "towers") for name in OPTIMIZERS), ("momentum", "towers"), ("adamwdl", "linear"), ("lamb", "mean")]
 
 
-class Tower(nn.Layer):
-    def __init__(self, descriptions):
-        super().__init__()
-        self.layers = nn.LayerList([cls(*sizes) for cls, *sizes in descriptions])
-
-
-class Whole(nn.Layer):
+class Whole(Parts):
     def __init__(self):
-        super().__init__()
-        self.embed = Embed(VOCABULARY, HIDDEN)
-        self.vision, self.text = Tower(DESCRIPTIONS[1:3]), Tower(DESCRIPTIONS[3:5])
-        self.head = Head()
+        super().__init__(**{place: toy_layers.made(one) for place, one in zip(PLACES, DESCRIPTIONS)})
 
-    def forward(self, tokens):
-        hidden = self.embed(tokens)
-        for layer in [*self.vision.layers, *self.text.layers, self.head]:
-            hidden = layer(hidden)
+    def forward(self, hidden):
+        for place in PLACES:
+            hidden = dict(self.named_sublayers())[place](hidden)
         return hidden
 
     def sharded_state_dict(self, structured_name_prefix=""):
@@ -158,10 +148,8 @@ def train(runs, folder):
     Returns:
         dict: (layout, case) -> parameters, ratios of each step, layout of the checkpoint -> parameters.
     """
-    out, started = {}, None
-    for layout, case in sorted(runs):
-        if layout != started:
-            hcg, started = start_fleet(**LAYOUTS[layout]), layout
+    out = {}
+    for hcg, layout, case in each_started(runs):
         run, resumed = Run(case, hcg).train(0, HALF), {}
         if case[0] != "momentum":  # Paddle's own
             run.save(place(folder, layout, case))

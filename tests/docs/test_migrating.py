@@ -7,7 +7,7 @@ import re
 import numpy as np
 import paddle
 import pytest
-from layer_models import Parts
+from layer_models import Parts, vit_ratio
 from paddle import nn
 from paddlenlp.transformers import BertConfig, BertForSequenceClassification
 
@@ -87,11 +87,7 @@ def near(got, expected, start, what):
 
 
 def ratio_of(name, decay):
-    """Return the ratio of PaddleNLP's hook, written down by hand; for the ViT too."""
-    block = re.search(r"(?:encoder\.layers|^blocks)\.(\d+)", name)
-    if block:
-        return decay ** (BLOCKS - int(block.group(1)))
-    return decay ** (BLOCKS + 1) if re.search("embed|cls_token", name) else 1.0
+    return vit_ratio(name, decay, BLOCKS)
 
 
 def linear(name):
@@ -146,13 +142,6 @@ def encoder_only(name):
 def hook(world, names):
     adamw(ratio=encoder_only)(world, names)
     assert all(p.optimize_attr["learning_rate"] == 1.0 for p in world.model.parameters())
-
-
-def one_argument_hook(world, names):
-    adamw(ratio=encoder_only)(world, names)
-    arguments = {"parameters": world.model.parameters(), "set_param_lr_fun": names["set_param_lr"]}
-    with pytest.raises(ValueError, match="cannot see `layerwise_decay`"):
-        ldopt.AdamWDL(1e-3, layerwise_decay=0.8, **arguments)
 
 
 def minimized(world, names):
@@ -242,7 +231,7 @@ CHECKS = {
     "PaddleNLP's Trainer with a group for each parameter 1": adamw(weight_decay=of_those(of_weights, 0.01)),
     "PaddleNLP's Trainer with a group for each parameter 2": adamw(ratio=lambda n: 0.8 if "encoder" in n else 1.0),
     "A hook that changes the parameter 1": hook,
-    "A hook that takes only the parameter 1": one_argument_hook,
+    "A hook that takes only the parameter 1": adamw(ratio=encoder_only),
     "DataParallel and scaler.minimize 1": minimized,
     "PaddleDetection 1": adamw("vit", decay=0.75, lr=1e-4, weight_decay=of_those(no_tokens, 0.02)),
     "timm layer_decay 1": timm,

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 import pytest
-from layer_models import Parts
+from layer_models import Parts, vit_ratio
 from paddle import nn
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, LlamaModel
@@ -93,17 +93,7 @@ def eva_clip_ratio(name):
     if tower is None:
         return 1.0
     decay, rate, depth = {"visual": (0.75, 2e-4, 3), "text": (0.65, 1e-4, 2)}[tower]
-    first = ("patch_embed", "pos_embed", "cls_token", "positional_embedding", "token_embedding")
-    block = re.search(r"blocks\.(\d+)\.", name)
-    layer = 0 if any(part in name for part in first) else int(block.group(1)) + 1 if block else depth + 1
-    return rate / 1e-3 * decay ** (depth + 1 - layer)
-
-
-def eva02_ratio(name):
-    """`get_num_layer_for_vit` of paddlemix/models/eva02/optim_factory.py."""
-    if name in ("cls_token", "mask_token", "pos_embed") or name.startswith("patch_embed"):
-        return 0.8**4
-    return 0.8 ** (3 - int(name.split(".")[1])) if name.startswith("blocks") else 1.0
+    return rate / 1e-3 * vit_ratio(name, decay, depth)
 
 
 def clip():
@@ -113,11 +103,10 @@ def clip():
 
 
 def clip_ratio(name):
-    block = re.search(r"layers\.(\d+)", name)
     if not name.startswith(("vision_model", "text_model")) or re.search("ln_final|ln_post", name):
         return 1.0
     decay, depth = (0.65, 2) if name.startswith("vision") else (0.8, 3)
-    return decay ** (depth - int(block.group(1)) if block else depth + 1)
+    return vit_ratio(name, decay, depth)
 
 
 def convnext():
@@ -175,13 +164,6 @@ def vitdet():
     return Parts(backbone=backbone, neck=neck, rpn_head=nn.Linear(8, 2), bbox_head=Parts(fc6=nn.Linear(8, 8)))
 
 
-def vitdet_ratio(name):
-    """`layerwise_lr_decay` of ppdet/optimizer/adamw.py."""
-    if "blocks." in name:
-        return 0.75 ** (4 - int(name[name.find("blocks.") :].split(".")[1]))
-    return 0.75**5 if re.search("cls_token|patch_embed|pos_embed", name) else 1.0
-
-
 def detr():
     def conv(width):
         return Parts(conv=nn.Conv2D(width, 8, 1), norm=nn.BatchNorm2D(8))
@@ -206,11 +188,11 @@ CASES = {
     "ERNIEKit, LoRA": (ernie_lora, ernie_ratio),
     "ERNIEKit, vision-language": (ernie_vl, ernie_vl_ratio),
     "PaddleMIX, CLIP and EVA-CLIP": (eva_clip, eva_clip_ratio),
-    "PaddleMIX, EVA-02": (lambda: vit(3, rel_pos_bias=Parts(table=[4, 2])), eva02_ratio),
+    "PaddleMIX, EVA-02": (lambda: vit(3, rel_pos_bias=Parts(table=[4, 2])), lambda name: vit_ratio(name, 0.8, 3)),
     "PaddleNLP, CLIP with a decay per tower": (clip, clip_ratio),
     "mmpretrain, ConvNeXt-T": (convnext, convnext_ratio),
     "mmpretrain, Swin": (swin, swin_ratio),
-    "PaddleDetection, ViTDet and ViTPose": (vitdet, vitdet_ratio),
+    "PaddleDetection, ViTDet and ViTPose": (vitdet, lambda name: vit_ratio(name, 0.75, 4)),
     "PaddleDetection, DETR, DINO and RT-DETR": (detr, detr_ratio),
 }
 

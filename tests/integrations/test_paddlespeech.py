@@ -109,7 +109,6 @@ def test_the_trainer_gives_each_layer_its_rate(trainer):
     assert isinstance(run.optimizer, ldopt.AdamWDL)
     watched = frameworks.Watched(run.optimizer, run.model)
     run.train_on(run.train_loader.batches)
-    assert len(watched.rates) == 5
     assert len(set(watched.rates)) == 5
     watched.assert_follows(ratio, weight_decay=0.05)
 

@@ -3,60 +3,72 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import re
 import signal
-import sys
 import types
 
-import newcomer_data
 import numpy as np
 import paddle
 import pytest
+import test_recipes
 import text_classification as recipe
-from common import classification, comparison, run_report
+from common import classification, comparison
 from common.fine_tuning import Score
-from paddlenlp.trainer import TrainerCallback
+from test_recipe_data import write
 
 from paddle_ldopt import SchedulerType
 from paddle_ldopt.trainer import StopOnSigterm
 
 NEW = "new weights, not in {}: classifier.bias, classifier.weight.\n"
 SMALL = ["--disable_tqdm", "True", "--report_to", "none"]
+OPENINGS = ("please", "hello, can you", "i want to", "how do i", "urgent:", "is there a way to")
+THINGS = ("film", "story", "script", "cast", "music", "ending", "pacing", "director", "hero", "comedy", "drama")
+OPINIONS = ("is a charming surprise", "never quite works", "feels oddly moving", "deserves far better")
+OPINIONS += ("is a tedious mess", "will win you over", "is too clever by half", "wears its heart proudly")
+FACTS = ("moves to the city with a brother", "is shot in black and white", "opens in a small town in 1942")
+FACTS += ("follows two sisters to the coast", "runs for ninety minutes", "was made in four weeks", "has three parts")
+VERBS = ("reads", "sees", "likes", "sells", "paints", "finds", "wants", "keeps")
+NOUNS = ("the letter", "a red car", "these books", "an apple", "the garden", "two chairs", "some bread", "her picture")
 
 
-def call(argv, code=None):
-    """Run the recipe in this process; return what it printed to stdout and stderr, and the logs of its training."""
-    out, err, logs = io.StringIO(), io.StringIO(), []
-
-    class Listener(TrainerCallback):
-        def on_log(self, args, state, control, logs=None, seen=logs, **kwargs):
-            seen.append(dict(logs))
-
-    build = recipe.build
-
-    def listened(*args):
-        trainer = build(*args)
-        trainer.add_callback(Listener())
-        return trainer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["no such file"])
-        patch.setattr(run_report, "_image", lambda alt, figure: "<img>")
-        patch.setattr(recipe, "build", listened)
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), paddle.utils.unique_name.guard():
-            if code is None:
-                recipe.main(argv)
-            else:
-                with pytest.raises(SystemExit) as ended:
-                    recipe.main(argv)
-                assert ended.value.code == code
-    return types.SimpleNamespace(out=out.getvalue(), err=err.getvalue(), logs=logs)
+def cola():
+    """Return [(label, text), ...]: 1 for a sentence, 0 for one with two neighbouring words exchanged."""
+    rows = []
+    for number, parts in enumerate(itertools.product(THINGS, VERBS, NOUNS[:4])):
+        words = " ".join(("the", *parts)).split()
+        if number % 3 == 0:
+            at = number % (len(words) - 1)
+            words[at : at + 2] = words[at + 1], words[at]
+        rows.append((int(number % 3 != 0), " ".join(words)))
+    return rows
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return newcomer_data.write(tmp_path_factory.mktemp("files"))
+    """A folder with subj.csv (opinion or fact), banking.csv (77 intents) and cola.tsv (grammatical or not)."""
+    folder = tmp_path_factory.mktemp("files")
+    ends = [(end, "subjective") for end in OPINIONS] + [(end, "objective") for end in FACTS]
+    sentences = [(f"the {thing} {end}", label) for thing in THINGS for end, label in ends]
+    write(folder / "subj.csv", sentences, ("text", "label"))
+    whose = itertools.product(OPENINGS, ("my", "the"), range(77))
+    intents = [(f"{opening} change {one} setting {intent}", f"change_{intent}") for opening, one, intent in whose]
+    write(folder / "banking.csv", intents, ("text", "category"))
+    write(folder / "cola.tsv", cola())
+    return folder
+
+
+def call(argv, code=None):
+    """Run the recipe in this process; return what it printed to stdout and stderr."""
+    ends = contextlib.nullcontext() if code is None else pytest.raises(SystemExit)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, paddle.utils.unique_name.guard():
+        test_recipes.shorten(patch)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), ends as ended:
+            recipe.main(argv)
+    assert code is None or ended.value.code == code
+    return types.SimpleNamespace(out=out.getvalue(), err=err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +77,8 @@ def finished(files, tiny):
     argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--num_train_epochs", "3", "--max_length", "6"]
     folder = files / "run"
     done = call([*argv, "--logging_steps", "4", "--output_dir", str(folder), *SMALL])
-    done.tiny, done.folder, done.results = tiny, folder, json.loads((folder / "results.json").read_text())
-    done.page = (folder / "report.html").read_text()
+    done.tiny, done.results = tiny, json.loads((folder / "results.json").read_text())
+    done.history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     return done
 
 
@@ -101,7 +113,7 @@ def test_the_verdict_knows_which_scores_are_better(metric, reached, says):
     ("name", "argv", "classes", "says"),
     [
         ("banking.csv", ["--examples_per_class", "4"], 77, "4 in each of 77 classes"),
-        ("cola.tsv", ["--label_column", "0", "--text_column", "1", "--verbose", "True"], 2, "0 93, 1 181"),
+        ("cola.tsv", ["--label_column", "0", "--text_column", "1", "--verbose", "True"], 2, "0 80, 1 164"),
     ],
 )
 def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes, says):
@@ -134,32 +146,23 @@ def test_the_scores_are_scikit_learns():
     assert tables["Most confident mistakes"][1][0] == ("w", "a", "b", "0.833")
 
 
-@pytest.mark.slow
-def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path):
-    before, handler = StopOnSigterm.on_step_end, signal.getsignal(signal.SIGINT)
-
-    def interrupted(stop, args, state, control, **kwargs):
-        if state.global_step == 1:
-            signal.raise_signal(signal.SIGINT)
-        before(stop, args, state, control, **kwargs)
-
-    folder = str(tmp_path / "run")
-    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder, *SMALL[2:]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StopOnSigterm, "on_step_end", interrupted)
-        done = call(argv, code=130)
-    assert signal.getsignal(signal.SIGINT) == handler
-    assert "saving a checkpoint after this step" in done.err
-    assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M) and "SIGTERM" not in done.err
-    assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == ["checkpoint-1"]
-    resumed = call(["--resume_from_checkpoint", folder])
-    assert "already over" not in resumed.out and resumed.err == NEW.format(tiny)
-    again = call(["--resume_from_checkpoint", folder])
-    assert "This run already ended, at step 2: only the test is repeated." in again.out
+def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
+    try:
+        with pytest.raises(ValueError, match="diverged"), StopOnSigterm():
+            signal.raise_signal(signal.SIGTERM)
+            assert not heard, "not before the step is over"
+            raise ValueError("diverged")
+        assert heard == ["SIGTERM"]
+        signal.raise_signal(signal.SIGTERM)
+        assert len(heard) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_rates_of_a_line_are_of_one_step(finished):
-    lines = [line for line in finished.logs if "lr/head" in line]
+    lines = [line for line in finished.history if "lr/head" in line]
     assert len(lines) > 3
     for line in lines:
         mean = (0.8 + 0.8**2) / 2  # of the ratios of the two blocks, which the recipe keeps
@@ -173,16 +176,8 @@ def test_the_progress_is_short(finished):
     assert finished.err == NEW.format(finished.tiny)
 
 
-def printed_help(argv):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
-        recipe.main(argv)
-    assert ended.value.code == 0
-    return out.getvalue()
-
-
 def test_help_fits_on_two_screens():
-    text = printed_help(["--help"])
+    text = call(["--help"], code=0).out
     lines = text.splitlines()
     own = [field.name for field in dataclasses.fields(recipe.Options)]
     layerwise = [f.name for f in dataclasses.fields(recipe.Arguments) if f.name.startswith("layerwise_")]

@@ -45,7 +45,7 @@ OUTPUTS = {"token_classification": "tags"}
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa: F811
     short = ["--max_length", "44"] if name == "language_model_sft" else []  # it generates token by token
-    start(name, *two_steps(name, tmp_path / "out"), *short)
+    start(name, *two_steps(tmp_path / "out"), *short)
     predicted(capsys, tmp_path / "out", *INPUTS[name], "--output", tmp_path / "a.jsonl")
     found = rows_of(tmp_path / "a.jsonl")
     assert len(found) == 2
@@ -62,20 +62,23 @@ def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa:
 
 
 def test_long_texts_are_tagged_to_their_ends(start, tmp_path, capsys):  # noqa: F811
-    start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--max_length", "16")
+    start("token_classification", *two_steps(tmp_path / "out"), "--max_length", "16")
     text = " ".join(f"word{i} of unbelievably" for i in range(40))
     predicted(capsys, tmp_path / "out", text, "--output", tmp_path / "a.jsonl")
     (row,) = rows_of(tmp_path / "a.jsonl")
     assert row["words"] == text.split() and len(row["tags"]) == len(row["probabilities"]) == 120
 
 
+def write_splits(folder, suffix, row):
+    for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
+        (folder / f"{split}.{suffix}").write_text(row * rows, encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", ["", "里 O\n的 O\n人 O\n有 O\n我 O\n们 O\n2010 O\n"], ids=["characters", "a number"])
 def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys, more):  # noqa: F811
-    for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
-        text = f"张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n{more}\n"
-        (tmp_path / f"{split}.txt").write_text(text * rows, encoding="utf-8")
-    out = start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    write_splits(tmp_path, "txt", f"张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n{more}\n")
+    out = start("token_classification", *two_steps(tmp_path / "out"), "--data", str(tmp_path))
     assert "warning: the tokenizer does not know " in out, "the tiny model is English"
     predicted(capsys, tmp_path / "out", "李四在京", "--output", tmp_path / "a.jsonl")
     (row,) = rows_of(tmp_path / "a.jsonl")
@@ -84,9 +87,8 @@ def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_pa
 
 @pytest.mark.slow
 def test_a_sentence_without_spaces_is_no_word_of_a_tagger_of_words(start, tmp_path, capsys):  # noqa: F811
-    for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
-        (tmp_path / f"{split}.txt").write_text("北京 B-LOC\n大学 I-LOC\n很 O\n\n" * rows, encoding="utf-8")
-    start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    write_splits(tmp_path, "txt", "北京 B-LOC\n大学 I-LOC\n很 O\n\n")
+    start("token_classification", *two_steps(tmp_path / "out"), "--data", str(tmp_path))
     capsys.readouterr()
     predict.main([str(tmp_path / "out"), "我在北京"])
     assert "warning: '我在北京' is longer than all words of the training: put spaces" in capsys.readouterr().err
@@ -96,9 +98,8 @@ def test_a_sentence_without_spaces_is_no_word_of_a_tagger_of_words(start, tmp_pa
 
 def test_a_tagger_of_texts_with_spans_splits_texts_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
     row = {"text": "Ann Lee met 张三 in Rome.", "label": [[0, 7, "PER"], [12, 14, "PER"], [18, 22, "LOC"]]}
-    for split in ("train", "dev", "test"):
-        (tmp_path / f"{split}.jsonl").write_text((json.dumps(row) + "\n") * 8)
-    start("token_classification", *two_steps("token_classification", tmp_path / "out"), "--data", str(tmp_path))
+    write_splits(tmp_path, "jsonl", json.dumps(row) + "\n")
+    start("token_classification", *two_steps(tmp_path / "out"), "--data", str(tmp_path))
     predicted(capsys, tmp_path / "out", "Bob saw 李四, in Oslo", "--output", tmp_path / "a.jsonl")
     (found,) = rows_of(tmp_path / "a.jsonl")
     assert found["words"] == ["Bob", "saw", "李", "四", ",", "in", "Oslo"] and len(found["tags"]) == 7
@@ -106,7 +107,7 @@ def test_a_tagger_of_texts_with_spans_splits_texts_as_it_was_trained(start, tmp_
 
 @pytest.mark.slow
 def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
-    start("image_classification", *two_steps("image_classification", tmp_path / "out"))
+    start("image_classification", *two_steps(tmp_path / "out"))
     for number in (1, 2):
         pixels = np.random.default_rng(number).integers(255, size=(8, 8), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
@@ -195,6 +196,12 @@ def test_a_file_is_read_as_the_file_of_the_training(labels, tmp_path, capsys, tr
     assert [row["text"] for row in rows_of(tmp_path / "out.jsonl")] == TEXTS
 
 
+def inputs_of(path, trained):
+    """Return the inputs in a file for a model that was trained so, and the notes on them."""
+    found, notes = dict.fromkeys(("inputs", "encoding", "has_header", "text_column")), files.Notes()
+    return predict.read_inputs(types.SimpleNamespace(**found, input=str(path)), trained, notes), notes
+
+
 ALPACA = {"source_field": "instruction + input", "target_field": "output"}
 
 
@@ -211,10 +218,8 @@ ALPACA = {"source_field": "instruction + input", "target_field": "output"}
 )
 def test_prompts_are_read_as_in_the_training(tmp_path, trained_on, name, content):
     (tmp_path / name).write_text(content, encoding="utf-8")
-    found = dict.fromkeys(("inputs", "encoding", "has_header", "text_column"))
-    args = types.SimpleNamespace(**found, input=str(tmp_path / name))
-    expected = {"recipe": "seq2seq", "columns": trained_on}
-    assert predict.read_inputs(args, expected, files.Notes()) == [("译\n好",), ("问",)]
+    inputs, _ = inputs_of(tmp_path / name, {"recipe": "seq2seq", "columns": trained_on})
+    assert inputs == [("译\n好",), ("问",)]
 
 
 def test_conversations_are_continued_from_their_last_question(tmp_path):
@@ -222,9 +227,7 @@ def test_conversations_are_continued_from_their_last_question(tmp_path):
     talk = [turn("human", "问"), turn("gpt", "答"), turn("human", "再问")]
     rows = [{"conversations": [*talk, turn("gpt", "再答")]}, {"conversations": talk}] * 20
     (tmp_path / "a.json").write_text(json.dumps([*rows, {"conversations": [turn("gpt", "答")]}]))
-    found = dict.fromkeys(("inputs", "encoding", "has_header", "text_column"))
-    args, notes = types.SimpleNamespace(**found, input=str(tmp_path / "a.json")), files.Notes()
-    inputs = predict.read_inputs(args, {"recipe": "language_model_sft"}, notes)
+    inputs, notes = inputs_of(tmp_path / "a.json", {"recipe": "language_model_sft"})
     assert inputs == [((("user", "问"), ("assistant", "答"), ("user", "再问")),)] * 40
     assert notes.rows == 41 and notes.dropped == {"without a question": 1}
 
@@ -297,7 +300,7 @@ def test_what_is_left_out_of_a_text_is_said(labels, tmp_path, capsys):
 
 
 def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811
-    start("masked_lm_pretraining", *two_steps("masked_lm_pretraining", tmp_path / "out"))
+    start("masked_lm_pretraining", *two_steps(tmp_path / "out"))
     with pytest.raises(SystemExit, match="Predictions need a run of .*Received: .*recipe='masked_lm_pretraining'"):
         predict.main([str(tmp_path / "out"), "a text"])
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from common import files, library_data, rows, text_data
 from common.text_data import load_splits
+from paddlenlp.datasets import dataset as datasets_of_paddlenlp
+from paddlenlp.transformers import BertTokenizer
 from text_classification import Texts
 
 ROWS = [(f"Text number {i}, in full.", ("good", "bad")[i % 2]) for i in range(60)]
@@ -326,33 +328,25 @@ def test_hugging_face_class_labels_get_their_names_and_hidden_ones_are_left_out(
     assert dict(everything(splits))[ROWS[0][0]] == splits.labels.index("zero")
 
 
-@pytest.fixture
-def paddlenlp_builder(tmp_path, monkeypatch):
-    """Adds a data set of the kind that PaddleNLP ships, with local files, as `toy_reviews`."""
-    import paddlenlp.datasets.dataset as nlp
+class ToyReviews(datasets_of_paddlenlp.DatasetBuilder):
+    """A data set of the kind that PaddleNLP ships."""
 
-    class ToyReviews(nlp.DatasetBuilder):
-        SPLITS = {"train": "train.tsv", "dev": "dev.tsv"}
+    SPLITS = {"train": ROWS, "dev": [("Other text", "bad")]}
 
-        def _get_data(self, mode, **kwargs):
-            return str(tmp_path / self.SPLITS[mode])
+    def _get_data(self, mode, **kwargs):
+        return mode
 
-        def _read(self, filename):
-            for line in Path(filename).read_text(encoding="utf-8").splitlines():
-                yield dict(zip(("text", "label"), line.split("\t")))
+    def _read(self, mode):
+        yield from ({"text": text, "label": label} for text, label in self.SPLITS[mode])
 
-        def get_labels(self):
-            return ["good", "bad"]
-
-    module = types.ModuleType("paddlenlp.datasets.toy_reviews")
-    module.ToyReviews = ToyReviews
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(nlp, "DATA_HOME", str(tmp_path))
-    write(tmp_path / "train.tsv", ROWS)
-    write(tmp_path / "dev.tsv", [("Other text", "bad")])
+    def get_labels(self):
+        return ["good", "bad"]
 
 
-def test_a_paddlenlp_set(paddlenlp_builder):
+def test_a_paddlenlp_set(tmp_path, monkeypatch):
+    module = types.SimpleNamespace(ToyReviews=ToyReviews)
+    monkeypatch.setitem(sys.modules, "paddlenlp.datasets.toy_reviews", module)
+    monkeypatch.setattr(datasets_of_paddlenlp, "DATA_HOME", str(tmp_path))
     splits = load_splits("paddlenlp:toy_reviews")
     assert splits.labels == ["bad", "good"] and splits.validation == [("Other text", 0)]
     assert sorted((t, splits.labels[n]) for t, n in splits.train + splits.test) == sorted(ROWS)
@@ -374,14 +368,15 @@ def test_a_hub_out_of_reach_is_a_value_error_with_its_cause(monkeypatch, hub, mo
 # For the Trainer.
 
 
+def tokenizer_of(folder, *words, **options):
+    """Return a tokenizer that knows some words."""
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    return BertTokenizer(str(folder / "vocab.txt"), **options)
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    from paddlenlp.transformers import BertTokenizer
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", "four"]
-    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    path.write_text("\n".join(words), encoding="utf-8")
-    return BertTokenizer(str(path))
+    return tokenizer_of(tmp_path_factory.mktemp("vocab"), "one", "two", "three", "four")
 
 
 def splits_of(rows):

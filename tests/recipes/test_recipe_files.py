@@ -125,6 +125,12 @@ MESSAGES = [
 PARTS = [{"role": r, "content": [{"type": "text", "value": t}]} for r, t in (("user", "问"), ("assistant", "答"))]
 
 
+def pairs_of(source, **options):
+    """Return what the recipes of language models read from a file or folder."""
+    given = types.SimpleNamespace(data=str(source), source_field=None, target_field=None, encoding=None)
+    return language_data.load_pairs(given, {}, **options)
+
+
 @pytest.mark.parametrize(
     ("records", "found"),
     [
@@ -139,16 +145,13 @@ PARTS = [{"role": r, "content": [{"type": "text", "value": t}]} for r, t in (("u
 def test_conversations_are_read(tmp_path, records, found):
     for split in ("train", "dev", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps(records))
-    options = types.SimpleNamespace(data=str(tmp_path), source_field=None, target_field=None, encoding=None)
-    assert language_data.load_pairs(options, {}, conversations=True).train == found
+    assert pairs_of(tmp_path, conversations=True).train == found
 
 
 def test_conversations_without_text_are_dropped_and_counted(tmp_path):
     def load(records):
         (tmp_path / "a.json").write_text(json.dumps(records))
-        options = types.SimpleNamespace(data=str(tmp_path / "a.json"), source_field=None, target_field=None)
-        options.encoding = None
-        return language_data.load_pairs(options, {}, conversations=True)
+        return pairs_of(tmp_path / "a.json", conversations=True)
 
     part = {"type": "text", "text": "again"}
     parts = [{"role": "user", "content": [part, part]}, {"role": "assistant", "content": "a"}]
@@ -168,9 +171,8 @@ def test_conversations_without_text_are_dropped_and_counted(tmp_path):
 
 def test_conversations_are_no_sources_and_targets(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"conversations": TALK, "tools": "[]"}] * 30))
-    options = types.SimpleNamespace(data=str(tmp_path / "a.json"), source_field=None, target_field=None, encoding=None)
     with pytest.raises(ValueError, match="A text is a list; language_model_sft.py alone reads conversations"):
-        language_data.load_pairs(options, {})
+        pairs_of(tmp_path / "a.json")
 
 
 def test_a_constant_first_column_is_not_the_first_text_of_a_pair(tmp_path):
@@ -181,9 +183,8 @@ def test_a_constant_first_column_is_not_the_first_text_of_a_pair(tmp_path):
 
 def test_a_table_of_alpaca_with_a_short_row_names_its_line(tmp_path):
     (tmp_path / "a.csv").write_text("instruction,input,output\nask,more,answer\nask\n")
-    options = types.SimpleNamespace(data=str(tmp_path / "a.csv"), source_field=None, target_field=None, encoding=None)
     with pytest.raises(ValueError, match="Line 3 must have"):
-        language_data.load_pairs(options, {})
+        pairs_of(tmp_path / "a.csv")
 
 
 def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):

@@ -6,7 +6,7 @@ import image_classification
 import numpy as np
 import paddle
 import pytest
-from common import image_data, predictors, rows, start
+from common import image_data, predictors, rows
 from paddlenlp.transformers import CLIPVisionConfig, CLIPVisionModel
 from PIL import Image
 
@@ -145,12 +145,6 @@ def test_files_that_are_no_images_are_dropped_and_counted(photos):
     wrong = "red/broken.png has no image; red/from a phone.heic has no image; 2 of 21 rows are wrong"
     with pytest.raises(ValueError, match=wrong):
         image_data.load_images(str(photos))
-
-
-def test_images_of_ones_own_need_a_model(photos):
-    with pytest.raises(ValueError, match="need a model, such as `--model resnet50`.*Received: data="):
-        start.check(image_classification.__file__, ["--data", str(photos)])
-    assert image_classification.Options().model == "digits"
 
 
 @pytest.mark.slow

@@ -1,19 +1,80 @@
 """Any recipe, killed at any moment: it loses one save at most, and what is gone on from ends with the same bits."""
 
+import importlib
 import json
 import os
 import random
 import shutil
+import signal
+import sys
+import threading
 
 import paddle
+import processes
 import pytest
-import recipe_kills
-from test_recipes import ENCODERS, OWN_TESTS, RECIPES
+from common.run_folder import NoteArguments
+from test_recipes import ENCODERS, OWN_TESTS, RECIPES, shorten
 
 from paddle_ldopt.trainer import last_checkpoint
 
 NAMES = sorted(set(RECIPES) - OWN_TESTS)
 STEPS, SAVED_EVERY = 6, 2
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watch(folder, moment):
+    """Count what this process does to the files of a folder; die in time. Return the list that counts.
+
+    `moment` is (which of these events, seconds after it), or None.
+    """
+    seen = []
+
+    def hook(event, args):
+        opens = event == "open" and isinstance(args[0], (str, bytes)) and args[2] & WRITING
+        changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
+        if (opens or changes) and os.fsdecode(args[0]).startswith(folder):
+            seen.append(event)
+            if moment is not None and len(seen) == moment[0]:
+                threading.Timer(moment[1], die).start() if moment[1] else die()
+
+    sys.addaudithook(hook)
+    return seen
+
+
+def child(name, argv, folder, moment, log):
+    """Run a recipe; write "s" for each step that begins, and at the end "e" for each event, into the file `log`."""
+    with open(log, "wb", buffering=0) as said:
+        shorten(pytest.MonkeyPatch())
+        step_begins = NoteArguments.on_step_begin
+
+        def counted(*args, **kwargs):
+            said.write(b"s")
+            return step_begins(*args, **kwargs)
+
+        NoteArguments.on_step_begin = counted
+        seen = watch(folder, moment)
+        importlib.import_module(name).main(argv)
+        said.write(b"e" * len(seen))
+
+
+def run(name, argv, folder, moment=None):
+    """Run a recipe in a process of its own: return whether it was killed, its steps, its file events.
+
+    The events are those of `folder`; `moment` is that of `watch`.
+    """
+    log, out = (folder.parent / f"{folder.name}.{kind}" for kind in ("log", "out"))
+    process = processes.start(child, name, argv, str(folder), moment, str(log), log=out)
+    process.join(600)
+    if process.exitcode is None:
+        process.kill()
+        pytest.fail(f"{name} {argv} hangs")
+    assert process.exitcode in (0, -signal.SIGKILL), out.read_text()[-3000:]
+    said = log.read_bytes()
+    return process.exitcode != 0, said.count(b"s"), said.count(b"e")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +99,7 @@ def unkilled(models, tmp_path_factory):
     def get(name):
         if name not in runs:
             folder = tmp_path_factory.mktemp(name) / "out"
-            killed, steps, events = recipe_kills.run(name, six_steps(name, folder, models), folder)
+            killed, steps, events = run(name, six_steps(name, folder, models), folder)
             assert not killed and steps == STEPS and events > 30
             runs[name] = folder, events
         return runs[name]
@@ -64,13 +125,13 @@ def killed_and_resumed(unkilled, models, tmp_path, name, draw):
     whole, events = unkilled(name)
     moment, folder = (draw.randint(1, events), draw.choice([0, draw.random() * 0.05])), tmp_path / "out"
     story = f"{name}: killed {moment[1]:.3f} s after file event {moment[0]} of {events}"
-    killed, steps, _ = recipe_kills.run(name, six_steps(name, folder, models), folder, moment)
+    killed, steps, _ = run(name, six_steps(name, folder, models), folder, moment)
     last = last_checkpoint(folder)
     kept = 0 if last is None else int(last.rpartition("-")[2])
     if killed:
         assert kept >= steps - 1 - SAVED_EVERY, story
         argv = six_steps(name, folder, models) if last is None else ["--resume_from_checkpoint", str(folder)]
-        assert recipe_kills.run(name, argv, folder)[:2] == (False, STEPS - kept), story
+        assert run(name, argv, folder)[:2] == (False, STEPS - kept), story
     left, expected = left_by(folder), left_by(whole)
     # a kill between the last save and the deletion of an old checkpoint leaves that one
     assert {name: model for name, model in left[0].items() if name in expected[0]} == expected[0], story

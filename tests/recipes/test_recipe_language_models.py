@@ -1,6 +1,5 @@
 """The recipes of language models: what is to be learnt, what is hidden, scores by token, adapters, large batches."""
 
-import json
 import math
 import types
 from collections import Counter
@@ -14,7 +13,8 @@ import pytest
 from common import fine_tuning, language_data, predictors, rows, start, trainers
 from common.language_data import IGNORED, Messages, unigram
 from paddlenlp.data import DataCollatorWithPadding
-from paddlenlp.transformers import BertConfig, BertForMaskedLM, BertTokenizer, LlamaConfig, LlamaForCausalLM
+from paddlenlp.transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+from test_recipe_data import tokenizer_of, write
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 WORDS = ["alpha", "beta", "gamma", "delta"]
@@ -133,9 +133,8 @@ def test_adapters_alone_are_trained(tiny_llama, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_with_adapters_is_resumed_with_the_same_weights(tiny_llama, tmp_path):
-    written = "".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS)
-    (tmp_path / "rows.jsonl").write_text(written)
-    line = ["--data", str(tmp_path / "rows.jsonl"), "--model", tiny_llama, *OFF]
+    data = write(tmp_path / "rows.jsonl", PAIRS, ("source", "target"))
+    line = ["--data", str(data), "--model", tiny_llama, *OFF]
     settings = "--lora_rank 2 --max_length 20 --per_device_train_batch_size 4 --save_strategy steps --save_steps 2"
     line += [*settings.split(), "--save_total_limit", "2", "--evaluation_strategy", "steps", "--eval_steps", "2"]
     with paddle.utils.unique_name.guard():
@@ -149,18 +148,17 @@ def test_a_run_with_adapters_is_resumed_with_the_same_weights(tiny_llama, tmp_pa
 
 
 def test_a_run_with_a_tokenizer_is_applied(tmp_path):
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "it", "is", ":"]
-    (tmp_path / "vocab.txt").write_text("\n".join(names) + "\n")
-    BertTokenizer(str(tmp_path / "vocab.txt"), eos_token="[SEP]").save_pretrained(tmp_path / "base")
-    shape = {**SHAPE, "vocab_size": len(names), "tie_word_embeddings": False, "pad_token_id": 0, "eos_token_id": 3}
+    tokenizer = tokenizer_of(tmp_path, *WORDS, "it", "is", ":", eos_token="[SEP]")
+    tokenizer.save_pretrained(tmp_path / "base")
+    shape = {**SHAPE, "vocab_size": len(tokenizer), "tie_word_embeddings": False, "pad_token_id": 0, "eos_token_id": 3}
     with paddle.utils.unique_name.guard():
         LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path / "base")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS * 4))
-    line = ["--data", str(tmp_path / "rows.jsonl"), "--model", str(tmp_path / "base"), "--max_steps", "1", *OFF]
+    data = write(tmp_path / "rows.jsonl", PAIRS * 4, ("source", "target"))
+    line = ["--data", str(data), "--model", str(tmp_path / "base"), "--max_steps", "1", *OFF]
     with paddle.utils.unique_name.guard():
         language_model_sft.main([*line, "--output_dir", str(tmp_path / "run")])
     (found,) = predictors.Predictor(tmp_path / "run")([("alpha beta:",)])
-    assert set(found["output"].split()) <= set(names)
+    assert set(found["output"].split()) <= set(tokenizer.vocab.token_to_idx)
 
 
 def test_answer_tokens_that_are_cut_count_as_wrong():
@@ -172,13 +170,11 @@ def test_answer_tokens_that_are_cut_count_as_wrong():
 @pytest.fixture
 def guesser(tmp_path):
     """A Trainer of a very small BERT without dropout, and a batch of rows of many lengths."""
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcdefghijklmnop"]
-    (tmp_path / "vocab.txt").write_text("\n".join(names) + "\n")
-    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
+    tokenizer = tokenizer_of(tmp_path, *WORDS, *"abcdefghijklmnop")
     _, args = arguments(masked_lm_pretraining, tmp_path)
     paddle.seed(0)
     with paddle.utils.unique_name.guard():
-        config = BertConfig(**SHAPE, vocab_size=len(names), hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+        config = BertConfig(**SHAPE, vocab_size=len(tokenizer), hidden_dropout_prob=0, attention_probs_dropout_prob=0)
         model = BertForMaskedLM(config)
         rows = [dict(tokenizer(" ".join([*"abcdefghijklmnop"[: 2 + i], *WORDS]))) for i in range(8)]
         data = {"train": rows, "validation": None, "test": None}

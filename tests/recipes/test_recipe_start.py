@@ -33,6 +33,7 @@ def test_mkl_is_told_of_avx2_on_amd_alone(tmp_path, monkeypatch, text, given, is
     assert start.os.environ == ({"MKL_DEBUG_CPU_TYPE": "5"} if is_set else given)
 
 
+OWN_IMAGES = "Images of your own need a model, such as `--model resnet50`.*Received: data='.', model=None"
 SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.py")}
 
 
@@ -47,6 +48,7 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
         (["--learning_rate", "fast"], r"`learning_rate` must be a number \(float\)"),
         (["--config", "nowhere.yaml"], "No such file or directory. Received: config='nowhere.yaml'"),
         (["--config", "list.yaml"], "`name: value` lines"),
+        (["--config", "null.yaml"], "`max_grad_norm` needs a value.*Received: max_grad_norm=None"),
         (["--config", "wrong.yaml"], "2 arguments are wrong.*'--sead'.*`seed` must be a number"),
         (["--resume_from_checkpoint", "runs/no"], "no complete checkpoint to resume from"),
         (["--model", "./no"], "This folder does not exist"),
@@ -65,8 +67,8 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
 )
 def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, argv, says):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    (tmp_path / "wrong.yaml").write_text("sead: 3\nseed: x\n")
+    for name, text in (("list", "- 1"), ("null", "max_grad_norm: null"), ("wrong", "sead: 3\nseed: x")):
+        (tmp_path / f"{name}.yaml").write_text(text)
     with pytest.raises(ValueError, match=f"(?s){says}"):
         start.check(SCRIPTS["text_classification"], argv)
 
@@ -75,9 +77,9 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
     "recipe, argv, says",
     [
         ("image_classification", ["--weights", "no.pdparams"], "This file does not exist. Received: weights="),
-        ("image_classification", ["--data", "."], "Images of your own need a model.*Received: data='.', model=None"),
-        ("pipeline_sft", ["--optim", "adamx"], "`optim` must be one of"),
-        ("sweep", ["--recipe", "sweep"], "`recipe` must be one of"),
+        ("image_classification", ["--data", "."], OWN_IMAGES),
+        ("pipeline_sft", ["--optim", "adamx"], "`optim` must be one of adamwdl, "),
+        ("sweep", ["--recipe", "sweep"], "`recipe` must be one of.*Received: recipe='sweep'"),
         ("sweep", ["--learning_rates", "1e-3", "high"], "`learning_rates` must be a number"),
         ("sweep", ["--arguments", "--seed 3"], "The sweep sets seed of each run"),
         ("seq2seq", ["--metric_for_best_model", "f1"], "must be one of rouge_1, rouge_l, loss"),

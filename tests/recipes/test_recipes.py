@@ -77,20 +77,17 @@ def start(tiny, tiny_llama, tmp_path, monkeypatch, capsys):
         more = ["--model", models[name]] if tiny_model and name in models else []
         with paddle.utils.unique_name.guard():
             importlib.import_module(name).main([*argv, *more])
-        return capsys.readouterr().out
+        out, call.err = capsys.readouterr()
+        return out
 
     return call
 
 
-def two_steps(name, folder):
+def two_steps(folder):
     """Return the arguments that have a recipe stop after two steps."""
     argv = ["--max_steps", "2", "--output_dir", str(folder)]
     by_steps = "--evaluation_strategy steps --eval_steps 1 --save_strategy steps --save_steps 1 --logging_steps 1"
     return [*argv, *by_steps.split(), "--disable_tqdm", "True", "--report_to", "none"]
-
-
-def default_of(name, option):
-    return getattr(importlib.import_module(name).Options(), option)
 
 
 def check_run(folder, out):
@@ -119,6 +116,7 @@ def test_every_recipe_has_a_config():
 def test_a_recipe_is_short_and_says_how_it_is_used(name):
     recipe = importlib.import_module(name)
     assert len((ROOT / f"recipes/{name}.py").read_text().splitlines()) < 300
+    assert recipe.Arguments.recipe == name, "the resume command that it prints has its name"
     commands = re.findall(r"^    (python .*?)(?:  +#.*)?$", recipe.__doc__, re.M)
     assert len(commands) >= 3
     for command in commands:
@@ -142,9 +140,9 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
     assert [program, recipe, *argv] == ["python", f"recipes/{name}.py", "--config", path], "from the root of a clone"
     assert set(settings) <= arguments_of(name)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")  # the command is for the root of a clone
-    # in place of a hub's
-    default = [f"--{option}={default_of(name, option)}" for option in ("model", "data")]
-    out = start(name, *argv, *two_steps(name, tmp_path / "out"), *default)
+    options = importlib.import_module(name).Options()
+    default = [f"--model={options.model}", f"--data={options.data}"]  # in place of a hub's
+    out = start(name, *argv, *two_steps(tmp_path / "out"), *default)
     check_run(tmp_path / "out", out)
     assert "--config" not in json.loads((tmp_path / "out/arguments.json").read_text()), "a resume does without the file"
     config = LdoptConfig.from_json(tmp_path / "out/checkpoint-2/ldopt_config.json").to_dict()
@@ -152,43 +150,32 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
     assert len(mine) >= 4 and {key: settings[key] for key in mine} == {key: config[key] for key in mine}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "token_classification" else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(set(RECIPES) - OWN_TESTS)
-    ],
-)
-def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monkeypatch, capsys, name):
-    few = ["--save_steps", "100", "--no_load_best_model_at_end"]
-    start(name, *two_steps(name, tmp_path / "whole"), *few)
-    before = StopOnSigterm.on_step_end
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(start, tiny, tmp_path, monkeypatch, capsys, number):
+    """That a resume is exact: test_recipe_kills.py."""
+    few = ["--save_steps", "2", "--no_load_best_model_at_end"]
+    before, handler = StopOnSigterm.on_step_end, signal.getsignal(number)
 
     def signalled(*args, **kwargs):
-        before(*args, **kwargs)
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         return before(*args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(StopOnSigterm, "on_step_end", signalled)
         patch.setattr(sys, "argv", [str(ROOT / "recipes/sweep.py")])  # which has no --resume_from_checkpoint
-        start(name, *two_steps(name, tmp_path / "cut"), *few)
-    assert ended.value.code == 128 + signal.SIGTERM
-    printed = shlex.split(capsys.readouterr().err.splitlines()[-1])
-    assert (tmp_path / printed[2]).resolve() == ROOT / f"recipes/{name}.py"
+        start("token_classification", *two_steps(tmp_path / "cut"), *few)
+    assert ended.value.code == 128 + number and signal.getsignal(number) == handler
+    err = capsys.readouterr().err
+    assert ("saving a checkpoint after this step" in err) == (number == signal.SIGINT) and "SIGTERM" not in err
+    printed = shlex.split(err.splitlines()[-1])
+    assert (tmp_path / printed[2]).resolve() == ROOT / "recipes/token_classification.py"
     assert [printed[0], *printed[3:]] == ["resume:", "--resume_from_checkpoint", str(tmp_path / "cut")]
     assert [p.name for p in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "cut/results.json").exists()
-    start(name, "--resume_from_checkpoint", str(tmp_path / "cut"), tiny_model=False)
-    whole, cut, losses = {}, {}, []
-    for run, found in (("whole", whole), ("cut", cut)):
-        state = paddle.load(str(tmp_path / run / "model_state.pdparams"))
-        found.update((key, value.numpy()) for key, value in state.items())
-        lines = map(json.loads, (tmp_path / run / "history.jsonl").read_text().splitlines())
-        losses.append([(line["step"], line["loss"]) for line in lines if "loss" in line])
-    assert losses[0] == losses[1]
-    assert whole.keys() == cut.keys() and len(whole) > 8
-    assert not {key: abs(whole[key] - cut[key]).max() for key in whole if whole[key].tobytes() != cut[key].tobytes()}
+    check_run(tmp_path / "cut", start("token_classification", *printed[3:], tiny_model=False))
+    assert start.err == f"new weights, not in {tiny}: classifier.bias, classifier.weight.\n"
+    again = start("token_classification", *printed[3:], tiny_model=False)
+    assert "This run already ended, at step 2: only the test is repeated." in again
 
 
 def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
@@ -228,13 +215,11 @@ def test_scores_of_tags():
     assert token_classification.most_frequent_tags(train, [(["a", "b", "new"], ["?"] * 3)]) == [["X", "Y", "X"]]
 
 
-def test_characters_are_words_in_chinese():
+def test_scores_of_written_texts():
+    """Characters are words in Chinese."""
     assert seq2seq.rouge(["今天天气很好"], ["今天天气真好"])["rouge_1"] == pytest.approx(5 / 6)
     assert seq2seq.rouge(["今 天 天 气 很 好"], ["今天天气很好"]) == {"rouge_1": 1.0, "rouge_l": 1.0}
     assert seq2seq.words("Paddle 3.3发布了，Ok") == ["paddle", "3", "3", "发", "布", "了", "ok"]
-
-
-def test_scores_of_written_texts():
     scores = seq2seq.rouge(["the cat sat", "a"], ["sat the cat", "b"])
     assert scores == {"rouge_1": 0.5, "rouge_l": pytest.approx(1 / 3)}
     assert seq2seq.rouge(["don ' t ."], ["Don't"]) == {"rouge_1": 1.0, "rouge_l": 1.0}

@@ -6,6 +6,7 @@ import math
 import pickle
 import sys
 import time
+import types
 
 import numpy as np
 import paddle
@@ -119,12 +120,8 @@ def test_a_foreign_schedule_gives_its_current_rate():
 
 @pytest.mark.parametrize("attribute", ["_inner_opt", "_optim"])
 def test_wrapped_optimizers(attribute):
-    class Wrapper:
-        pass
-
-    wrapper, inner = Wrapper(), optimizer_of()
-    setattr(wrapper, attribute, inner)
-    assert make("linear", wrapper) is inner._learning_rate
+    inner = optimizer_of()
+    assert make("linear", types.SimpleNamespace(**{attribute: inner})) is inner._learning_rate
 
 
 @every_kind

@@ -48,10 +48,8 @@ class Halving(lr.LRScheduler):
 
 @pytest.mark.parametrize("decay", DECAYS.values(), ids=DECAYS)
 def test_after_the_warm_up_comes_the_decay_from_its_start(decay):
-    alone = [decay(k) for k in range(60)] if isinstance(decay, functools.partial) else None
-    if alone is None:
-        fresh = pickle.loads(pickle.dumps(decay))
-        alone = rates(fresh, 60)
+    fresh = pickle.loads(pickle.dumps(decay))
+    alone = [fresh(k) for k in range(60)] if isinstance(decay, functools.partial) else rates(fresh, 60)
     schedule = WarmUp(2e-2, decay, 8, power=0.5)
     got = rates(schedule, 68)
     np.testing.assert_allclose(got, [2e-2 * (k / 8) ** 0.5 for k in range(8)] + alone, rtol=1e-12)

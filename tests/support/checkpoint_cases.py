@@ -5,10 +5,11 @@ import pathlib
 import shutil
 import types
 
+import distributed_setup
 import numpy as np
 import paddle
 import toy_layers
-from distributed_setup import start_fleet
+from distributed_setup import V2, start_fleet
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
 
@@ -20,14 +21,7 @@ from paddle_ldopt.trainer.callbacks import GradualUnfreezeCallback, all_layers_o
 
 HALF, STEPS, ROWS = 3, 6, 8
 SIZES = [(8, 24), (24, 24), (24, 4)]  # the second is cut by two processes of sharding v2
-LAYOUTS = {
-    "dp 2": {"dp": 2},
-    "sharding 2 v1": {"sharding": 2},
-    "sharding 2 v2": {"sharding": 2, "sharding_configs": {"split_param": True}},
-    "sharding 4 v1": {"sharding": 4},
-    "sharding 4 v2": {"sharding": 4, "sharding_configs": {"split_param": True}},
-    "pp 2": {"pp": 2, "accumulate_steps": 2, "micro_batch_size": ROWS // 2},
-}
+LAYOUTS = {**distributed_setup.LAYOUTS, "sharding v2 of 4": {"sharding": 4, **V2}}
 
 
 def is_matrix(param):
@@ -39,8 +33,8 @@ def square_loss(out, target):
 
 
 def batch(step, part, parts):
-    draw, rows = np.random.default_rng(100 + step), slice(part * ROWS // parts, (part + 1) * ROWS // parts)
-    return [paddle.to_tensor(draw.standard_normal([ROWS, n]).astype("float32")[rows]) for n in (8, 4)]
+    draw = np.random.default_rng(100 + step)
+    return toy_layers.tensors([draw.standard_normal([ROWS, n]).astype("float32") for n in (8, 4)], part, parts)
 
 
 class Run(toy_layers.Run):
@@ -206,7 +200,7 @@ DAMAGE = {  # what becomes of a checkpoint of two processes
 
 def work_loads(root):
     """Load a checkpoint in two processes of sharding v2, damaged and by others; return case -> (said, changed)."""
-    hcg, rank, root = start_fleet(**LAYOUTS["sharding 2 v2"]), paddle.distributed.get_rank(), pathlib.Path(root)
+    hcg, rank, root = start_fleet(**LAYOUTS["sharding v2"]), paddle.distributed.get_rank(), pathlib.Path(root)
     run = Run("came", hcg).train(0, HALF)
     run.save(root / "now")
     if rank == 0:

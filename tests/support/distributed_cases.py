@@ -11,10 +11,10 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F
-from distributed_setup import start_fleet
+from distributed_setup import LAYOUTS, each_started, start_fleet
 from paddle import nn
 from paddle.distributed import fleet
-from toy_layers import Block, Embed, Mix, Run, Staged, Whole, initialise, plain_name, refusal, values
+from toy_layers import Block, Embed, Mix, Run, Staged, Whole, initialise, plain_name, refusal, tensors, values
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb, Muon
 from paddle_ldopt.parallel import save_checkpoint
@@ -35,20 +35,17 @@ def names_of(network):
     return {param.name: plain_name(name) for name, param in network.named_parameters()}
 
 
+def tokens_of(step, rows=ROWS):
+    """Return the tokens of a step and their labels."""
+    tokens = np.random.default_rng(1000 + step).integers(0, VOCABULARY, [rows, LENGTH])
+    return tokens, (tokens * 3 + 1) % VOCABULARY
+
+
 def batch(step, part=0, parts=1):
-    """Return a process's part of the tokens and labels of a step, whose whole is the same for any number of parts."""
-    draw = np.random.default_rng(1000 + step)
-    tokens = draw.integers(0, VOCABULARY, [ROWS, LENGTH])
-    labels = (tokens * 3 + 1) % VOCABULARY
-    rows = slice(part * ROWS // parts, (part + 1) * ROWS // parts)
-    return [paddle.to_tensor(array[rows]) for array in (tokens, labels)]
+    return tensors(tokens_of(step), part, parts)
 
 
-RATIOS = {"embed": 0.25, "inner.0": 0.5, "inner.1": 0.7, "inner.2": 1.0}
-
-
-def ratio_of(name):
-    return next(ratio for prefix, ratio in RATIOS.items() if name.startswith(prefix))
+RATIOS = {"embed": 0.25, "inner.0": 0.5, "inner.1": 0.7}  # 1 elsewhere
 
 
 def rate(step):
@@ -69,18 +66,25 @@ OPTIMIZERS = {
 }
 
 
-MUON = Muon, {"learning_rate": LR, "use_muon": lambda param: len(param.shape) in (2, 4)}  # whole matrices only
+def layerwise(cls, params, names, ratios, **options):
+    """Return an optimizer with a rate of its own for each part of the network and a decay by name."""
+    decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
+
+    def ratio(param):
+        return next((ratio for part, ratio in ratios.items() if names[param.name].startswith(part)), 1.0)
+
+    how = {"parameters": params, "name_dict": names, "set_param_lr_fun": ratio}
+    return cls(apply_decay_param_fun=decayed.__contains__, **how, **options)
 
 
 def optimizer_of(case, params, names):
-    """Return an optimizer with a rate of its own for each layer, a decay by name and global-norm clipping."""
-    cls, options = MUON if case == "muon" else OPTIMIZERS[case]
+    """Return an optimizer with a rate for each layer and global-norm clipping."""
+    if case == "muon":
+        return Muon(learning_rate=LR, parameters=params, name_dict=names, use_muon=lambda param: len(param.shape) == 2)
+    cls, options = OPTIMIZERS[case]
     if cls is AdamWeightDecay:
         options = {**options, "exclude_from_weight_decay": ["bias", "norm"]}
-    decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
-    how = {"apply_decay_param_fun": decayed.__contains__, "grad_clip": nn.ClipGradByGlobalNorm(CLIP), **options}
-    hook = lambda param: ratio_of(names[param.name])  # noqa: E731
-    return cls(parameters=params, name_dict=names, set_param_lr_fun=hook, **how)
+    return layerwise(cls, params, names, RATIOS, grad_clip=nn.ClipGradByGlobalNorm(CLIP), **options)
 
 
 def run_of(case, hcg=None):
@@ -99,20 +103,10 @@ def alone(case):
 def trained(hcg, case):
     """Train the network under `fleet`; return the parameters by name."""
     run = run_of(case, hcg).train(0, STEPS)
-    if hasattr(run.optimizer._inner_opt, "_slice_params") and case != "muon":  # sharding version 2
+    if hasattr(run.optimizer._inner_opt, "_slice_params"):  # sharding version 2
         cut = [own for own, shard in run.inner.finder.find(run.inner._parameter_list).items() if shard.groups]
         assert [names_of(run.plain)[own] for own in cut] == ["inner.1.linear.weight"], "the network is built for it"
     return values(run.plain)
-
-
-def muon_in_layouts(layouts):
-    """Return layout -> what `trained` returns for Muon, or the message of its refusal."""
-    out = {}
-    for layout in layouts:
-        hcg = start_fleet(**LAYOUTS[layout])
-        train = functools.partial(given if layout == "mp" else trained, hcg, "muon")
-        out[layout] = refusal(train) if layout in ("sharding v2", "mp") else train()
-    return out
 
 
 # name -> (shape, axis that is split or None)
@@ -267,12 +261,10 @@ def joined(parts):
 
 def worker(runs):
     """Train each (layout, case) in these processes; return the parameters."""
-    out, started = {}, None
-    for layout, case in sorted(runs):
-        if layout != started:
-            hcg, started = start_fleet(**LAYOUTS[layout]), layout
-        out[layout, case] = given(hcg, case)[1] if layout == "mp" else trained(hcg, case)
-    return out
+    return {
+        (layout, case): given(hcg, case)[1] if layout == "mp" else trained(hcg, case)
+        for hcg, layout, case in each_started(runs)
+    }
 
 
 def three_parts():
@@ -308,10 +300,7 @@ def sometimes_sharded(runs):
     """Return what becomes of it for each (layout, case), and of processes that freeze different parameters."""
     start_fleet(**LAYOUTS["sharding v1"])
     out = {"frozen on one": sometimes("lamb", freeze_one=True)}
-    for layout in ("sharding v1", "sharding v2"):
-        start_fleet(**LAYOUTS[layout])
-        out.update({run: sometimes(run[1])[1] for run in runs if run[0] == layout})
-    return out
+    return {**out, **{(layout, case): sometimes(case)[1] for _, layout, case in each_started(runs)}}
 
 
 def refusals():
@@ -342,14 +331,6 @@ def refusals():
     before, adam = param.numpy(), fleet.distributed_optimizer(AdamWDL(LR, parameters=[param]))
     adam.step()  # needs no sums
     out["no split axis, adamwdl"] = bool((param.numpy() != before).all())
+    for hcg, layout, case in each_started([("mp", "muon"), ("sharding v2", "muon")]):
+        out[case, layout] = refusal(functools.partial(given if layout == "mp" else trained, hcg, case))
     return out
-
-
-V2 = {"sharding_configs": {"split_param": True}}
-LAYOUTS = {  # combinations.py has those of four processes
-    "dp": {"dp": 2},
-    "sharding v1": {"sharding": 2},
-    "sharding v2": {"sharding": 2, **V2},
-    "pp": {"pp": 2, "accumulate_steps": 2, "micro_batch_size": ROWS // 2},
-    "mp": {"mp": 2},
-}

@@ -8,6 +8,8 @@ A pipeline needs two things more from its caller, with the `hcg` that is returne
 `PipelineLayer`, and the inputs of the same shape in all micro-batches.
 """
 
+import itertools
+
 import paddle
 import paddle.distributed as dist
 from distributed_launch import free_ports
@@ -17,7 +19,16 @@ from paddle.distributed.fleet.base import topology
 from paddle.distributed.fleet.meta_parallel import tensor_parallel
 from paddle.distributed.fleet.utils import tensor_fusion_helper
 
-__all__ = ["complete_cpu", "mend_paddle", "start_fleet"]
+__all__ = ["LAYOUTS", "V2", "complete_cpu", "each_started", "mend_paddle", "start_fleet"]
+
+V2 = {"sharding_configs": {"split_param": True}}
+LAYOUTS = {  # of two processes and 8 rows
+    "dp": {"dp": 2},
+    "sharding v1": {"sharding": 2},
+    "sharding v2": {"sharding": 2, **V2},
+    "pp": {"pp": 2, "accumulate_steps": 2, "micro_batch_size": 4},
+    "mp": {"mp": 2},
+}
 
 _SECONDS = 60  # that a process waits for the others when a group is made
 _stores = []  # a group's store must live as long as the group
@@ -45,6 +56,13 @@ def start_fleet(dp=1, sharding=1, pp=1, mp=1, accumulate_steps=1, micro_batch_si
     if pp > 1 and dist.get_world_size() > 2:
         _send_in_pairs()
     return fleet.get_hybrid_communicate_group()
+
+
+def each_started(runs):
+    """Yield (communicate group, layout, case) for each (layout, case); `fleet` is started once in a layout."""
+    for layout, cases in itertools.groupby(sorted(runs), lambda run: run[0]):
+        hcg = start_fleet(**LAYOUTS[layout])
+        yield from ((hcg, layout, case) for _, case in cases)
 
 
 def mend_paddle(hcg, network, optimizer):

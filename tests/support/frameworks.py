@@ -40,7 +40,11 @@ class Watched:
         self._step()
 
     def assert_follows(self, ratio, *, weight_decay, decayed=None, **adamw):
-        """Check the way of each parameter against AdamW with the rate times `ratio(name)`, within 1e-5 of the rate."""
+        """Check the way of each parameter in five steps against AdamW with the rate times `ratio(name)`.
+
+        It is within 1e-5 of the rate.
+        """
+        assert len(self.rates) == 5
         ratios = {name: ratio(name) for name in self.start}
         assert len(set(ratios.values())) > 2
         how = {"lr": lambda step: self.rates[step - 1], "weight_decay": weight_decay, "decayed": decayed, **adamw}

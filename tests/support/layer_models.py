@@ -1,5 +1,7 @@
 """Small models and names of parameters for tests of layer maps."""
 
+import re
+
 import paddle
 
 from paddle_ldopt import LayerMap
@@ -29,6 +31,14 @@ class Parts(paddle.nn.Layer):
                 at.add_sublayer(name, part)
             else:
                 at.add_parameter(name, at.create_parameter(part))
+
+
+def vit_ratio(name, decay, depth):
+    """Return the ratio that most projects give a parameter of a transformer, from its name and the number of blocks."""
+    block = re.search(r"(?:blocks|layers)\.(\d+)\.", name)
+    if block:
+        return decay ** (depth - int(block[1]))
+    return decay ** (depth + 1) if re.search("embed|_token", name) else 1.0
 
 
 def block():

@@ -7,7 +7,7 @@ import paddle
 import paddle.nn.functional as F
 import toy_layers
 from paddle.distributed import fleet
-from toy_layers import Block, Embed, data_part, initialise, values
+from toy_layers import Block, Embed, data_part, initialise, tensors, values
 
 import paddle_ldopt as ldopt
 
@@ -44,11 +44,6 @@ def batch(step, parts=1, ragged=False):
         labels[draw.random(labels.shape) < np.linspace(0.0, 0.9, rows)[:, None]] = IGNORED
         labels[SIZE : 2 * SIZE] = IGNORED  # a micro-batch without any
     return tokens, labels
-
-
-def tensors(arrays, part=0, parts=1):
-    rows = len(arrays[0]) // parts
-    return tuple(paddle.to_tensor(array[part * rows : (part + 1) * rows]) for array in arrays)
 
 
 # Came divides by the root of (u - m)^2, which makes much of the rounding where u is near m: its eps bounds that
@@ -149,7 +144,8 @@ def attempt(network, step, inputs, fault=None):
     outside the vocabulary; "shape", the inputs cannot be split.
     """
     calls, (tokens, labels) = [], inputs
-    original = network._loss_fn[0] if isinstance(network, toy_layers.Staged) else network.loss
+    holder, key = (network._loss_fn, 0) if isinstance(network, toy_layers.Staged) else (vars(network), "loss")
+    original = holder[key]
 
     def failing(*arguments):
         calls.append(arguments)
@@ -157,21 +153,15 @@ def attempt(network, step, inputs, fault=None):
             raise KeyError("a loss that fails")
         return original(*arguments)
 
-    def use(loss):
-        if isinstance(network, toy_layers.Staged):
-            network._loss_fn[0] = loss
-        else:
-            network.loss = loss
-
     if fault == "data":
         tokens = tokens + VOCABULARY * (paddle.arange(len(tokens)) == 2 * SIZE).astype(tokens.dtype).unsqueeze(1)
-    use(failing)
+    holder[key] = failing
     try:
         step(*((tokens[1:], labels[1:]) if fault == "shape" else (tokens, labels)))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        use(original)
+        holder[key] = original
 
 
 def train(hcg, kind, name, steps, overflows=(), ragged=False, faults=(), **arguments):

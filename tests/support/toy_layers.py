@@ -190,6 +190,12 @@ def data_part(hcg):
     return hcg.get_data_parallel_rank() * shards + hcg.get_sharding_parallel_rank(), parts
 
 
+def tensors(arrays, part=0, parts=1):
+    """Return a process's rows of some arrays, whose whole is the same for any number of parts."""
+    rows = len(arrays[0]) // parts
+    return [paddle.to_tensor(array[part * rows : (part + 1) * rows]) for array in arrays]
+
+
 class Run:
     """A training in this process or, with an `hcg`, in a layout of `fleet`; its data are the same in each.
 
@@ -199,9 +205,10 @@ class Run:
         batch (callable): (step, part, parts) -> [inputs, labels] of this process.
         hcg (HybridCommunicateGroup or None): what `start_fleet` returned.
         loss (callable): (outputs, labels) -> loss.
+        mends (bool): whether Paddle's own step is used, with its faults mended.
     """
 
-    def __init__(self, build, optimizer_of, batch, hcg=None, loss=F.cross_entropy):
+    def __init__(self, build, optimizer_of, batch, hcg=None, loss=F.cross_entropy, mends=True):
         self.hcg, self.batch, self.loss = hcg, batch, loss
         self.staged = hcg is not None and hcg.get_pipe_parallel_world_size() > 1
         with paddle.utils.unique_name.guard():
@@ -211,7 +218,7 @@ class Run:
             if hcg is not None:
                 self.optimizer = fleet.distributed_optimizer(self.inner)
                 self.network = fleet.distributed_model(self.plain)
-        if hcg is not None:
+        if hcg is not None and mends:
             mend_paddle(hcg, self.plain, self.optimizer)
 
     def train(self, first, last):

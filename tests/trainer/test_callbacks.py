@@ -158,14 +158,6 @@ def test_a_resume_is_exact(tmp_path, optim):
         assert common.same(common.weights(rest.model), common.weights(whole.model)), step
 
 
-def test_an_optimizer_without_layers_or_with_two_maps(tmp_path):
-    with pytest.raises(ValueError, match="needs an optimizer with layers.*Received: optimizer='AdamW'"):
-        train(tmp_path, GradualUnfreezeCallback(2), layerwise_lr_decay=1.0, optim="adamw")
-    twice = GradualUnfreezeCallback(2, layers=ldopt.LayerMap.from_model(common.tiny_model()))
-    with pytest.raises(ValueError, match="and one without any. Received: optimizer='AdamWDL', layers=LayerMap"):
-        train(tmp_path, twice)
-
-
 def begin(optimizer, layers):
     callback, state = GradualUnfreezeCallback(2, layers), types.SimpleNamespace(global_step=0, max_steps=9)
     callback.on_train_begin(None, state, None, optimizer=optimizer)
@@ -178,8 +170,14 @@ def test_layers_come_from_the_optimizer_or_from_the_callback():
     plain = ldopt.Lamb(1e-3, parameters=params)
     begin(plain, layers)
     assert [plain.layerwise_ratio(param) for param in (params[0], params[-1])] == [0.0, 1.0]
-    with pytest.raises(ValueError, match="and one without any. Received: optimizer='Lamb'"):
-        begin(ldopt.Lamb(1e-3, parameters=params, set_param_lr_fun=lambda param: 0.5), layers)
+    needs = "needs an optimizer with layers, or `layers` and one without any. Received: optimizer="
+    for optimizer, given, received in (
+        (paddle.optimizer.AdamW(parameters=params), None, "'AdamW'"),
+        (ldopt.create("adamwdl", model, 0.5), layers, "'AdamWDL', layers=LayerMap"),
+        (ldopt.Lamb(1e-3, parameters=params, set_param_lr_fun=lambda param: 0.5), layers, "'Lamb'"),
+    ):
+        with pytest.raises(ValueError, match=f"{needs}{received}"):
+            begin(optimizer, given)
 
 
 def test_accumulated_gradients_of_closed_layers_are_zeros():
@@ -256,8 +254,7 @@ def test_the_schedule_of_a_group_with_its_own_rate_is_not_shown(tmp_path):
     model = common.tiny_model()
     groups = [{"params": model.parameters()[:-2]}, {"params": model.parameters()[-2:], "lr": 1e-4}]
     schedule = ldopt.get_scheduler("linear", 1e-2, 0, 4)
-    optimizers = ldopt.Lamb(schedule, parameters=groups), schedule
-    callback = ScheduleCallback(tmp_path / "schedule.svg", ldopt.LayerMap.from_model(model))
-    trainer = common.trainer(tmp_path, model, optimizers, callbacks=[callback], max_steps=2)
+    trainer = common.trainer(tmp_path, model, (ldopt.Lamb(schedule, parameters=groups), schedule))
+    trainer.add_callback(ScheduleCallback(tmp_path / "schedule.svg", ldopt.LayerMap.from_model(model)))
     with pytest.raises(ValueError, match="use LayerLRCallback"):
         trainer.train()

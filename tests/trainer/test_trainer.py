@@ -95,7 +95,6 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
     [
         ({"layerwise_lr_decay": 1.5}, r"`layerwise_lr_decay` must be in \(0, 1\].*Received: layerwise_lr_decay=1.5$"),
         ({"layerwise_lr_decay": "0.8"}, "`layerwise_lr_decay` must be a number"),
-        ({"layerwise_lr_decay": 0.8, "layerwise_convention": "bert"}, "must be one of 'paddlenlp'"),
         ({"optim": "none such"}, "adamw.*paddle_ldopt's own: 'adamwdl'.*Received: optim='none such'$"),
         ({"optim": "came", "optim_kwargs": '{"none": 0.8}'}, "`optim_kwargs`: 'none' is not a known option"),
         ({"layerwise_towers": "{"}, """`layerwise_towers` must be a JSON object such as '{"vision_model": 0.65}'"""),
@@ -295,14 +294,25 @@ def test_no_table_without_layer_wise_rates_or_on_other_processes(tmp_path, said,
     assert not said
 
 
-def test_freezing_is_done_before_the_optimizer_and_told(tmp_path, said):
-    trainer = train(tmp_path, layerwise_lr_decay=0.5, layerwise_freeze_below=0.5)
+@pytest.mark.parametrize(
+    "settings, layers",
+    [
+        ({"layerwise_lr_decay": 0.5, "layerwise_freeze_below": 0.5}, ["embeddings", "block 0"]),
+        ({"optim": "adamwdl", "layerwise_multipliers": '{"embeddings": 0}'}, ["embeddings"]),
+    ],
+)
+def test_freezing_is_done_before_the_optimizer_and_told(tmp_path, said, settings, layers):
+    trainer, before = train(tmp_path, **settings), common.weights(common.tiny_model())
     frozen = {name: param for name, param in trainer.model.named_parameters() if param.stop_gradient}
-    assert set(frozen) == {name for name, _ in trainer.model.named_parameters() if layer_of(name) < 2}
+    assert set(frozen) == {name for name, _ in trainer.model.named_parameters() if layer_of(name) < len(layers)}
+    assert all((before[name] == param.numpy()).all() for name, param in frozen.items())
     state = trainer.optimizer.state_dict()
     assert not any(key.startswith(param.name) for key in state for param in frozen.values())
     line = next(line for line in said if "The layer-wise decay freezes" in line)
-    assert f"{len(frozen)} of {len(list(trainer.model.parameters()))} parameters: embeddings, block 0" in line
+    assert line.endswith(f"{len(frozen)} of {len(list(trainer.model.parameters()))} parameters: {', '.join(layers)}")
+
+
+def test_freezing_that_finds_no_layer_is_told(tmp_path, said):
     trainer = train(tmp_path, layerwise_lr_decay=0.9, layerwise_freeze_below=0.1)
     assert not any(param.stop_gradient for param in trainer.model.parameters())
     assert any("freezes 0 of" in line and "no layer has a ratio below" in line for line in said)
@@ -321,18 +331,6 @@ def test_a_model_without_blocks(tmp_path):
     assert train(tmp_path, model=Flat(), optim="adamwdl").state.global_step == 4  # layers do not matter
     with pytest.raises(ValueError, match="Found no stack of blocks"):
         train(tmp_path, model=Flat(), optim="adamw", layerwise_lr_decay=0.8)
-
-
-def test_a_multiplier_of_0_freezes(tmp_path, said):
-    model = common.tiny_model()
-    before = common.weights(model)
-    settings = {"optim": "adamwdl", "max_steps": 2, "layerwise_multipliers": '{"embeddings": 0}'}
-    common.trainer(tmp_path, model=model, **settings).train()
-    frozen = [name for name, param in model.named_parameters() if param.stop_gradient]
-    assert frozen and all("embeddings" in name for name in frozen)
-    after = common.weights(model)
-    assert all((before[name] == after[name]).all() for name in frozen)
-    assert any("parameters" in line and "embeddings" in line for line in said)
 
 
 def test_a_passed_scheduler_alone(tmp_path):
