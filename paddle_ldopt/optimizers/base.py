@@ -240,11 +240,11 @@ class LayerwiseOptimizer(OneStep):
 
     def _add_accumulator(self, name: str, param: Tensor, *args: Any, **kwargs: Any) -> Any:
         loaded = self._accumulators_holder
-        if not loaded or not paddle.in_dynamic_mode():
+        if not paddle.in_dynamic_mode():
             return super()._add_accumulator(name, param, *args, **kwargs)
         if f"{param.name}_{self.state_key(name)}_0" not in loaded:
             self._accumulators_holder = {}  # the parameter had no gradient before the state was saved
-        # Paddle looks for the names of a process's first optimizer
+        # Paddle looks for the names of a process's first optimizer, as do unified checkpoints
         try:
             with paddle.utils.unique_name.guard():
                 return super()._add_accumulator(name, param, *args, **kwargs)
@@ -267,8 +267,9 @@ class LayerwiseOptimizer(OneStep):
 
         `shards` is None, or ``param.name`` -> range of the flattened parameter in this process.
         """
-        self.taken, self.writes = None, {}
-        return sharded_state(self, model_sharded_state_dict, shards)
+        sharded = sharded_state(self, model_sharded_state_dict, shards)
+        self.taken, self.writes = None if self._accumulators else self.taken, {}
+        return sharded
 
     # ---- for subclasses to override
 
