@@ -182,8 +182,8 @@ def load_optimizer(
         saved = {name: from_json(record[f"{name}_state"]) for name in in_file}
         to_load = states_to_load(saved, parts, record, present)
     set_parts(parts, to_load)
-    if "schedule" in parts.keys() - to_load.keys():
-        resume_at(parts["schedule"], step_of_state(saved["schedule"]) if step is None else step)
+    for name in saved.keys() & parts.keys() - to_load.keys():  # schedules of another class
+        resume_at(parts[name], step_of_state(saved[name]) if step is None else step)
     _set_states(inner, states)
     if found:
         warnings.warn(problem(f"The file is of another optimizer: {'; '.join(found)}.", strict=strict), stacklevel=2)

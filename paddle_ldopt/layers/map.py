@@ -177,8 +177,8 @@ class LayerMap:
         Args:
             layerwise_decay: required without `optimizer`.
             learning_rate (float|LRScheduler): rate of a layer whose ratio is 1; without it the table has ratios only.
-            optimizer: any optimizer of Paddle or of this package. The table has the rates of its next step and that at
-                the peak of its schedule, if known, weight decay and frozen parameters.
+            optimizer: any optimizer of Paddle or of this package. The table has the rates of its next step and at the
+                peak of its schedule, past or to come, if known, weight decay and frozen parameters.
             apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
         """
         if (layerwise_decay is None) == (optimizer is None):

@@ -29,7 +29,7 @@ class LayerRow:
     elements: Optional[int]  #: number of their elements; None if only names are known
     ratio: Ends  #: ratio to the optimizer's rate
     learning_rate: Optional[Ends]  #: present rate; None if unknown
-    peak_learning_rate: Optional[Ends]  #: rate at the peak of the schedule; None if unknown
+    peak_learning_rate: Optional[Ends]  #: rate at the schedule's peak, also after it; None if unknown
     with_weight_decay: Optional[int]  #: number of tensors with weight decay; None if unknown
     frozen: int  #: number of frozen tensors
     multiplier: Ends = (1.0, 1.0)  #: of the decay's `multipliers`, part of the ratio

@@ -240,11 +240,11 @@ class LayerwiseOptimizer(OneStep):
 
     def _add_accumulator(self, name: str, param: Tensor, *args: Any, **kwargs: Any) -> Any:
         loaded = self._accumulators_holder
-        if not loaded or not paddle.in_dynamic_mode():
+        if not paddle.in_dynamic_mode():
             return super()._add_accumulator(name, param, *args, **kwargs)
         if f"{param.name}_{self.state_key(name)}_0" not in loaded:
             self._accumulators_holder = {}  # the parameter had no gradient before the state was saved
-        # Paddle looks for the names of a process's first optimizer
+        # Paddle looks for the names of a process's first optimizer, as do unified checkpoints
         try:
             with paddle.utils.unique_name.guard():
                 return super()._add_accumulator(name, param, *args, **kwargs)
@@ -254,10 +254,19 @@ class LayerwiseOptimizer(OneStep):
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
         super().set_state_dict(loadable(self, state_dict))
-        self.plan, self.batches, self.taken, self.writes = None, Batches(), None, {}
+        self._forget_kept()
         owners = self._accumulators.get(self.state_key(STEP), {})
         for name, master in self._master_weights.items():  # fleet's sharding renames the masters that it loads
             master.name = next((owner for owner in owners if owner.startswith(f"{name}_fp32_master_")), master.name)
+
+    def _forget_kept(self) -> None:
+        self.plan, self.batches, self.taken, self.writes = None, Batches(), None, {}
+
+    def forget_state(self) -> None:
+        self._accumulators.clear()
+        self._already_create_accumulator.clear()
+        self._master_weights = {}
+        self._forget_kept()
 
     def load_state_dict(self, state_dict: Values) -> None:  # torch's name, which call sites of ports have
         self.set_state_dict(state_dict)
@@ -267,8 +276,9 @@ class LayerwiseOptimizer(OneStep):
 
         `shards` is None, or ``param.name`` -> range of the flattened parameter in this process.
         """
-        self.taken, self.writes = None, {}
-        return sharded_state(self, model_sharded_state_dict, shards)
+        sharded = sharded_state(self, model_sharded_state_dict, shards)
+        self.taken, self.writes = None if self._accumulators else self.taken, {}
+        return sharded
 
     # ---- for subclasses to override
 

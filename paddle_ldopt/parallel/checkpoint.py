@@ -138,10 +138,10 @@ def load_checkpoint(
         schedules = _read_pickle(path, SCHEDULE) if os.path.exists(os.path.join(path, SCHEDULE)) else {}
         to_load = states_to_load(schedules, parts, record, present)
         set_parts(parts, set_parts(parts, to_load))  # try them, then restore: another process may refuse
-        own = state, parts, to_load, step_of_state(schedules.get("schedule")), saved, found
+        own = state, parts, to_load, schedules, saved, found
         return own, (set(state), digest(os.path.join(path, RECORD)))
 
-    (state, parts, to_load, step, saved, found), shared = together(prepare)
+    (state, parts, to_load, schedules, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
     if any(one != digests[0] for one in digests):
         message = "All processes must load the same checkpoint: give the same `folder`."
@@ -154,8 +154,8 @@ def load_checkpoint(
     importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
     set_parts(parts, to_load)
-    if "schedule" in parts.keys() - to_load.keys():
-        resume_at(parts["schedule"], step)
+    for name in schedules.keys() & parts.keys() - to_load.keys():  # of another class
+        resume_at(parts[name], step_of_state(schedules[name]))
     if found or unused:
         found += [f"unused are {quoted(unused)} ({len(unused)})"] * bool(unused)
         message = f"The checkpoint is of another optimizer: {'; '.join(found)}."

@@ -134,6 +134,7 @@ class Gradients:
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
         self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained
+        self.moving = False  # also after an update that failed when all processes had agreed to it
         inner = _compat.unwrap(groups.optimizer)
         dicts = [group for group in inner._param_groups or [] if isinstance(group, dict)]
         for clip in (inner._grad_clip, *(group.get("grad_clip") for group in dicts)):
@@ -255,6 +256,7 @@ class Gradients:
             if not agreed:
                 agreed.append(True)
                 self._groups.agree(error)
+                self.moving = self._groups.processes > 1
 
         inner.agree = agree  # our optimizers call it between their checks and the update
         try:
@@ -268,6 +270,7 @@ class Gradients:
         finally:
             inner.agree = None
         agree()
+        self.moving = False
 
 
 def _is_expert(param: paddle.Tensor) -> bool:

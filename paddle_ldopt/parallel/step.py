@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import paddle
 import paddle.distributed as dist
@@ -45,7 +45,8 @@ class MicroBatches:
     def check(self, inputs: tuple[Any, ...]) -> None:
         if self._pipeline_layer is not None and len(inputs) < 2:
             raise refusal(TypeError, "A PipelineLayer's step takes inputs and labels.", inputs=len(inputs))
-        tensors = [value for value in paddle.utils.flatten(inputs) if value is not None]
+        tensors: list[Any] = []
+        _each(inputs, tensors.append)
         shapes = [list(value.shape) if isinstance(value, paddle.Tensor) else None for value in tensors]
         for value, shape in zip(tensors, shapes):
             if not shape or shape[0] == 0 or shape[0] % self._count:
@@ -63,8 +64,8 @@ class MicroBatches:
         if self._pipeline_layer is not None:
             self._loss_function = self._pipeline_layer._loss_fn[0]
         engine, layer = self._groups.network, self._pipeline_layer
-        micro_batches = tuple(_split(value, self._count) for value in inputs)
         if self.has_stages:
+            micro_batches = _each(inputs, lambda value: paddle.split(value, self._count))
             data = [micro_batches[0] if len(micro_batches) == 2 else micro_batches[:-1], micro_batches[-1]]
             data = engine._prepare_training(data, self._groups.optimizer, None)
             before, layer._loss_fn = layer._loss_fn, [self._loss_of]
@@ -73,7 +74,7 @@ class MicroBatches:
             finally:
                 layer._loss_fn = before
         else:
-            loss = self._run_loop(micro_batches, scaler)
+            loss = self._run_loop(inputs, scaler)
         self._loss = loss.detach().astype("float32").reshape([1])
 
     def mean(self) -> tuple[paddle.Tensor, float]:
@@ -92,19 +93,19 @@ class MicroBatches:
             raise ValueError(f"A step must have at least one token. Received: {total:g} tokens in all micro-batches")
         return loss_and_tokens[0] / total, groups.data_ranks / (total * self._share)
 
-    def _run_loop(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:
-        network = self._groups.network
+    def _run_loop(self, inputs: tuple[Any, ...], scaler: LossScaler) -> paddle.Tensor:
+        network, parts = self._groups.network, _each(inputs, lambda value: iter(paddle.split(value, self._count)))
         if not network.training:  # the user may have put parts into evaluation mode
             network.train()
         total = paddle.zeros([1])
         # the reduction follows the overflow check, once
         with network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext():
-            for i in range(self._count):
-                inputs = [_pick(value, i) for value in micro_batches]
+            for _ in range(self._count):
+                part = _each(parts, next)
                 if self._pipeline_layer is None:
-                    loss = self._as_loss(network(*inputs))
+                    loss = self._as_loss(network(*part))
                 else:
-                    loss = self._loss_of(network(inputs[0] if len(inputs) == 2 else tuple(inputs[:-1])), inputs[-1])
+                    loss = self._loss_of(network(part[0] if len(part) == 2 else part[:-1]), part[-1])
                 with paddle.amp.auto_cast(enable=False):
                     loss = loss * self._share
                     scaler.scale(loss).backward()
@@ -127,16 +128,11 @@ class MicroBatches:
         return loss.astype("float32").reshape([1])
 
 
-def _split(value: Any, count: int) -> Any:
+def _each(value: Any, act: Callable[[Any], Any]) -> Any:
+    """Return the results for the leaves of nested tuples and lists, as nested tuples."""
     if isinstance(value, (tuple, list)):
-        return tuple(_split(item, count) for item in value)
-    return None if value is None else paddle.split(value, count)
-
-
-def _pick(value: Any, i: int) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_pick(item, i) for item in value)
-    return None if value is None else value[i]
+        return tuple(_each(item, act) for item in value)
+    return None if value is None else act(value)
 
 
 class StepOutput(NamedTuple):
@@ -271,7 +267,7 @@ class PipelineWithLossScale:
         self._groups = ProcessGroups(network, optimizer)
         self._micro_batches = MicroBatches(self._groups, count, per_token)
         self._gradients = Gradients(self._groups)
-        self._epoch: Optional[int] = None  # the schedule's `last_epoch` after the last step
+        self._epochs: dict[Any, int] = {}  # the schedule -> its `last_epoch` after the last step
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         """Take a step on this process's part of the batch; pass None for inputs that a stage does not need."""
@@ -279,9 +275,11 @@ class PipelineWithLossScale:
         if isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
             schedule = None
         with self._groups.together():
-            if schedule is not None and self._epoch not in (None, schedule.last_epoch):
+            if schedule is not None and self._epochs.get(schedule, schedule.last_epoch) != schedule.last_epoch:
                 message = "This step advances the schedule: do not call its `step`; load its state before this one's."
-                raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epoch)
+                raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epochs[schedule])
+            if self._gradients.moving:
+                raise RuntimeError("The last update failed in this process alone: load the last checkpoint in all.")
             self._micro_batches.check(inputs)
         self._gradients.check_trained()
         try:
@@ -291,7 +289,7 @@ class PipelineWithLossScale:
             output = self._update()
         finally:  # otherwise the next step would add to these gradients
             self._optimizer.clear_grad()
-        self._epoch = getattr(schedule, "last_epoch", None)
+        self._epochs = {} if schedule is None else {schedule: schedule.last_epoch}
         return output
 
     def _update(self) -> Union[StepOutput, StepOutputWithLocalNorm]:
@@ -315,8 +313,7 @@ class PipelineWithLossScale:
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
 
     def _step_schedules(self) -> None:
-        schedules = schedules_of(_compat.unwrap(self._optimizer)).values()
-        for schedule in {id(one): one for one in schedules}.values():  # groups may share one
+        for schedule in {*schedules_of(_compat.unwrap(self._optimizer)).values()}:  # groups may share one
             on_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
             if not on_metric or getattr(schedule, "num_warmup_steps", None):
                 schedule.step()
@@ -327,6 +324,6 @@ class PipelineWithLossScale:
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, after the states of network and optimizer."""
         self.scaler.set_state_dict(checked_state(state_dict).get("scaler", state_dict))
-        self._epoch = None
+        self._epochs, self._gradients.moving = {}, False
 
     load_state_dict = set_state_dict

@@ -49,7 +49,8 @@ class LdoptArgumentsMixin(_Settings, Args):
     Args:
         layerwise_lr_decay: 1 is off, 0.65 to 0.95 is usual. Each other option of `LayerDecay` is an argument, such as
             `layerwise_min_ratio`. `layerwise_head_ratio` also works without a decay.
-        allow_layerwise_change: resume with another decay or layer map, with a warning.
+        allow_layerwise_change: resume with another decay or layer map, with a warning. Parameters that were frozen
+            start with a new state, in optimizers of ours.
         optim (str): a name of `list_optimizers` or of the Trainer.
         optim_kwargs: other options of an optimizer of `list_optimizers`, as JSON:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's `adam_beta1`... stay in use.

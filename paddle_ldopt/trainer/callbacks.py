@@ -173,6 +173,8 @@ class GradualUnfreezeCallback(Callback):
         layers = {optimizer.layers.layer_of(name) for name in optimizer.layers.names}
         self.starts = {(at.tower, at.index): self.every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
         self.open_ratios, optimizer.unfreezing = optimizer.ratios, self
+        if getattr(optimizer, "counts_together", False) and not optimizer.steps_taken():
+            optimizer.taken = float(state.global_step)  # after a resume of parameters of which none has moved
         self._freeze(optimizer, state.global_step)
 
     def on_optimizer_begin(self, args: Args, state: State, *_: Any, optimizer: Any, **kwargs: Any) -> None:

@@ -27,6 +27,7 @@ from ..config import (
 from ..create import OFF, OPTIMIZERS, build_optimizer
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
+from ..optimizers import LayerwiseOptimizer
 from ..optimizers.layer_rates import apply_layerwise_decay
 from ..optimizers.options import REGISTRY
 from ..rates import layerwise_interface
@@ -103,8 +104,7 @@ class LdoptTrainerMixin(ResumeMixin):
         """
         if self.lr_scheduler is not None and self.lr_scheduler is self._own_schedule:
             self.lr_scheduler = None
-        elif isinstance(self.lr_scheduler, MetricSchedule):
-            _ignore_steps_without_metric(self.lr_scheduler)
+        _ignore_steps_without_metric(self.lr_scheduler)
         self._check_optimizer()
         self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
         with listening(self, on_train_begin=self._begin):
@@ -116,6 +116,9 @@ class LdoptTrainerMixin(ResumeMixin):
             own, new = unwrap(self.optimizer), self._own_schedule  # of a second training
             if own is self._own_optimizer and new is not None and lr_scheduler is new and not isinstance(new, OwnRate):
                 own.set_lr_scheduler(new)
+            resumes = self._resumed_from is not None and not getattr(self.args, "ignore_load_lr_and_optim", False)
+            if resumes and isinstance(own, LayerwiseOptimizer):
+                own.forget_state()  # parameters that were frozen at the checkpoint may have one by now
             self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
         args, decay, groups = self.args, decay_of_arguments(self.args), self.optimizer_grouped_parameters
@@ -173,13 +176,11 @@ class LdoptTrainerMixin(ResumeMixin):
             self.lr_scheduler = OwnRate(self.optimizer)
         elif self.lr_scheduler is None and ours and not getattr(args, "freeze_training", False):  # of PaddleFormers
             settings = settings_of_arguments(args)
-            kind, rate = settings["lr_scheduler_type"], settings["learning_rate"]
-            kwargs = settings["lr_scheduler_kwargs"]
+            rate, kwargs = settings["learning_rate"], settings["lr_scheduler_kwargs"]
             warmup = settings["warmup_steps"] or int(settings["warmup_ratio"] * num_training_steps)
-            decay_steps = max(getattr(args, "decay_steps", None) or 0, 0)  # which some Trainers lack
-            self.lr_scheduler = get_scheduler(kind, rate, warmup, decay_steps or num_training_steps, kwargs)
-            if isinstance(self.lr_scheduler, MetricSchedule):
-                _ignore_steps_without_metric(self.lr_scheduler)
+            steps = max(getattr(args, "decay_steps", None) or 0, 0) or num_training_steps  # some Trainers lack them
+            self.lr_scheduler = get_scheduler(settings["lr_scheduler_type"], rate, warmup, steps, kwargs)
+            _ignore_steps_without_metric(self.lr_scheduler)
         schedule = super().create_scheduler(num_training_steps)
         if given is None:
             self._own_schedule = schedule
@@ -223,6 +224,9 @@ class LdoptTrainerMixin(ResumeMixin):
         path = os.path.join(self._resumed_from or "", "scheduler.pdparams")
         if self._resumed_from is not None and os.path.isfile(path) and self.state.global_step:
             of_metric = step_of_state(paddle.load(path)) is None  # its steps were evaluations
+            if of_metric != (step_of_state(self.lr_scheduler.state_dict()) is None):
+                unused = "The checkpoint has the state of another kind of schedule, which is not used"
+                resume.logger_of(self).warning(f"{unused}: {type(self.lr_scheduler).__name__} has its own rate.")
             resume_at(self.lr_scheduler, self.state.global_step if of_metric else None)
         self._check_optimizer()  # the Trainer's `create_optimizer_and_scheduler` may have made one
         layers = layerwise_interface(self.optimizer).layers
@@ -234,20 +238,20 @@ class LdoptTrainerMixin(ResumeMixin):
             resume.logger_of(self).info(message)
 
     def _check_optimizer(self) -> None:
-        if self.optimizer is not None:
-            if unwrap(self.optimizer) is not self._own_optimizer:
-                check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
-            elif decay_of_arguments(self.args) != (layerwise_interface(self.optimizer).decay or OFF):
-                wrong = "The decay has changed since the optimizer was built: set `trainer.optimizer = None`."
-                raise refusal(ValueError, wrong, layerwise_decay=decay_of_arguments(self.args))
-            own = schedules_of(unwrap(self.optimizer)).items()
-            if others := [name for name, one in own if name != "schedule" and one is not self.lr_scheduler]:
-                wrong = 'The Trainer steps one schedule: give groups a number as "learning_rate", a factor of it.'
-                raise refusal(ValueError, wrong, groups=others)
+        if self.optimizer is None:
+            return
+        if unwrap(self.optimizer) is not self._own_optimizer:
+            check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
+        elif decay_of_arguments(self.args) != (layerwise_interface(self.optimizer).decay or OFF):
+            wrong = "The decay has changed since the optimizer was built: set `trainer.optimizer = None`."
+            raise refusal(ValueError, wrong, layerwise_decay=decay_of_arguments(self.args))
+        own = schedules_of(unwrap(self.optimizer)).items()
+        if others := [name for name, one in own if name != "schedule" and one is not self.lr_scheduler]:
+            wrong = 'The Trainer steps one schedule: give groups a number as "learning_rate", a factor of it.'
+            raise refusal(ValueError, wrong, groups=others)
         layers = [one for one in (self.model, getattr(self, "criterion", None)) if isinstance(one, paddle.nn.Layer)]
         known = {id(param) for layer in layers for param in layer.parameters()}
-        plain = self.optimizer is not None and len(wrappers(self.optimizer)) == 1  # wrappers may cut parameters
-        params = parameters_of(self.optimizer) if plain else []
+        params = parameters_of(self.optimizer) if len(wrappers(self.optimizer)) == 1 else []  # wrappers may cut them
         if others := [param.name for param in params if id(param) not in known and not param.stop_gradient]:
             wrong = "The optimizer must train the model's own parameters: build it after a layer was replaced;"
             beside = "layers that it trains beside the model go into `trainer.criterion`."
@@ -308,9 +312,8 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
         wrong = "The Trainer steps this schedule without a metric: give paddle_ldopt's `ReduceLROnPlateau`."
         raise refusal(TypeError, wrong, lr_scheduler=type(scheduler).__name__)
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
-    if not (
-        scheduler is source or (reports and not isinstance(source, LRScheduler)) or (sets_own and scheduler is None)
-    ):
+    fits = scheduler is source or (reports and not isinstance(source, LRScheduler))
+    if not fits and not (sets_own and scheduler is None):
         passed, rate = (type(one).__name__ if isinstance(one, LRScheduler) else one for one in (scheduler, source))
         message = "The Trainer would step a scheduler that the optimizer does not use: give"
         advice = "optimizers=(opt, the scheduler it was built with), or optimizers=(opt, None) if it sets its own rate."
@@ -328,18 +331,16 @@ def left_to_us(args: Any) -> Iterator[None]:
     """Neutralize ERNIEKit's arguments, so that its `create_optimizer` passes no `lr_ratio` to AdamW."""
     before = {name: getattr(args, name) for name in ERNIEKIT if hasattr(args, name)}
     try:
-        for name in before:
-            setattr(args, name, ERNIEKIT[name][0])
+        vars(args).update({name: ERNIEKIT[name][0] for name in before})
         yield
     finally:
-        for name, value in before.items():
-            setattr(args, name, value)
+        vars(args).update(before)
 
 
-def _ignore_steps_without_metric(schedule: MetricSchedule) -> None:
+def _ignore_steps_without_metric(schedule: Any) -> None:
     """Ignore the Trainer's steps without a metric, unless the schedule has a warm-up."""
     plain: Any = type(schedule)
-    if hasattr(plain, "takes_any_state"):  # of an earlier training
+    if not isinstance(schedule, MetricSchedule) or hasattr(plain, "takes_any_state"):  # of an earlier training
         return
 
     def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:

@@ -15,6 +15,7 @@ from .._checks import refusal
 from .._files import Path, checked_path, damages, digest, file_errors, read_json
 from ..checkpoint import Record, record_differences
 from ..config import SETTINGS
+from ..optimizers.options import REGISTRY
 
 LAYERWISE = "ldopt_layerwise.json"
 EPOCH_RNG = "ldopt_epoch_rng.json"
@@ -155,13 +156,16 @@ def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
             {**one, "decay": {SETTINGS[name]: value for name, value in one["decay"].items()}} for one in (was, record)
         ]
         found = record_differences(*named)
+        if unfrozen:
+            first = f"{len(unfrozen)} parameters, such as '{min(unfrozen)}'"
+            found.append(f"{first}, were frozen and have no optimizer state in it")
     why = ""
     if set(classes) not in ({record["optimizer"]}, {"AdamW", "AdamWDL"}):
         why = f"the state of {classes[0]} cannot be loaded into {classes[1]}"
     elif was["layout"] != record["layout"] and parts:
         why = f"it was saved in the layout {was['layout']}, and its optimizer's state fits no other"
-    elif unfrozen:
-        why = f"{len(unfrozen)} parameters, such as '{min(unfrozen)}', were frozen and have no optimizer state in it"
+    elif unfrozen and classes[1] not in {info.cls.__name__ for info in REGISTRY.values()}:
+        why = f"{found[-1]}, which Paddle's optimizers need"
     elif found and not allowed:
         why = f"{'; '.join(found)}. `allow_layerwise_change` resumes with the present settings"
     if why:

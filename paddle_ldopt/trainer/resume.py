@@ -207,10 +207,9 @@ class ResumeMixin(Trainer):
             for name, load in (("trainer_state.bin", "load"), ("trainer_state.json", "load_from_json")):
                 if os.path.isfile(path := os.path.join(checkpoint, name)):
                     state = getattr(type(self.state), load)(path)
-        step = 0 if state is None else state.global_step
-        self._began_at = step
+        self._began_at = 0 if state is None else state.global_step
         # the Trainer would take a step before it checks whether the run is over
-        is_over = step >= arguments["max_steps"]
+        is_over = self._began_at >= arguments["max_steps"]
         path, saved = os.path.join(checkpoint or "", record.EPOCH_RNG), {}
         if state is not None and os.path.exists(path):
             saved = read_json(path, "The counts of evaluations")

@@ -58,6 +58,9 @@ def test_the_table_is_read_back_from_what_the_optimizer_uses():
     assert rows["block 1"].with_weight_decay == 0 and rows["embeddings"].with_weight_decay == 1
     assert rows["head"].tensors == 2 and rows["head"].frozen == 1
     assert rows["embeddings"].elements == 16
+    schedule.step(110)
+    row = {r.label: r for r in layers.table(optimizer=opt).rows}["head"]
+    assert row.learning_rate == (0.0, 0.0) and row.peak_learning_rate == pytest.approx((1e-3, 1e-3)), "also after it"
     before = schedule.last_epoch
     layers.table(optimizer=opt)
     assert schedule.last_epoch == before

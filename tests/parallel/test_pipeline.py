@@ -8,6 +8,7 @@ import pipeline_cases as cases
 import pytest
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.optimizers import step as step_module
 from paddle_ldopt.parallel import gradients
 
 OVERFLOWS = {1: 0, 4: 0, 5: 0}
@@ -47,6 +48,25 @@ def test_processes_that_do_not_answer(monkeypatch):
             step(*inputs)
         assert len(str(error.value)) < 500
     assert cases.same(before, cases.snapshot(network, step))
+
+
+def test_an_update_that_fails_in_one_process_alone(monkeypatch):
+    """The others learn of it when the next step begins."""
+    _, optimizer, step = made(name="lamb")
+    inputs = cases.tensors(cases.batch(0))
+    step._groups.processes = 2
+    agreed = []
+    monkeypatch.setattr(step._groups, "greatest", lambda flag, error=None: agreed.append(flag) or int(flag))
+    with monkeypatch.context() as patch:
+        patch.setattr(step_module, "update_fused", lambda *_: {}["no memory"])
+        with pytest.raises(KeyError, match="no memory"):
+            step(*inputs)
+    agreed.clear()
+    with pytest.raises(RuntimeError, match="failed in this process alone: load the last checkpoint in all"):
+        step(*inputs)
+    assert agreed == [1], "the others raise, too"
+    step.set_state_dict(step.state_dict())
+    step(*inputs)
 
 
 def test_the_tuple():
@@ -151,6 +171,9 @@ def test_a_schedule_that_is_advanced_elsewhere_is_an_error():
     step.set_state_dict(step.state_dict())
     step(*inputs)
     assert optimizer._learning_rate.last_epoch == 3
+    optimizer.set_lr_scheduler(new := ldopt.get_scheduler("linear", 0.1, 0, 10))
+    step(*inputs)
+    assert new.last_epoch == 1, "a schedule that takes the place of another has its own count"
 
 
 def test_a_schedule_that_takes_a_metric_is_left_to_the_caller():
@@ -235,6 +258,7 @@ def test_wrong_networks_and_optimizers():
         (False, (paddle.zeros([6, 5], "int64"),) * 2, ValueError, r"shape=\[6, 5\], micro_batch_num=4"),
         (False, (paddle.to_tensor(1.0),) * 2, ValueError, r"shape=\[\]"),
         (False, ([1, 2, 3, 4], paddle.zeros([8, 5], "int64")), TypeError, "int"),
+        (False, ({"ids": paddle.zeros([8, 5])}, paddle.zeros([8, 5], "int64")), TypeError, "type='dict'"),
         (True, (paddle.zeros([8, 5], "int64"), paddle.full([8, 5], cases.IGNORED, "int64")), ValueError, "0 tokens"),
     ],
 )

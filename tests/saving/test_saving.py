@@ -241,7 +241,7 @@ def test_the_file_is_plain_safetensors(case, name, step, path):
 
 
 def in_folder(call):
-    return lambda path, optimizer, model: call(path, model, optimizer)
+    return lambda path, optimizer, model, **kwargs: call(path, model, optimizer, **kwargs)
 
 
 CALLS = {
@@ -250,10 +250,10 @@ CALLS = {
 }
 
 
-def with_a_schedule_of_group(place):
+def with_a_schedule_of_group(place, schedule=None):
     model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 1))
     groups = [{"params": part.parameters()} for part in model]
-    groups[place]["lr"] = schedule = paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
+    groups[place]["lr"] = schedule = schedule or paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)
     return model, ldopt.Lamb(0.01, parameters=groups), schedule
 
 
@@ -268,6 +268,10 @@ def test_the_schedule_of_a_group_is_saved(path, save, load):
     save(path, opt, model)
     load(path, other, other_model)
     assert again() == schedule() == 0.05
+    other_model, other, again = with_a_schedule_of_group(0, paddle.optimizer.lr.StepDecay(0.1, 1))
+    with pytest.warns(UserWarning, match="group_schedules was .*ExponentialDecay.* and is .*StepDecay"):
+        load(path, other, other_model, strict=False)
+    assert again() == pytest.approx(0.01), "of another class: its own rate at the step"
 
 
 def test_schedules_of_other_groups_are_refused_or_stay(path):

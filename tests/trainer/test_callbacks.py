@@ -158,6 +158,35 @@ def test_a_resume_is_exact(tmp_path, optim):
         assert common.same(common.weights(rest.model), common.weights(whole.model)), step
 
 
+@pytest.mark.parametrize("form", ["plain"] if common.FORMERS else ["plain", "unified"])
+def test_a_second_training_goes_on_from_an_earlier_checkpoint(tmp_path, form):
+    """The parameters that were closed at the checkpoint have states by then."""
+    settings = {**common.checkpoint_format(form), "max_steps": 6, "save_steps": 1}
+    made, _ = train(tmp_path, GradualUnfreezeCallback(2), **settings)
+    whole = common.weights(made.model)
+    with paddle.utils.unique_name.guard():
+        made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert made.state.global_step == 6 and common.same(common.weights(made.model), whole)
+
+
+def test_steps_count_before_any_parameter_moves(tmp_path):
+    """As in a pipeline's first stages: there is no state to count in, neither after a save nor after a resume."""
+
+    def weights(folder, save_steps, resume=None):
+        with paddle.utils.unique_name.guard():
+            model = common.tiny_model()
+            for name, param in model.named_parameters():
+                param.stop_gradient = layer_of(name) == 3
+            settings = {**DECAYED, "optim": "adamweightdecay", **common.checkpoint_format("plain")}
+            settings.update(max_steps=5, save_steps=save_steps)
+            common.trainer(folder, model, callbacks=[GradualUnfreezeCallback(3)], **settings).train(resume)
+        return common.weights(model)
+
+    whole = weights(tmp_path / "whole", 100)
+    assert common.same(weights(tmp_path, 1), whole)
+    assert common.same(weights(tmp_path / "rest", 100, str(tmp_path / "checkpoint-2")), whole)
+
+
 def begin(optimizer, layers):
     callback, state = GradualUnfreezeCallback(2, layers), types.SimpleNamespace(global_step=0, max_steps=9)
     callback.on_train_begin(None, state, None, optimizer=optimizer)

@@ -85,13 +85,25 @@ def test_adamwdl_goes_on_with_adamws_state_if_allowed(saved, tmp_path):
     assert type(trainer.optimizer).__name__ == "AdamW" and trainer.state.global_step == 4
 
 
-def test_unfreezing_at_a_resume_is_refused_because_there_is_no_state(tmp_path):
+@pytest.mark.parametrize("optim, allowed", [("adamwdl", True), ("adamwdl", False), ("adamw", True)])
+def test_unfreezing_at_a_resume_needs_leave_and_an_optimizer_of_ours(tmp_path, monkeypatch, optim, allowed):
+    """There is no state of the unfrozen parameters: they start with a new one, which Paddle's own optimizers refuse."""
     settings = {"layerwise_lr_decay": 0.5, "allow_layerwise_change": True, "max_steps": 2, "save_steps": 2}
+    settings["optim"] = optim
     common.run(tmp_path, layerwise_freeze_below=0.3, **settings)
-    with pytest.raises(ValueError, match="such as 'bert.*were frozen and have no optimizer state in it"):
-        resume(tmp_path / "checkpoint-2", tmp_path, **{**settings, "layerwise_freeze_below": 0.2})
     more = {**settings, "layerwise_freeze_below": 0.6, "max_steps": 4}
-    assert resume(tmp_path / "checkpoint-2", tmp_path, **more).state.global_step == 4
+    assert resume(tmp_path / "checkpoint-2", tmp_path / "more", **more).state.global_step == 4
+    less = {**settings, "layerwise_freeze_below": 0.2, "max_steps": 4, "allow_layerwise_change": allowed}
+    said = common.messages(monkeypatch)
+    if optim == "adamw" or not allowed:
+        with pytest.raises(ValueError, match="such as 'bert.*were frozen and have no optimizer state in it"):
+            resume(tmp_path / "checkpoint-2", tmp_path / "less", **less)
+        return
+    model = resume(tmp_path / "checkpoint-2", tmp_path / "less", **less).model
+    assert any("were frozen and have no optimizer state in it" in line for line in said)
+    saved = paddle.load(str(tmp_path / "checkpoint-2" / "model_state.pdparams"))
+    moved = {common.layer_of(name) for name, x in common.weights(model).items() if (x != saved[name].numpy()).any()}
+    assert moved == {1, 2, 3}
 
 
 def test_a_checkpoint_without_a_record(checkpoint, tmp_path, monkeypatch):

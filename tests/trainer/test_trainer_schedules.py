@@ -131,10 +131,13 @@ FOLLOWS_METRIC = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strat
     ],
     ids=["longer", "rate", "to a plateau", "of ours to a plateau", "from a plateau", "rate of a plateau"],
 )
-def test_the_first_step_after_a_resume_has_the_new_schedules_rate(tmp_path, was, now, rates):
+def test_the_first_step_after_a_resume_has_the_new_schedules_rate(tmp_path, monkeypatch, was, now, rates):
     train(tmp_path, **{"max_steps": 6, "save_steps": 4, **was})
+    said = common.messages(monkeypatch)
     _, got = train(tmp_path / "resumed", resume=str(tmp_path / "checkpoint-4"), **{"max_steps": 6, **now})
     assert got[:2] == pytest.approx(rates, rel=1e-4)
+    is_other = ("eval_steps" in was) != ("eval_steps" in now)
+    assert any("another kind of schedule, which is not used" in line for line in said) == is_other
 
 
 @pytest.mark.parametrize("settings", [LINEAR, COSINE, {**FOLLOWS_METRIC, "warmup_steps": 3}])
