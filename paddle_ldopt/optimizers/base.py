@@ -265,7 +265,7 @@ class LayerwiseOptimizer(OneStep):
     def forget_state(self) -> None:
         self._accumulators.clear()
         self._already_create_accumulator.clear()
-        self._master_weights = {}
+        self._master_weights = dict[str, Any]()
         self._forget_kept()
 
     def load_state_dict(self, state_dict: Values) -> None:  # torch's name, which call sites of ports have
