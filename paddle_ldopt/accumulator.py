@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 
 import paddle
 import paddle.distributed as dist
+from paddle import _C_ops
 from paddle.optimizer import Optimizer
 
 from ._checks import checked_choice, checked_number, first_few, problem, refusal, shown, wrong_type
@@ -128,7 +129,7 @@ class GradientAccumulator:
                 continue
             dtype = paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
             if sums[place] is None:
-                sums[place] = paddle.zeros(gradient.shape, dtype)
+                sums[place] = paddle.zeros_like(gradient, dtype)  # on its device
             if weight:
                 value = gradient.detach().astype(dtype)
                 sums[place].add_(value * weight if self.reduction == "token" else value)
@@ -303,7 +304,7 @@ def _check_addable(gradient: Any, total: Any, place: Any) -> None:
 
 def _divided(total: Any, divisor: float) -> Any:
     # dividing by a Python number would multiply by its rounded reciprocal
-    return total / paddle.full([], divisor, total.dtype)
+    return total / _C_ops.full([], divisor, total.dtype, total.place)
 
 
 def _clear(parameters: Iterable[Any]) -> None:

@@ -164,7 +164,8 @@ class Batches:
         def update(count: Optional[float]) -> None:
             for batch, members, scale in units:
                 kind, grads = rows.kinds[members[0]], list(map(rows.grads.__getitem__, members))
-                batch.update(grads, rows.rates[kind] * scale, rows.options[kind], count)
+                with _dygraph_place_guard(batch.params[0].place):  # new numbers are made on the current device
+                    batch.update(grads, rows.rates[kind] * scale, rows.options[kind], count)
 
         return update
 

@@ -99,6 +99,30 @@ def test_parameters_on_another_device_than_the_current_one(name):
     same(trained(name, "float32", DEVICE, "cpu"), trained(name, "float32", "cpu"))
 
 
+@pytest.mark.parametrize("name", ["adafactor", "adamweightdecay", "came", "lamb", "muon"])
+def test_a_steady_step_beside_the_current_device_copies_nothing(name):
+    """AdamWDL does, as Paddle's AdamW: its state is on the device of the first step."""
+    with paddle.utils.unique_name.guard():
+        params = params_of()
+        opt = make(name, params)
+    with on("cpu"):
+        counted = take_steps(opt, params, 5)
+    assert not np.any([of_step[:3] for of_step in counted[3:]])
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "token"])
+def test_gradients_are_accumulated_on_their_device(reduction):
+    accumulator = ldopt.GradientAccumulator(reduction)
+    given, before = [paddle.full([3], 2.0)], counts()
+    with on("cpu"):
+        for weight in (1, 3):
+            accumulator(given, **({"weight": weight} if reduction == "token" else {}))
+        (gradient,) = accumulator.gradients
+    assert not np.any((counts() - before)[:3])
+    assert str(gradient.place) == f"Place({DEVICE})"
+    assert gradient.tolist() == [4.0 if reduction == "sum" else 2.0] * 3
+
+
 @every_optimizer
 def test_parameters_on_two_devices(name):
     """As in pipelines of one process: those of one shape are not stacked together."""
