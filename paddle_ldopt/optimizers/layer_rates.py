@@ -223,15 +223,16 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
         0.125
     """
     _compat.run_untranslated()
-    inner = _inside(optimizer)
-    plain = plain_class(inner)
-    if plain is None and isinstance(inner, LayerRates):
-        name = type(inner).__name__
+    inner = _compat.unwrap(optimizer)
+    if _compat.may_have_cut(optimizer) or not isinstance(inner, Optimizer):
+        wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
+        raise refusal(TypeError, wrong, f"optimizer={type(optimizer).__name__}")
+    plain: Any = plain_class(inner) or type(inner)
+    name = plain.__name__
+    if issubclass(plain, LayerRates):
         advice = "give it `layers` and `layerwise_decay` when built."
         raise refusal(ValueError, f"{name} has a layer-wise decay of its own: {advice}", f"optimizer={name}")
-    plain = plain or type(inner)
     if _compat.has_single_lr(plain):
-        name = plain.__name__
         wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
         raise refusal(TypeError, f"{wrong} Use another optimizer.", f"optimizer={name}")
     rates = LayerRates.__new__(LayerRates)
@@ -247,14 +248,6 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
 
 def plain_class(optimizer: Optimizer) -> Optional[type]:
     return vars(type(optimizer)).get("_plain")
-
-
-def _inside(optimizer: Optimizer) -> Optimizer:
-    inner = _compat.unwrap(optimizer)
-    if _compat.may_have_cut(optimizer) or not isinstance(inner, Optimizer):
-        wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
-        raise refusal(TypeError, wrong, f"optimizer={type(optimizer).__name__}")
-    return inner
 
 
 class _Applied(LayerRates):
