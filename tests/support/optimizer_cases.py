@@ -45,7 +45,7 @@ OF_LIBRARY = {  # what the C library computes in a way of its own
     "adamweightdecay, clipped": {**VARIANTS["adamweightdecay"], "clipnorm": 0.5, "clipvalue": 0.3, "decay": 0.1},
     "adamweightdecay, globally clipped": {**VARIANTS["adamweightdecay"], "global_clipnorm": 0.5},
 }
-every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)  # except Muon, which is among the variants
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
