@@ -216,15 +216,14 @@ def reads(monkeypatch):
 
 def scheduled(name, params, grouped, **more):
     """Return an optimizer with all that may depend on numbers: layer rates, a schedule, clipping, decay of some."""
-    arguments = {**VARIANTS[name], **more}
     scheduler = paddle.optimizer.lr.LinearWarmup(0.01, 10, 0.0, 0.01)
-    arguments.update({} if "relative" in name else {"learning_rate": scheduler})
+    rate = {} if "relative" in name else {"learning_rate": scheduler}
     ratios = {param.name: 0.5 ** (i % 3) for i, param in enumerate(params)}
     clip = paddle.nn.ClipGradByGlobalNorm(1.0) if params[0].dtype == paddle.float32 else None
     how = {"grad_clip": clip, "set_param_lr_fun": lambda param: ratios[param.name]}
     how["apply_decay_param_fun"] = lambda known: known in list(ratios)[::2]
     given = [{"params": params[:4], "learning_rate": 0.5}, {"params": params[4:]}] if grouped else params
-    return ldopt.optimizer_class(name.split(",")[0])(parameters=given, **arguments, **how), scheduler
+    return make(name, given, **rate, **how, **more), scheduler
 
 
 @pytest.mark.representatives

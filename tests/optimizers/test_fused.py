@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from kernel_cases import SHAPES, problem
-from optimizer_cases import VARIANTS, same, static_graph
+from optimizer_cases import OF_LIBRARY, VARIANTS, make, same, static_graph
 from reference import bert_like, make_params, needs_library, take_steps
 
 import paddle_ldopt as ldopt
@@ -17,29 +17,15 @@ from paddle_ldopt.optimizers import fused as fused_step
 
 pytestmark = needs_library
 
-MORE = {
-    **{name: options for name, options in VARIANTS.items() if name != "muon"},  # of which the library has no rule
-    "adamwdl, other betas": {**VARIANTS["adamwdl"], "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3},
-    "came, no momentum": {**VARIANTS["came"], "beta1": None},
-    "came, authors": {**VARIANTS["came"], "beta2": 0.999, "beta3": 0.9999, "scale_parameter": True, "loss_scale": 4},
-    "came, relative": {"relative_step": True, "warmup_init": True, "clip_threshold": 0.5},
-    "lamb, scheduled": {"learning_rate": lambda step: 0.1 / (step + 1), "weight_decay": lambda step: 0.1 * step},
-    "adafactor, warm-up": {"warmup_init": True, "beta1": 0.5, "decay_rate": -0.5, "eps": (1e-20, 1e-2)},
-    "adamweightdecay, clipped": {**VARIANTS["adamweightdecay"], "clipnorm": 0.5, "clipvalue": 0.3, "decay": 0.1},
-    "adamweightdecay, globally clipped": {**VARIANTS["adamweightdecay"], "global_clipnorm": 0.5},
-}
-every_variant = pytest.mark.parametrize("name", MORE)
-
-
-def make(name, params, **more):
-    return ldopt.optimizer_class(name.split(",")[0])(parameters=list(params.values()), **{**MORE[name], **more})
+# the library has no rule of Muon
+every_variant = pytest.mark.parametrize("name", [name for name in (*VARIANTS, *OF_LIBRARY) if name != "muon"])
 
 
 def run(name, arrays, grads, each_step=None, **more):
     """Train new parameters; return what they become, and the optimizer."""
     with paddle.utils.unique_name.guard():
         params, _ = make_params(arrays)
-        opt = make(name, params, **more)
+        opt = make(name, list(params.values()), **more)
         after = None if each_step is None else lambda: each_step(opt)
         return {n: a.copy() for n, a in take_steps(opt, params, grads, after).items()}, opt
 
@@ -127,7 +113,7 @@ def test_a_resume_and_an_unfreezing_change_no_bit(name, clipped):
             with paddle.utils.unique_name.guard():
                 params, _ = make_params(values)
                 params["odd"].optimize_attr["learning_rate"] = 0.3
-                opt = make(name, params, **more)
+                opt = make(name, list(params.values()), **more)
                 opt.set_state_dict(state)
                 for step in grads[taken : taken + count]:
                     params["small"].stop_gradient = taken < 2
@@ -153,7 +139,7 @@ def test_rates_ratios_and_gradients_may_change(name):
             params, names = make_params(arrays)
             ratio = {"now": 0.5}
             hook = lambda p, names=names, ratio=ratio: ratio["now"] if "encoder" in names[p.name] else 1.0  # noqa: E731
-            opt = make(name, params, set_param_lr_fun=hook, fused=fused)
+            opt = make(name, list(params.values()), set_param_lr_fun=hook, fused=fused)
             for i, grad in enumerate(grads):
                 if i == 3:
                     opt.set_lr(0.002)
@@ -177,8 +163,8 @@ def test_what_is_clipped_is_what_paddle_clips():
             params, names = make_params(arrays)
             params["classifier.weight"].need_clip = False
             hook = lambda p, names=names: 0.0 if "pooler" in names[p.name] else 1.0  # noqa: E731
-            clip = paddle.nn.ClipGradByGlobalNorm(0.1)
-            opt = make("adamwdl", params, set_param_lr_fun=hook, grad_clip=clip, fused=fused, epsilon=0.1)
+            how = {"set_param_lr_fun": hook, "grad_clip": paddle.nn.ClipGradByGlobalNorm(0.1), "epsilon": 0.1}
+            opt = make("adamwdl", list(params.values()), fused=fused, **how)
             results.append(take_steps(opt, params, grads))
     close(results[1], results[0], arrays)
 
@@ -215,8 +201,8 @@ def refused(match, opt, *params):
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
 def test_fused_true_says_why_not(name):
     wide, narrow = paddle.create_parameter([3], "float64"), paddle.create_parameter([3], "float32")
-    refused("type is .*float64", make(name, {"w": wide, "n": narrow}, fused=True), wide, narrow)
-    opt = make(name, {"w": wide, "n": narrow})  # with None Paddle's operations do the rest
+    refused("type is .*float64", make(name, [wide, narrow], fused=True), wide, narrow)
+    opt = make(name, [wide, narrow])  # with None Paddle's operations do the rest
     before = wide.numpy().copy(), narrow.numpy().copy()
     opt.step()
     assert (wide.numpy() != before[0]).all() and (narrow.numpy() != before[1]).all()
@@ -255,7 +241,7 @@ def test_on_a_gpu_paddles_kernel_is_given_the_ratio(on_gpu, monkeypatch):
     """There is none here: what Paddle's kernel would be called with is looked at."""
     monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
     param = paddle.create_parameter([3], "float32")
-    opt = make("adamwdl", {"w": param}, set_param_lr_fun=lambda p: 0.25, fused=False)
+    opt = make("adamwdl", [param], set_param_lr_fun=lambda p: 0.25, fused=False)
     calls = []
     monkeypatch.setattr(paddle.optimizer.adamw._C_ops, "adamw_", lambda *given: calls.append(given) or [None] * 7)
     place = type("Place", (), {"is_gpu_place": lambda self: on_gpu, "is_cpu_place": lambda self: not on_gpu})()
@@ -272,11 +258,11 @@ def test_on_a_gpu_paddles_kernel_is_given_the_ratio(on_gpu, monkeypatch):
 def test_a_step_allocates_nothing_the_size_of_a_parameter(name):
     code = f"""
 import sys; sys.path[:0] = {sys.path!r}
-import gc, paddle, test_fused
+import gc, optimizer_cases, paddle
 shapes = dict(a=[30522, 768], b=[768, 3072], c=[3072, 768], d=[768])  # BERT-base's largest, and a vector
 flat = paddle.nn.initializer.Constant(0.02)
 params = {{n: paddle.create_parameter(s, "float32", default_initializer=flat) for n, s in shapes.items()}}
-opt = test_fused.make({name!r}, params)
+opt = optimizer_cases.make({name!r}, list(params.values()))
 def peak(): return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 def risen(work):
     gc.collect(); open("/proc/self/clear_refs", "w").write("5")

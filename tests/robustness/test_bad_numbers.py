@@ -3,28 +3,21 @@
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import OPTIMIZERS, VARIANTS, make, same, states
+from optimizer_cases import OF_ARITHMETIC, OPTIMIZERS, VARIANTS, make, same, states
 from reference import bert_like, make_params, take_steps
 
-import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 
 pytestmark = pytest.mark.promise(
     "NaN, inf, overflow, denormal gradients and extreme rates behave as in [numerics.md](numerics.md#bad-numbers)"
 )
 
-EVERY = {  # the variants of the contracts, and what has arithmetic of its own
-    **{name: options for name, options in VARIANTS.items() if name != "muon"},  # NaN and inf fill a whole matrix
-    "came, plain": {**OPTIMIZERS["came"], "beta1": 0.0},
-    "came, relative": {"relative_step": True, "scale_parameter": True},
-    "lamb, decayed": {**OPTIMIZERS["lamb"], "weight_decay": 0.5},
-    "adamweightdecay, plain Adam": {"learning_rate": 0.01},
-}
 # of 8 elements and more Paddle takes another way than of fewer, and of the last ones
 SHAPES = {"matrix": [3, 13], "vector": [19], "matrices": [2, 3, 4], "scalar": [], "one": [1], "one by one": [1, 1]}
 SHAPES.update({"empty": [0], "empty matrix": [0, 3]})
 FILLED = [n for n, shape in SHAPES.items() if 0 not in shape]
 FUSED = [None, False] if kernels.library() else [False]
+EVERY = [name for name in (*VARIANTS, *OF_ARITHMETIC) if name != "muon"]  # whose whole matrix NaN and inf fill
 every_variant = pytest.mark.parametrize("name", EVERY)
 either_path = pytest.mark.parametrize("fused", FUSED, ids=["fused", "operations"][-len(FUSED) :])
 
@@ -45,11 +38,6 @@ def spoilt(grad, value, everywhere=False):
     return out
 
 
-def build(name, params, fused, **more):
-    cls = ldopt.optimizer_class(name.split(",")[0])
-    return cls(parameters=list(params), fused=fused, **{**EVERY[name], **more})
-
-
 def undecayed(name):
     return {"weight_decay_rate" if name.startswith("adamweightdecay") else "weight_decay": 0.0}
 
@@ -57,7 +45,7 @@ def undecayed(name):
 def run(name, fused, arrays, grads, **more):
     with paddle.utils.unique_name.guard():
         params, _ = make_params(arrays)
-        opt = build(name, params.values(), fused, **more)
+        opt = make(name, list(params.values()), fused=fused, **more)
         return {n: a.copy() for n, a in take_steps(opt, params, grads).items()}, opt
 
 
@@ -159,7 +147,7 @@ def test_a_thousand_zero_gradients(name, fused):
     same(got, {n: a.astype("float32") for n, a in arrays.items()})
     with paddle.utils.unique_name.guard():  # what an earlier gradient left comes to rest
         params, _ = make_params(arrays)
-        opt = build(name, params.values(), fused, **undecayed(name))
+        opt = make(name, list(params.values()), fused=fused, **undecayed(name))
         at_rest = {n: a.copy() for n, a in take_steps(opt, params, [*grads, *[zero] * 1000]).items()}
         assert all(np.isfinite(a).all() for a in (*at_rest.values(), *states(opt).values()))
         still = take_steps(opt, params, [zero] * 5)
@@ -223,7 +211,7 @@ def after(name, fused, counters, arrays, grads):
     """Return what a step does to an optimizer some of whose state is set first: end of the key -> value."""
     with paddle.utils.unique_name.guard():
         params, _ = make_params(arrays)
-        opt = build(name, params.values(), fused)
+        opt = make(name, list(params.values()), fused=fused)
         take_steps(opt, params, grads[:1])
         state = opt.state_dict()
         for end, number in counters.items():
@@ -303,7 +291,7 @@ def test_parameters_that_come_go_and_come_back(name, how, fused):
 
     with paddle.utils.unique_name.guard():
         params, _ = make_params(arrays)
-        opt = build(name, params.values(), fused)
+        opt = make(name, list(params.values()), fused=fused)
 
         def phase(part, there):
             for n in late:

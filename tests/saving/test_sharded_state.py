@@ -3,9 +3,7 @@
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import VARIANTS, every_variant
-
-import paddle_ldopt as ldopt
+from optimizer_cases import every_variant, make
 
 shards = pytest.importorskip("paddle.distributed.flex_checkpoint.dcp.sharded_weight", reason="Paddle 3.2 has it first")
 ShardedWeight = shards.ShardedWeight
@@ -28,7 +26,7 @@ def trained(variant, dtype="float32", steps=1, **more):
     paddle.seed(0)
     model = network()
     model.to(dtype=dtype)
-    opt = ldopt.optimizer_class(variant.split(",")[0])(parameters=model.parameters(), **{**VARIANTS[variant], **more})
+    opt = make(variant, model.parameters(), **more)
     for _ in range(steps):
         for param in (model.matrix, model.batch, model.vector):
             param.grad = paddle.ones_like(param) * 0.1

@@ -29,14 +29,30 @@ VARIANTS = {
     "muon": {"learning_rate": 0.01, "weight_decay": 0.1, **_MUON},
     "adamweightdecay, amsgrad": {**OPTIMIZERS["adamweightdecay"], "amsgrad": True},
 }
-every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+OF_ARITHMETIC = {  # what has arithmetic of its own
+    "came, plain": {**OPTIMIZERS["came"], "beta1": 0.0},
+    "came, relative": {"relative_step": True, "scale_parameter": True},
+    "lamb, decayed": {**OPTIMIZERS["lamb"], "weight_decay": 0.5},
+    "adamweightdecay, plain Adam": {"learning_rate": 0.01},
+}
+OF_LIBRARY = {  # what the C library computes in a way of its own
+    "adamwdl, other betas": {**VARIANTS["adamwdl"], "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3},
+    "came, no momentum": {**VARIANTS["came"], "beta1": None},
+    "came, authors": {**VARIANTS["came"], "beta2": 0.999, "beta3": 0.9999, "scale_parameter": True, "loss_scale": 4},
+    "came, relative warm-up": {"relative_step": True, "warmup_init": True, "clip_threshold": 0.5},
+    "lamb, scheduled": {"learning_rate": lambda step: 0.1 / (step + 1), "weight_decay": lambda step: 0.1 * step},
+    "adafactor, warm-up": {"warmup_init": True, "beta1": 0.5, "decay_rate": -0.5, "eps": (1e-20, 1e-2)},
+    "adamweightdecay, clipped": {**VARIANTS["adamweightdecay"], "clipnorm": 0.5, "clipvalue": 0.3, "decay": 0.1},
+    "adamweightdecay, globally clipped": {**VARIANTS["adamweightdecay"], "global_clipnorm": 0.5},
+}
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)  # except Muon, which is among the variants
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
 def make(name, parameters, /, **more):
     """Build the optimizer of a row of the table."""
-    arguments = {**VARIANTS[name], **more}
-    return ldopt.optimizer_class(name.split(",")[0])(parameters=parameters, **arguments)
+    arguments = {**VARIANTS, **OF_ARITHMETIC, **OF_LIBRARY}[name]
+    return ldopt.optimizer_class(name.split(",")[0])(parameters=parameters, **{**arguments, **more})
 
 
 def alone(name):
