@@ -71,11 +71,11 @@ def _measured(measured: MeasuredModel, places: Mapping[str, int]) -> tuple[dict[
         names = [name for path in stack.paths for name in measured.tree.inside[path] if name not in places]
         if names and not any(layers[name].index for name in names):
             doubts.append(f"'{stack.name}' is a stack of {stack.depth} parts too small for blocks, in the embeddings")
-    kinds: dict[Layer, set[type]] = {}
-    for name, layer in layers.items():
-        kinds.setdefault(layer, set()).add(measured.order.kinds[name.rpartition(".")[0]])
-    alone = [layer.label for layer, of_layer in kinds.items() if layer.is_block and all(map(is_norm, of_layer))]
-    if alone:
+    kinds = measured.order.kinds
+    with_weights = {layer for name, layer in layers.items() if not is_norm(kinds[name.rpartition(".")[0]])}
+    if alone := [
+        layer.label for layer in dict.fromkeys(layers.values()) if layer.is_block and layer not in with_weights
+    ]:
         doubts.append(f"{quoted(alone)} have no parameters but those of norms")
     return layers, doubts
 

@@ -124,13 +124,10 @@ class LayerMap:
 
     def frozen_blocks(self, ratios: dict[str, float]) -> list[str]:
         """Return the labels of blocks without a trainable parameter whose ratio is not 0."""
-        blocks: dict[Layer, bool] = {}
-        for name, layer in self._layers.items():
-            param = self._parameters.get(name)
-            is_trained = param is None or not param.stop_gradient or ratios[name] == 0
-            blocks[layer] = blocks.get(layer, False) or is_trained
-        frozen = [layer for layer, is_trained in blocks.items() if layer.is_block and not is_trained]
-        return [f"{layer.tower} {layer.label}" for layer in frozen]
+        frozen = {name for name, param in self._parameters.items() if param is not None and param.stop_gradient}
+        trained = {layer for name, layer in self._layers.items() if name not in frozen or ratios[name] == 0}
+        layers = dict.fromkeys(self._layers.values())
+        return [f"{layer.tower} {layer.label}" for layer in layers if layer.is_block and layer not in trained]
 
     @property
     def names(self) -> list[str]:

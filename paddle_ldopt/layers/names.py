@@ -14,18 +14,14 @@ from .towers import LEAST_WEIGHTS, STAGE, Block, Tower, Tree, ancestors, tower_f
 
 _BLOCKS = frozenset(["layers", "layer", "h", "block", "blocks", "stages", "stage", "resblocks"])
 _HEAD = re.compile(
-    r"\w*heads?(_\w+)?|(pre_)?classifier|cls|pooler|predict(ions?|or)|score|logits?(_scale)?|ln_f|norm_f|fc\d*|fc_norm"
-    r"|final_(ln|norm|layer_?norm)|ln_(post|final)|post_layer_?norm|after_norm|qa_outputs|outputs?|out|output_layer"
-    r"|embed_out|pred_layer|last_conv|(\w*encoder_|\w*decoder_)?norm|ln",
-    re.I,
+    r"(?i)\w*heads?(_\w+)?|(pre_)?classifier|cls|pooler|predict(ions?|or)|score|logits?(_scale)?|fc\d*|(qa_)?outputs?|out"
+    r"|output_layer|((fc|after|\w*encoder|\w*decoder)_)?norm(_f)?|final_(ln|norm|layer_?norm)|ln(_f|_post|_final)?|last_conv"
 )
 _EMBEDDINGS = re.compile(
-    r"\w*embed(ding|der)?s?(_(tokens|positions|proj\w*)|\d|_\d)*|embs?|\w*_emb|wte|wpe|shared|patch_embed\w*|ln_pre"
-    r"|(cls|class|mask|dist)_token|relative_attention_bias|stem(_?\d+)?",
-    re.I,
+    r"(?i)\w*embed(ding|der)?s?(_(tokens|positions|proj\w*)|_?\d)*|\w*_emb|w[tp]e|shared|stem(_?\d+)?|relative_attention_bias"
 )
 _OWN_EMBEDDINGS = re.compile(
-    r"(cls|class|mask|dist|query)_(token|embedding)s?|(abs\w*_)?pos(ition\w*)?_emb\w*|masked_spec_embed|mask_emb", re.I
+    r"(?i)(cls|class|mask|dist|query)_(token|embedding)s?|(abs\w*_)?pos(ition\w*)?_emb\w*|(mask|masked_spec)_emb(ed)?"
 )
 _ROLES = re.compile(r"(?:^|[._])(encoder|decoder|vision|visual|image|audio|text|generator|discriminator)(?=[._]|$)")
 _HOW = "Give `example=`, a batch for one forward pass that measures the layers, or `rules`, which may be a function."

@@ -82,7 +82,7 @@ class MeasuredModel:
         for t, index, inputs, outputs in self._calls:
             fed = _union(leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
             inside = _union(below[node] for node in outputs)
-            for layer_id, bits in ((index - 1, fed), (index, inside & ~fed)):
+            for layer_id, bits in ((index - 1, fed), (index, inside)):
                 for name in self._named(bits):
                     self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
             if index == 1 < self.towers[t].depth and len(outputs) > 1:
@@ -174,8 +174,7 @@ class MeasuredModel:
         found = next(filter(None, near), set())
         if len(found) == 1:
             return found.pop()
-        names = {layer.tower for layer in found}
-        towers = [tower for tower in self.towers if tower.name in names] or self.towers
+        towers = [tower for tower in self.towers if tower.name in {layer.tower for layer in found}] or self.towers
         position, is_embedding = self.tree.position, "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
         last = max((position[n] for tower in towers for path in tower.paths for n in inside[path]), default=-1)
         return tower_for(towers, self.towers).outside(is_head=position[name] > last and not is_embedding)
