@@ -37,7 +37,7 @@ class NamedModel:
     def __init__(
         self, params: Mapping[str, Optional[Tensor]], parts: Mapping[str, nn.Layer], placed: Mapping[str, int]
     ) -> None:
-        self.tree, self.placed, self._parts = Tree(params), placed, parts
+        self.tree, self.placed = Tree(params), placed
         tables = [part for part in parts.values() if any("Embedding" in cls.__name__ for cls in type(part).__mro__)]
         of_tables = {id(param) for part in tables for param in part._parameters.values()}
         self._of_tables = {name for name, param in params.items() if id(param) in of_tables}
@@ -68,20 +68,18 @@ class NamedModel:
 
     def _lists(self, within: str) -> list[Tower]:
         """Return the outermost numbered lists in a part with at least half of the items alike."""
-        tree, found = self.tree, []
-        taken: set[str] = set()
-        inside = [path for path in tree.children if within in ancestors(path)]
-        for parent in sorted(inside, key=lambda path: path.count(".") if path else -1):
-            groups: dict[str, list[tuple[int, str]]] = {}
-            for child in tree.children[parent] if taken.isdisjoint(ancestors(parent)) else ():
-                if (number := re.search(r"[._]?(\d{1,6})$", child)) and tree.weight(child):
-                    groups.setdefault(child[: number.start()], []).append((int(number[1]), child))
-            for name, items in groups.items():
-                paths = [path for _, path in sorted(items)]
-                if len(paths) > 1 and 2 * len(self._unlike(paths)) <= len(paths):
-                    taken.update(paths)
-                    found.append(Tower(name, parent, [(path,) for path in paths]))
-        return found
+        found: list[Tower] = []
+        groups: dict[str, list[tuple[int, str]]] = {}
+        parts = self.tree.children.get(within, [])
+        for part in parts:
+            if (number := re.search(r"[._]?(\d{1,6})$", part)) and self.tree.weight(part):
+                groups.setdefault(part[: number.start()], []).append((int(number[1]), part))
+        for name, items in groups.items():
+            paths = [path for _, path in sorted(items)]
+            if len(paths) > 1 and 2 * len(self._unlike(paths)) <= len(paths):
+                found.append(Tower(name, within, [(path,) for path in paths]))
+        listed = {path for tower in found for path in tower.paths}
+        return found + [inner for part in parts if part not in listed for inner in self._lists(part)]
 
     def _is_known(self, found: Tower) -> bool:
         word = found.name.rpartition(".")[2]
