@@ -135,13 +135,8 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, in
 
 def _overridden(layers: dict[str, Layer], places: dict[str, int], numbered: set[str]) -> dict[str, Layer]:
     """Return the layers found, overridden by the layer ids that rules give; raise if these leave a layer empty."""
-    blocks: dict[str, list[str]] = {}
-    for name, layer in layers.items():
-        if layer.is_block and layer.tower:
-            blocks.setdefault(layer.tower, []).append(name)
-    # a tower whose blocks all have new ids is part of the rules' numbering, with its embeddings and its head
-    moved = {tower: names for tower, names in blocks.items() if all(places.get(name, 0) > 0 for name in names)}
-    depth = max((layers[names[0]].depth for tower, names in blocks.items() if tower not in moved), default=0)
+    kept = {layer.tower for name, layer in layers.items() if layer.is_block and places.get(name, 0) <= 0}
+    depth = max((layer.depth for layer in layers.values() if layer.tower in kept), default=0)
     fixed = {*range(1, depth + 1), *(index for name, index in places.items() if index > 0 and name not in numbered)}
     # numbers of templates are closed up, unless other blocks would move
     ranks = {index: rank for rank, index in enumerate(sorted({places[name] for name in numbered} | fixed), 1)}
@@ -152,14 +147,18 @@ def _overridden(layers: dict[str, Layer], places: dict[str, int], numbered: set[
     if depth and beyond is not None and not {*range(depth + 1, deepest + 1)} <= {*places.values()}:
         empty = f"`rules` must leave no layer empty after the {depth} blocks of the model; use 'head' for the head."
         raise refusal(ValueError, empty, **{beyond: places[beyond], "last": deepest})
-    ends = {tower: [end(places[name] for name in names) for end in (min, max)] for tower, names in moved.items()}
-    starts = {first for first, _ in ends.values()}
+    # a tower whose blocks all have new ids is part of the rules' numbering, with its embeddings and its head
+    moved: dict[str, list[int]] = {}
+    for name, layer in layers.items():
+        if layer.is_block and layer.tower not in kept:
+            moved.setdefault(layer.tower, []).append(places[name])
+    starts = {min(ids) for ids in moved.values()}
     new = dict(layers)
     for name, layer in layers.items():
         if name in places:
             index = places[name]
         elif layer.tower in moved:
-            first, last = ends[layer.tower]
+            first, last = min(moved[layer.tower]), max(moved[layer.tower])
             head = last if last + 1 in starts else HEAD  # another stack follows
             index = head if layer.is_head else first - 1
         elif not layer.tower:

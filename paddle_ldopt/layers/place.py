@@ -128,10 +128,9 @@ class MeasuredModel:
         With an item for each block they are heads that refine each other's result (RT-DETR); else the last item goes
         with its stage as the others do (SegFormer's norms).
         """
-        lists: dict[tuple[str, str], list[str]] = {}
+        lists: dict[str, list[str]] = {}
         for path in self.tree.inside:
-            parent, _, last = path.rpartition(".")
-            lists.setdefault((parent, re.sub(r"\d+", "#", last)), []).append(path)
+            lists.setdefault(re.sub(r"\d+(?=[^.]*$)", "#", path), []).append(path)
         towers = {tower.name: tower for tower in self.towers}
         for items in lists.values():
             inside = [self.tree.inside[item] for item in items]
