@@ -122,7 +122,7 @@ class NamedModel:
             lists = f"; the lists {others} may be blocks" if others else ""
             problem = f"Found no stack of blocks by names ({known_names}{lists}). {_HOW}"
             raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
-        if len({_ROLES.sub("", tower.name) for tower in self.towers}) > 1:  # not an encoder beside a decoder
+        if self.unknown or len({_ROLES.sub("", tower.name) for tower in self.towers}) > 1:  # no encoder and decoder
             for tower in self.towers:
                 self._guess(tower.name, tower.layer(1))
 
