@@ -4,17 +4,17 @@ A user's rules decide first, then a forward pass (`MeasuredModel`); parameters o
 Without a pass, names and their order decide (`NamedModel`). Uncertain layers are doubts.
 """
 
-import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import paddle
 
 from .._checks import checked_patterns, first_few, matches, quoted, refusal
 from .._compat import is_norm
-from .decay import HEAD, Layer, NoBlocksError, lowest
+from .decay import HEAD, Layer, NoBlocksError
 from .measure import Example
 from .names import NamedModel
 from .place import MeasuredModel
@@ -23,40 +23,43 @@ Place = Union[int, str]  # a layer id, "embeddings" or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
 
 
-class Found(NamedTuple):
-    """The layers of a model, how they were found, and a sentence for each doubt."""
-
-    layers: dict[str, Layer]
-    source: str  # "measured" or "by names"
-    doubts: list[str]
-
-
-def layers_of_names(names: list[str], rules: Optional[Rules]) -> Found:
-    return _by_names({name: i for i, name in enumerate(names)}, (), {}, rules)
-
-
-def layers_of_model(
-    model: paddle.nn.Layer, params: dict[str, paddle.Tensor], example: Optional[Example], rules: Optional[Rules]
-) -> Found:
-    if example is None:
-        return _by_all_names(model, params, rules)
-    measured = MeasuredModel(model, example, params)
+def find_layers(
+    params: Mapping[str, Optional[paddle.Tensor]],
+    rules: Optional[Rules] = None,
+    model: Optional[paddle.nn.Layer] = None,
+    example: Optional[Example] = None,
+) -> dict[str, Layer]:
+    """Return structured name -> layer and warn of doubts; `params` are None if only names are known."""
     places, numbered = _apply_rules(list(params), rules)
+    if model is None or example is None:
+        named = NamedModel(params, {} if model is None else dict(model.named_sublayers(include_self=True)), places)
+        layers, doubts = named.layers, named.doubts
+    else:
+        layers, doubts = _measured(MeasuredModel(model, example, params), places)
+    layers = _overridden(layers, places, numbered)
+    if doubts := [*doubts, *_doubts(layers, params)]:
+        how = "by names" if example is None else "measured"
+        advice = "`example=`, a batch for one forward pass, or `rules`" if example is None else "`rules`"
+        guesses = (
+            f"Some layers of the model ({how}) are guesses: {'; '.join(doubts)}. Where one is wrong, give {advice}."
+        )
+        warnings.warn(f"{guesses} Received: names=[{first_few(params, 3)}]", stacklevel=3)
+    return layers
+
+
+def _measured(measured: MeasuredModel, places: Mapping[str, int]) -> tuple[dict[str, Layer], list[str]]:
     unused = [name for name in measured.unused if name not in places]
-    if 2 * sum(params[name].size for name in unused) > sum(param.size for param in params.values()):
-        found = _by_all_names(model, params, rules)
-        problem = f"most of the model did not take part in the forward pass, such as {quoted(unused)}"
-        return found._replace(doubts=[f"{problem}: give another `example`", *found.doubts])
     blocks = {name for name, index in places.items() if index > 0}
     if not measured.towers and not blocks:
         problem = "Found no blocks in the forward pass (parts that are alike and follow one another): give `rules`."
-        raise refusal(NoBlocksError, problem, names=first_few(params, 8))
+        raise refusal(NoBlocksError, problem, names=first_few(measured.tree.names, 8))
     layers = measured.layers if measured.towers else measured.around(blocks)
     layers.update({name: measured.beside(name, layers) for name in unused})
-    layers = {name: layers.get(name, Layer("", 0, 0)) for name in params}
+    layers = {name: layers.get(name, Layer("", 0, 0)) for name in measured.tree.names}
     parts, doubts = measured.tree.parts, []
     if unused:
-        doubts.append(f"the forward pass did not use {quoted(parts(unused), 12)}, which are placed by name")
+        advice = "another `example` may use them"
+        doubts.append(f"the forward pass did not use {quoted(parts(unused), 12)}, which are placed by name: {advice}")
     if bypassing := [name for name in measured.bypassing() if name not in places]:
         doubts.append(f"{quoted(parts(bypassing), 12)} feed the head also past all blocks and count as embeddings")
     left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in places}
@@ -68,57 +71,21 @@ def layers_of_model(
         names = [name for path in stack.paths for name in measured.tree.inside[path] if name not in places]
         if names and not any(layers[name].index for name in names):
             doubts.append(f"'{stack.name}' is a stack of {stack.depth} parts too small for blocks, in the embeddings")
-    kinds: dict[Layer, set[type]] = {}
-    for name, layer in layers.items():
-        kinds.setdefault(layer, set()).add(measured.order.kinds[name.rpartition(".")[0]])
-    alone = [layer.label for layer, of_layer in kinds.items() if layer.is_block and all(map(is_norm, of_layer))]
-    if alone:
+    kinds = measured.order.kinds
+    with_weights = {layer for name, layer in layers.items() if not is_norm(kinds[name.rpartition(".")[0]])}
+    if alone := [
+        layer.label for layer in dict.fromkeys(layers.values()) if layer.is_block and layer not in with_weights
+    ]:
         doubts.append(f"{quoted(alone)} have no parameters but those of norms")
-    layers = _overridden(layers, places, numbered)
-    return Found(layers, "measured", [*doubts, *_doubts(layers, params)])
+    return layers, doubts
 
 
-def _by_all_names(model: paddle.nn.Layer, params: Mapping[str, paddle.Tensor], rules: Optional[Rules]) -> Found:
-    known, ids, embeddings = {id(param) for param in params.values()}, {}, set()
-    for path, layer in itertools.islice(_all_paths(model), 20_000):  # nested sharing doubles the paths at each level
-        for key, param in layer._parameters.items():
-            if id(param) in known:
-                ids[f"{path}{key}"] = id(param)
-                if any("Embedding" in cls.__name__ for cls in type(layer).__mro__):
-                    embeddings.add(f"{path}{key}")
-    ids.update({name: id(param) for name, param in params.items() if name not in ids})  # ReFT
-    return _by_names(ids, embeddings, params, rules)
-
-
-def _by_names(
-    ids: dict[str, int], embeddings: Collection[str], params: Mapping[str, paddle.Tensor], rules: Optional[Rules]
-) -> Found:
-    """Return the layers by all names, each with the identity of its parameter."""
-    places, numbered = _apply_rules(list(ids), rules)
-    named = NamedModel(ids, places, embeddings)
-    layers = _overridden(named.layers, places, numbered)
-    found: dict[int, list[Layer]] = {}
-    for name, key in ids.items():
-        if name not in named.doubtful or key not in named.sure:
-            found.setdefault(key, []).append(layers[name])
-    layers = {name: lowest(found[ids[name]]) for name in params or ids}
-    return Found(layers, "by names", [*named.doubts, *_doubts(layers, params)])
-
-
-def _all_paths(layer: paddle.nn.Layer, path: str = "") -> Iterator[tuple[str, paddle.nn.Layer]]:
-    """Yield (path, sublayer); a shared sublayer under each of its paths."""
-    yield path, layer
-    for key, inner in layer._sub_layers.items():
-        if inner is not None and path.count(".") < 50:  # a sublayer that has its owner has no end
-            yield from _all_paths(inner, f"{path}{key}.")
-
-
-def _doubts(layers: Mapping[str, Layer], params: Mapping[str, paddle.Tensor]) -> Iterator[str]:
+def _doubts(layers: Mapping[str, Layer], params: Mapping[str, Optional[paddle.Tensor]]) -> Iterator[str]:
     """Yield a sentence for each map that is hardly meant: no head, one list, numbered towers, one trainable layer."""
     blocks: dict[Layer, list[Any]] = {}  # the shapes of each block
     towers: dict[str, dict[str, None]] = {}
     for name, layer in layers.items():
-        blocks.setdefault(layer, []).append(params[name].shape if name in params else name)
+        blocks.setdefault(layer, []).append(getattr(params[name], "shape", name))
         towers.setdefault(re.sub(r"\d+", "#", layer.tower), {})[layer.tower] = None
     if all(layer.is_block for layer in blocks):
         if any(shapes != blocks.get(replace(layer, index=1)) for layer, shapes in blocks.items()):
@@ -128,7 +95,7 @@ def _doubts(layers: Mapping[str, Layer], params: Mapping[str, paddle.Tensor]) ->
     for beside in towers.values():
         if len(beside) > 1:
             yield f"{quoted(beside)} count as towers beside each other"
-    trained = {layers[name] for name, param in params.items() if not param.stop_gradient}
+    trained = {layers[name] for name, param in params.items() if param is None or not param.stop_gradient}
     if len(trained) == 1 < len(blocks):
         yield f"all trainable parameters are in one layer ({trained.pop().label})"
 
@@ -168,13 +135,8 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, in
 
 def _overridden(layers: dict[str, Layer], places: dict[str, int], numbered: set[str]) -> dict[str, Layer]:
     """Return the layers found, overridden by the layer ids that rules give; raise if these leave a layer empty."""
-    blocks: dict[str, list[str]] = {}
-    for name, layer in layers.items():
-        if layer.is_block and layer.tower:
-            blocks.setdefault(layer.tower, []).append(name)
-    # a tower whose blocks all have new ids is part of the rules' numbering, with its embeddings and its head
-    moved = {tower for tower, names in blocks.items() if all(places.get(name, 0) > 0 for name in names)}
-    depth = max((layers[names[0]].depth for tower, names in blocks.items() if tower not in moved), default=0)
+    kept = {layer.tower for name, layer in layers.items() if layer.is_block and places.get(name, 0) <= 0}
+    depth = max((layer.depth for layer in layers.values() if layer.tower in kept), default=0)
     fixed = {*range(1, depth + 1), *(index for name, index in places.items() if index > 0 and name not in numbered)}
     # numbers of templates are closed up, unless other blocks would move
     ranks = {index: rank for rank, index in enumerate(sorted({places[name] for name in numbered} | fixed), 1)}
@@ -185,19 +147,23 @@ def _overridden(layers: dict[str, Layer], places: dict[str, int], numbered: set[
     if depth and beyond is not None and not {*range(depth + 1, deepest + 1)} <= {*places.values()}:
         empty = f"`rules` must leave no layer empty after the {depth} blocks of the model; use 'head' for the head."
         raise refusal(ValueError, empty, **{beyond: places[beyond], "last": deepest})
-    new = {tower: {layers[name].index: places[name] for name in blocks[tower]} for tower in moved}
-    starts = {min(ids.values()) for ids in new.values()}
-
-    def new_layer(name: str, layer: Layer) -> Layer:
+    # a tower whose blocks all have new ids is part of the rules' numbering, with its embeddings and its head
+    moved: dict[str, list[int]] = {}
+    for name, layer in layers.items():
+        if layer.is_block and layer.tower not in kept:
+            moved.setdefault(layer.tower, []).append(places[name])
+    starts = {min(ids) for ids in moved.values()}
+    new = dict(layers)
+    for name, layer in layers.items():
         if name in places:
-            return Layer("", deepest + 1 if places[name] == HEAD else places[name], deepest)
-        if layer.tower in moved:
-            ids = new[layer.tower]
-            last = max(ids.values())
-            head = last if last + 1 in starts else deepest + 1  # another stack follows
-            return Layer("", head if layer.is_head else ids.get(layer.index, min(ids.values()) - 1), deepest)
-        if not layer.tower:
-            return Layer("", deepest + 1 if layer.is_head else min(layer.index, deepest), deepest)
-        return layer
-
-    return {name: new_layer(name, layer) for name, layer in layers.items()}
+            index = places[name]
+        elif layer.tower in moved:
+            first, last = min(moved[layer.tower]), max(moved[layer.tower])
+            head = last if last + 1 in starts else HEAD  # another stack follows
+            index = head if layer.is_head else first - 1
+        elif not layer.tower:
+            index = HEAD if layer.is_head else min(layer.index, deepest)
+        else:
+            continue
+        new[name] = Layer("", deepest + 1 if index == HEAD else index, deepest)
+    return new

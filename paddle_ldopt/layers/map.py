@@ -9,13 +9,13 @@ from typing import Any, Callable, Optional
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._checks import first_few, nearest, refusal
+from .._checks import nearest, refusal
 from .._compat import checked_model, name_before_copy, pipeline_of, unwrap_model
 from .._files import Path
 from ..plots import plot_table
 from ..rates import Rate, RateOrSchedule, planned_rates, rates_of_optimizer
 from .decay import STATISTICS, Decay, Layer, LayerDecay, NoBlocksError, as_decay
-from .find import Found, Rules, layers_of_model, layers_of_names
+from .find import Rules, find_layers
 from .measure import Example
 from .table import Entry, LayerTable
 
@@ -77,7 +77,8 @@ class LayerMap:
         listed = [] if no_names else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
-        return cls._of(layers_of_names(listed, rules))
+        params: dict[str, Any] = dict.fromkeys(listed)
+        return cls(find_layers(params, rules), params)
 
     @classmethod
     def from_model(
@@ -106,16 +107,8 @@ class LayerMap:
         params = dict(model.named_parameters())
         if not params:
             raise refusal(ValueError, "`model` has no parameters to map.", model=type(model).__name__)
-        return cls._of(layers_of_model(model, params, example, rules), params)
-
-    @classmethod
-    def _of(cls, found: Found, params: Optional[dict[str, paddle.Tensor]] = None) -> "LayerMap":
-        if found.doubts:
-            example = "" if found.source == "measured" else "`example=`, a batch for one forward pass, or "
-            problem = f"Some layers of the model ({found.source}) are guesses: {'; '.join(found.doubts)}."
-            received = f"Received: names=[{first_few(found.layers, 3)}]"
-            warnings.warn(f"{problem} Where one is wrong, give {example}`rules`. {received}", stacklevel=3)
-        return cls(found.layers, params, found.source)
+        source = "by names" if example is None else "measured"
+        return cls(find_layers(params, rules, model, example), params, source)
 
     @classmethod
     def for_decay(cls, decay: LayerDecay, model: paddle.nn.Layer, find: Callable[[], "LayerMap"]) -> "LayerMap":
@@ -131,13 +124,10 @@ class LayerMap:
 
     def frozen_blocks(self, ratios: dict[str, float]) -> list[str]:
         """Return the labels of blocks without a trainable parameter whose ratio is not 0."""
-        blocks: dict[Layer, bool] = {}
-        for name, layer in self._layers.items():
-            param = self._parameters.get(name)
-            is_trained = param is None or not param.stop_gradient or ratios[name] == 0
-            blocks[layer] = blocks.get(layer, False) or is_trained
-        frozen = [layer for layer, is_trained in blocks.items() if layer.is_block and not is_trained]
-        return [f"{layer.tower} {layer.label}" for layer in frozen]
+        frozen = {name for name, param in self._parameters.items() if param is not None and param.stop_gradient}
+        trained = {layer for name, layer in self._layers.items() if name not in frozen or ratios[name] == 0}
+        layers = dict.fromkeys(self._layers.values())
+        return [f"{layer.tower} {layer.label}" for layer in layers if layer.is_block and layer not in trained]
 
     @property
     def names(self) -> list[str]:

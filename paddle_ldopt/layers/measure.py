@@ -170,10 +170,9 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
     """Put a model into evaluation mode with all gradients, out of `to_static`; restore everything at the end."""
     to_static = ProgramTranslator.get_instance().enable_to_static
     modes = [(layer, layer.training) for layer in layers.values()]
-    statistics = [param for name, param in params.items() if name.endswith(STATISTICS)]
     frozen = [p for n, p in params.items() if p.stop_gradient and p.is_floating_point() and not n.endswith(STATISTICS)]
     buffers = [(of, key, buffer) for of in layers.values() for key, buffer in of.named_buffers(include_sublayers=False)]
-    written = [*statistics, *(buffer for _, _, buffer in buffers)]
+    written = [*(p for n, p in params.items() if n.endswith(STATISTICS)), *(buffer for _, _, buffer in buffers)]
     values = [(tensor, tensor.clone()) for tensor in written if tensor._is_initialized()]
     count_writes()
     writes = {name: write_of(p) for name, p in params.items() if p._is_initialized() and not name.endswith(STATISTICS)}

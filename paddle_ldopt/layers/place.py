@@ -27,8 +27,8 @@ class MeasuredModel:
         self.tree = Tree(params)
         self.order = Measured(self.tree, parts, self.measured)
         self.towers = self.order.towers
-        self._shared = tower_for(self.towers, self.towers)
         self._bits = {name: 1 << i for i, name in enumerate(self.measured.leaves)}
+        self._leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         self._fed: dict[str, dict[int, int]] = {name: {} for name in self._bits}  # tower -> layer id of its first use
         tables = self._trace()
         self.layers: dict[str, Layer] = {}
@@ -52,8 +52,7 @@ class MeasuredModel:
         placed = {name: self.layers[name] for name in self._bits if name in self.layers}
         uses = {name: self.measured.uses(name) for name in placed}
         inner = {node for name, layer in placed.items() if layer.is_block for node in uses[name]}
-        leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
-        below = self.measured.collect(leaves, frozenset(inner | self._ends))
+        below = self.measured.collect(self._leaves, frozenset(inner | self._ends))
         heads = {node for name, layer in placed.items() if layer.is_head for node in uses[name]}
         past, alone = (_union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
@@ -75,14 +74,13 @@ class MeasuredModel:
             bits = 1 << t | (index == self.towers[t].depth) << len(self.towers) + t
             ends.update({node: ends.get(node, 0) | bits for node in outputs})
         self._made, self._ends = self.measured.collect(ends), {*ends}
-        leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
-        below = self.measured.collect(leaves, frozenset(ends))
+        below = self.measured.collect(self._leaves, frozenset(ends))
         self._in_result = _union(below[node] for node in self.measured.results)
         tables: set[str] = set()
         for t, index, inputs, outputs in self._calls:
-            fed = _union(leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
+            fed = _union(self._leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
             inside = _union(below[node] for node in outputs)
-            for layer_id, bits in ((index - 1, fed), (index, inside & ~fed)):
+            for layer_id, bits in ((index - 1, fed), (index, inside)):
                 for name in self._named(bits):
                     self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
             if index == 1 < self.towers[t].depth and len(outputs) > 1:
@@ -109,7 +107,7 @@ class MeasuredModel:
         if len(fed) == 1 or any(fed.values()):
             return lowest(self.towers[t].layer(index) for t, index in fed.items())
         if fed:
-            return self._shared.layer(0)
+            return tower_for(self.towers, self.towers).layer(0)
         while uses and not any(self._made[node] for node in uses):  # the exponential of a temperature
             uses = {above for node in uses for above in self.measured.above[node]}
         towers = _union(self._made[node] for node in uses)
@@ -130,10 +128,9 @@ class MeasuredModel:
         With an item for each block they are heads that refine each other's result (RT-DETR); else the last item goes
         with its stage as the others do (SegFormer's norms).
         """
-        lists: dict[tuple[str, str], list[str]] = {}
+        lists: dict[str, list[str]] = {}
         for path in self.tree.inside:
-            parent, _, last = path.rpartition(".")
-            lists.setdefault((parent, re.sub(r"\d+", "#", last)), []).append(path)
+            lists.setdefault(re.sub(r"\d+(?=[^.]*$)", "#", path), []).append(path)
         towers = {tower.name: tower for tower in self.towers}
         for items in lists.values():
             inside = [self.tree.inside[item] for item in items]
@@ -174,8 +171,7 @@ class MeasuredModel:
         found = next(filter(None, near), set())
         if len(found) == 1:
             return found.pop()
-        names = {layer.tower for layer in found}
-        towers = [tower for tower in self.towers if tower.name in names] or self.towers
+        towers = [tower for tower in self.towers if tower.name in {layer.tower for layer in found}] or self.towers
         position, is_embedding = self.tree.position, "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
         last = max((position[n] for tower in towers for path in tower.paths for n in inside[path]), default=-1)
         return tower_for(towers, self.towers).outside(is_head=position[name] > last and not is_embedding)

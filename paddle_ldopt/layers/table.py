@@ -54,20 +54,21 @@ class LayerTable:
         for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
             sizes, rates = zip(*grouped[layer])
             decayed = [rate.has_weight_decay for rate in rates]
-            row = LayerRow(
-                tower=layer.tower,
-                index=layer.index,
-                label=layer.label,
-                tensors=len(rates),
-                elements=None if None in sizes else sum(sizes),
-                ratio=_ends([rate.ratio for rate in rates]),
-                learning_rate=_ends([rate.now for rate in rates]),
-                peak_learning_rate=_ends([rate.peak for rate in rates]),
-                with_weight_decay=None if None in decayed else sum(decayed),
-                frozen=sum(rate.frozen for rate in rates),
-                multiplier=_ends([rate.multiplier for rate in rates]),
+            rows.append(
+                LayerRow(
+                    tower=layer.tower,
+                    index=layer.index,
+                    label=layer.label,
+                    tensors=len(rates),
+                    elements=None if None in sizes else sum(sizes),
+                    ratio=_ends([rate.ratio for rate in rates]),
+                    learning_rate=_ends([rate.now for rate in rates]),
+                    peak_learning_rate=_ends([rate.peak for rate in rates]),
+                    with_weight_decay=None if None in decayed else sum(decayed),
+                    frozen=sum(rate.frozen for rate in rates),
+                    multiplier=_ends([rate.multiplier for rate in rates]),
+                )
             )
-            rows.append(row)
         return cls(rows, source)
 
     def to_dict(self) -> list[dict[str, Any]]:

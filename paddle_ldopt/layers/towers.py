@@ -34,7 +34,7 @@ class Tree:
                 if path not in self.inside and path:
                     self.children.setdefault(path.rpartition(".")[0], []).append(path)
                 self.inside.setdefault(path, []).append(name)
-        self.position = {name: i for i, name in reversed([*enumerate(self.names)])}
+        self.position = {name: i for i, name in enumerate(self.names)}
         patterns = ((path, [re.sub(r"\d+", "#", n[len(path) :]) for n in names]) for path, names in self.inside.items())
         self.patterns = {path: frozenset(names) for path, names in patterns}  # path -> names within, without numbers
 
