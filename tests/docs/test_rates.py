@@ -103,10 +103,11 @@ def clip():
 
 
 def clip_ratio(name):
+    block = re.search(r"layers\.(\d+)", name)
     if not name.startswith(("vision_model", "text_model")) or re.search("ln_final|ln_post", name):
         return 1.0
     decay, depth = (0.65, 2) if name.startswith("vision") else (0.8, 3)
-    return vit_ratio(name, decay, depth)
+    return decay ** (depth - int(block.group(1)) if block else depth + 1)
 
 
 def convnext():
