@@ -200,6 +200,11 @@ class LdoptConfig(DecaySettings):
         if self.learning_rate is not None:
             expected = "a number or None"
             values["learning_rate"] = checked_number(self.learning_rate, "learning_rate", ends="(]", expected=expected)
+        if "weight_decay" in info.options:
+            info.options["weight_decay"].checked(self.weight_decay, "weight_decay")
+        if options.get("global_clipnorm") and self.max_grad_norm:
+            both = "`max_grad_norm` and `global_clipnorm` both clip gradients: set one of them to 0 or None."
+            raise refusal(ValueError, both, max_grad_norm=self.max_grad_norm, **options)
         own = info.settings.get("relative_step")  # a given rate overrides its default
         sets_rate = options.get("relative_step", own is not None and own.default and self.learning_rate is None)
         if bool(sets_rate) != (self.learning_rate is None):

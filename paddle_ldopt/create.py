@@ -91,7 +91,7 @@ def build_optimizer(
     if ignored := sorted(keys - GROUP_KEYS - GROUP_LABELS - opt._default_dict.keys()):
         wrong = "Paddle ignores these keys of a group. 'learning_rate' is a multiplier of the optimizer's rate."
         raise refusal(ValueError, wrong, keys=ignored)
-    return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
+    return opt if layers is None else apply_layerwise_decay(opt, layers, decay)
 
 
 def _parameters(model: Any, groups: Any, arguments: dict[str, Any]) -> dict[str, Any]:

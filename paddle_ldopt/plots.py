@@ -53,6 +53,7 @@ def plot_table(table: Any, path: Path) -> str:
     axes = _new_axes(path)
     rated = all(row.peak_learning_rate is not None for row in table.rows)
     heights = {(r.tower, r.index): (r.peak_learning_rate if rated else r.ratio)[1] for r in table.rows}
+    heights.update({(row.tower, row.index): 0.0 for row in table.rows if row.frozen == row.tensors})
     trained = [height for height in heights.values() if height] or [1.0]
     low, high = min(trained), max(trained)
     norm = colors.LogNorm(low, high if high > low else 2 * low)

@@ -12,7 +12,6 @@ each run, but not the model.
 """
 
 import dataclasses
-import os
 import shlex
 import time
 from typing import Optional
@@ -42,7 +41,7 @@ class Options:
 def run(argv):
     (options,) = parse_line(argv, Options)
     again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])
-    print(f"after an interruption: python {os.path.relpath(__file__)} {again}", flush=True)
+    print(f"after an interruption: python recipes/sweep.py {again}", flush=True)
     seeds = list(range(options.first_seed, options.first_seed + options.seeds))
     given = shlex.split(options.arguments)
     Study(options.recipe, given, options.learning_rates, options.decays, seeds, options.output_dir).run()

@@ -148,6 +148,8 @@ def test_create_builds_paddles_own_adamw_with_layerwise_rates():
     ratios = [opt.layerwise_ratio(param) for param in (model.embed.weight, model.head.weight)]
     assert ratios == [0.5 ** (len(model.blocks) + 1), 1.0]
     assert type(ldopt.create("adamw", model)) is paddle.optimizer.AdamW
+    layers = ldopt.LayerMap.from_model(model)
+    assert ldopt.create("adamw", model, layers=layers).layers is layers, "for its table and file"
 
 
 def test_the_defaults_of_create_are_the_classes_and_those_of_the_configuration_the_trainers():

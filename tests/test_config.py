@@ -180,6 +180,8 @@ WRONG = {
     "option's value": ({"optim": "came", "optim_kwargs": {"beta1": 2.0}}, "`beta1` must be in"),
     "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is not a known option"),
     "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a JSON object"),
+    "weight decay of Came": ({"optim": "came", "weight_decay": 2.0}, "`weight_decay` must be in [0, 1]"),
+    "clipping": ({"optim": "adamweightdecay", "optim_kwargs": {"global_clipnorm": 1.0}}, "both clip gradients"),
     "rate": ({"learning_rate": 0}, "`learning_rate` must be in (0, inf). Received: learning_rate=0"),
     "no rate": ({"learning_rate": None}, "`learning_rate` must be None with `relative_step`"),
     "two rates": ({"optim": "adafactor", "optim_kwargs": {"relative_step": True}}, "without it. Received: optim="),

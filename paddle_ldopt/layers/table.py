@@ -149,5 +149,5 @@ def _share(count: Optional[int], total: int) -> str:
 def _count(elements: Optional[int]) -> str:
     if elements is None:
         return "-"
-    unit, size = next(((u, s) for u, s in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if elements >= s), ("", 1))
+    unit, size = next(((u, s) for u, s in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if elements >= 0.9995 * s), ("", 1))
     return f"{elements / size:.3g} {unit}" if unit else str(elements)

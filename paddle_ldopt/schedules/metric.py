@@ -162,7 +162,8 @@ class ReduceLROnPlateau(MetricSchedule):
         super().set_state_dict(own)
         self.warmup_step = step
         if first != self.base_lr:
-            self.last_lr = max(self.last_lr * (self.base_lr / first), self.min_lr)
+            lowest = self.min_lr if step >= self.num_warmup_steps else 0.0
+            self.last_lr = max(self.last_lr * (self.base_lr / first), lowest)
 
 
 @schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau)

@@ -130,8 +130,12 @@ def _needs_last_rate(schedule: LRScheduler) -> bool:
 def resume_at(schedule: Any, step: Optional[int] = None) -> None:
     """Give a schedule whose state was loaded its own rate, not the saved one, at `step` or at its present step.
 
-    Schedules that follow a metric or are of other packages, and rates that differ by rounding, stay as loaded.
+    Schedules of other packages and rates that differ by rounding stay as loaded. Of a schedule that follows a metric,
+    only a warm-up goes on.
     """
+    if step and isinstance(schedule, MetricSchedule) and not getattr(schedule, "warmup_step", 0):
+        for _ in range(min(step, schedule.num_warmup_steps)):
+            schedule.step()
     ours = isinstance(schedule, (CurveSchedule, WarmUp))
     if not ours and (type(schedule).__module__ != LRScheduler.__module__ or isinstance(schedule, ReduceOnPlateau)):
         return

@@ -42,6 +42,7 @@ def estimate(
         if name not in info.options:
             raise ValueError(unknown(f"option of {shown(optimizer)}", name, value, info.options))
         options[name] = info.options[name].checked(value, name)
+    multi_precision = options.get("multi_precision", multi_precision)
     item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # only matrices of blocks matter, not which layer is a guess

@@ -14,6 +14,7 @@ from paddle import nn
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
+from paddle_ldopt.layers.table import _count
 from paddle_ldopt.plots import name_lines
 from paddle_ldopt.rates import applied_rates, rates_of_optimizer
 from paddle_ldopt.schedules import CurveSchedule
@@ -58,6 +59,7 @@ def test_the_table_is_read_back_from_what_the_optimizer_uses():
     assert rows["block 1"].with_weight_decay == 0 and rows["embeddings"].with_weight_decay == 1
     assert rows["head"].tensors == 2 and rows["head"].frozen == 1
     assert rows["embeddings"].elements == 16
+    assert [_count(size) for size in (999, 999_600, 1_000_000)] == ["999", "1 M", "1 M"]
     schedule.step(110)
     row = {r.label: r for r in layers.table(optimizer=opt).rows}["head"]
     assert row.learning_rate == (0.0, 0.0) and row.peak_learning_rate == pytest.approx((1e-3, 1e-3)), "also after it"

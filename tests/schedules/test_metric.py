@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schedule_cases import rates
 
 from paddle_ldopt.schedules import ReduceLROnPlateau, get_scheduler
+from paddle_ldopt.schedules.warmup import resume_at
 
 
 @pytest.mark.parametrize("patience, cooldown", [(p, c) for p in (0, 1, 3) for c in (0, 1, 2, 4)])
@@ -109,6 +110,12 @@ def test_a_warm_up_comes_before_the_reductions():
     other.set_state_dict(schedule.state_dict())
     other.step()
     assert other() == pytest.approx(0.2), "the same fraction of another rate"
+    early, other = (ReduceLROnPlateau(rate, min_lr=0.3, num_warmup_steps=4) for rate in (0.4, 0.8))
+    early.step()
+    other.set_state_dict(early.state_dict())
+    assert other() == pytest.approx(0.2), "the lowest rate is that after the warm-up"
+    resume_at(other := ReduceLROnPlateau(0.8, num_warmup_steps=4), 9)
+    assert other() == 0.8, "the state of a schedule of steps says how far the warm-up was"
     with pytest.raises(TypeError, match="`metrics` must be one number"):
         ReduceLROnPlateau(0.1).step()
 

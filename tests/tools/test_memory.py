@@ -93,6 +93,7 @@ def test_the_command_shows_optimizers_side_by_side(capsys):
 
 def test_json(capsys):
     small = ["--hidden_size", "64", "--num_hidden_layers", "4"]
+    assert estimate({"a": [2]}, "lamb", multi_precision=False)["masters"] == 0
     options = [*small, "--num_key_value_heads", "1", "--optim", "came,beta1=0", "came,compression"]
     answer = json.loads(run(capsys, *options, "--json", "--no_multi_precision", "--dtype", "float16"))
     shapes = decoder(64, 4, num_key_value_heads=1)
