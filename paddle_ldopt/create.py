@@ -85,13 +85,13 @@ def build_optimizer(
             arguments["layers"] = layers
         return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
     keys = {key for group in arguments["parameters"] for key in group} if grouped else set()
-    if decay == OFF:  # else `apply_layerwise_decay` warns
+    if layers is None:  # else `apply_layerwise_decay` warns
         warn_of_absolute_rates(arguments["parameters"] if grouped else [])
     opt = info.cls(**arguments)
     if ignored := sorted(keys - GROUP_KEYS - GROUP_LABELS - opt._default_dict.keys()):
         wrong = "Paddle ignores these keys of a group. 'learning_rate' is a multiplier of the optimizer's rate."
         raise refusal(ValueError, wrong, keys=ignored)
-    return opt if layers is None else apply_layerwise_decay(opt, layers, decay)
+    return opt if layers is None and decay == OFF else apply_layerwise_decay(opt, layers, decay)
 
 
 def _parameters(model: Any, groups: Any, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -150,6 +150,8 @@ def test_create_builds_paddles_own_adamw_with_layerwise_rates():
     assert type(ldopt.create("adamw", model)) is paddle.optimizer.AdamW
     layers = ldopt.LayerMap.from_model(model)
     assert ldopt.create("adamw", model, layers=layers).layers is layers, "for its table and file"
+    with pytest.raises(TypeError, match="`layers` must be a LayerMap"):
+        ldopt.create("adamw", None, 0.5, parameters=model.parameters(), learning_rate=0.1)
 
 
 def test_the_defaults_of_create_are_the_classes_and_those_of_the_configuration_the_trainers():

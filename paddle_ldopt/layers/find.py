@@ -28,27 +28,36 @@ def find_layers(
     rules: Optional[Rules] = None,
     model: Optional[paddle.nn.Layer] = None,
     example: Optional[Example] = None,
-) -> dict[str, Layer]:
-    """Return structured name -> layer and warn of doubts; `params` are None if only names are known."""
+) -> tuple[dict[str, Layer], str]:
+    """Return structured name -> layer, and "measured" or "by names"; warn of doubts.
+
+    `params` are None if only names are known.
+    """
     places, numbered = _apply_rules(list(params), rules)
-    if model is None or example is None:
-        named = NamedModel(params, {} if model is None else dict(model.named_sublayers(include_self=True)), places)
-        layers, doubts = named.layers, named.doubts
+    measured = None if model is None or example is None else MeasuredModel(model, example, params)
+    sizes = {name: 1 if param is None else param.size for name, param in params.items()}
+    unused = [name for name in (measured.unused if measured else ()) if name not in places]
+    how, doubts = "measured", list[str]()
+    if 2 * sum(sizes[name] for name in unused) > sum(sizes.values()):
+        measured = None
+        doubts = [f"most of the model did not take part in the forward pass, such as {quoted(unused)}"]
+    if measured is None:
+        how, parts = "by names", {} if model is None else dict(model.named_sublayers(include_self=True))
+        named = NamedModel(params, parts, places)
+        layers, doubts = named.layers, [*doubts, *named.doubts]
     else:
-        layers, doubts = _measured(MeasuredModel(model, example, params), places)
+        layers, doubts = _measured(measured, places, unused)
     layers = _overridden(layers, places, numbered)
     if doubts := [*doubts, *_doubts(layers, params)]:
-        how = "by names" if example is None else "measured"
-        advice = "`example=`, a batch for one forward pass, or `rules`" if example is None else "`rules`"
-        guesses = (
-            f"Some layers of the model ({how}) are guesses: {'; '.join(doubts)}. Where one is wrong, give {advice}."
-        )
-        warnings.warn(f"{guesses} Received: names=[{first_few(params, 3)}]", stacklevel=3)
-    return layers
+        advice = "`rules`" if measured else "`example=`, a batch for one forward pass, or `rules`"
+        said = f"Some layers of the model ({how}) are guesses: {'; '.join(doubts)}. Where one is wrong, give {advice}."
+        warnings.warn(f"{said} Received: names=[{first_few(params, 3)}]", stacklevel=3)
+    return layers, how
 
 
-def _measured(measured: MeasuredModel, places: Mapping[str, int]) -> tuple[dict[str, Layer], list[str]]:
-    unused = [name for name in measured.unused if name not in places]
+def _measured(
+    measured: MeasuredModel, places: Mapping[str, int], unused: list[str]
+) -> tuple[dict[str, Layer], list[str]]:
     blocks = {name for name, index in places.items() if index > 0}
     if not measured.towers and not blocks:
         problem = "Found no blocks in the forward pass (parts that are alike and follow one another): give `rules`."

@@ -78,7 +78,7 @@ class LayerMap:
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
         params: dict[str, Any] = dict.fromkeys(listed)
-        return cls(find_layers(params, rules), params)
+        return cls(find_layers(params, rules)[0], params)
 
     @classmethod
     def from_model(
@@ -107,8 +107,8 @@ class LayerMap:
         params = dict(model.named_parameters())
         if not params:
             raise refusal(ValueError, "`model` has no parameters to map.", model=type(model).__name__)
-        source = "by names" if example is None else "measured"
-        return cls(find_layers(params, rules, model, example), params, source)
+        layers, source = find_layers(params, rules, model, example)
+        return cls(layers, params, source)
 
     @classmethod
     def for_decay(cls, decay: LayerDecay, model: paddle.nn.Layer, find: Callable[[], "LayerMap"]) -> "LayerMap":

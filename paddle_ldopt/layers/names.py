@@ -54,9 +54,11 @@ class NamedModel:
         self.layers = {name: self.layers.get(name) or self._outside(name) for name in self.tree.names}
         inner = [[*part._parameters.values(), *part._sub_layers.values()] for part in parts.values()]
         owners = Counter(id(part) for owned in inner for part in owned if part is not None)
+        deepest = max((tower.depth for tower in self.towers), default=0)
         for name, layer in self.layers.items():
+            may_be_lower = layer.is_block or (not layer.is_head and layer.depth < deepest)
             above = [params[name], *map(parts.get, ancestors(name.rpartition(".")[0]))]
-            if layer.is_block and name not in placed and any(owners[id(part)] > 1 for part in above):
+            if may_be_lower and name not in placed and any(owners[id(part)] > 1 for part in above):
                 self._guess(name, layer)  # its other names, which are not given, may be of a lower layer
         self.doubts = [f"{quoted(parts, 12)} in the {at}" for at, parts in self._guessed.items() if parts]
 

@@ -105,7 +105,7 @@ def check(script, argv):
         problem = "Images of your own need a model, such as `--model resnet50`; `digits` is a toy for tests."
         raise error(problem, data=first["data"], model=None)
     compares = "compare" in given and first.get("compare", "true").lower() in TRUTHS[:5]
-    if compares and (RESUMED in given or first.get("layerwise_lr_decay") in ("1", "1.0")):
+    if compares and (RESUMED in given or float(first.get("layerwise_lr_decay", 0)) == 1):
         problem = "`compare` needs a `layerwise_lr_decay` below 1; to go on, give its `output_dir` again."
         received = {name: first[name] for name in ("layerwise_lr_decay", RESUMED) if name in first}
         raise error(problem, **received)

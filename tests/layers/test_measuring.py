@@ -175,6 +175,14 @@ def test_what_the_pass_did_not_use_is_said():
     assert "did not use" in said and "'pooler'" in said and "'mask_token'" in said
 
 
+def test_a_pass_that_used_less_than_half_is_not_trusted():
+    run = lambda net, ids: through(net.seen, net.emb(ids))  # noqa: E731
+    model = Net(run, emb=nn.Embedding(9, D), seen=blocks(2), layers=blocks(4), head=nn.Linear(D, 9))
+    with pytest.warns(UserWarning, match="by names.*most of the model did not take part in the forward pass, such as"):
+        layers = LayerMap.from_model(model, IDS)
+    assert layers.source == "by names" and layers.layer_of("layers.3.mix.weight").index == 4
+
+
 def test_a_model_that_is_one_numbered_list_is_said_measured_and_by_names():
     model = nn.Sequential(nn.Linear(D, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
     layers, said = places(model, VECTORS, silent=False)

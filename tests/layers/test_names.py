@@ -77,6 +77,13 @@ def test_a_sublayer_that_a_block_shares_is_said(first, said):
     assert layers.layer_of(shared.weight.name).index == (4 if first else 1) and layers.towers == {"layers": 3}
 
 
+def test_an_embedding_that_two_towers_share_is_said():
+    table = paddle.nn.Embedding(9, 8)
+    sides = {side: Parts(embed=table, layers=blocks(n)) for side, n in (("encoder", 2), ("decoder", 6))}
+    with pytest.warns(UserWarning, match="'encoder.embed.weight' in the embeddings"):
+        LayerMap.from_model(Parts(**sides, lm_head=paddle.nn.Linear(8, 9)))
+
+
 def test_nested_sharing_is_walked_in_bounded_time():
     part = paddle.nn.Linear(4, 4)
     for _ in range(13):
