@@ -55,8 +55,9 @@ def plot_table(table: Any, path: Path) -> str:
     heights = {(r.tower, r.index): (r.peak_learning_rate if rated else r.ratio)[1] for r in table.rows}
     heights.update({(row.tower, row.index): 0.0 for row in table.rows if row.frozen == row.tensors})
     trained = [height for height in heights.values() if height] or [1.0]
-    low, high = min(trained), max(trained)
-    norm = colors.LogNorm(low, high if high > low else 2 * low)
+    low = max(min(trained), 1e-100)  # a logarithmic scale takes no denormal numbers
+    high = max(trained) if max(trained) > low else 2 * low
+    norm = colors.LogNorm(low, high)
     colour = ScalarMappable(norm, colormaps["viridis"])
     towers = list(dict.fromkeys(row.tower for row in table.rows))
     for row in table.rows:
