@@ -35,10 +35,10 @@ def find_layers(
     """
     places, numbered = _apply_rules(list(params), rules)
     measured = None if model is None or example is None else MeasuredModel(model, example, params)
-    sizes = {name: 1 if param is None else param.size for name, param in params.items()}
     unused = [name for name in (measured.unused if measured else ()) if name not in places]
-    how, doubts = "measured", list[str]()
-    if 2 * sum(sizes[name] for name in unused) > sum(sizes.values()):
+    how, doubts, known = "measured", list[str](), dict[str, Any](params)
+    # in a static graph, `size` would be an operation of the program
+    if unused and 2 * sum(known[name].size for name in unused) > sum(param.size for param in known.values()):
         measured = None
         doubts = [f"most of the model did not take part in the forward pass, such as {quoted(unused)}"]
     if measured is None:
