@@ -4,6 +4,9 @@ import pickle
 from typing import Any, Callable, Optional, TypeVar
 
 import paddle.distributed as dist
+from paddle.optimizer import Optimizer
+
+from ._compat import unwrap
 
 T = TypeVar("T")
 
@@ -37,3 +40,18 @@ def together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
         if failed is not None:
             raise failed
     return result, [second for _, second in outcomes]
+
+
+def check_same_options(optimizer: Optimizer) -> None:
+    inner = unwrap(optimizer)
+    given = vars(inner).get("_options", inner._default_dict)
+    mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
+    own_rate = getattr(inner, "sets_own_lr", False)  # such a rate may be that of a parameter
+    mine.update(optimizer=type(inner).__name__, learning_rate=None if own_rate else inner.get_lr())
+    mine["layerwise_decay"] = repr(getattr(inner, "layerwise_decay", 1.0))
+    first, *others = gathered(mine)
+    for rank, theirs in enumerate(others, 1):
+        for name in {**first, **theirs}:
+            if first.get(name) != theirs.get(name):
+                received = f"{name}={first.get(name)!r} in process 0 and {theirs.get(name)!r} in process {rank}"
+                raise ValueError(f"All processes must give the optimizer the same options. Received: {received}")

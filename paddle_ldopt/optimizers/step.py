@@ -24,6 +24,7 @@ from paddle.framework import _dygraph_tracer
 
 from .._checks import refusal
 from .._compat import check_weight_decay_in_step, create_state, get_fsdp_context, in_auto_dp_mode, topology
+from .._processes import check_same_options
 from .fused import can_clip, clip_gradients, library_is_usable, read_structs, refuse_fused, update_fused
 from .layer_rates import LayerRates
 from .sharded import MissingGradients, ShardFinder
@@ -61,6 +62,7 @@ class OneStep(LayerRates):
     counts_together = False  # whether all parameters share one count of steps
     is_elementwise = False  # the rule needs no sums: the library may update shards
     agree: Optional[Callable[[], None]] = None  # called before anything changes; raises another process's error
+    compared = False  # whether all processes have compared their options
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
 
@@ -140,6 +142,9 @@ class OneStep(LayerRates):
                 return []
             several = topology() is not None
             if several:
+                if not self.compared:
+                    check_same_options(self)
+                    self.compared = True
                 check_weight_decay_in_step(self)
                 if not self.finder.is_whole(self._parameter_list) and not self.is_elementwise:  # all processes must ask
                     why = "it does not support parameters in shards (tensor parallel, sharding version 2)"

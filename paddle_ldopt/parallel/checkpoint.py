@@ -18,10 +18,9 @@ from .. import _compat
 from .._checks import checked_bool, quoted, refusal, shown
 from .._compat import unwrap, wrappers
 from .._files import checked_path, damages, digest, file_errors, read_json, write_file
-from .._processes import together
+from .._processes import check_same_options, together
 from ..checkpoint import describe, one_of_ours, record_differences, schedules_of, set_parts, states_to_load, tensor_type
 from ..schedules.warmup import resume_at, step_of_state
-from .gradients import check_same_options
 
 RECORD = "ldopt_checkpoint.json"
 SCHEDULE = "schedule.pdparams"

@@ -17,7 +17,7 @@ from paddle.optimizer import Optimizer
 
 from .. import _compat
 from .._checks import refusal, wrong_type
-from .._processes import gathered
+from .._processes import check_same_options, gathered
 
 # engine settings that reduce gradients during backward
 _OVERLAPS = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
@@ -111,21 +111,6 @@ def sum_of_processes(groups: list[Any], value: paddle.Tensor) -> paddle.Tensor:
         if group is not None:
             dist.all_reduce(value, group=group)
     return value
-
-
-def check_same_options(optimizer: Optimizer) -> None:
-    inner = _compat.unwrap(optimizer)
-    given = vars(inner).get("_options", inner._default_dict)
-    mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
-    own_rate = getattr(inner, "sets_own_lr", False)  # such a rate may be that of a parameter
-    mine.update(optimizer=type(inner).__name__, learning_rate=None if own_rate else inner.get_lr())
-    mine["layerwise_decay"] = repr(getattr(inner, "layerwise_decay", 1.0))
-    first, *others = gathered(mine)
-    for rank, theirs in enumerate(others, 1):
-        for name in {**first, **theirs}:
-            if first.get(name) != theirs.get(name):
-                received = f"{name}={first.get(name)!r} in process 0 and {theirs.get(name)!r} in process {rank}"
-                raise ValueError(f"All processes must give the optimizer the same options. Received: {received}")
 
 
 class Gradients:

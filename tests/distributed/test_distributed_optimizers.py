@@ -65,8 +65,10 @@ def test_parameters_without_a_gradient_stay(unused, layout, case):
         assert all((result[layout, case][name] == start[name]).all() for name in never)
 
 
-def test_processes_that_freeze_different_parameters_are_refused(unused):
+def test_processes_with_different_parameters_or_options_are_refused(unused):
     for result in unused:
+        message, unchanged = result["other options on one"]
+        assert "Received: weight_decay=0.1 in process 0 and 0.5 in process 1" in message and unchanged
         message, unchanged = result["frozen on one"]
         assert "freeze the same ones" in message and "Received: 'linear_0.b_0'" in message and unchanged
 

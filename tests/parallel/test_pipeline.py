@@ -8,8 +8,8 @@ import pipeline_cases as cases
 import pytest
 
 import paddle_ldopt as ldopt
+from paddle_ldopt import _processes
 from paddle_ldopt.optimizers import step as step_module
-from paddle_ldopt.parallel import gradients
 
 OVERFLOWS = {1: 0, 4: 0, 5: 0}
 
@@ -288,11 +288,11 @@ def test_wrong_losses(ragged, result, message):
 def test_a_rate_that_the_optimizer_sets_may_differ_between_processes(monkeypatch):
     """That of Adafactor's relative step is the first parameter's here."""
     linear, rates = paddle.nn.Linear(4, 2), []
-    monkeypatch.setattr(gradients, "gathered", lambda mine: rates.append(mine["learning_rate"]) or [mine])
+    monkeypatch.setattr(_processes, "gathered", lambda mine: rates.append(mine["learning_rate"]) or [mine])
     for opt in (ldopt.Adafactor(linear.parameters()), ldopt.AdamWDL(0.1, parameters=linear.parameters())):
         linear(paddle.ones([1, 4])).mean().backward()
         opt.step()
-        gradients.check_same_options(opt)
+        _processes.check_same_options(opt)
     assert rates == [None, 0.1]
 
 

@@ -275,11 +275,12 @@ def three_parts():
     return network
 
 
-def sometimes(case, freeze_one=False):
+def sometimes(case, freeze_one=False, **of_one):
     """Train it, under `fleet` if that was started; return the parameters by name before and after."""
     with paddle.utils.unique_name.guard():
         network = initialise(three_parts())
         cls, options = OPTIMIZERS[case]
+        options = {**options, **(of_one if dist.is_initialized() and dist.get_rank() == 1 else {})}
         optimizer = cls(parameters=network.parameters(), grad_clip=nn.ClipGradByGlobalNorm(CLIP), **options)
     start, model = values(network), network
     if dist.is_initialized():
@@ -300,6 +301,7 @@ def sometimes_sharded(runs):
     """Return what becomes of it for each (layout, case), and of processes that freeze different parameters."""
     start_fleet(**LAYOUTS["sharding v1"])
     out = {"frozen on one": sometimes("lamb", freeze_one=True)}
+    out["other options on one"] = sometimes("lamb", weight_decay=0.5)
     return {**out, **{(layout, case): sometimes(case)[1] for _, layout, case in each_started(runs)}}
 
 
