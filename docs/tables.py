@@ -16,7 +16,8 @@ from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.optimizers.options import REGISTRY
 from paddle_ldopt.plots import markdown
 from paddle_ldopt.schedules.factory import SCHEDULES
-from paddle_ldopt.tools.memory import ITEMSIZE, decoder, estimate
+from paddle_ldopt.tools import load_model
+from paddle_ldopt.tools.memory import ITEMSIZE, estimate
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
 VARIANTS = {  # beside every optimizer with its defaults
@@ -109,8 +110,8 @@ def _bytes(state, size):
 
 
 def memory_table():
-    """Return the table of GiB of state, and in all, of each optimizer for a decoder of 7 billion parameters."""
-    shapes = decoder(4096, 32)
+    """Return the table of GiB of state, and in all, of each optimizer for LLaMA 7B."""
+    shapes = {name: param.shape for name, param in load_model("LlamaForCausalLM").named_parameters()}
     count = sum(map(math.prod, shapes.values()))
     rows = []
     for label, (name, options) in optimizers().items():

@@ -232,8 +232,7 @@ def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsy
     assert type(trainer.optimizer) is momentum
     assert estimate({"w": [2, 2]}, "momentum")["state"] == 4 * 4 + 4
     capsys.readouterr()
-    sizes = ["--hidden_size", "64", "--num_hidden_layers", "4"]
-    assert main(["memory", *sizes, "--optim", "momentum", "momentum,mass=0", "--json"]) == 0
+    assert main(["memory", "--model", "BertModel", "--optim", "momentum", "momentum,mass=0", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["bytes"]) == 2
     assert "| `mass` | decay of the momentum | momentum: `0.9` | [0, 1) | class |" in tables.options_table()
     assert "| momentum | `moment`, `beta1_pow_acc` | 4 R C + 4 | 4 n + 4 |" in tables.states_table()

@@ -1,14 +1,13 @@
 """The bytes of parameters, gradients, float32 masters and optimizer state, and the command ``memory``."""
 
 import argparse
-import inspect
 import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from .._checks import checked_choice, checked_int, refusal, shown, unknown
+from .._checks import checked_choice, refusal, shown, unknown
 from ..layers.map import LayerMap
 from ..optimizers.options import REGISTRY, optimizer_class
 from ..optimizers.states import rule_shape
@@ -32,9 +31,8 @@ def estimate(
     those of the optimizer. Gradients have the `dtype` of the parameters.
 
     Examples:
-        >>> came = estimate(decoder(4096, 32), "came")
-        >>> print(f"{came['total'] / 2**30:.1f} GiB, including {came['state'] / 2**30:.1f} GiB of state")
-        75.3 GiB, including 25.1 GiB of state
+        >>> estimate({"linear.weight": [64, 32], "linear.bias": [32]}, "came")["state"]
+        9224
     """
     optimizer_class(optimizer)  # raises for an unknown one
     info, size, state = REGISTRY[optimizer], sum(map(math.prod, shapes.values())), 0
@@ -58,9 +56,7 @@ def estimate(
 
 
 def add_arguments(add: Callable[..., argparse.Action]) -> None:
-    for name in inspect.signature(decoder).parameters:
-        add(f"--{name}", type=int, help="size of a decoder of LLaMA's form")
-    add("--model", help=MODEL)
+    add("--model", required=True, help=MODEL)
     several = "optimizers (adamwdl), options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optim", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
     add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of parameters and gradients (bfloat16)")
@@ -69,16 +65,8 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    sizes = {name: getattr(options, name) for name in inspect.signature(decoder).parameters}
-    given = {name: value for name, value in sizes.items() if value is not None}
-    if bool(options.model) == bool(given) or (given and not {"hidden_size", "num_hidden_layers"} <= given.keys()):
-        message = "Give either `--model`, or `--hidden_size` and `--num_hidden_layers`."
-        raise refusal(ValueError, message, **{"--model": options.model, "shape": given})
-    if options.model:
-        named = load_model(options.model).named_parameters()
-        shapes = {name: tuple(param.shape) for name, param in named if not param.stop_gradient}
-    else:
-        shapes = decoder(**{name: checked_int(value, f"--{name}", 1) for name, value in given.items()})
+    named = load_model(options.model).named_parameters()
+    shapes = {name: tuple(param.shape) for name, param in named if not param.stop_gradient}
     uses = {}
     for text in options.optim:
         name, *words = text.split(",")
@@ -97,26 +85,3 @@ def show(options: argparse.Namespace) -> None:
 
     rows = [[kind, *(f"{use[kind] / 2**30:.3g}" for use in uses.values())] for kind in next(iter(uses.values()))]
     Console().print(rich_table(["GiB", *uses], rows))
-
-
-def decoder(
-    hidden_size: int,
-    num_hidden_layers: int,
-    vocab_size: int = 32000,
-    intermediate_size: int = 0,
-    num_attention_heads: int = 0,
-    num_key_value_heads: int = 0,
-) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of a decoder of LLaMA's form: untied embedding and head, no biases.
-
-    By default, the intermediate size is 8/3 of the hidden size, rounded up to a multiple of 256, and there is an
-    attention head per 128 of the hidden size.
-    """
-    hidden, wide = hidden_size, intermediate_size or -(-hidden_size * 8 // 3 // 256) * 256
-    heads = num_attention_heads or max(1, hidden // 128)
-    kv = hidden * (num_key_value_heads or heads) // heads
-    block = {"q_proj": (hidden, hidden), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (hidden, hidden)}
-    block |= {"gate_proj": (hidden, wide), "up_proj": (hidden, wide), "down_proj": (wide, hidden)}
-    whole = {**block, "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
-    blocks = {f"layers.{i}.{name}": shape for i in range(num_hidden_layers) for name, shape in whole.items()}
-    return {"embed_tokens": (vocab_size, hidden), **blocks, "norm": (hidden,), "lm_head": (hidden, vocab_size)}

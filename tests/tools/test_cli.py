@@ -177,7 +177,7 @@ def test_it_draws_a_file(tmp_path, capsys):
 
 
 TOWERS = ["layers", "--model", "{small}", "--layerwise_towers"]
-MEMORY = ["memory", "--hidden_size", "64", "--num_hidden_layers", "4", "--optim"]
+MEMORY = ["memory", "--model", "{small}", "--optim"]
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,6 @@ MEMORY = ["memory", "--hidden_size", "64", "--num_hidden_layers", "4", "--optim"
         ([*COSINE, DECAY, "0.8"], "Received: --layerwise_lr_decay=0.8, --layers=None"),
         ([*COSINE, "--layers", "12"], "Received: --layers=12"),
         ([*COSINE, "--plot", "out.txt"], "Received: --plot='out.txt'"),
-        (["memory"], "Received: --model=None, shape={{}}"),
-        ([*MEMORY, "came", "--model", "{small}"], "`--hidden_size` and `--num_hidden_layers`. Received: --model="),
-        (["memory", "--hidden_size", "8"], "shape={{'hidden_size': 8}}"),
-        (["memory", "--hidden_size", "0", "--num_hidden_layers", "1"], "Received: --hidden_size=0"),
         ([*MEMORY, "came,name=lamb"], "Received: --optim='came,name=lamb'"),
         ([*MEMORY, "came,beta1"], "Received: beta1=True"),
         ([*MEMORY, "adam"], "the nearest is 'adamwdl'"),

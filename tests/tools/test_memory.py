@@ -7,13 +7,15 @@ import re
 import paddle
 import pytest
 import tables
-from paddlenlp.transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from paddlenlp.transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM, LlamaModel
 from state_bytes import ROWS, bytes_of
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.tools.cli import main
-from paddle_ldopt.tools.memory import decoder, estimate
+from paddle_ldopt.tools.memory import estimate
 
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+TINY = LlamaConfig(num_hidden_layers=4, hidden_size=64, intermediate_size=96, vocab_size=100, **HEADS)
 CASES = {
     **ROWS,
     "muon": ({}, ""),
@@ -31,9 +33,7 @@ def bert():
 
 
 def llama():
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(num_hidden_layers=4, hidden_size=64, intermediate_size=96, vocab_size=100, **heads)
-    return shapes_of(LlamaForCausalLM(config))
+    return shapes_of(LlamaForCausalLM(TINY))
 
 
 @pytest.mark.representatives
@@ -64,13 +64,6 @@ def test_state_and_masters_equal_the_bytes_of_real_optimizers(name, build, dtype
     assert answer == {**want, "total": sum(want.values())}
 
 
-def test_a_decoder_is_a_llama():
-    shapes = decoder(64, 4, vocab_size=100, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
-    names = [name.replace(".self_attn", "").replace(".mlp", "") for name in llama()]
-    assert all(short in name for short, name in zip(shapes, names)) and [*shapes.values()] == [*llama().values()]
-    assert sum(map(math.prod, decoder(4096, 32).values())) == 6_738_415_616
-
-
 def test_unknown_options_and_types():
     with pytest.raises(ValueError, match="'compression' is not a known option of 'lamb'"):
         estimate({"a": [2]}, "lamb", compression=True)
@@ -86,17 +79,17 @@ def run(capsys, *options):
 
 
 def test_the_command_shows_optimizers_side_by_side(capsys):
-    out = run(capsys, "--hidden_size", "4096", "--num_hidden_layers", "32", "--optim", "came", "lamb")
+    out = run(capsys, "--model", "LlamaForCausalLM", "--optim", "came", "lamb")
     assert "6.74 B parameters" in out
     assert [line.split()[-2:] for line in out.splitlines() if line.startswith(" state")] == [["25.1", "50.2"]]
 
 
-def test_json(capsys):
-    small = ["--hidden_size", "64", "--num_hidden_layers", "4"]
+def test_json(tmp_path, capsys):
     assert estimate({"a": [2]}, "lamb", multi_precision=False)["masters"] == 0
-    options = [*small, "--num_key_value_heads", "1", "--optim", "came,beta1=0", "came,compression"]
+    TINY.save_pretrained(str(tmp_path))
+    options = ["--model", str(tmp_path), "--optim", "came,beta1=0", "came,compression"]
     answer = json.loads(run(capsys, *options, "--json", "--no_multi_precision", "--dtype", "float16"))
-    shapes = decoder(64, 4, num_key_value_heads=1)
+    shapes = shapes_of(LlamaModel(TINY))
     assert answer["size"] == sum(map(math.prod, shapes.values()))
     assert answer["bytes"] == {
         "came,beta1=0": estimate(shapes, "came", "float16", False, beta1=0.0),
