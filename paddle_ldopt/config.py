@@ -281,21 +281,6 @@ class LdoptConfig(DecaySettings):
         """
         return cls(**settings_of_arguments(args))
 
-    def to_arguments(self) -> dict[str, Any]:
-        """Return keyword arguments for a Trainer's arguments; raise for a relative step."""
-        if self.learning_rate is None:
-            message = "Pass an optimizer that sets its own rate to the Trainer as `optimizers=config.build(model)`."
-            raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
-        info, out = OPTIMIZERS[self.optim], self.to_dict()
-        options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
-        out.update({field: options.pop(name, info.settings[name].default) for name, field in info.trainer.items()})
-        if options.pop("multi_precision", False):
-            out["fp16_opt_level"] = "O2"
-        if "mode" in kwargs:
-            out["greater_is_better"] = kwargs.pop("mode") == "max"
-        out.update(optim_kwargs=options or None, lr_scheduler_kwargs=kwargs or None)
-        return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in out.items()}
-
 
 def _checked_options(given: dict[str, Any], declared: Mapping[str, Option], argument: str) -> dict[str, Any]:
     for key, value in given.items():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LdoptConfig
-from paddle_ldopt.config import SETTINGS, read_yaml
+from paddle_ldopt.config import OPTIMIZERS, SETTINGS, read_yaml
 from paddle_ldopt.layers.decay import OPTIONS as OPTIONS_OF_A_DECAY
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
@@ -73,7 +73,11 @@ def configs(draw):
 def arguments(config, folder, **more):
     if config.lr_scheduler_type in ldopt.schedules.ON_METRIC:
         more = {"evaluation_strategy": "steps", **more}
-    return common.arguments(folder, **{**config.to_arguments(), **more})
+    info, values = OPTIMIZERS[config.optim], config.to_dict()
+    options = values["optim_kwargs"]  # without those that have arguments of their own
+    values.update({field: options.pop(name, info.settings[name].default) for name, field in info.trainer.items()})
+    values["fp16_opt_level"] = "O2" if options.pop("multi_precision", False) else "O1"
+    return common.arguments(folder, **{**values, **more})
 
 
 @pytest.mark.parametrize("cls", [LdoptConfig, LdoptArgumentsMixin])
@@ -94,8 +98,6 @@ def test_round_trips(tmp_path, config):
     assert LdoptConfig.from_dict(config.to_dict()) == config
     args = arguments(config, tmp_path)
     assert LdoptConfig.from_arguments(args) == config
-    again = LdoptConfig.from_arguments(args).to_arguments()
-    assert again == config.to_arguments()
 
 
 def test_master_weights_go_through_arguments(tmp_path):
@@ -161,8 +163,6 @@ def test_a_relative_step_is_built_and_goes_to_a_trainer_as_an_optimizer():
     assert isinstance(schedule, ldopt.AdafactorSchedule) and schedule.optimizer is opt
     opt, schedule = LdoptConfig("came", {"relative_step": True}, learning_rate=None).build(model)
     assert isinstance(opt, ldopt.Came) and schedule is None
-    with pytest.raises(ValueError, match=r"optimizers=config.build\(model\).*Received: optim_kwargs="):
-        LdoptConfig("adafactor", learning_rate=None).to_arguments()
 
 
 def test_a_schedule_that_needs_the_number_of_steps_says_so():
