@@ -1,12 +1,6 @@
-"""benchmarks/llrd_evidence.py and llrd_evidence_mean.py: a study resumes, its arms are what they are called.
+"""benchmarks/llrd_evidence.py and llrd_evidence_mean.py: the studies run, and docs/evidence.md is what they found."""
 
-The report is docs/evidence.md.
-"""
-
-import copy
-import dataclasses
 import json
-import math
 
 import evidence_report as report
 import llrd_evidence as evidence
@@ -41,19 +35,11 @@ def encoder_and_texts(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def task(encoder_and_texts):
+def test_a_study_goes_on_where_it_stopped(encoder_and_texts, tmp_path, monkeypatch):
     sizes = {"examples": 10, "epochs": 3, "batch_size": 4, "validation_rows": 4}
     protocol = evidence.Protocol(model=str(encoder_and_texts / "encoder"), **sizes)
-    return evidence.Task(encoder_and_texts / "texts", protocol, seeds=2)
-
-
-def run_of(task, **changes):
-    return evidence.Run(**{"task": task.name, "optimizer": "adamwdl", "arm": "decay 0.8", **changes})
-
-
-def test_a_study_goes_on_where_it_stopped(task, tmp_path, monkeypatch):
-    first, second = (run_of(task, learning_rate=rate, seed=1) for rate in (1e-3, 3e-3))
+    task = evidence.Task(encoder_and_texts / "texts", protocol, seeds=2)
+    first, second = (evidence.Run(task.name, "adamwdl", "decay 0.8", rate, 1) for rate in (1e-3, 3e-3))
     trained, train = [], evidence.train
     monkeypatch.setattr(evidence, "train", lambda run, task: trained.append(run) or train(run, task))
     path = tmp_path / "new" / "results.jsonl"
@@ -67,81 +53,6 @@ def test_a_study_goes_on_where_it_stopped(task, tmp_path, monkeypatch):
     assert results[first]["finite"] and results[first]["loss"] != results[second]["loss"]
     right = results[first]["test"] * len(task.test)
     assert right == pytest.approx(round(right), abs=1e-4)
-
-
-def test_results_of_another_protocol_are_refused(task, tmp_path):
-    path, other = tmp_path / "results.jsonl", dataclasses.replace(task.protocol, epochs=4)
-    about = {**evidence.about(task), "protocol": dataclasses.asdict(other)}
-    path.write_text(json.dumps(about) + "\n")
-    with pytest.raises(ValueError, match="another study.*'epochs': 4.*'epochs': 3"):
-        evidence.study({task.name: task}, [], path)
-
-
-@pytest.mark.parametrize("examples", [1, 22])
-def test_too_few_rows_are_refused(task, examples):
-    task = copy.copy(task)
-    task.protocol = dataclasses.replace(task.protocol, examples=examples)
-    with pytest.raises(ValueError, match=f"examples={examples}, classes=2, rows=2"):
-        task._sample([(text, label) for label in (0, 1) for text in ("a", "b")], seed=0)
-
-
-def test_the_same_seed_gives_the_same_numbers_whatever_ran_before(task):
-    run = run_of(task, learning_rate=1e-2, seed=0)
-    first = evidence.train(run, task)
-    evidence.train(run_of(task, learning_rate=1e-1, seed=1), task)
-    again = evidence.train(run, task)
-    assert {**first, "seconds": 0} == {**again, "seconds": 0}
-
-
-def test_leaving_out_unused_word_vectors_changes_nothing_for_adamw(task, monkeypatch):
-    run, small = run_of(task, learning_rate=1e-2, seed=0), task.model(whole=False)
-    assert small[0].get_input_embeddings().weight.shape[0] < 15
-    cut, model = evidence.train(run, task), task.model
-    monkeypatch.setattr(task, "model", lambda whole: model(whole=True))
-    whole = evidence.train(run, task)
-    assert cut["loss"] == pytest.approx(whole["loss"], abs=2e-5)
-    assert (cut["validation"], cut["test"]) == (whole["validation"], whole["test"])
-
-
-def test_a_loss_that_is_not_finite_is_a_result(task, monkeypatch):
-    losses = iter([1.0, math.nan, 1.0])
-    monkeypatch.setattr(paddle.nn.functional, "cross_entropy", lambda x, labels: x.sum() * 0 + next(losses, 1.0))
-    result = evidence.train(run_of(task, learning_rate=1e-3, seed=0), task)
-    assert result["finite"] is False and result["loss"] is None
-
-
-def curve(*columns):
-    """{rate: {seed: run}} of (rate, validation accuracies, test accuracies)."""
-    return {
-        rate: {seed: {"validation": v, "test": t} for seed, (v, t) in enumerate(zip(validation, test))}
-        for rate, validation, test in columns
-    }
-
-
-def test_a_rate_is_chosen_by_the_validation_rows_alone():
-    assert report.chosen(curve((1e-4, [0.5, 0.7], [0.9, 0.9]), (1e-3, [0.6, 0.7], [0.1, 0.1]))) == 1e-3
-    assert report.chosen(curve((1e-4, [0.6, 0.7], [0.1, 0.1]), (1e-3, [0.7, 0.6], [0.9, 0.9]))) == 1e-4, "the lower"
-
-
-def test_a_difference_is_paired_by_seed():
-    one = curve((1e-3, [0, 0, 0], [0.50, 0.60, 0.70]))
-    other = curve((1e-4, [0, 0, 0], [0.49, 0.58, 0.67]))
-    assert report.difference(one, 1e-3, other, 1e-4) == "+2.0 [-0.5, +4.5]"
-    other[1e-4][2]["test"] = 0.68
-    assert report.difference(one, 1e-3, other, 1e-4) == "**+1.7 [+0.2, +3.1]**"
-
-
-def test_unfinished_seeds_are_left_out(tmp_path):
-    about, path = {"about": "a", "rows": ""}, tmp_path / "results.jsonl"
-    run = {"task": "a", "optimizer": "adamwdl", "arm": "uniform", "test": 0.5}
-    runs = [{**run, "learning_rate": rate, "seed": seed} for seed in (0, 1, 2) for rate in (1e-4, 1e-3)]
-    lamb = {**runs[0], "optimizer": "lamb"}
-    path.write_text("\n".join(map(json.dumps, [about, *runs[:-1], lamb])))
-    results = report.Results(path)
-    assert (results.runs, results.unfinished) == (runs[:4], 2)
-    path.write_text("\n".join(map(json.dumps, [about, *runs[:3]])))
-    with pytest.raises(ValueError, match="No task has two finished seeds"):
-        report.Results(path)
 
 
 def test_the_report_is_what_the_page_says(tmp_path):
@@ -190,14 +101,11 @@ def test_the_report_changes_with_the_results(tmp_path):
     assert (tmp_path / "images" / "evidence_decay.svg").exists()
 
 
-def task_of(folder, **protocol):
-    settings = {"examples": 6, "epochs": 1, "batch_size": 4, "validation_rows": 4, "test_rows": 9, **protocol}
-    return study.Task(NAME, folder / "texts", study.Protocol(model=str(folder / "encoder"), **settings), seeds=2)
-
-
 @pytest.mark.parametrize("arm", study.ARMS)
 def test_the_mean_rate_is_the_nominal_one(encoder_and_texts, monkeypatch, arm):
-    task, built, create = task_of(encoder_and_texts), [], ldopt.create
+    sizes = {"examples": 6, "epochs": 1, "batch_size": 4, "validation_rows": 4, "test_rows": 9}
+    protocol = study.Protocol(model=str(encoder_and_texts / "encoder"), **sizes)
+    task, built, create = study.Task(NAME, encoder_and_texts / "texts", protocol, seeds=2), [], ldopt.create
 
     def recording(*args, **options):
         built.append((create(*args, **options), options["learning_rate"].base_lr))
@@ -214,29 +122,3 @@ def test_the_mean_rate_is_the_nominal_one(encoder_and_texts, monkeypatch, arm):
     by_blocks = np.mean([rates[f"bert.encoder.layers.{i}.linear1.weight"] for i in range(2)])
     assert (by_parameters if "parameters" in arm else by_blocks) == pytest.approx(1e-3, rel=1e-6)
     assert record["mean_ratio"] * peak == pytest.approx(1e-3, rel=1e-5)
-
-
-def test_a_small_test_split_takes_the_validation_rows(encoder_and_texts):
-    enough, small = task_of(encoder_and_texts), task_of(encoder_and_texts, test_rows=12)
-    assert [len(enough.test), len(small.test)] == [9, 12]
-    assert len(enough.validation) == len(small.validation) == 4
-    assert "validation rows are added to the test rows, and 4 of the training rows" in small.description
-
-
-def test_all_rows_and_the_texts_that_are_cut(encoder_and_texts):
-    task = task_of(encoder_and_texts, examples=None, max_length=4)
-    assert [len(rows) for rows in task.train] == [18, 18]
-    assert task.cut_off == 0 and "0.0 % of their texts are longer than 4 tokens." in task.description
-    assert task_of(encoder_and_texts, max_length=3).cut_off == 1
-
-
-def test_the_plan_has_all_arms_of_a_seed_before_the_next():
-    names = list(study.TASKS)
-    runs = study.plan(names, 10)
-    assert len(set(runs)) == len(runs) == 3 * 10 * 7 * 3
-    groups = [(runs[i].task, runs[i].seed) for i in range(0, len(runs), 21)]
-    assert all((run.task, run.seed) == groups[i // 21] for i, run in enumerate(runs))
-    short, other, long = names
-    assert groups[:6] == [(short, 0), (other, 0), (short, 1), (other, 1), (long, 0), (short, 2)]
-    assert {run.learning_rate for run in runs if run.task == short} == {1e-4, 3e-4, 9e-4}
-    assert {run.learning_rate for run in runs if run.task == long} == {3.33e-5, 1e-4, 3e-4}

@@ -48,19 +48,6 @@ def test_matches_the_float64_reference(options, dtype, rtol):
     close(got, adafactor(arrays, grads, **options), arrays, rtol)
 
 
-@pytest.mark.parametrize("warmup_init, rate", [(False, lambda t: min(1e-2, t**-0.5)), (True, lambda t: 1e-6 * t)])
-def test_relative_step(warmup_init, rate):
-    used = []
-    params, _ = make_params({"b": np.zeros(3)}, "float64")
-    opt = Adafactor(list(params.values()), scale_parameter=False, warmup_init=warmup_init)
-    assert opt.get_lr() == 0.0
-    take_steps(opt, params, [{"b": np.ones(3)}] * 4, lambda: used.append(opt.get_lr()))
-    np.testing.assert_allclose(used, [rate(t) for t in (1, 2, 3, 4)], rtol=1e-14)
-    opt._get_accumulator_master("beta1_pow_acc", params["b"]).set_value(np.array([39999.0]))
-    take_steps(opt, params, [{"b": np.ones(3)}])
-    np.testing.assert_allclose(opt.get_lr(), 1 / 200, rtol=1e-14)
-
-
 def test_schedule_reports_the_rates_used():
     arrays, grads = problem(steps=5)
     grads = [{n: None if n == "0-D" and i < 3 else g for n, g in grad.items()} for i, grad in enumerate(grads)]

@@ -24,20 +24,6 @@ def close(got, want, dtype="float64"):
     near(got, want, rtol, atol)
 
 
-@pytest.mark.parametrize(
-    "weights, gradient, weight_decay, moved",
-    [
-        ([0.0, 0.0], [1.0, -1.0], 0.0, [-0.1, 0.1]),  # |w| = 0: the plain Adam step
-        ([3.0, 4.0], [0.0, 0.0], 0.0, [0.0, 0.0]),  # |r| = 0
-        ([3.0, 4.0], [0.0, 0.0], 0.5, [-0.3, -0.4]),  # decay alone: rate * |w| / |w / 2| * w / 2
-    ],
-)
-def test_a_norm_of_0_makes_the_ratio_1(weights, gradient, weight_decay, moved):
-    weights = np.array(weights)
-    got = train({"w": weights}, [{"w": np.array(gradient)}], 0.1, eps=1e-12, weight_decay=weight_decay)
-    np.testing.assert_allclose(got["w"] - weights, moved, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(
     "options",

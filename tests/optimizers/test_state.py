@@ -246,6 +246,7 @@ WAYS = {
     "in place": paddle.no_grad()(lambda param, value: paddle.assign(value, param)),
     "copy": lambda param, value: param.copy_(value, True),
     "other memory": lambda param, value: setattr(param, "data", value),
+    "initializer": lambda param, value: paddle.nn.initializer.Assign(value.astype("float32").numpy())(param),
 }
 
 
@@ -306,15 +307,3 @@ def test_16_bit_weights_without_masters_are_warned_of(name):
         with pytest.warns(UserWarning) if not multi_precision else contextlib.nullcontext() as warned:
             opt.step()
     assert "multi_precision" in str(warned[0].message)
-
-
-@every_optimizer
-@pytest.mark.parametrize("fused", [None, False])
-def test_masters_follow_an_initializer(name, fused):
-    param = paddle.nn.Linear(4, 3).to(dtype="bfloat16").weight
-    opt = make(name, [param], multi_precision=True, fused=fused)
-    for value in (8.0, 2.0):
-        paddle.nn.initializer.Constant(value)(param)
-        param.grad = paddle.ones([4, 3], "bfloat16")
-        opt.step()
-        assert (abs(param.astype("float32") - value) < 1.0).all()

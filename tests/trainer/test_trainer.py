@@ -197,21 +197,6 @@ def test_muon_measures_the_layers_without_a_decay_too(tmp_path):
     assert trainer.layer_map.source == "measured"
 
 
-def test_the_trainers_settings_reach_the_optimizer(tmp_path):
-    def made(**kwargs):
-        trainer = common.trainer(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8, **kwargs)
-        trainer.create_optimizer_and_scheduler(num_training_steps=4)
-        assert trainer.optimizer._learning_rate is trainer.lr_scheduler
-        return trainer.optimizer
-
-    opt = made(adam_beta1=0.7, adam_beta2=0.8, adam_epsilon=1e-4, weight_decay=0.3, max_grad_norm=0.5)
-    assert (opt._beta1, opt._beta2, opt._epsilon, opt._weight_decay) == (0.7, 0.8, 1e-4, 0.3)
-    assert opt._grad_clip.clip_norm == 0.5
-    assert not opt._multi_precision
-    assert made(max_grad_norm=0.0)._grad_clip is made(max_grad_norm=-1.0)._grad_clip is None
-    assert made(fp16_opt_level="O2")._multi_precision
-
-
 def test_biases_and_norms_have_no_weight_decay():
     class RMSNorm(nn.Layer):
         def __init__(self):
