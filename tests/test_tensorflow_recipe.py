@@ -148,8 +148,9 @@ def test_in_static_graph_mode():
         x = paddle.static.data("x", [2, 4])
         model = paddle.nn.Sequential(paddle.nn.Linear(4, 3), paddle.nn.LayerNorm(3))
         loss = model(x).sum()
-        optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5)
-        optimizer.minimize(loss)
+        optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5, include_in_weight_decay=["nothing"])
+        with pytest.warns(UserWarning, match="include_in_weight_decay=.'nothing'"):
+            optimizer.minimize(loss)
         assert decayed(optimizer, model) == {"0.weight"}
         exe = paddle.static.Executor()
         exe.run(paddle.static.default_startup_program())

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import close, near, run_static, same
+from optimizer_cases import close, same
 from reference import SHAPES, make_params, random_run, take_steps
 from reference_optimizers import adam_weight_decay
 
@@ -119,34 +119,6 @@ def test_a_pattern_that_finds_nothing_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AdamWeightDecay(include_in_weight_decay=["norm"], exclude_from_weight_decay=["bias", "norm"], **how)
-
-
-def test_a_static_program_decays_clips_and_warns():
-    model = paddle.nn.Linear(3, 2)
-    start = {n: p.numpy() for n, p in model.named_parameters()}
-    x = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
-    options = {"weight_decay_rate": 0.1, "decay": 0.2, "clipvalue": 0.2, "clipnorm": 0.3, "amsgrad": True}
-    exclude = ["bias", "head"]
-    with pytest.warns(UserWarning, match=r"exclude_from_weight_decay=\['head'\]"):
-        names = {p.name: n for n, p in model.named_parameters()}
-        how = {"exclude_from_weight_decay": exclude, "name_dict": names, **options}
-        opt = AdamWeightDecay(0.01, parameters=model.parameters(), **how)
-    for _ in range(4):
-        model(paddle.to_tensor(x)).square().mean().backward()
-        opt.step()
-        opt.clear_grad()
-
-    def program():
-        net = paddle.nn.Linear(3, 2)
-        loss = net(paddle.static.data("x", [4, 3], "float32")).square().mean()
-        names = {p.name: n for n, p in net.named_parameters()}
-        opt = AdamWeightDecay(0.01, exclude_from_weight_decay=exclude, name_dict=names, **options)
-        with pytest.warns(UserWarning, match=r"exclude_from_weight_decay=\['head'\]"):
-            opt.minimize(loss)
-        return net, loss
-
-    got = run_static(program, {"x": x}, start, 4)
-    near(got, {name: param.numpy() for name, param in model.named_parameters()}, rtol=1e-6, atol=1e-7)
 
 
 def test_config_keeps_everything():

@@ -153,19 +153,6 @@ def test_parameters_that_share_memory_are_updated_in_turn(name):
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
-@pytest.mark.parametrize("batch_bytes", [None, 0])
-def test_a_batch_follows_parameters_that_are_cast_between_two_steps(batch_bytes):
-    linear = paddle.nn.Linear(4, 4)
-    opt = make("lamb", linear.parameters(), learning_rate=0.0, fused=False, batch_bytes=batch_bytes)
-    give_gradients(linear.parameters(), np.random.default_rng(0))
-    opt.step()
-    linear.to(dtype="float64")
-    linear.weight.set_value(np.full([4, 4], 1 / 3))
-    give_gradients(linear.parameters(), np.random.default_rng(0))
-    opt.step()
-    np.testing.assert_array_equal(linear.weight.numpy(), 1 / 3)
-
-
 class DroppingClip(paddle.nn.ClipGradByValue):
     """Drops a gradient and computes others in float64."""
 

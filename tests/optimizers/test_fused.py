@@ -98,35 +98,6 @@ def test_parameters_of_one_memory_take_turns():
         opt.step()
 
 
-@pytest.mark.representatives
-@every_variant
-@pytest.mark.parametrize("clipped", [False, True])
-def test_a_resume_and_an_unfreezing_change_no_bit(name, clipped):
-    if "clip" in name and clipped:
-        pytest.skip("clips already")
-    arrays, grads = problem(steps=5, shapes={n: SHAPES[n] for n in ("odd", "small", "volume")})
-    more = {"grad_clip": paddle.nn.ClipGradByGlobalNorm(0.5)} if clipped else {}
-
-    def train(*parts):
-        values, state, taken = arrays, {}, 0
-        for count in parts:
-            with paddle.utils.unique_name.guard():
-                params, _ = make_params(values)
-                params["odd"].optimize_attr["learning_rate"] = 0.3
-                opt = make(name, list(params.values()), **more)
-                opt.set_state_dict(state)
-                for step in grads[taken : taken + count]:
-                    params["small"].stop_gradient = taken < 2
-                    values = {n: a.copy() for n, a in take_steps(opt, params, [step]).items()}
-                    taken += 1
-                state = {k: v.clone() if hasattr(v, "clone") else v for k, v in opt.state_dict().items()}
-        return values
-
-    whole = train(5)
-    same(train(1, 2, 1, 1), whole)
-    assert all((array != arrays[n]).any() for n, array in whole.items())
-
-
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
 def test_rates_ratios_and_gradients_may_change(name):
     arrays, all_grads = bert_like(steps=9)

@@ -120,12 +120,13 @@ def test_a_square_that_was_transposed_in_place(name, of):
 
 
 @every_optimizer
-def test_a_parameter_that_was_cast_in_place(name):
+@both_backends
+def test_a_parameter_that_was_cast_in_place(name, fused):
     ends = []
     for cast in (paddle.cast_, lambda x, dtype: setattr(x, "data", x.astype(dtype))):
         with paddle.utils.unique_name.guard():
             (param,) = parameters([5])
-            opt = make(name, [param])
+            opt = make(name, [param], fused=fused)
             for step in range(3):
                 if step == 1:
                     param.clear_gradient(False)

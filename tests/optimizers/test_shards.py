@@ -116,17 +116,6 @@ def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
                 np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11, atol=1e-11, err_msg=name)
 
 
-def test_a_deep_copy_knows_the_names_of_its_original():
-    model = paddle.nn.Linear(2, 2)
-    names = {p.name: n for n, p in model.named_parameters()}
-    ratios = {model.weight.name: 0.25, model.bias.name: 0.5}
-    more = {"exclude_from_weight_decay": ["bias"], "name_dict": names, "set_param_lr_fun": lambda p: ratios[p.name]}
-    opt = AdamWeightDecay(0.1, weight_decay_rate=0.5, parameters=model.parameters(), **more)
-    copied, other = copy.deepcopy(copy.deepcopy((model, opt)))
-    assert [other.has_weight_decay(p) for p in copied.parameters()] == [True, False]
-    assert [other.layerwise_ratio(p) for p in copied.parameters()] == [0.25, 0.5]
-
-
 def test_a_deep_copy_has_the_state_of_a_group_that_was_added():
     first, second = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)
     opt = AdamWDL(0.1, parameters=[{"params": first.parameters()}])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import tables
 import trainer_common as common
+from schedule_cases import rates
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.schedules import ON_METRIC, Curve, Fraction, LastStep, ReduceLROnPlateau, Steps, schedule, scheduled
@@ -36,19 +37,15 @@ def triangle():
 RATES = [0.0, 0.05, 0.1, 0.05, 0.02, 0.02]
 
 
-def rates_of(built):
-    return [(built(), built.step())[0] for _ in RATES]
-
-
 def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsys):
-    assert rates_of(triangle(0.1, 2, 0.2)) == pytest.approx(RATES)
-    assert rates_of(ldopt.get_scheduler("triangle", 0.1, 2, 6, {"floor": 0.2})) == pytest.approx(RATES)
+    assert rates(triangle(0.1, 2, 0.2), 6) == pytest.approx(RATES)
+    assert rates(ldopt.get_scheduler("triangle", 0.1, 2, 6, {"floor": 0.2}), 6) == pytest.approx(RATES)
     with pytest.raises(ValueError, match=r"`floor` must be in \[0, 1\]. Received: floor=2"):
         triangle(0.1, 2, floor=2)
 
     settings = {"lr_scheduler_type": "triangle", "learning_rate": 0.1, "warmup_steps": 2}
     config = ldopt.LdoptConfig(**settings, lr_scheduler_kwargs={"floor": 0.2})
-    assert rates_of(config.build(common.tiny_model(), 6)[1]) == pytest.approx(RATES)
+    assert rates(config.build(common.tiny_model(), 6)[1], 6) == pytest.approx(RATES)
     with pytest.raises(ValueError, match="'flor' is not a known option; the nearest is 'floor'"):
         ldopt.LdoptConfig(**settings, lr_scheduler_kwargs={"flor": 0.2})
 
