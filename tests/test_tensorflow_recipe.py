@@ -6,7 +6,6 @@ import warnings
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, each, follow, load
 from layer_models import Parts
 from optimizer_cases import near, static_graph
 from paddle import nn
@@ -202,31 +201,3 @@ def test_a_training_that_ends_within_the_warmup_of_the_factory_is_warned_of():
     with pytest.warns(UserWarning, match="Received: num_warmup_steps=8, num_train_steps=2"):
         _, schedule = create_optimizer(1.0, 2, 8, model=paddle.nn.Linear(2, 2))
     assert [schedule(step) for step in (1, 7, 8)] == [0.125, 0.875, 0.0]
-
-
-SCHEDULES = [case for case in cases("schedule", "schedule") if case["cls"].endswith(".create_optimizer")]
-FACTORY = [case for case in cases("adamweightdecay") if case["cls"].endswith(".create_optimizer")]
-
-
-@each(SCHEDULES)
-def test_rates_are_tensorflows(entry):
-    _, schedule = create_optimizer(**entry["options"], parameters=one_param())
-    want = load(entry).arrays["lr"]
-    np.testing.assert_allclose(rates(schedule, len(want)), want, **entry["tol"])
-
-
-@pytest.mark.parametrize("named", ["name_dict", "tensor names"])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@each(FACTORY)
-def test_trajectory_is_tensorflows(entry, dtype, named):
-    def build(params, name_dict):
-        if named == "tensor names":
-            for name, param in params.items():
-                param.name = name
-            name_dict = None
-        given = {**entry["options"], "parameters": list(params.values()), "name_dict": name_dict}
-        optimizer, schedule = create_optimizer(**given)
-        return optimizer, schedule.step
-
-    with paddle.utils.unique_name.guard():
-        follow(entry, dtype, build)

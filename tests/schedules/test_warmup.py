@@ -19,9 +19,7 @@ pytestmark = pytest.mark.filterwarnings("error::UserWarning")
 
 
 def cosine(step, start, steps):
-    """Keras' CosineDecay; it computes in float32, which shows where the cosine is near -1."""
-    done = np.float32(min(step, steps)) / np.float32(steps)
-    return np.float32(start) * np.float32(0.5) * (np.float32(1) + np.cos(np.float32(math.pi) * done))
+    return start * 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
 
 
 def constant(step, rate):
