@@ -145,8 +145,7 @@ def place(folder, layout, case):
 def train(runs, folder):
     """Train each (layout, case), then again from a checkpoint of half of the way, and from one of one process.
 
-    Returns:
-        dict: (layout, case) -> parameters, ratios of each step, layout of the checkpoint -> parameters.
+    Returns (layout, case) -> parameters, ratios of each step, layout of the checkpoint -> parameters.
     """
     out = {}
     for hcg, layout, case in each_started(runs):

@@ -55,11 +55,8 @@ def inputs(arrays, shapes, kind, names=None):
 def error(got, recorded, start, dtype="float64"):
     """Return (largest error, where), relative to how far the peer moved the parameter in all, rounding of it aside.
 
-    Args:
-        got (dict[str, ndarray]): our values after each recorded step, [steps, *shape].
-        recorded (dict[str, ndarray]): the peer's.
-        start (dict[str, ndarray]): where both started.
-        dtype (str): in which `got` was computed; four roundings of the largest value are no error.
+    `got` and `recorded` are ours and the peer's values after each recorded step by name, `start` where both started.
+    Four roundings of the largest value in `dtype`, in which ours were computed, are no error.
     """
     worst = (0.0, None)
     for name, peer in recorded.items():

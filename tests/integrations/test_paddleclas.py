@@ -55,8 +55,6 @@ DataLoader:
     sampler: {{name: DistributedBatchSampler, batch_size: 2, drop_last: False, shuffle: False}}
     loader: {{num_workers: 0, use_shared_memory: False}}
 """
-
-
 ratio = functools.partial(vit_ratio, decay=DECAY, depth=DEPTH)
 
 

@@ -14,7 +14,6 @@ from reference import make_params
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers import ELEMENT, RuleOptimizer, State
-from paddle_ldopt.optimizers.batches import rounded
 from paddle_ldopt.trainer import LayerLRCallback
 
 BATCHED = [name for name in VARIANTS if name != "adamwdl"]
@@ -343,12 +342,3 @@ def test_a_step_keeps_no_gradient():
         empty = sizes[2]
         give_gradients(params, draw)
         assert core.host_memory_stat_current_value("Allocated", 0) - empty >= 8 * 64 * 64 * 4, "gradients are seen here"
-
-
-def test_float16_is_rounded_to_the_nearest():
-    values = np.random.default_rng(0).standard_normal(10**4).astype("float32")
-    values = np.append(values * np.exp2(np.arange(-30, 10).repeat(250)), [0.0, 1e5, -1e5, np.inf, -np.inf, np.nan])
-    with np.errstate(over="ignore"):
-        expected = values.astype("float32").astype("float16")
-    got = rounded(paddle.to_tensor(values.astype("float32")), paddle.float16)
-    np.testing.assert_array_equal(got.numpy(), expected)

@@ -112,8 +112,6 @@ def test_the_stable_steps_of_wsd_override_the_training():
 
 
 RISE = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-
-
 TOO_LONG = [  # kind, phases longer than the training, its rates by transformers' formulas from step 2 to 9
     ("linear", {}, [*RISE, 0, 0]),
     ("cosine", {}, [*RISE, 1, 0]),

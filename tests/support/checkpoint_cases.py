@@ -106,15 +106,9 @@ def place(root, layout, case):
 def work(root, layouts, cases):
     """Train half of the way in each layout and save; then go on from what others saved.
 
-    Args:
-        root (str): folder of all checkpoints.
-        layouts (dict): of `LAYOUTS` -> those whose checkpoints are to be gone on from, in float32: gradients that are
-            added up in bfloat16 are others than those of one process.
-        cases (dict): name -> arguments of `Run`.
-
-    Returns:
-        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then,
-        source: (values, rate) at the end}.
+    `layouts` maps each to those whose checkpoints it goes on from, in float32: gradients that are added up in bfloat16
+    are others than those of one process. `cases` maps names to arguments of `Run`. Returns layout -> case -> {"saved":
+    shards of state, "values": of the parameters then, source: (values, rate) at the end}.
     """
     out = {layout: {} for layout in layouts}
     for layout, sources in layouts.items():

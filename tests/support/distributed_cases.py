@@ -21,8 +21,6 @@ from paddle_ldopt.parallel import save_checkpoint
 
 VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8
 STEPS, LR, CLIP = 20, 4e-2, 0.1
-
-
 LAYERS = (Embed, VOCABULARY, HIDDEN), [(Mix,), (Block, HIDDEN), (Block, HIDDEN)]
 
 

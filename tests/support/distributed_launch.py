@@ -25,13 +25,7 @@ _PORTS = range(15000, 32000)  # no system gives these to a client, as it may wit
 
 
 class LaunchError(AssertionError):
-    """A rank failed, or the time was up.
-
-    Attributes:
-        returncodes (list[int]): of each rank; negative: the signal that ended it.
-        outputs (list[str]): what each rank wrote.
-        killed (list[int]): ranks that were still running at the end and were killed.
-    """
+    """A rank failed, or the time was up: exit code and output of each rank, and those that had to be killed."""
 
     def __init__(self, why, returncodes, outputs, killed):
         self.returncodes, self.outputs, self.killed = returncodes, outputs, killed

@@ -51,17 +51,10 @@ def threads_of_openmp(kernels, count):
 
 
 class Optimizer:
-    """Tensors, their state and one rule.
+    """Tensors that begin at `arrays`, their state and one rule of `kernels.RULES`.
 
-    Args:
-        kernels (module): `paddle_ldopt.kernels`.
-        rule (str): its name in `kernels.RULES`.
-        arrays (dict[str, ndarray]): start of the weights.
-        param_type (str): type of the weights.
-        grad_type (str): type of the gradients.
-        masters (bool): weights of `param_type` follow float32 masters.
-        offset (int): elements between the start of an allocation and the array in it.
-        **options: of the rule, under the names of the struct's fields; `flags` is a set of names.
+    With `masters`, weights of `param_type` follow float32 masters. Each array begins `offset` elements into its memory.
+    Options have the names of the struct's fields; `flags` is a set of names.
     """
 
     def __init__(

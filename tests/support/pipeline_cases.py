@@ -72,8 +72,7 @@ def scaler():
 def directly(name, steps, overflows=(), parts=1, ragged=False, max_norm=0.05, scaler=None):
     """Train `Whole` in one process on whole batches, without anything of `paddle_ldopt.parallel` but the scaler.
 
-    Returns:
-        list[dict]: of each step "loss", "overflow", "scale", "rate", "norm" (before clipping), "weights" (after).
+    Each step gives a dict of "loss", "overflow", "scale", "rate", "norm" (before clipping) and "weights" (after).
     """
     with paddle.utils.unique_name.guard("direct_"):
         network = initialise(Whole(loss=token_loss if ragged else mean_loss))

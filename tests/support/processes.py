@@ -46,13 +46,8 @@ def _context():
 def start(work, *arguments, log, errors=None, env=None, cwd=None):
     """Start ``work(*arguments)``, a function at the top of a module, in a fork; return its `Process`.
 
-    Args:
-        work (callable): what it does; the process ends with 0 when it returns and with 1 when it raises.
-        *arguments: for `work`; picklable.
-        log (path): file of what it writes.
-        errors (path, optional): file of what it writes to stderr. Default: `log`.
-        env (dict[str, str], optional): variables beside those of this process.
-        cwd (path, optional): its folder.
+    It ends with 0 when `work` returns and with 1 when it raises. `log` and `errors` (by default the same) are the files
+    of what it writes, `env` are variables beside those of this process.
     """
     place = (str(log), str(errors or log), {**os.environ, "PYTHONPATH": search_path(), **(env or {})}, cwd)
     process = _context().Process(target=_child, args=(work, arguments, *place))

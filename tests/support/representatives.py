@@ -13,13 +13,7 @@ __all__ = ["chosen", "mark_the_rest_slow", "selected"]
 
 
 def chosen(cases, count, draw):
-    """Return `count` of some cases, by default just so many that each value of each argument is in one of them.
-
-    Args:
-        cases (list[set]): the values of each case's arguments.
-        count (int or None): how many to return.
-        draw (random.Random): decides among equals.
-    """
+    """Return `count` of some cases (sets of values), by default so many that each value of an argument is in one."""
     left, unseen, found = draw.sample(range(len(cases)), len(cases)), set().union(*cases), []
     while left and (unseen if count is None else len(found) < count):
         best = max(left, key=lambda i: len(unseen & cases[i]))
@@ -45,12 +39,7 @@ def mark_the_rest_slow(items):
 
 
 def selected(request, *arguments):
-    """Return a tuple of the values of these arguments for each test that will run and uses a fixture of its module.
-
-    Args:
-        request (FixtureRequest): of the fixture.
-        *arguments (str): names of arguments; tests without one of them are left out.
-    """
+    """Return a tuple of the values of these arguments for each test that will run, has all and uses this fixture."""
     users = [item for item in request.session.items if request.fixturename in getattr(item, "fixturenames", ())]
     params = [item.callspec.params for item in users if item.path == request.path and hasattr(item, "callspec")]
     return list(dict.fromkeys(tuple(p[name] for name in arguments) for p in params if {*arguments} <= p.keys()))

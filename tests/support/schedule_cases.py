@@ -21,11 +21,7 @@ KINDS = {
     "warmup_stable_decay": {"num_warmup_steps": 10, "num_training_steps": 100, "num_decay_steps": 20},
     "cool_down": {"num_warmup_steps": 10, "num_training_steps": 100, "keep_steps": 30, "final_steps": 10},
 }
-
-
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
 closed_kind = pytest.mark.parametrize("kind", [k for k in KINDS if k not in ON_METRIC])
 
 

@@ -199,13 +199,9 @@ def tensors(arrays, part=0, parts=1):
 class Run:
     """A training in this process or, with an `hcg`, in a layout of `fleet`; its data are the same in each.
 
-    Args:
-        build (callable): (whether in stages, arguments of a PipelineLayer) -> network.
-        optimizer_of (callable): network -> (optimizer, schedule or None).
-        batch (callable): (step, part, parts) -> [inputs, labels] of this process.
-        hcg (HybridCommunicateGroup or None): what `start_fleet` returned.
-        loss (callable): (outputs, labels) -> loss.
-        mends (bool): whether Paddle's own step is used, with its faults mended.
+    `build` takes (whether in stages, arguments of a PipelineLayer), `optimizer_of` the network and returns (optimizer,
+    schedule or None), `batch` takes (step, part, parts) and returns [inputs, labels] of this process. With `mends`,
+    Paddle's own step is used, and its faults are mended.
     """
 
     def __init__(self, build, optimizer_of, batch, hcg=None, loss=F.cross_entropy, mends=True):

@@ -17,23 +17,14 @@ from paddle.distributed import fleet
 from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin
 
 try:
-    from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
+    from paddlenlp import trainer as theirs
     from paddlenlp.transformers import BertConfig, BertForSequenceClassification
-
-    FORMERS = False
 except ImportError:
-    from paddleformers.trainer import (
-        EarlyStoppingCallback,
-        PdArgumentParser,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+    from paddleformers import trainer as theirs
 
-    FORMERS = True
-
-__all__ = ["FORMERS", "EarlyStoppingCallback", "PdArgumentParser", "Trainer", "TrainerCallback", "TrainingArguments"]
-
+FORMERS = theirs.__name__.startswith("paddleformers")
+EarlyStoppingCallback, PdArgumentParser = theirs.EarlyStoppingCallback, theirs.PdArgumentParser
+Trainer, TrainerCallback, TrainingArguments = theirs.Trainer, theirs.TrainerCallback, theirs.TrainingArguments
 SAMPLES, BATCH = 24, 4  # six steps make an epoch
 STEPS = 20
 
