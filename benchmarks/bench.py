@@ -1,6 +1,6 @@
 """Measure time and memory of a step of every optimizer and of its peers (other implementations of the algorithm).
 
-    make bench                                               # everything, into benchmarks/README.md (25 minutes)
+    make bench                                               # everything, into benchmarks/README.md (20 minutes)
     python benchmarks/bench.py --models bert-base --optimizers lamb --threads 2
 
 Our optimizer and a peer run in two processes, which take steps in turn, with a memory test (the triad) between two

@@ -136,9 +136,9 @@ class Muon(RuleOptimizer):
 
     OPTIONS: ClassVar[dict[str, Option]] = {
         "momentum": decay_option("decay rate of Muon's momentum"),
-        "nesterov": bool_option("Muon's momentum one step ahead"),
+        "nesterov": bool_option("use Nesterov momentum"),
         "ns_coefficients": Option(
-            doc="of an iteration", check=numbers("()", "()", "()", low=-math.inf), values="three numbers"
+            doc="coefficients of the iteration", check=numbers("()", "()", "()", low=-math.inf), values="three numbers"
         ),
         "ns_steps": Option(doc="Newton-Schulz iterations", check=from_one, values="from 1"),
         "adjust_lr": Option(doc="scale of Muon's update", choices=("match_rms_adamw", "original")),
