@@ -41,7 +41,7 @@ def shown(value: Any) -> str:
 
 
 def problem(sentence: str, text: Optional[str] = None, /, **received: Any) -> str:
-    """Return the sentence followed by "Received:" and the text, or each value with its name."""
+    """Append "Received:" and the text, or each value with its name."""
     if text is None:
         text = ", ".join(f"{name}={shown(value)}" for name, value in received.items())
     return f"{sentence} Received: {text}"
@@ -71,7 +71,7 @@ _MEANT.update(dict.fromkeys(("decay", "lr_decay", "layer_decay", "llrd"), "layer
 
 
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "; the nearest is 'x'" for the one of `names` that is probably meant; "" without one."""
+    """Return "; the nearest is 'x'" of `names`, or ""."""
     known = {known.lower().lstrip("-"): known for known in names}
     meant = name[:100].lower().lstrip("-") if isinstance(name, str) else ""
     found = [near for near in known if meant and near in (_MEANT.get(meant), meant.replace("-", "_"))]
@@ -105,7 +105,7 @@ def as_float(number: Any) -> float:
 
 
 def plain_number(value: Any) -> Any:
-    """Return the Python number in an array or Tensor of one element; other values unchanged."""
+    """Convert an array or Tensor of one element; return other values unchanged."""
     single = hasattr(value, "__array__") and getattr(value, "size", None) == 1
     return value.item() if single else value
 
@@ -200,7 +200,7 @@ def checked_state(state_dict: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The declaration of an option of an optimizer or a schedule, read by checks, settings and the docs' tables."""
+    """An option of an optimizer or schedule, read by checks, settings and the docs' tables."""
 
     default: Any = REQUIRED  # or in the signature of the constructor or function
     doc: str = ""

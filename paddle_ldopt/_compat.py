@@ -1,4 +1,4 @@
-"""The private parts of Paddle that code outside the optimizers needs, and the differences between versions of Paddle.
+"""Paddle's private parts that code outside the optimizers needs, and differences between Paddle's versions.
 
 `tests/test_compat.py` lists all private names of Paddle in this package.
 """
@@ -54,7 +54,7 @@ def checked_model(model: Any, argument: str = "model") -> paddle.nn.Layer:
 
 
 def is_norm(cls: type) -> bool:
-    """Return whether a class, or a base of it, is a norm by its name, such as BatchNorm2D."""
+    """Decide by the name of the class or a base, such as BatchNorm2D."""
     return any(_NORM.search(base.__name__) for base in cls.__mro__)
 
 
@@ -93,12 +93,12 @@ def _counted(write: Any, place: int) -> Any:
 
 
 def write_of(param: paddle.Tensor) -> tuple[int, int, int]:
-    """Return values that change when a parameter is written (except by an optimizer's kernel) or gets other memory."""
+    """The values change when a parameter is written (except by an optimizer's kernel) or gets other memory."""
     return param.data_ptr(), param.inplace_version, vars(param).get("times_set", 0)
 
 
 def name_before_copy(name: str, is_known: Any) -> str:
-    """Return the known name of a parameter that Paddle renamed when it was copied."""
+    """Return the known name of a parameter that Paddle renamed in a copy."""
     original, is_copy = name, "_deepcopy_"
     while is_copy and not is_known(original):
         original, is_copy, _ = original.rpartition("_deepcopy_")
@@ -114,8 +114,7 @@ def asked_before_copy(ask: Any, name: str) -> Any:
 def run_untranslated() -> None:
     """Exclude this package from `paddle.jit.to_static`, as Paddle excludes its own code.
 
-    The bytecode translator would fail on `super()` of a `super()`. Its import takes a third of this package's, so the
-    first optimizer calls this function.
+    The bytecode translator fails on `super()` of a `super()`. Its import is slow, so the first optimizer calls this.
     """
     try:
         from paddle.jit.sot.opcode_translator import skip_files
@@ -128,7 +127,7 @@ def run_untranslated() -> None:
 
 @functools.cache
 def _surplus() -> int:
-    """Return how many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
+    """How many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
     leaf = paddle.ones([1])
     leaf.stop_gradient = False
     result = leaf * 2
@@ -194,7 +193,7 @@ class StateForm(NamedTuple):
 
 
 def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
-    """Create the state that the first step would create; parameters that have theirs keep it."""
+    """Create missing state as the first step would."""
     params = [param for param in params if param.name not in optimizer._already_create_accumulator]
     with paddle.no_grad():
         optimizer.helper = LayerHelper(type(optimizer).__name__)
@@ -202,7 +201,7 @@ def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
 
 
 def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, StateForm]:
-    """Return the state that a step would create for a parameter in `group`; its float32 master is under `MASTER`."""
+    """Return the state that a step would create; the master is under `MASTER`."""
     forms: dict[str, StateForm] = {}
 
     def note(name: str, param: Any, dtype: Any = None, fill_value: Any = 0.0, shape: Any = None, **_: Any) -> None:
@@ -221,7 +220,7 @@ def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, 
 
 
 def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Any:
-    """Return a copy that shares an optimizer's state but not its attributes: reading rates leaves no trace."""
+    """Return a copy that shares the state but not the attributes: reading rates leaves no trace."""
     other = object.__new__(type(optimizer))
     for name, value in dict(vars(optimizer)).items():  # a copy of the dict: another thread may add to it
         bound = isinstance(value, types.MethodType) and value.__self__ is optimizer
@@ -233,7 +232,7 @@ def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Any
 
 
 def is_called_by(name: str) -> bool:
-    """Return whether a method of this name called the calling method; overrides of the calling method do not count."""
+    """Return whether a method of this name called the calling method, apart from overrides."""
     frame: Any = sys._getframe(1)
     method = frame.f_code.co_name
     while frame.f_code.co_name == method:  # an override calls the method of its base
@@ -243,12 +242,12 @@ def is_called_by(name: str) -> bool:
 
 # ---- rates and weight decay of an optimizer
 
-# Paddle's optimizers that ignore groups and ratios; no attribute of a class shows it. Muon is new after Paddle 3.3.
+# Paddle's optimizers that ignore groups and ratios; no attribute shows it. Muon is newer than Paddle 3.3.
 _ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
 
 
 def has_single_lr(cls: type) -> bool:
-    """Return whether the step of an optimizer class never calls `_create_param_lr`."""
+    """Return whether its step never calls `_create_param_lr`."""
     ours = hasattr(cls, "layerwise_ratio")  # our Muon has the rates of layers
     return not ours and any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
@@ -287,13 +286,13 @@ def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: 
 # the inner optimizer of fleet and amp, group sharding, LookAhead, static `fleet`, asp
 _INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
 _INSIDE = ("_layers", "_layer")  # of networks: DataParallel, GroupShardedStage2
-# by name, because no version of Paddle has all; MetaParallelBase: tensor, pipeline, sharding, segment parallel
+# by name: no version of Paddle has all; MetaParallelBase: tensor, pipeline, sharding, segment parallel
 _WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer"}
 _WRAPPERS |= {"GroupShardedStage2", "GroupShardedStage3", "FullyShard"}
 
 
 def wrappers(optimizer: Optimizer) -> list[Any]:
-    """Return the wrappers of an optimizer, outermost first, then the optimizer."""
+    """Return the wrappers, outermost first, then the optimizer."""
     chain: list[Any] = [optimizer]
     while True:
         inner = [value for name in _INNER for value in [getattr(chain[-1], name, None)] if value is not None]
@@ -307,7 +306,7 @@ def unwrap(optimizer: Optimizer) -> Any:
 
 
 def may_have_cut(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is a wrapper that may have split parameters."""
+    """A wrapper may have split parameters."""
     return hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")
 
 
@@ -324,7 +323,7 @@ def check_wrapper_state(optimizer: Optimizer) -> None:
 
 
 def parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters of an optimizer in order; under sharding, of all processes."""
+    """Return them in order; under sharding, of all processes."""
     lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
     found = max(lists, key=len)
     if found and isinstance(found[0], dict):  # the groups know of groups that were added later

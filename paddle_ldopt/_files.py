@@ -23,7 +23,7 @@ _YAML_NUMBERS = {
 
 
 def checked_path(path: Any, argument: str = "path") -> str:
-    """Return a path as a str; raise TypeError for other values (`open` would take a number for an open file)."""
+    """Return a str; raise TypeError for other values: `open` would take a number for an open file."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
         raise refusal(TypeError, f"`{argument}` must be a path: a str or an os.PathLike of one.", **{argument: path})

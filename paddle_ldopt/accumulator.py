@@ -29,17 +29,17 @@ class GradientAccumulator:
     "mean" is the gradient of the large batch if all micro-batches have the same size, "token" if the loss of each is
     the mean over its :math:`w_i` tokens. Sums of float64 gradients are float64.
 
-    **Called with a list** of gradients, as in TensorFlow, it keeps one slot for each index. An index that is None in
-    the first call stays None; later gradients there are ignored, with a warning. **Called with a model**, it takes and
-    clears the gradients of the trainable parameters, in the order of ``model.named_parameters()``. A parameter may get
-    its first gradient in a later call. The trainable parameters may change between cycles only.
+    **Called with a list** of gradients, as in TensorFlow, it keeps one slot per index. A None in the first call stays
+    None; later gradients there are ignored, with a warning. **Called with a model**, it takes and clears the gradients
+    of the trainable parameters, in the order of ``model.named_parameters()``. A parameter may get its first gradient
+    later. The trainable parameters may only change between cycles.
 
     **In several processes**, each accumulates separately, with the plain model or `paddle.DataParallel` under
     ``no_sync()``, and calls `synchronize` before `apply`. A process may have no micro-batch in a cycle. Sharding stage
     1 works without `tensor_fusion` and `comm_overlap`.
 
     A wrong argument or call raises TypeError or ValueError and changes nothing. Checkpoints lack the sums: save between
-    two cycles.
+    cycles.
 
     Examples:
         >>> import paddle
@@ -96,8 +96,7 @@ class GradientAccumulator:
     def __call__(self, gradients: Any, weight: Optional[float] = None) -> None:
         """Add the gradients of a micro-batch: a list, or a model after `backward`.
 
-        With "token", `weight` is the number of tokens in the loss. With 0, the gradients are ignored: a mean over no
-        token is NaN.
+        With "token", `weight` is the number of tokens in the loss; with 0, the gradients are ignored (they are NaN).
         """
         names, parameters, given = _gradients_of(gradients)
         if (weight is None) == (self.reduction == "token"):
@@ -144,7 +143,7 @@ class GradientAccumulator:
             warnings.warn(problem(message, indexes=ignored), stacklevel=2)
 
     def _divisors(self) -> list[float]:
-        """Return the divisor of each sum; of an expert, the divisor of this process."""
+        """Return the sums' divisors; an expert has its process's."""
         local = _experts(self._parameters, len(self._sums)) if self._own else []
         both = []
         own_count, own_weight = self._own if self._own and local else (0, 0.0)
@@ -169,8 +168,8 @@ class GradientAccumulator:
     def apply(self, optimizer: Union[Optimizer, Sequence[Optimizer]], target: Any = None) -> None:
         """Take one step with the reduced gradients, then clear them and `reset`.
 
-        Each of a list of optimizers takes a step. `target` is as in `write_gradients`; for lists of gradients, by
-        default the optimizer's trainable parameters.
+        All optimizers of a list step. `target` is as in `write_gradients`; for lists of gradients, by default the
+        optimizer's trainable parameters.
         """
         optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         for one in optimizers:
@@ -191,9 +190,9 @@ class GradientAccumulator:
     def synchronize(self, group: Any = None) -> None:
         """Sum over all processes, once a cycle: each process then has the `gradients` of the global batch.
 
-        Every process of the group, by default all, must call it. Processes may differ in calls and tokens; a difference
-        in parameters, shapes, types or `reduction` raises in all. Gradients of experts (`no_sync`) stay those of their
-        process, as in Paddle.
+        Every process of the group (default: all) must call it. Processes may differ in calls and tokens; a difference
+        in parameters, shapes, types or `reduction` raises in all. Gradients of experts (`no_sync`) stay local, as in
+        Paddle.
         """
         if group is not None and not (hasattr(group, "is_member") and group.is_member()):
             raise refusal(TypeError, "`group` must be a paddle.distributed Group that holds this process.", group=group)
@@ -229,7 +228,7 @@ class GradientAccumulator:
         self._synchronized = True
 
     def _write(self, target: Any, trained: Optional[list[Any]]) -> list[Any]:
-        """Write to `target`, the last model's parameters or an optimizer's `trained` ones, and return these."""
+        """Return the written parameters: `target`, the last model's, or `trained`."""
         if not self._step and not self._synchronized:
             message = "There are no gradients: call the accumulator first, and `apply` with all optimizers at once."
             raise refusal(ValueError, message, step=self._step)

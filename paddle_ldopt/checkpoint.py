@@ -35,10 +35,9 @@ def save_optimizer(
 ) -> None:
     """Save an optimizer's state in a safetensors file: no pickle, and a checksum.
 
-    The file contains the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and a record of
-    class, layers and decay for `load_optimizer`. It is written completely, or not at all. Parameters have the names of
-    `model`, of the optimizer's `layers` or `name_dict`, or else Paddle's names (``linear_0.w_0``), which depend on the
-    objects built before in the process.
+    The file contains the state, float32 masters, schedules, the loss scaler, and a record of class, layers and decay
+    for `load_optimizer`. It is written completely, or not at all. Parameters are named as in `model`, the optimizer's
+    `layers` or `name_dict`, or else by Paddle (``linear_0.w_0``, which depends on the objects built before).
 
     Args:
         path (str|os.PathLike): the file; not a link.
@@ -124,11 +123,11 @@ def load_optimizer(
 
     Args:
         path (str|os.PathLike): the file; not a link.
-        optimizer (Optimizer): of the same class, with the same layers and decay, for the same parameters. Its other
-            options keep their present values.
+        optimizer (Optimizer): with the same class, layers, decay and parameters. Other options keep their current
+            values.
         model (paddle.nn.Layer, optional): the trained model, for the names.
         scaler (object, optional): the loss scaler to load; required if one was saved.
-        strict (bool): refuse a file of another class, layer map, decay, class of schedule, or other parameters. If
+        strict (bool): refuse a file with another class, layer map, decay, schedule class, or other parameters. If
             False, a warning lists these differences: parameters that the file lacks, or has in another shape or type,
             start with a new state, and a schedule of another class with the file's step.
 
@@ -206,7 +205,7 @@ def layerwise_record(optimizer: str, decay: Optional[LayerDecay], layers: Option
 
 
 def record_differences(saved: Record, present: Record) -> list[str]:
-    """Return "decay was {...} and is {...} now" for each entry that differs; of dicts, the part."""
+    """Return "decay was {...} and is {...} now" for each entry that differs; of dicts, the differing part."""
     sentences = []
     for entry in (entry for entry in _COMPARED if entry in present):
         old, new = saved[entry], present[entry]
@@ -225,7 +224,6 @@ def tensor_type(dtype: Any, shape: Iterable[int]) -> str:
 
 
 def describe(optimizer: Optimizer, names: dict[str, str], types: Optional[dict[str, str]] = None) -> Record:
-    """Return the record of an optimizer, its schedule and its parameters."""
     types = types or {param.name: tensor_type(param.dtype, param.shape) for param in parameters_of(optimizer)}
     layers = getattr(optimizer, "layers", None)
     name = _paddles_class(optimizer) or type(optimizer).__name__
@@ -261,7 +259,7 @@ def _keys(state: Any) -> Any:
 
 
 def states_to_load(saved: dict[str, Any], parts: Mapping[str, Any], was: Record, now: Record) -> dict[str, Any]:
-    """Return the saved states of parts, except of schedules of another class."""
+    """Skip schedules of another class."""
     before, present = ({"schedule": one["schedule"], **one["group_schedules"]} for one in (was, now))
     return {name: saved[name] for name in parts if name in saved and before.get(name) == present.get(name)}
 
@@ -367,7 +365,7 @@ def _states_of(optimizer: Optimizer) -> States:
 def _tensors(
     optimizer: Optimizer, param: paddle.Tensor, layout: Mapping[str, Any]
 ) -> Optional[dict[str, paddle.Tensor]]:
-    """Return a parameter's state; before its first update, the state that Paddle loaded, or None."""
+    """Before the first update, return the state that Paddle loaded, or None."""
     owner = optimizer._master_weights.get(param.name, param) if MASTER in layout else param
     tensors = {MASTER: None if owner is param else owner} if MASTER in layout else {}
     live, waiting = param.name in optimizer._already_create_accumulator, optimizer._accumulators_holder
@@ -383,7 +381,7 @@ def _tensors(
 
 
 def _steps_of(optimizer: Optimizer, states: States) -> Optional[int]:
-    """Return the step count, or None: AdamWDL keeps powers of its betas instead."""
+    """Return None for AdamWDL, which keeps powers of its betas instead."""
     if not optimizer.counts_steps:
         return None
     name = GLOBAL_STEP if any(GLOBAL_STEP in state for state in states.values()) else STEP
@@ -391,12 +389,12 @@ def _steps_of(optimizer: Optimizer, states: States) -> Optional[int]:
 
 
 def _fit(optimizer: Optimizer, states: States, names: dict[str, str]) -> None:
-    """Raise ValueError unless each state fits; add or drop the count that only a Lamb or Came with schedules has."""
+    """Raise ValueError unless each state fits; add or drop the count of a Lamb or Came with schedules."""
     known = _layouts(optimizer)
     count = max((float(state[STEP][1].max()) for state in states.values() if STEP in state), default=0.0)
     for param in parameters_of(optimizer):
         layout, state = known[param.name], states.get(param.name)
-        _tensors(optimizer, param, layout)  # raises if the present state cannot be replaced
+        _tensors(optimizer, param, layout)  # raises if the current state cannot be replaced
         if state is None:
             continue
         if GLOBAL_STEP in layout:

@@ -104,11 +104,11 @@ _SETTINGS_OF_DECAY = {option: _setting(declared.default, decay_help(option)) for
 
 
 class DecaySettings:
-    """Base of `LdoptConfig`, and of `LdoptArgumentsMixin`, which is made from its fields."""
+    """Base of `LdoptConfig` and `LdoptArgumentsMixin`."""
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` of all settings, including ERNIEKit's own arguments."""
+        """The `LayerDecay`, including ERNIEKit's own arguments."""
         values = {option: getattr(self, name, OPTIONS[option].default) for option, name in SETTINGS.items()}
         return with_erniekit(LayerDecay(**{option: option_of(value, option) for option, value in values.items()}), self)
 
@@ -120,7 +120,7 @@ class DecaySettings:
 class LdoptConfig(DecaySettings):
     """All settings of an optimizer, its layer-wise rates and its schedule.
 
-    The settings have the names of the Trainer's arguments. The Trainer's mixin saves them as ``ldopt_config.json``.
+    They have the names of the Trainer's arguments. The Trainer's mixin saves them as ``ldopt_config.json``.
 
     Args:
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.
@@ -277,7 +277,7 @@ class LdoptConfig(DecaySettings):
     def from_arguments(cls, args: Any) -> "LdoptConfig":
         """Build from a Trainer's arguments; raise for its own optimizers except "adamw".
 
-        Pass `decay_steps`, which is not a setting, to `build` as `num_training_steps`.
+        Pass `decay_steps`, which is no setting, to `build` as `num_training_steps`.
         """
         return cls(**settings_of_arguments(args))
 
@@ -334,7 +334,7 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
 
 
 def changed_fields(args: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass whose values are not the defaults."""
+    """The fields that differ from their defaults."""
     changed = {}
     for field in dataclasses.fields(args) if dataclasses.is_dataclass(args) else ():
         make: Any = field.default_factory
@@ -349,7 +349,7 @@ def name_of(choice: Any) -> str:
 
 
 def evaluation_metric(args: Any) -> tuple[str, str]:
-    """Return the key of the metric for the best model, and "max" or "min"."""
+    """The key of the metric for the best model, and "max" or "min"."""
     metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
     if greater is None:
         greater = metric not in ("loss", "eval_loss")

@@ -1,4 +1,4 @@
-"""Build an optimizer by name: `create`, and `build_optimizer` for the rest of the package."""
+"""`create`, and `build_optimizer` for the rest of the package."""
 
 import collections
 import functools
@@ -49,7 +49,7 @@ def build_optimizer(
 ) -> Optimizer:
     """Build an optimizer for a model; `create` documents most arguments.
 
-    `chosen` is a name of `OPTIMIZERS` or its row. `model` is None if `arguments` replace all that is read from it.
+    `chosen` is a name of `OPTIMIZERS` or its row. `model` is None if `arguments` replace it.
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
     decay, ours = as_decay(layerwise_decay), issubclass(info.cls, LayerRates)
@@ -95,7 +95,7 @@ def build_optimizer(
 
 
 def _parameters(model: Any, groups: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the argument `parameters`, from the model or `groups`; nothing if `arguments` have it."""
+    """The argument `parameters`, unless `arguments` have it."""
     is_given = "parameters" in arguments or "params" in arguments
     if model is not None or not is_given:
         checked_model(model)
@@ -114,7 +114,7 @@ def _parameters(model: Any, groups: Any, arguments: dict[str, Any]) -> dict[str,
 
 
 def _decayed(info: OptimizerInfo, model: Any, layers: Any, arguments: dict[str, Any]) -> Callable[[str], bool]:
-    """Return the `apply_decay_param_fun` that leaves out biases, norms and other vectors."""
+    """An `apply_decay_param_fun` without biases, norms and other vectors."""
     names = structured_names(arguments.get("name_dict"), layers) or name_dict_of(model)
     decayed = decayed_parameter_names(model) | included_names(info, names, arguments)
     if issubclass(info.cls, LayerRates):  # knows the names of copies
@@ -123,7 +123,7 @@ def _decayed(info: OptimizerInfo, model: Any, layers: Any, arguments: dict[str, 
 
 
 def included_names(info: OptimizerInfo, names: Mapping[str, str], arguments: Mapping[str, Any]) -> set[str]:
-    """Return the names whose structured names match `include_in_weight_decay` of AdamWeightDecay."""
+    """Names that match AdamWeightDecay's `include_in_weight_decay`."""
     if not info.own_exclusion or not (included := arguments.get("include_in_weight_decay")):
         return set()
     patterns = info.options["include_in_weight_decay"].checked(included, "include_in_weight_decay")
@@ -131,7 +131,7 @@ def included_names(info: OptimizerInfo, names: Mapping[str, str], arguments: Map
 
 
 def _class_options(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments under the names of the class, each checked under the name that was given."""
+    """Rename arguments as in the class, each checked under its given name."""
     weight_decay = arguments.pop("weight_decay", None)
     if weight_decay is not None and ("weight_decay" in info.options or weight_decay):
         arguments["weight_decay"] = weight_decay

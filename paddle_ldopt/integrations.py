@@ -55,7 +55,7 @@ def from_settings(
 ) -> Any:
     """Build the optimizer of a framework's YAML file; `name` is its class, such as "AdamWDL".
 
-    `undecayed` are the names (`param.name`) without weight decay, `own` the framework's settings, for errors.
+    `undecayed` are `param.name`s without weight decay, `own` the framework's settings, for errors.
     """
     info = REGISTRY[NAMES[name]]
     options = numbers_read(dict(settings))
@@ -99,7 +99,7 @@ def from_settings(
 
 @functools.cache
 def with_record(cls: Any) -> Any:
-    """Return a subclass of the same name whose state records class, decay and layers, which a resume compares."""
+    """Return a subclass of the same name whose state has a record, which a resume compares."""
 
     def record_of(self: Any) -> dict[str, Any]:
         interface = layerwise_interface(self)
@@ -138,14 +138,14 @@ def numbers_read(value: Any) -> Any:
 
 
 def name_parts(parts: Any, setting: str) -> list[str]:
-    """Return a list of parts of names; a string is refused, because its letters would match nearly every name."""
+    """Refuse a string: its letters would match nearly every name."""
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise refusal(TypeError, f"`{setting}` must be a list of parts of names.", **{setting: parts})
     return list(parts)
 
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
-    """Return `param.name` of parameters whose structured name contains one of `parts`, and optionally of vectors."""
+    """Return `param.name`s whose structured names contain one of `parts`, and optionally of vectors."""
     wanted, named = tuple(parts), list(model.named_parameters())
     matched = {param.name for name, param in named if any(part in name for part in wanted)}
     if wanted and not matched:
@@ -156,7 +156,7 @@ def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: b
 
 
 def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a group for each entry, of the parameters that it matches first, and one for all others."""
+    """Return a group per entry, of the parameters that it matches first, and one for the rest."""
     ungrouped = {name: param for name, param in model.named_parameters() if not param.stop_gradient}
     groups = []
     for parts, options in chosen:
@@ -171,7 +171,7 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
 
 
 class Component:
-    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model."""
+    """As PaddleOCR and PaddleClas build optimizers: settings first, then the model."""
 
     own: Any = ("lr", "regularizer", "weight_decay", "clip_norm", "no_weight_decay_name")
     own += ("one_dim_param_no_weight_decay",)
@@ -201,7 +201,7 @@ class Component:
 
 
 class ClasComponent(Component):
-    """An optimizer as PaddleClas builds it: for a list of models, and without weight decay by default."""
+    """PaddleClas's: for a list of models, by default without weight decay."""
 
     own = (*Component.own, "scope", "filter_bias_and_bn")
 
@@ -338,7 +338,7 @@ def register_paddledetection() -> None:
 
 
 class Pending(paddle.optimizer.SGD):
-    """Placeholder for an optimizer until PaddleSpeech's trainer has set up the model."""
+    """A placeholder until PaddleSpeech's trainer has set up the model."""
 
     def __init__(self, learning_rate: Any, parameters: Any, grad_clip: Any = None) -> None:
         self.arguments = {"learning_rate": learning_rate, "groups": list(parameters), "grad_clip": grad_clip}

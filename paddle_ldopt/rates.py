@@ -20,7 +20,7 @@ RateOrSchedule = Union[float, LRScheduler, None]
 
 
 class LayerwiseInterface:
-    """All that this package reads from an optimizer; the defaults fit Paddle's."""
+    """What we read from an optimizer; the defaults fit Paddle's."""
 
     layers: Any = None  # a `LayerMap`
     decay: Any = None  # a `LayerDecay`
@@ -37,12 +37,12 @@ class LayerwiseInterface:
         return None
 
     def has_nonzero_weight_decay(self, param: Tensor) -> Optional[bool]:
-        """Return whether the next step decays a parameter; None: by the options of Paddle."""
+        """Whether the next step decays a parameter; None: by Paddle's options."""
         return None
 
 
 def layerwise_interface(optimizer: Optimizer) -> Any:
-    """Return the optimizer inside wrappers, or `LayerwiseInterface` for one of Paddle's."""
+    """The optimizer inside wrappers; for Paddle's, `LayerwiseInterface`."""
     inner = _compat.unwrap(optimizer)
     return inner if isinstance(inner, LayerwiseInterface) else LayerwiseInterface()
 
@@ -81,7 +81,6 @@ def next_rate(optimizer: Optimizer) -> float:
 
 
 def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
-    """Return ``param.name`` -> rate."""
     if not isinstance(_compat.unwrap(optimizer), Optimizer):
         raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))

@@ -57,8 +57,8 @@ def create_optimizer(
     (``norm`` in upper or lower case, ``ln_`` and ``bias`` in the names of `name_dict` or `layers`; ``norm`` and
     ``.b_0`` in Paddle's own names). Patterns in `include_in_weight_decay` override this.
 
-    `parameters` are by default all of `model`. `adam_clipnorm` clips each gradient to this norm, `adam_global_clipnorm`
-    all together. The other arguments are as in `AdamWeightDecay` and, from `layerwise_decay` on, in `AdamWDL`.
+    `parameters` are by default all of `model`. `adam_clipnorm` clips each gradient, `adam_global_clipnorm` all
+    together. Other arguments are as in `AdamWeightDecay` and, from `layerwise_decay` on, in `AdamWDL`.
 
     Returns:
         The optimizer and its `WarmUp`. Call ``schedule.step()`` after each step: TensorFlow's schedule advances by

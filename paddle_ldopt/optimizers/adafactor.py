@@ -87,7 +87,7 @@ class Adafactor(FactoredOptimizer):
 
     The second factor of :math:`\alpha` applies with `relative_step` (:math:`10^{-6} t` instead of :math:`10^{-2}` with
     `warmup_init`), the third with `scale_parameter`; without `beta1`, m is :math:`\alpha u`. The matrix is the last two
-    dimensions; with fewer than two the average of :math:`g^2 + \epsilon_1` itself is kept.
+    dimensions; vectors keep the average of :math:`g^2 + \epsilon_1` itself.
 
     Usual for fine-tuning: ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up, or
     ``warmup_init=True`` alone (with an `AdafactorSchedule` if a scheduler is required).
@@ -177,12 +177,12 @@ class Adafactor(FactoredOptimizer):
         return self.first_used_lr(parameters_of(self), 0.0) if self.sets_own_lr else float(super().get_lr())
 
     def first_used_lr(self, params: list[Tensor], otherwise: float) -> float:
-        """Return the rate of the first updated parameter; reading the others' would wait for the device."""
+        """Return the first updated parameter's rate; reading the others' would wait for the device."""
         return next((rate for rate in map(self.used_lr_of, params) if rate is not None), otherwise)
 
 
 class AdafactorSchedule(LRScheduler):
-    """A scheduler that reports the rates `Adafactor` used and sets none, for logs and for a Trainer.
+    """A scheduler that only reports `Adafactor`'s rates, for logs and a Trainer.
 
     Pass it to a Trainer with an optimizer that sets its own rate: ``optimizers=(opt, AdafactorSchedule(opt))``. Before
     a group's first update it reports `initial_lr`.

@@ -97,7 +97,7 @@ class AdamWeightDecay(RuleOptimizer):
 
     **Exclusion from weight decay.** Patterns are searched (`re.search`) in the structured name of a parameter with
     TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". Structured names come from `name_dict` or
-    `layers`; without them ``param.name`` is searched. Excluded are names that match `exclude_from_weight_decay` but not
+    `layers`; without them ``param.name`` is searched. Names are excluded that match `exclude_from_weight_decay` but not
     `include_in_weight_decay`. TensorFlow's usual patterns miss Paddle's ``norm1.weight`` and ``ln_1``: use
     ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class of the layer,
     ``apply_decay_param_fun=decayed_parameter_names(model).__contains__``. If both are given, both must allow it. A
@@ -200,7 +200,7 @@ class AdamWeightDecay(RuleOptimizer):
     counts_together = True  # as Keras' `iterations`
 
     def apply_gradients(self, params_grads: Any) -> Any:
-        """Take a step with (parameter, gradient) pairs, or Keras' (gradient, parameter) pairs."""
+        """Take a step with (parameter, gradient) or Keras' (gradient, parameter) pairs."""
         if not paddle.in_dynamic_mode():  # where gradients have no names: Paddle's order alone
             return super().apply_gradients(params_grads)
         names = {param.name for param in parameters_of(self)}
@@ -234,7 +234,7 @@ class AdamWeightDecay(RuleOptimizer):
             self._warn_of_idle_patterns(params)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments and the present rate for JSON; "not_in_config" lists other arguments."""
+        """Return the arguments and the current rate for JSON; "not_in_config" lists other arguments."""
         given = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
         given.update(learning_rate=self._learning_rate, **dict.fromkeys(COMMON))
         if given["set_param_lr_fun"] is layerwise_lr_decay:
@@ -253,9 +253,9 @@ class AdamWeightDecay(RuleOptimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **arguments: Any) -> Any:
-        """Build an optimizer from a `get_config`, also of transformers' class.
+        """Build an optimizer from `get_config`, also of transformers' class.
 
-        `arguments` are the parameters, a value for each name in "not_in_config", and arguments to override.
+        `arguments` are the parameters, those in "not_in_config", and overrides.
         """
         config = dict(config)
         lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]

@@ -21,7 +21,7 @@ from .options import WEIGHT_DECAY, bool_option, checked_lr, decay_option, passed
 from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 
-_LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
+_LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: comparing dtypes is slow
 
 
 def adamw_update(
@@ -71,8 +71,8 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     Args:
         learning_rate (float|LRScheduler, optional): the rate for a ratio of 1, usually the head's.
         parameters (list[Tensor]|list[dict], optional): required in dygraph. Dicts are groups with "params" and any of
-            "learning_rate" (a multiplier of the global rate), "grad_clip" and options of the class. The labels "group",
-            "lr_scale" (beside "learning_rate"), "name" and "dygraph_key_name" have no effect.
+            "learning_rate" (multiplies the global rate), "grad_clip" and options of the class. The labels "group",
+            "lr_scale" (with "learning_rate"), "name" and "dygraph_key_name" have no effect.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all.
         multi_precision: keep float32 master weights of float16 and bfloat16 parameters.
@@ -82,17 +82,17 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         layers (LayerMap, optional): the model's layer map, instead of the next three arguments.
         n_layers: number of blocks, for `set_param_lr_fun`; not below the model's.
         set_param_lr_fun: ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, called for every parameter
-            in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it; 0 freezes
-            the parameter.
+            in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it; 0
+            freezes.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
         lr_ratio: a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`.
         fused: whether the C library takes the step. None: in dygraph on a CPU, except for float64 parameters. True: the
-            same, or an error if that is not possible for all parameters. False: Paddle's operations only. In the
-            library, numbers below 1.2e-38 count as 0.
+            same, or an error if impossible for any parameter. False: never. The library treats numbers below 1.2e-38 as
+            0.
 
     Raises:
-        TypeError, ValueError: a wrong argument; a decay without effect; a parameter missing in `name_dict`;
-            `fused=True` where it is not possible, at the latest in the first step.
+        TypeError, ValueError: a wrong argument; a decay without effect; a parameter missing in `name_dict`; an
+            impossible `fused=True`, at the latest in the first step.
 
     Differs from `paddlenlp.ops.optimizer.AdamWDL`: weight decay is applied once, at the layer's rate.
 
@@ -157,13 +157,13 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     takes_new_parameters = True
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Return the update by Paddle's AdamW kernel, or by the rule if no kernel is exact."""
+        """Paddle's AdamW kernel, or the rule if no kernel is exact."""
         inputs, rates, by_rule, update_by_rule = [], dict[Any, Any](), list[int](), None
         tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
         for i, (param, grad, scale, kind) in enumerate(zip(*rows[:4])):
             name, double, master = param.name, False, None
             state = [table.get(name) for table in tables]
-            # types are the same object; to ask for anything else takes as long as the kernel
+            # types are the same object; any other check takes as long as the kernel
             usual = param.dtype is grad.dtype is paddle.float32 and name not in self._master_weights
             usual = usual and not grad.is_selected_rows() and grad.is_same_shape(param)
             if not (usual and state[0] is not None and state[0].is_same_shape(param)):

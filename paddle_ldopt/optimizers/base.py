@@ -1,4 +1,4 @@
-"""The base classes of the optimizers: ratios of layers, options, groups and states. `step` describes a step."""
+"""The optimizers' base class: ratios of layers, options, groups and states. `step` describes a step."""
 
 import copy
 import functools
@@ -35,7 +35,7 @@ from .step import OneStep, Rows
 
 
 class LayerwiseOptimizer(OneStep):
-    """The base of all optimizers of this package; it precedes Paddle's class."""
+    """Base of our optimizers; it precedes Paddle's class."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     counts_steps = True  # whether the state `STEP` is a number of steps
@@ -45,7 +45,7 @@ class LayerwiseOptimizer(OneStep):
     fused_rule: ClassVar[Optional[FusedRule]] = None  # the same rule in the C library
     regularization: Any  # Paddle's: an L2 penalty
     batch_bytes: Optional[int] = None
-    _accumulators_holder: dict[str, Any]  # Paddle's: loaded state of parameters that were not updated yet
+    _accumulators_holder: dict[str, Any]  # Paddle's: loaded state of parameters without an update so far
     n_layers: int = N_LAYERS
     has_documented_hook: bool  # whether the hook is `layerwise_lr_decay`
     _options: Values  # the optimizer's own, which a group may override
@@ -148,7 +148,7 @@ class LayerwiseOptimizer(OneStep):
         """Raise ValueError if options exclude each other; `group` is the group that overrides some, or {}."""
 
     def values_now(self, group: Values) -> tuple[Values, float]:
-        """Return the rule's options and the rate of a group in this step, without multipliers and ratios."""
+        """Return a group's options for the rule and its rate in this step, without multipliers and ratios."""
         options, rate = dict(self._rule_options), group.get("lr")
         for name in options:
             if name in group:
@@ -206,7 +206,7 @@ class LayerwiseOptimizer(OneStep):
         return bool(self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype))
 
     def owner_of(self, param: Tensor) -> Tensor:
-        """Return the tensor under whose name Paddle keeps the state: the master if there is one."""
+        """Paddle keeps the state under the master's name, if there is one."""
         return self._master_weights[param.name] if self.has_master(param) else param
 
     def state_of(self, param: Tensor) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class LayerwiseOptimizer(OneStep):
         return {name: (getattr(paddle, state.dtype or "", default), shapes[state.kind]) for name, state in states}
 
     def check_param(self, param: Tensor) -> None:
-        """Raise if a parameter has gained or lost its master by a change of type; subclasses also check its shape."""
+        """Raise if a change of type added or removed the master; subclasses also check the shape."""
         has, made = param.name in self._master_weights, param.name in self._already_create_accumulator
         if made and has != self.has_master(param) and paddle.in_dynamic_mode():
             wrong = f"'{param.name}' had another type when its state was made: cast the model before the first step,"
@@ -252,7 +252,7 @@ class LayerwiseOptimizer(OneStep):
             self._accumulators_holder = loaded
 
     def set_state_dict(self, state_dict: Values) -> None:
-        """Load the result of `state_dict`; raise before anything changes if it is of another optimizer."""
+        """Load the result of `state_dict`; another optimizer's raises and changes nothing."""
         super().set_state_dict(loadable(self, state_dict))
         self._forget_kept()
         owners = self._accumulators.get(self.state_key(STEP), {})
@@ -272,7 +272,7 @@ class LayerwiseOptimizer(OneStep):
         self.set_state_dict(state_dict)
 
     def sharded_state_dict(self, model_sharded_state_dict: Values, shards: Any = None) -> Values:
-        """Return key -> ShardedWeight of all state and masters; missing state is created.
+        """Return key -> ShardedWeight of state and masters; create missing state.
 
         `shards` is None, or ``param.name`` -> range of the flattened parameter in this process.
         """
@@ -295,11 +295,11 @@ class LayerwiseOptimizer(OneStep):
         super().set_lr(checked_number(value, "value"))
 
     def fused_values(self, options: Values) -> Values:
-        """Return the fields and flags of `fused_rule` that differ from the options of the same name."""
+        """Return the fields and flags of `fused_rule` that differ from the options of that name."""
         return {}
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Check the rows and return their update by Paddle's operations, a function of the step number."""
+        """Check the rows; return their update by Paddle's operations, a function of the step number."""
         whole_here = _compat.topology() is None or self.finder.is_whole(self._parameter_list)
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)

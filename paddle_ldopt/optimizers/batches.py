@@ -1,7 +1,7 @@
 """The update by Paddle's operations: the rule on a stack [k, ...] of parameters of one shape, type and set of options.
 
-State tensors are rows of the stack. If one has other memory (after loading, casting or copying), the batch is built
-again. Parameters and gradients are copied into a stack in each step.
+State tensors are rows of the stack. If one has other memory (after loading, casting or copying), the batch is rebuilt.
+Each step copies parameters and gradients into a stack.
 """
 
 import collections
@@ -80,7 +80,7 @@ class Batch:
         return same and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
 
     def release(self, names: set[str]) -> None:
-        """Give the state of parameters that leave the batch its own memory."""
+        """Give parameters that leave the batch state memory of their own."""
         rows = [param.name in names for param in self.params] * len(self._stacks)
         for leaves, by_owner, key, address in zip(rows, self._dicts, self._keys, self._addresses):
             tensor = by_owner.get(key) if leaves and len(self.params) > 1 else None
@@ -124,7 +124,7 @@ class Batch:
 
 
 def rounded(values: Any, dtype: Any) -> Any:
-    """Cast values to a type of fewer bits, to the nearest number; Paddle 3.1 cuts bits off float16 on a CPU."""
+    """Cast to fewer bits, to the nearest number; on a CPU, Paddle 3.1 truncates float16."""
     low = values.astype(dtype)
     if paddle.__version__.startswith("3.1.") and dtype == paddle.float16 and values.place.is_cpu_place():
         rest = values - low.astype(values.dtype)
@@ -133,7 +133,7 @@ def rounded(values: Any, dtype: Any) -> Any:
 
 
 def uncounted(tensor: Any) -> Any:
-    """Return a Tensor of the same memory whose writes do not change `inplace_version`, as in Paddle."""
+    """Return a Tensor of the same memory; its writes do not change `inplace_version`, as in Paddle."""
     if not paddle.in_dynamic_mode() or tensor.is_dist():
         return tensor
     if not tensor.is_contiguous():
@@ -144,7 +144,7 @@ def uncounted(tensor: Any) -> Any:
 
 
 class Batches:
-    """The batches of one optimizer, and the division of the last step's rows into them."""
+    """An optimizer's batches, and how the last step's rows are divided into them."""
 
     def __init__(self) -> None:
         self._batches: dict[tuple[str, ...], Batch] = {}
@@ -218,7 +218,7 @@ def counters(optimizer: Any, state: Values, count: Optional[float]) -> Values:
 
 
 def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Values]:
-    """Return a rule's result; old states that are another's new value are copied."""
+    """Copy old states that are another's new value."""
     names = dict(zip(map(id, old.values()), old))
     result = {"": new_param, **new_state}
     for name, value in result.items():
@@ -231,7 +231,7 @@ def without_old(new_param: Any, new_state: Values, old: Values) -> tuple[Any, Va
 
 
 def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[str, Shard]) -> Callable[[Any], None]:
-    """Return the update of parameters in shards, which runs in all processes together."""
+    """The update of shards, which runs in all processes together."""
     row_of = {param.name: i for i, param in enumerate(rows.params)}
 
     def update(count: Optional[float]) -> None:
@@ -264,7 +264,7 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
 def started(
     optimizer: Any, param: Tensor, grad: Tensor, options: Values, lr: Any, shard: Shard, count: Any
 ) -> tuple[Any, Callable[..., None]]:
-    """Return the rule of a parameter, not run yet, and a function that writes its result."""
+    """A parameter's rule, not yet run, and a function that writes its result."""
     target, dtype = optimizer.owner_of(param), compute_dtype(param)
     kinds, stored = optimizer.state_kinds(param), optimizer.state_of(param)
     state = {name: stored[name].astype(dtype) for name in kinds}

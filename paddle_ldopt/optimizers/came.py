@@ -90,7 +90,7 @@ class Came(FactoredOptimizer):
     r"""Adafactor's low memory, with momentum and longer steps where updates are stable: the choice for large models.
 
     With :math:`\beta_{2,t} = 1 - t^{-decay\_rate}` and EMA the exponential moving average, for a parameter of rank 2 or
-    more, whose averages of squares are kept as means of rows and columns (of the last two dimensions):
+    more, whose averages of squares are means of rows and columns (of the last two dimensions):
 
     .. math::
         V &= \mathrm{EMA}(g^2 + \epsilon_1; \beta_{2,t}), \qquad

@@ -157,7 +157,7 @@ def unsupported_tensor(tensor: Any) -> Optional[str]:
 
 
 def library_is_usable(optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
-    """Return whether the library may update such parameters; warn if it is missing, raise if `fused` asks for it."""
+    """Whether the library may update such parameters; warn if it is missing, raise if `fused` asks for it."""
     on_cpu = not param._is_initialized() or param.place.is_cpu_place()
     why = unsupported_here() if on_cpu else f"the parameters are on {param.place}"
     if why is not None and on_cpu and not optimizer.fused:
@@ -170,7 +170,7 @@ def library_is_usable(optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
 
 
 def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray[Any], list[int]]:
-    """Return the structs of a step, and the indices of rows that the library cannot update.
+    """Return a step's structs, and the rows that the library cannot update.
 
     Gradients that are not contiguous are replaced in `rows`.
     """

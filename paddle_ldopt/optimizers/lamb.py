@@ -64,20 +64,20 @@ class Lamb(RuleOptimizer):
             \hat m = \frac{m}{1 - \beta_1^t}, \quad \hat v = \frac{v}{1 - \beta_2^t} \\
         w &\leftarrow w - l \, \frac{\|w\|}{\|r + \lambda w\|} \, (r + \lambda w)
 
-    where the quotient of the norms is 1 if either of them is 0. Every parameter is adapted, also without weight decay.
+    where the quotient of the norms is 1 if either is 0. Every parameter is adapted, also without weight decay.
 
     Args:
         learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): a constant (number or Tensor of one element); a
-            1-D Tensor or finite iterable whose element i, from 0, is the rate of step i (a step after the last raises);
-            or a callable that maps the number of steps taken to the rate. The count is part of the state; steps without
-            a gradient, or skipped after an overflow, do not count. The caller steps an `LRScheduler`.
+            1-D Tensor or finite iterable whose element i, from 0, is the rate of step i (a later step raises); or a
+            callable: number of steps taken -> rate. The state includes this number; steps without a gradient or skipped
+            after an overflow do not count. The caller steps an `LRScheduler`.
         weight_decay (float|int|callable, optional): :math:`\lambda`, or a callable of the number of steps taken.
         parameters (list[Tensor]|list[dict], optional): also `params`, or the first argument. A group's "lr" is its
             absolute rate, of any kind of `learning_rate`; "grad_centralization" subtracts from the gradient of a
             convolution's weight, of rank 4 or 5, its mean over all axes except the first. ``{"order_params": [...]}``
             has no effect.
-        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all if there
-            are groups, else to all except names with "beta" or "gamma", which norms do not have in Paddle: use
+        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups to
+            all, else to all except names with "beta" or "gamma". Paddle's norms have other names: use
             ``ldopt.decayed_parameter_names(model).__contains__``.
         **common: further options (docs/options.md) and the arguments of `AdamWDL`.
 

@@ -1,4 +1,4 @@
-"""Layer-wise learning rates: hooks, a mixin for optimizers, and its use on an existing optimizer of any Paddle class.
+"""Layer-wise learning rates: hooks, a mixin for optimizers, and its use on any Paddle optimizer.
 
 A hook (`set_param_lr_fun`, `lr_ratio`) maps a parameter to its ratio.
 """
@@ -69,7 +69,7 @@ LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
 def check_hook(optimizer: Any, params: list[Tensor]) -> None:
-    """Raise if PaddleNLP's hook finds no block; warn if it skips blocks, or if another hook gives equal ratios only."""
+    """Raise if PaddleNLP's hook finds no block; warn if it skips blocks, or if another hook's ratios are all equal."""
     trained = [param for param in params if not param.stop_gradient]
     ratios, decay = [optimizer.hook(param) for param in trained], optimizer.layerwise_decay
     if not optimizer.has_documented_hook:
@@ -95,7 +95,7 @@ def check_hook(optimizer: Any, params: list[Tensor]) -> None:
 def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int) -> Callable[[Tensor], Any]:
     """Return a function from a parameter to a checked ratio.
 
-    A hook returns a ratio (a variable in a static graph), or None after multiplying
+    A hook returns a ratio (in a static graph a variable), or None after multiplying
     ``param.optimize_attr["learning_rate"]``, which is restored.
     """
     settings = (layerwise_decay, name_dict, n_layers)
@@ -145,9 +145,9 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
 
 
 class LayerRates(LayerwiseInterface, Optimizer):
-    """A mixin that multiplies the rate of each parameter by its layer's ratio; it precedes Paddle's class."""
+    """A mixin that multiplies each parameter's rate by its layer's ratio; it precedes Paddle's class."""
 
-    ratios: dict[str, Any] = {}  # param.name -> ratio; set once by a LayerMap, in every step by a hook; or empty
+    ratios: dict[str, Any] = {}  # param.name -> ratio, from a LayerMap once, from a hook in every step
     structured_names: Any = {}  # param.name -> structured name, if given
     _dtype: Any  # Paddle's: type of the rate
 
@@ -175,7 +175,7 @@ class LayerRates(LayerwiseInterface, Optimizer):
         return ratio
 
     def layerwise_ratio(self, param: Tensor) -> Any:
-        """Return the current ratio of a parameter's rate to the optimizer's, apart from groups and ParamAttr."""
+        """Return a parameter's current ratio, without the factors of groups and ParamAttr."""
         return self.ratio_of(param) if self.ratios else 1.0
 
     def _create_global_learning_rate(self) -> Any:
@@ -251,7 +251,7 @@ def plain_class(optimizer: Optimizer) -> Optional[type]:
 
 
 class _Applied(LayerRates):
-    """The mixin; its first step raises if Paddle's code did not ask for every scaled rate."""
+    """Its first step raises if Paddle did not ask for every scaled rate."""
 
     _lr_asked: Optional[set[str]] = None  # names of the parameters of the first step; None after it
     counts_steps = False  # for files of its state

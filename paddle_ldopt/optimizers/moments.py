@@ -26,7 +26,6 @@ def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) ->
 
 
 def ema_of_squares_(old: Any, x: Any, beta: float) -> Any:
-    """Return beta * old + (1 - beta) * x^2."""
     return old.scale_(beta).add_((x * (1 - beta)).multiply_(x))
 
 

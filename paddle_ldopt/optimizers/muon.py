@@ -62,7 +62,7 @@ def muon_update(
 
 
 def orthogonalized(u: Any, coefficients: tuple[float, float, float], steps: int, dtype: Optional[str] = None) -> Any:
-    r"""Return about :math:`U V^\top` of matrices :math:`U S V^\top`, [..., m, n]: Newton-Schulz iterations.
+    r"""Approximate :math:`U V^\top` of :math:`U S V^\top`, [..., m, n], by Newton-Schulz iterations.
 
     .. math::
         X_0 = \frac{U}{\lVert U \rVert_F}, \qquad A = X X^\top, \qquad X \leftarrow a X + (b A + c A^2) X
@@ -98,12 +98,12 @@ class Muon(RuleOptimizer):
             s = 0.2 \sqrt{\max(m, n)} \;\text{ or }\; \sqrt{\max(1, out / in)}
 
     NS replaces the singular values of u by values near 1, in `ns_steps` Newton-Schulz iterations. All other parameters
-    take the step of `AdamWDL`. With ``adjust_lr="match_rms_adamw"`` an update has about the RMS of an AdamW update, so
-    one rate serves both parts.
+    are updated as by `AdamWDL`. With ``adjust_lr="match_rms_adamw"``, updates have about AdamW's RMS, so one rate
+    serves both parts.
 
     **Which parameters**: the matrices and kernels of convolutions (as [out, in * kh * kw]) in the blocks of `layers`.
-    `use_muon` overrides this, and a group's "use_muon" both. Parameters with three dimensions go to AdamW by default:
-    experts in one stack look like a Conv1D.
+    `use_muon` overrides this, and a group's "use_muon" both. By default, AdamW updates parameters with three
+    dimensions: stacked experts look like a Conv1D.
 
     docs/options.md lists the options, `AdamWDL` the arguments of all optimizers.
 
@@ -212,7 +212,7 @@ class Muon(RuleOptimizer):
         return routed
 
     def uses_muon(self, param: Tensor) -> bool:
-        """Return whether Muon updates a parameter; AdamW updates the others."""
+        """Return whether Muon, not AdamW, updates a parameter."""
         return bool(self.group_of(param)["use_muon"])
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:

@@ -145,7 +145,7 @@ REGISTRY: dict[str, OptimizerInfo] = {}
 
 
 def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
-    """Return a decorator that registers a class under its name in lower case.
+    """Register a class under its name in lower case.
 
     `fields` are fields of `OptimizerInfo`. An option without a default takes the default of the constructor's argument.
     """
@@ -165,7 +165,7 @@ def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
 
 
 def _arguments(cls: type) -> dict[str, Any]:
-    """Return argument -> default, of the constructor and the bases that it passes arguments to."""
+    """Argument -> default, also of the bases that receive the arguments."""
     arguments: dict[str, Any] = {}
     for init in [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]:
         parameters = inspect.signature(init).parameters.values()
@@ -201,7 +201,7 @@ GROUP_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie
 
 
 def passed_on(local: Values) -> Values:
-    """Return a constructor's arguments, given its `locals()`, for the constructor of the base class."""
+    """Given `locals()`, return a constructor's arguments for the base class's constructor."""
     arguments = {name: value for name, value in local.items() if name not in {"self", "__class__", "params", "common"}}
     if "params" in local:
         arguments["parameters"] = one_of_two("parameters", arguments["parameters"], "params", local["params"])

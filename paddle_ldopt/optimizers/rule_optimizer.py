@@ -1,4 +1,4 @@
-"""The base of optimizers whose update is a function of tensors; their rate may be a function of their steps."""
+"""`RuleOptimizer`, whose rate may also be a function of its steps."""
 
 import re
 import warnings
@@ -38,10 +38,10 @@ class RuleOptimizer(LayerwiseOptimizer):
     - `states(options, shape)`: name -> `State`;
     - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state). It may overwrite
       `param` and `state`, but not `grad`. Its tensors are float32 (float64 for float64 parameters). They may be stacks
-      of parameters, of shape ``[k, *shape]``; `lr` is then a number, or has the shape [k, 1, ...]. So the rule reads
-      the shape of a parameter from `shard.shape` and sums with methods of `shard`: `grad.sum()` would mix parameters.
-      It yields lists of sums over its part of the tensor and receives the sums over the whole tensor, across all
-      processes (see `sharded`)::
+      of parameters, of shape ``[k, *shape]``; `lr` is then a number, or has the shape [k, 1, ...]. So the rule reads a
+      parameter's shape from `shard.shape` and sums with `shard`'s methods: `grad.sum()` would mix parameters. It yields
+      lists of sums over its part of the tensor and receives the sums over the whole tensor, across all processes (see
+      `sharded`)::
 
         def rule(param, grad, state, lr, *, shard, beta1):
             moment = beta1 * state["moment1"] + (1 - beta1) * grad
@@ -52,8 +52,8 @@ class RuleOptimizer(LayerwiseOptimizer):
     exclude each other), and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_initial_lr`.
 
     Args:
-        batch_bytes: the size limit of a batch of parameters that are updated together. A step needs up to twelve times
-            as much temporary memory. None: 64 MB on an accelerator; 2 MB on a CPU, where larger batches are slower.
+        batch_bytes: the size limit of parameters that are updated together. A step needs up to twelve times this as
+            temporary memory. None: 64 MB on an accelerator; 2 MB on a CPU, where larger batches are slower.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Tensors split over processes: the shard of a parameter, sums over its shards, and its state for checkpoints.
 
 A rule sees one shard. It yields sums over the shard and receives the sums over all shards. Sums of rows, columns or
-channels have the size of the whole tensor, with zeros outside the shard, and size 1 in the summed dimensions: rows
-[..., R, 1], columns [..., 1, C]; in a stack [k, ..., R, C], of each parameter.
+channels span the whole tensor, with zeros outside the shard, and size 1 in the summed dimensions: rows [..., R, 1],
+columns [..., 1, C]; in a stack [k, ..., R, C], of each parameter.
 """
 
 import copy
@@ -57,7 +57,7 @@ class Shard:
         return _C_ops.sum(x, [-2], None, True)
 
     def leading_sums(self, x: Any, dims: int) -> Any:
-        """Return the sums over all dimensions but the first `dims`."""
+        """Sum over all dimensions except the first `dims`."""
         return _C_ops.sum(x, list(range(dims - len(self.shape), 0)), None, True)
 
     def spread_leading(self, values: Any, dims: int) -> Any:
@@ -65,7 +65,7 @@ class Shard:
         return values
 
     def spread_product(self, rows: Any, cols: Any) -> Any:
-        """Return each element's product of the values of its row and its column."""
+        """Multiply each element's row value by its column value."""
         if len(rows.shape) in _PRODUCTS and paddle.in_dynamic_mode() and rows.place.is_cpu_place():
             return _C_ops.matmul(rows, cols, False, False)  # type: ignore[no-untyped-call]
         return rows * cols
@@ -122,7 +122,7 @@ class PartialShard(Shard):
         return self._in_whole(sums, self._but_rows)
 
     def _in_whole(self, sums: Any, kept: Sequence[int]) -> Any:
-        """Return sums over a tensor-parallel part, padded with zeros to the whole tensor."""
+        """Pad a tensor-parallel part's sums with zeros to the whole tensor."""
         if self.split is None or self.split[0] not in kept:
             return sums
         axis, index, parts = self.split
@@ -150,7 +150,7 @@ class PartialShard(Shard):
         return self._cut(values.flatten()[first:last].unsqueeze(-1).expand([last - first, width]), width)
 
     def _of_whole(self, values: Any, kept: Sequence[int]) -> Any:
-        """Return the values of a tensor-parallel part from the values of the whole tensor."""
+        """Cut the part's values out of the whole tensor's."""
         if self.split is None or self.split[0] not in kept:
             return values
         axis, index, parts = self.split
@@ -161,7 +161,7 @@ class PartialShard(Shard):
         return self._begin // width, -(-self._end // width)
 
     def _padded(self, x: Any, width: int) -> tuple[int, Any]:
-        """Return the first row that the span touches, and `x` padded with zeros to whole rows."""
+        """The first row that the span touches, and `x` padded with zeros to whole rows."""
         first, last = self._covered(width)
         return first, _placed(x, self._begin - first * width, (last - first) * width).reshape([last - first, width])
 
@@ -177,7 +177,6 @@ def _placed(values: Any, first: int, size: int) -> Any:
 
 
 def run_locally(rule: Rule) -> Any:
-    """Return the result of a rule on whole tensors."""
     if not isinstance(rule, Generator):
         return rule
     try:
@@ -216,7 +215,7 @@ def run_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
 
 
 class ShardFinder:
-    """The parameters of an optimizer before any wrapper, and the shards that this process has."""
+    """An optimizer's parameters before any wrapper, and this process's shards."""
 
     def __init__(self, params: list[Tensor], is_elementwise: bool) -> None:
         self.params, self._is_elementwise = {param.name: param for param in params}, is_elementwise
@@ -236,7 +235,7 @@ class ShardFinder:
         return shape if split is None else [n * split[2] if i == split[0] else n for i, n in enumerate(shape)]
 
     def original(self, param: Tensor) -> Any:
-        """Return the whole parameter of the same name; raise if it is unknown."""
+        """The whole parameter of the same name."""
         if self.params and param.name not in self.params:
             wrong = "The optimizer was not built with this parameter: a wrapper has fused parameters into buffers or"
             advice = f"cut them up. Set sharding_configs.tensor_fusion=False; {_INSTEAD}."
@@ -281,7 +280,7 @@ class ShardFinder:
         return topology() is not None and type(self.find(parameter_list).get(param.name)) is not Shard
 
     def is_sliced(self, parameter_list: Any) -> bool:
-        """Return whether sharding with `split_param` has replaced the parameters by slices."""
+        """Whether `split_param` has replaced the parameters by slices."""
         name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
         return name in self.params and parameter_list[0] is not self.params[name]
 
@@ -294,7 +293,7 @@ class ShardFinder:
         return PartialShard(self.shape(param), split, span, groups, slice_size)
 
     def _split(self, param: Tensor) -> Optional[tuple[int, int, int]]:
-        """Return (axis, index, parts) of a tensor-parallel parameter, None for others."""
+        """(axis, index, parts) if tensor parallel."""
         hcg = topology()
         if hcg is None or hcg.get_model_parallel_world_size() == 1 or not getattr(param, "is_distributed", False):
             return None
@@ -308,7 +307,7 @@ class ShardFinder:
 
 
 class MissingGradients:
-    """Parameters without a gradient so far in any process. Sharding gives them zeros: weight decay would move them."""
+    """Parameters without a gradient so far in any process: sharding gives them zeros, which weight decay moves."""
 
     def __init__(self, params: list[Tensor]) -> None:
         self.params = params if is_sharded() else []
@@ -321,7 +320,7 @@ class MissingGradients:
                 param.register_hook(lambda _, name=param.name: self._here.add(name))
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return the other parameters' pairs; all processes must call this together."""
+        """All processes must call this together."""
         if not self.names:
             return params_grads
         self._here |= {

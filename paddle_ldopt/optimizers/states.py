@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 def rule_shape(kind: str, shape: Any) -> list[int]:
-    """Return the shape of a state as a rule sees it: rows are [..., R, 1], columns [..., 1, C]."""
+    """Return the shape that a rule sees: rows are [..., R, 1], columns [..., 1, C]."""
     shape = list(shape)
     return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[kind]
 
@@ -80,7 +80,7 @@ class StepFunction:
         return float(self.source[step])
 
     def reported(self, step: float) -> float:
-        """Return the value at a step; after the end of a sequence, its last one."""
+        """Return a sequence's last value after its end."""
         return self(int(step) if callable(self.source) else min(int(step), len(self.source) - 1))
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
 
 
 def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
-    """Return the names of parameters that differ from their rounded masters (dtype, array)."""
+    """Return the parameters that differ from their rounded masters (dtype, array)."""
     params = parameters_of(optimizer) if hasattr(optimizer, "has_master") else []
     given = [(param, masters[param.name]) for param in params if optimizer.has_master(param)]
     present = [(param, master[1]) for param, master in given if master and list(master[1].shape) == list(param.shape)]
@@ -110,7 +110,7 @@ def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
 
 
 def rename_state(optimizer: Any, other: Any) -> None:
-    """Give a copied optimizer's state the names of the copied parameters: Paddle's names of copies find no state."""
+    """Rename a copied optimizer's state: Paddle's names of copied parameters find none."""
     pairs = zip(parameters_of(optimizer), parameters_of(other))
     names = {mine.name: its.name for mine, its in pairs}
 
@@ -136,7 +136,7 @@ def rename_state(optimizer: Any, other: Any) -> None:
 
 
 def unified_name(key: str, names: set[str]) -> str:
-    """Return a key of `state_dict` in the form of PaddleNLP's unified checkpoints."""
+    """Return the key in PaddleNLP's unified checkpoints."""
     if _INFIX in key:
         return key
     ending = next((f"_{name}_0" for name in names if key.endswith(f"_{name}_0")), None)
@@ -162,7 +162,7 @@ def plain(state_dict: Any) -> dict[str, Any]:
 
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
-    """Return a state under the names that Paddle expects; raise if Paddle would fail halfway."""
+    """Rename a state as Paddle expects; raise if Paddle would fail halfway."""
     _check_form(optimizer, state_dict)
     if not paddle.in_dynamic_mode():
         return state_dict
@@ -221,7 +221,7 @@ def _check_form(optimizer: Any, state_dict: Any) -> None:
 
 
 def _under_names(names: Any, state_dict: Values) -> Values:
-    """Rename keys that differ from the names only in numbers that count optimizers and masters."""
+    """Rename keys that differ only in the numbers of optimizers and masters."""
     alike: dict[str, list[str]] = {}
     for key in state_dict.keys() - names:
         alike.setdefault(_COUNTS.sub("", key), []).append(key)
@@ -258,9 +258,9 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
 
 
 def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:
-    """Raise ValueError unless a state has the expected (dtype, shape or None), and a counter a valid number.
+    """Raise unless a state has the expected (dtype, shape or None), and a counter a valid number.
 
-    `dtype` is the type of an array that holds its bits in another type.
+    `dtype` is the type of an array that stores its bits in another type.
     """
     kind, shape = dtype_name(expected[0]), list(values.shape if expected[1] is None else expected[1])
     received = {"dtype": dtype or dtype_name(values.dtype), "shape": list(values.shape)}

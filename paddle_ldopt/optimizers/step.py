@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
 
 class OneStep(LayerRates):
-    """The step of all optimizers of this package, from top to bottom."""
+    """The step of our optimizers, from top to bottom."""
 
     finder: ShardFinder
     missing: MissingGradients
@@ -61,7 +61,7 @@ class OneStep(LayerRates):
     fused: Optional[bool]
     counts_together = False  # whether all parameters share one count of steps
     is_elementwise = False  # the rule needs no sums: the library may update shards
-    agree: Optional[Callable[[], None]] = None  # called before anything changes; raises another process's error
+    agree: Optional[Callable[[], None]] = None  # called before any change; raises another process's error
     compared = False  # whether all processes have compared their options
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
@@ -167,7 +167,7 @@ class OneStep(LayerRates):
             return []
 
     def _read(self, clipped: list[tuple[Any, Pairs]]) -> tuple[Optional[NDArray[Any]], Rows, list[int]]:
-        """Return the structs for the C library (None: not used), all rows, and the rows left to Paddle's operations."""
+        """Return the structs for the C library (None: unused), all rows, and the rows left to Paddle's operations."""
         pairs, clips, penalty = Pairs(), list[Any](), self.regularization is not None
         for clip, of_clip in clipped:
             pairs += of_clip
@@ -177,7 +177,7 @@ class OneStep(LayerRates):
         if self.hook is not None:
             self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
         fused = self.fused is not False and bool(pairs) and library_is_usable(self, pairs[0][0])
-        # settings alone decide which of the two clips: they round differently, and a resume must have the same bits
+        # only settings decide which of the two clips: they round differently, and a resume must be exact
         by_library = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
         by_library = by_library and 0.0 not in self.ratios.values()  # their gradients count, too
         rows = self._rows(pairs if by_library or not (clips or penalty) else self._clipped(clipped))

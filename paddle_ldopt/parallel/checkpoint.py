@@ -1,7 +1,7 @@
 """Checkpoints for any layout, saved and loaded by any number of processes.
 
-`paddle.distributed.save_state_dict` pickles the tensors. This module gives it their places, and adds schedules,
-checksums and a record of the optimizer.
+`paddle.distributed.save_state_dict` pickles the tensors. This module adds their places, schedules, checksums and a
+record.
 """
 
 import importlib
@@ -37,8 +37,8 @@ def save_checkpoint(folder: Any, network: paddle.nn.Layer, optimizer: Optimizer,
         folder (str): new or empty, on a disk shared by all processes.
         network (paddle.nn.Layer): as trained, wrapped or not.
         optimizer (Optimizer): one of ours, wrapped or not.
-        rename (callable, optional): structured name -> name in the checkpoint, if other layouts build the network from
-            other classes (such as pipeline stages).
+        rename (callable, optional): structured name -> name in the checkpoint, if other layouts use other network
+            classes (such as pipeline stages).
 
     Raises:
         TypeError, ValueError: a wrapper whose state fits no other layout; a folder with files; two parameters of one
@@ -101,8 +101,7 @@ def load_checkpoint(
         network (paddle.nn.Layer): as it will be trained, wrapped or not.
         optimizer (Optimizer): as in `load_optimizer`, wrapped or not.
         rename (callable, optional): structured name here -> name in the checkpoint.
-        strict (bool): as in `load_optimizer`; with False, parameters that the checkpoint lacks keep their values and
-            state.
+        strict (bool): as in `load_optimizer`; if False, parameters missing in the checkpoint keep values and state.
 
     Raises:
         TypeError, ValueError: an incomplete or damaged checkpoint; with `strict`, a difference; other states than this
@@ -203,7 +202,7 @@ def _sharded(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[
 
 
 def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
-    """Return ``param.name`` -> range of the flattened parameter here; None if parameters are whole."""
+    """Return ``param.name`` -> range of the flattened parameter here; None if whole."""
     fused, message = _compat.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
     for wrapper in wrappers(optimizer)[:-1]:
         if type(wrapper) is _compat.sharding_v2():
@@ -221,7 +220,7 @@ def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
 
 
 def _read_record(folder: str) -> Any:
-    """Return the record of a complete checkpoint, after checking this process's part of the files."""
+    """Read a complete checkpoint's record, after checking this process's files."""
     path = os.path.join(folder, RECORD)
     if not os.path.isfile(path):
         message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."

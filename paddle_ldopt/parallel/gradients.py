@@ -69,12 +69,12 @@ class ProcessGroups:
             _compat.check_own_gradients("the overflow check")
 
     def group(self, axis: str) -> Any:
-        """Return the group of an axis, None for one process."""
+        """Return None for one process."""
         group = self.topology and getattr(self.topology, f"get_{axis}_parallel_group")()
         return group if group and group.nranks > 1 else None
 
     def greatest(self, flag: int, error: Optional[BaseException] = None) -> int:
-        """Return the greatest flag of all processes; raise RuntimeError with `error` if one does not answer."""
+        """Return all processes' greatest flag; raise RuntimeError with `error` if one does not answer."""
         if self.processes == 1:
             return int(flag)
         reduced = paddle.to_tensor([int(flag)], dtype="int32")
@@ -204,7 +204,7 @@ class Gradients:
         return [param for param in params if getattr(param, "need_clip", True) and _gradient_of(param) is not None]
 
     def global_norm(self) -> float:
-        """Return the norm of the reduced gradients of all processes, each parameter counted once."""
+        """Return the reduced gradients' norm over all processes; each parameter counts once."""
         groups, repeated = self._groups, self._repeated()
         split: list[Any] = []  # split by tensor parallelism
         experts: list[Any] = []
@@ -219,7 +219,7 @@ class Gradients:
         return (in_pieces + sum_of_processes([groups.data_group], every[1:2]) + every[2:]).sqrt().item()
 
     def _repeated(self) -> set[int]:
-        """Return the ids of copies of tied weights, and of their slices, that another stage counts."""
+        """Ids of tied weights' copies, and of their slices, that another stage counts."""
         groups = self._groups
         stage = groups.network._layers if groups.group("pipe") is not None else None
         copies = [

@@ -36,7 +36,7 @@ class LossScaler:
         return loss * self.get_loss_scale()
 
     def update(self, overflow: bool) -> None:
-        """Adapt the scale after a step; `overflow` is whether any process had a gradient that was not finite."""
+        """Adapt the scale after a step; `overflow`: any process had a gradient that was not finite."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resume."""
@@ -115,7 +115,6 @@ class DynamicLossScaler(LossScaler):
         return 1 if index < 0 else self.windows[index]
 
     def update(self, overflow: bool) -> None:
-        """Decrease the scale after an overflow; increase it after `scale_window` steps without one."""
         state = self._state
         state["good_steps"] = 0 if overflow else state["good_steps"] + 1
         if overflow:
@@ -130,8 +129,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
     """`DynamicLossScaler` with an adaptive window: fast to find a scale, then slow to change it.
 
     The window is in a list from `min_scale_window` to `max_scale_window`. After three increases of the scale, it moves
-    to the next entry (from 1 to the first). After three decreases without an increase, it becomes 1, unless it is the
-    first entry.
+    to the next entry (from 1 to the first); after three decreases without an increase, to 1, unless it is the first.
 
     Args:
         loss_scale_value, scale_factor (float, optional): as in `DynamicLossScaler`.
@@ -174,7 +172,6 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._state.update(window_index=self.windows.index(first), increases=0, decreases=0)
 
     def update(self, overflow: bool) -> None:
-        """Change the scale as `DynamicLossScaler` does, and the window with it."""
         before, state = self.get_loss_scale(), self._state
         super().update(overflow)
         if overflow:
@@ -211,7 +208,7 @@ class _PaddleLossScaler(LossScaler):
 
 
 def as_scaler(scale_sense: Any) -> LossScaler:
-    """Return a `LossScaler` for a loss scaler, a GradScaler, a number or a Tensor of one element."""
+    """Convert a loss scaler, a GradScaler, a number or a Tensor of one element."""
     if isinstance(scale_sense, AmpScaler):
         return _PaddleLossScaler(scale_sense)
     if isinstance(scale_sense, LossScaler):

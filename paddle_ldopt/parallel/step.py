@@ -129,7 +129,7 @@ class MicroBatches:
 
 
 def _each(value: Any, act: Callable[[Any], Any]) -> Any:
-    """Return the results for the leaves of nested tuples and lists, as nested tuples."""
+    """Apply `act` to the leaves of nested tuples and lists."""
     if isinstance(value, (tuple, list)):
         return tuple(_each(item, act) for item in value)
     return None if value is None else act(value)
@@ -140,7 +140,7 @@ class StepOutput(NamedTuple):
 
     Args:
         loss: mean over micro-batches and data-parallel processes, or over tokens.
-        overflow: whether a gradient was not finite; bool of shape [], the others float32 of shape [].
+        overflow: whether a gradient was not finite; bool of shape []; the others are float32 of shape [].
         loss_scale: the scale of this step.
         learning_rate: the optimizer's rate in this step.
         global_norm: the norm before clipping, inf after an overflow; None without clipping.
@@ -153,7 +153,7 @@ class StepOutput(NamedTuple):
     global_norm: Optional[paddle.Tensor]
 
 
-# not two optional fields of `StepOutput`: callers unpack its five values
+# a class of its own: callers unpack the five values of `StepOutput`
 class StepOutputWithLocalNorm(NamedTuple):
     """`StepOutput`, and the norms of this process's gradients.
 
@@ -187,16 +187,16 @@ class PipelineWithLossScale:
     .. math::
         l = \frac{\sum n_i}{\sum d_i} \qquad g = \frac{1}{s} \frac{\sum \nabla (s\, n_i)}{\sum d_i}
 
-    Stages follow the 1F1B schedule of Paddle's engine. The formula also holds in one process, and with data or tensor
+    Stages follow the 1F1B schedule of Paddle's engine. The step also works in one process, and with data or tensor
     parallelism and sharding stage 1. Call it with this process's inputs, whose first dimension is split into
     micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with a loss function, ``step(*inputs)`` for a network
     that returns its loss.
 
-    An overflow in any process changes the scale only. A wrong argument, and without pipeline stages any error, is
-    raised in all processes before anything changes. After an error in a stage, the others time out: restart from the
-    last checkpoint.
+    An overflow in any process changes only the scale. A wrong argument, and without pipeline stages any error, is
+    raised in all processes before anything changes. After an error in a stage, the others time out: restart from a
+    checkpoint.
 
-    Each update **advances the schedules**, also of groups: call only the `step` of schedules with a metric.
+    Each update **advances all schedules** except those with a metric: call only their `step`.
 
     Args:
         network (paddle.nn.Layer): from `fleet.distributed_model` or `paddle.DataParallel`; plain in one process.
@@ -256,7 +256,7 @@ class PipelineWithLossScale:
         self.scaler: LossScaler = as_scaler(scale_sense)
         max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
         spike = checked_number(global_norm_spike_threshold, "global_norm_spike_threshold", ends="(]")
-        # the norm to clip to (None: no clipping), and the norm from which updates are skipped
+        # the norm to clip to (None: off), and the norm from which updates are skipped
         self._max_norm = max_norm if checked_bool(use_clip_grad, "use_clip_grad") else None
         skips = checked_bool(use_skip_data_by_global_norm, "use_skip_data_by_global_norm")
         self._spike = spike if skips else math.inf
@@ -270,7 +270,7 @@ class PipelineWithLossScale:
         self._epochs: dict[Any, int] = {}  # the schedule -> its `last_epoch` after the last step
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
-        """Take a step on this process's part of the batch; pass None for inputs that a stage does not need."""
+        """Take a step on this process's inputs, None for those that a stage does not need."""
         schedule = schedules_of(_compat.unwrap(self._optimizer)).get("schedule")
         if isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
             schedule = None

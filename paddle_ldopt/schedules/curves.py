@@ -273,7 +273,7 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     r"""Linear warm-up, then a decay along half a cosine to a minimum rate.
 
     From step w on, :math:`\eta_t = \eta (f + (1 - f) x)` with :math:`\eta x` as in `get_cosine_schedule_with_warmup`.
-    Give either `min_lr`, from 0 to the peak, or `min_lr_rate`, f, the same as a fraction of the peak.
+    Give either `min_lr`, from 0 to the peak, or `min_lr_rate`, f, its fraction of the peak.
 
     Examples:
         >>> schedule = get_cosine_with_min_lr_schedule_with_warmup(0.1, 0, 2, min_lr=0.02)
@@ -391,7 +391,7 @@ def get_wsd_schedule(
 
     w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`; u and v are `warmup_type` and
     `decay_type` ("linear", "cosine" or "1-sqrt"); f is `min_lr_ratio`, c `num_cycles`. By default s = n - w - d with n
-    `num_training_steps`. If that is negative, only the last n - w steps of the decay are taken, with a warning.
+    `num_training_steps`. If that is negative, only the last n - w steps of the decay run, with a warning.
 
     Examples:
         >>> rates_of(get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear"), 7)

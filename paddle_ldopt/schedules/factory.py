@@ -1,6 +1,6 @@
 """Types of options, base classes, the table of schedules, and `get_scheduler`.
 
-A kind's options are in its function's signature; the function checks limits that depend on the peak or another option.
+A kind's options are its function's signature; the function checks limits that depend on other values.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def _declared(hint: Any) -> Optional[Option]:
 
 
 def checks_arguments(function: _Function) -> _Function:
-    """Decorate a function: arguments are checked and converted; the result has its `options`."""
+    """Check and convert a function's arguments; the result has `options`."""
     signature, options = inspect.signature(function), {}
     for name, hint in typing.get_type_hints(function, include_extras=True).items():
         option = _declared(hint)
@@ -80,14 +80,14 @@ def checks_arguments(function: _Function) -> _Function:
 
 
 class Schedule(LRScheduler):
-    """Base of our schedules. `base_lr` is the rate they were built with, of a `CurveSchedule` the peak."""
+    """Base of our schedules. `base_lr` is the initial rate, of a `CurveSchedule` the peak."""
 
     base_lr: float
     last_lr: float
     last_epoch: int
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; one without all numbers of this schedule raises and changes nothing."""
+        """Load a state; one that lacks a number raises and changes nothing."""
         checked_state(state_dict)
         self.state_keys()
         wrong = {key: state_dict.get(key) for key in self.keys if not isinstance(state_dict.get(key), numbers.Real)}
@@ -106,12 +106,12 @@ class Schedule(LRScheduler):
 
 
 def peak_of(schedule: LRScheduler) -> Optional[float]:
-    """Return the rate at the peak of a schedule; None for a schedule of another package."""
+    """Return None for another package's schedule."""
     return schedule.base_lr if isinstance(schedule, Schedule) else None
 
 
 def checked_peak(optimizer: OptimizerOrRate, argument: str = "optimizer") -> float:
-    """Return the peak of a new schedule: a rate, the optimizer's rate, or the peak of its schedule if it is ours."""
+    """Return a rate, the optimizer's rate, or the peak of its schedule if that is ours."""
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
         if getattr(optimizer, "sets_own_lr", False) and getattr(optimizer, "lr_function", None) is None:
@@ -186,7 +186,7 @@ class CurveSchedule(Schedule):
         return self.base_lr * self.curve(self.last_epoch)
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the step, also of another curve; the rate is this curve's at that step."""
+        """Load the step, also another curve's; the rate is this curve's."""
         super().set_state_dict(state_dict)
         self.last_lr = self.get_lr()
 
@@ -195,7 +195,7 @@ class CurveSchedule(Schedule):
 
 
 def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
-    """Return the schedule of a curve with the peak of `optimizer`, attached if this is an optimizer."""
+    """Build a schedule with the peak of `optimizer`; attach it to an optimizer."""
     return attach(CurveSchedule(checked_peak(optimizer), curve, last_epoch), optimizer)
 
 
@@ -218,9 +218,9 @@ ON_METRIC: set[str] = set()  # the kinds whose `step` takes a metric
 
 
 def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds a function to the table, with checks of its arguments.
+    """Add a function to the table, with checks of its arguments.
 
-    `on_metric` is the class of a schedule that follows a metric and gets the function's keywords.
+    `on_metric` is the class of a schedule that follows a metric; it gets the function's keywords.
     """
 
     def add(function: _Function) -> _Function:
@@ -234,7 +234,7 @@ def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function
 
 
 def kind_of(name: object) -> Kind:
-    """Return the kind of a name or of an enum member, also another library's."""
+    """Find a kind by name or enum member, also another library's."""
     plain = getattr(name, "value", name)
     plain = plain.replace("-", "_") if isinstance(plain, str) else None
     if plain not in SCHEDULES:
@@ -247,7 +247,7 @@ def kind_of(name: object) -> Kind:
 class SchedulerType(str, enum.Enum):
     """Names for `get_scheduler` and a Trainer's ``--lr_scheduler_type``.
 
-    Schedules that you add with `schedules.schedule` are not members: give their names as strings.
+    Schedules added with `schedules.schedule` are not members: give their names as strings.
 
     Examples:
         >>> from paddle_ldopt.schedules import SchedulerType
@@ -285,8 +285,8 @@ def get_scheduler(
 
     Args:
         name: the kind.
-        optimizer: the peak, or a Paddle optimizer, also wrapped, to attach the schedule to. The peak is then the
-            current rate, or the peak of the present schedule if it is ours.
+        optimizer: the peak, or a Paddle optimizer, also wrapped, to attach the schedule to. The peak is then its rate,
+            or its schedule's peak if that is ours.
         num_warmup_steps: the rate rises to the peak until this step.
         num_training_steps: at least 1; warns if it is below the warm-up.
         scheduler_specific_kwargs: further options of the kind.

@@ -106,7 +106,7 @@ class ReduceLROnPlateau(MetricSchedule):
         attach(self, learning_rate)
 
     def step(self, metrics: Optional[Metric] = None, epoch: Optional[int] = None) -> None:
-        """Take a step with its metric, number `epoch` if given; without one, a step of the warm-up."""
+        """Take a step with its metric (number `epoch` if given), or without a metric, a step of the warm-up."""
         if metrics is None and self.num_warmup_steps:
             if self.warmup_step < self.num_warmup_steps:
                 self.warmup_step += 1
@@ -155,7 +155,7 @@ class ReduceLROnPlateau(MetricSchedule):
         return {**super().state_dict(), "base_lr": self.base_lr, "warmup_step": self.warmup_step}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; the fraction of the first rate is kept if the first rate differs."""
+        """Load a state; if the first rate differs, keep the fraction of it."""
         own = dict(checked_state(state_dict))
         first, step = own.pop("base_lr", self.base_lr), own.pop("warmup_step", self.num_warmup_steps)
         first, step = checked_number(first, "base_lr", ends="(]"), checked_int(step, "warmup_step")

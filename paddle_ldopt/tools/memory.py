@@ -27,8 +27,8 @@ def estimate(
 ) -> dict[str, int]:
     """Return the bytes in the memory of one process: of each kind, and "total".
 
-    Activations and the buffers of a step are not counted. `shapes` are name -> shape of every parameter, `options`
-    those of the optimizer. Gradients have the `dtype` of the parameters.
+    Activations and a step's buffers are not counted. `shapes` are name -> shape of every parameter, `options` the
+    optimizer's. Gradients have the parameters' `dtype`.
 
     Examples:
         >>> estimate({"linear.weight": [64, 32], "linear.bias": [32]}, "came")["state"]

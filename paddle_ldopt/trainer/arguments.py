@@ -20,7 +20,7 @@ from .resume import Args, check_mixed_in_first
 
 
 class LdoptName(str):
-    """A name of ours in `optim` or `lr_scheduler_type`, with the `value` of a Trainer's enum member."""
+    """Our name in `optim` or `lr_scheduler_type`, with the `value` of an enum member."""
 
     value = property(str)
 
@@ -32,7 +32,7 @@ _CHOICES: dict[str, tuple[Any, str, str]] = {
 }
 
 
-# The settings with a help text: a Trainer lacks these. The frozen `LdoptConfig` cannot be a base class.
+# The settings with a help text, which a Trainer lacks. The frozen `LdoptConfig` cannot be a base class.
 _SETTINGS: list[tuple[str, Any, Any]] = []
 for _setting in dataclasses.fields(LdoptConfig):
     if "help" in _setting.metadata:
@@ -49,8 +49,8 @@ class LdoptArgumentsMixin(_Settings, Args):
     Args:
         layerwise_lr_decay: 1 is off, 0.65 to 0.95 is usual. Each other option of `LayerDecay` is an argument, such as
             `layerwise_min_ratio`. `layerwise_head_ratio` also works without a decay.
-        allow_layerwise_change: resume with another decay or layer map, with a warning. Parameters that were frozen
-            start with a new state, in optimizers of ours.
+        allow_layerwise_change: resume with another decay or layer map, with a warning. In our optimizers, parameters
+            that were frozen start with a new state.
         optim (str): a name of `list_optimizers` or of the Trainer.
         optim_kwargs: other options of an optimizer of `list_optimizers`, as JSON:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's `adam_beta1`... stay in use.
@@ -63,7 +63,7 @@ class LdoptArgumentsMixin(_Settings, Args):
 
     Raises:
         ValueError: wrong values, unknown names.
-        RuntimeError: a Trainer without `LdoptTrainerMixin`, which would ignore the arguments, is built.
+        RuntimeError: a Trainer without `LdoptTrainerMixin` is built: it would ignore the arguments.
         TypeError: the mixin is not the first base class.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Callbacks: log each layer's rate, show the schedule, unfreeze layers one by one, stop on SIGTERM."""
+"""Callbacks for a Trainer."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from .stages import map_layers
 
 
 class LayerLRCallback(Callback):
-    """Log the largest learning rate applied in each layer, as read back from the optimizer, with the loss.
+    """Log each layer's largest learning rate, read back from the optimizer, with the loss.
 
     The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). The Trainer needs
     `LdoptTrainerMixin`: a callback alone cannot add to the logs.
@@ -90,8 +90,8 @@ class ScheduleCallback(Callback):
         layers: by default the optimizer's, or the model's.
 
     Raises:
-        ValueError: another file type. In `train`: a schedule that is neither ours nor a `LambdaDecay`; an optimizer
-            that sets its own rate, or a group with "lr".
+        ValueError: another file type. In `train`: a schedule that is neither ours nor a `LambdaDecay`; an optimizer or
+            group ("lr") with its own rate.
     """
 
     def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None):
@@ -133,8 +133,8 @@ class GradualUnfreezeCallback(Callback):
     .. math::
         \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
 
-    The weights and optimizer state of a frozen layer do not change, and its gradients do not count in clipping. A
-    resume with the same callback is exact. Each tower is unfrozen from its own top layer.
+    A frozen layer's weights and optimizer state do not change, and clipping ignores its gradients. A resume with the
+    same callback is exact. Each tower is unfrozen from its top layer.
 
     Args:
         every_k_steps: k in optimizer steps, at least 1; ULMFiT uses the number of steps in an epoch.
@@ -143,8 +143,8 @@ class GradualUnfreezeCallback(Callback):
     Raises:
         TypeError, ValueError: a wrong `every_k_steps`. In `train`: no layers.
 
-    Differs from ULMFiT: `stop_gradient` is not set, because Paddle refuses to create the state of a parameter that is
-    unfrozen after a resume. So frozen layers save no time.
+    Differs from ULMFiT: frozen layers save no time. `stop_gradient` is not set, because Paddle cannot create state for
+    a parameter that is unfrozen after a resume.
 
     Examples:
         >>> trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # doctest: +SKIP
@@ -205,11 +205,11 @@ class GradualUnfreezeCallback(Callback):
 
 
 class StopOnSigterm(Callback):
-    """On SIGTERM, which cluster schedulers send before killing a job, save a checkpoint after the step and exit.
+    """On SIGTERM, as from a cluster scheduler, save a checkpoint after the step and exit.
 
     In an epoch's last step, a Trainer with `ResumeMixin` evaluates first. The process exits with ``SystemExit(143)``,
-    or immediately after a second signal. The callback listens within ``with stop:``, in the main thread; `asked` is
-    True after the signal. Several processes save the same step.
+    or immediately at a second signal. The callback listens within ``with stop:`` in the main thread; `asked` is True
+    after the signal. All processes save the same step.
 
     Examples:
         >>> from paddle_ldopt.trainer import StopOnSigterm

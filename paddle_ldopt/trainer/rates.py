@@ -44,18 +44,18 @@ from .stages import from_all_stages, layers_of_trainer
 class LdoptTrainerMixin(ResumeMixin):
     """A Trainer that uses the arguments of `LdoptArgumentsMixin` and resumes as with `ResumeMixin`.
 
-    - Every optimizer of ours or of the Trainer gets the layer-wise rates. Biases and norms have no weight decay. Groups
-      of `set_optimizer_grouped_parameters` set their own; their "learning_rate" is multiplied by the layer's ratio.
+    - Every optimizer, ours or the Trainer's, gets the layer-wise rates. Biases and norms have no weight decay. Groups
+      of `set_optimizer_grouped_parameters` set their own; their "learning_rate" multiplies the layer's ratio.
     - A schedule that follows a metric takes a step after each evaluation, before the checkpoint.
     - ``layerwise_freeze_below`` sets `stop_gradient`, so backward passes end at the frozen layers.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the schedule of `opt`, or None if `opt` sets its rate
-      (`relative_step`, a `Lamb` with a callable). `opt` determines the decay and the layers; a decay or an `optim` in
-      the arguments must be the same. This also applies to an optimizer of a subclass.
+      (`relative_step`, a `Lamb` with a callable). `opt` determines decay and layers; a decay or `optim` in the
+      arguments must be the same. This also applies to an optimizer built by a subclass.
     - Checkpoints record the optimizer's class, the decay, the layer map and `GradualUnfreezeCallback`. A resume with
-      others is refused; with ``allow_layerwise_change`` a warning lists the differences. ``ldopt_config.json`` has the
-      arguments as an `LdoptConfig`, if the optimizer was built from them.
-    - The layers are measured: `compute_loss` runs once on the first row of the training data. If that fails, the log
-      has the cause, and layers are found by names, as in a pipeline.
+      others is refused; with ``allow_layerwise_change``, a warning lists the differences. If the optimizer was built
+      from the arguments, ``ldopt_config.json`` has them as an `LdoptConfig`.
+    - The layers are measured: `compute_loss` runs once on the first training row. If that fails, the log has the cause,
+      and layers are found by names, as in a pipeline.
     - All processes use the rates of the whole model, and must read `layer_map` together.
 
     Attributes:
@@ -82,7 +82,7 @@ class LdoptTrainerMixin(ResumeMixin):
 
     _own_optimizer: Any = None  # built by us, without a wrapper
     _own_schedule: Any = None  # built by us or the Trainer
-    _record: Record  # of the present training
+    _record: Record  # of the current training
     _other_metrics: Any = None  # metrics of an evaluation, until the schedule's is among them
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -93,12 +93,12 @@ class LdoptTrainerMixin(ResumeMixin):
 
     @functools.cached_property
     def layer_map(self) -> LayerMap:
-        """The layers of the model, measured with the first row of the training data."""
+        """The model's layers, measured with the first training row."""
         rules, decay = json_argument(self.args, "layerwise_rules") or self.layer_rules, decay_of_arguments(self.args)
         return LayerMap.for_decay(decay, self.model, lambda: layers_of_trainer(self, rules))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does; first check optimizer and arguments and show the rates.
+        """Train as the Trainer does, after a check of optimizer and arguments and a table of the rates.
 
         Each call builds a schedule, unless `optimizers` had one.
         """
@@ -111,7 +111,7 @@ class LdoptTrainerMixin(ResumeMixin):
             return super().train(*args, **kwargs)
 
     def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
-        """Return the Trainer's optimizer; build it if there is none."""
+        """Return the Trainer's optimizer, built if missing."""
         if self.optimizer is not None:
             own, new = unwrap(self.optimizer), self._own_schedule  # of a second training
             if own is self._own_optimizer and new is not None and lr_scheduler is new and not isinstance(new, OwnRate):

@@ -122,7 +122,7 @@ def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
 
 
 def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str]:
-    """Return checkpoints in the order of deletion: of an earlier run, older, the best, of `step`."""
+    """Sort for deletion: an earlier run's first, then older ones, the best, that of `step`."""
     steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
     if step not in steps.values():
         step = max(steps.values(), default=step)

@@ -1,4 +1,4 @@
-"""`ResumeMixin`, for exact resumes and complete checkpoints, and the common parts of all mixins."""
+"""`ResumeMixin`, and the common parts of all mixins."""
 
 import contextlib
 import glob
@@ -80,17 +80,17 @@ def logger_of(trainer: Trainer) -> Any:
 
 
 class ResumeMixin(Trainer):
-    """A Trainer that resumes exactly, and only from complete checkpoints, without any argument of ours.
+    """A Trainer that resumes exactly, and only from complete checkpoints.
 
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
-      Micro-batches left over at the end of an epoch are dropped with a warning: the Trainer would add them to the next
-      epoch's first step.
+      Micro-batches left over at an epoch's end are dropped with a warning: the Trainer would add them to the next
+      epoch.
     - **Complete**: a resume refuses incomplete and damaged checkpoints. ``train(resume_from_checkpoint=True)`` takes
       the last valid one. With asynchronous saving, damage is not detected.
     - **The run's end**: a resumed run that has ended takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
-    - **Checkpoints of an earlier run** after the step at which this run begins (0 without a resume) are renamed to
-      ``superseded-checkpoint-<step>``, with a warning, when it first saves.
+    - **Checkpoints of an earlier run** after this run's first step are renamed to ``superseded-checkpoint-<step>``,
+      with a warning, at its first save.
     - **Errors of data sets and collators** are raised; without the mixin, the Trainer hangs.
 
     Raises:
@@ -118,7 +118,7 @@ class ResumeMixin(Trainer):
         check_mixed_in_first(cls, ResumeMixin, "train")
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train from a checkpoint, with True from the last valid one; first check it and `output_dir`."""
+        """Train from a checkpoint (True: the last valid one), after a check of it and `output_dir`."""
         if getattr(self.args, "enable_zero_cost_checkpoint", False):  # of PaddleFormers: written later, by a process
             wrong = "A checkpoint must be complete when `save_checkpoint` returns: leave it out."
             raise refusal(ValueError, wrong, enable_zero_cost_checkpoint=True)
@@ -285,7 +285,7 @@ class ResumeMixin(Trainer):
 
 
 def path_in(folder: str, path: str) -> Optional[str]:
-    """Return `path` as the Trainer compares it, as a path in `folder`; None if it is elsewhere."""
+    """Return `path` as the Trainer compares it; None outside of `folder`."""
     inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
     return os.path.join(folder, os.path.basename(path)) if inside else None
 
@@ -306,7 +306,7 @@ def read_random_states(folder: str) -> Any:
 
 
 def raising_errors(loader: paddle.io.DataLoader) -> paddle.io.DataLoader:
-    """Return a DataLoader that raises errors of its thread; without workers, Paddle's waits forever."""
+    """Return a DataLoader that raises its thread's errors; without workers, Paddle's waits forever."""
     cls: Any = type(loader)
     if getattr(cls, "__iter__", None) is not paddle.io.DataLoader.__iter__ or loader.num_workers:
         return loader

@@ -20,7 +20,7 @@ from . import resume
 
 
 def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Example] = None) -> LayerMap:
-    """Return the `LayerMap` of a model or of a pipeline's stage; all stages must call it together.
+    """Map a model or a pipeline's stage; all stages must call it together.
 
     `rules` and `example` are as in `LayerMap.from_model`. The layers of a pipeline are found by names.
     """
@@ -33,7 +33,7 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Exam
 
 
 def layers_of_trainer(trainer: Any, rules: Any) -> LayerMap:
-    """Return the layers, measured with the first row of the data in all processes, or by names."""
+    """Measure the layers with the first row of the data in all processes, or find them by names."""
     cause = "the model is one stage of a pipeline"
     if pipeline_of(checked_model(trainer.model)) is None:
         try:
@@ -82,7 +82,7 @@ class StageLayers(LayerMap):
     """The layers of one stage, numbered as in the whole model.
 
     `table` and `plot` show all stages; all must call them together. Names come from PaddleNLP's ``state_dict``. A
-    shared weight is in the lowest of its layers, so that all copies take the same steps.
+    shared weight is in its lowest layer, so all copies take the same steps.
     """
 
     @classmethod
