@@ -63,8 +63,7 @@ CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
 
 def checked_decay(value: Any, argument: str = "layerwise_decay") -> float:
     """Return `value` as a float; raise unless it is a decay in (0, 1]."""
-    allowed = "a number in (0, 1]; 1 is the same rate for all layers"
-    return checked_number(value, argument, 0.0, 1.0, "(]", expected=allowed)
+    return checked_number(value, argument, 0.0, 1.0, "(]", "a number in (0, 1]; 1 is the same rate for all layers")
 
 
 def _checked_multipliers(value: Any, name: str) -> Optional[dict[str, float]]:
@@ -111,8 +110,8 @@ class LayerDecay:
             "ernie_vl", or "linear", a straight line without d: :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit.
         min_ratio: lower bound of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often above 1 for a newly initialised head.
-        freeze_below: blocks and embeddings with a ratio below this, in [0, 1], before `scale`, `preserve_mean` and
-            `multipliers`, are frozen: neither weights nor state change.
+        freeze_below: blocks and embeddings with a ratio below this, in [0, 1], are frozen: neither weights nor state
+            change. `scale`, `preserve_mean` and `multipliers` do not count.
         bound: b of the convention "linear", in (0, 1].
         scale: s, above 0; multiplies all ratios outside `towers`, including the head's.
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform
@@ -135,24 +134,19 @@ class LayerDecay:
     layerwise_decay: float = _option(
         1.0, "rate of a layer / rate of the layer above; 1 is off", 0.0, 1.0, "(]", check=checked_decay
     )
-    convention: str = _option(
-        "paddlenlp", "formula of the ratios (rate of a layer / learning rate)", choices=CONVENTIONS
-    )
-    min_ratio: float = _option(0.0, "smallest ratio", 0.0, 1.0)
+    convention: str = _option("paddlenlp", "formula of the ratios", choices=CONVENTIONS)
+    min_ratio: float = _option(0.0, "smallest ratio (rate of a layer / learning rate)", 0.0, 1.0)
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")
     freeze_below: float = _option(0.0, "freeze layers with a ratio below this value", 0.0, 1.0)
     bound: float = _option(1.0, "lowest ratio of the convention 'linear'", 0.0, 1.0, "(]")
     scale: float = _option(1.0, "factor of all ratios outside `towers`", ends="()")
     preserve_mean: bool = _option(False, "divide all ratios by their mean over the blocks", check=checked_bool)
     towers: Optional[dict[str, "LayerDecay"]] = _option(
-        None,
-        "decay of each tower (a part of the model with its own blocks)",
-        check=_checked_towers,
-        values='a dict such as {"vision_model": 0.65}',
+        None, "decay of each tower of blocks", check=_checked_towers, values='a dict such as {"vision_model": 0.65}'
     )
     multipliers: Optional[dict[str, float]] = _option(
         None,
-        "factor of the ratios of parameters whose names match a pattern",
+        "factors of ratios by pattern of names",
         check=_checked_multipliers,
         values='a dict such as {"crf": 10.0}',
     )

@@ -13,8 +13,7 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from .._checks import checked_patterns, first_few, matches, quoted, refusal
-from .._compat import is_norm
-from .decay import HEAD, Layer, NoBlocksError
+from .decay import HEAD, Layer
 from .measure import Example
 from .names import NamedModel
 from .place import MeasuredModel
@@ -24,69 +23,25 @@ Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
 
 
 def find_layers(
-    params: Mapping[str, Optional[paddle.Tensor]],
-    rules: Optional[Rules] = None,
-    model: Optional[paddle.nn.Layer] = None,
-    example: Optional[Example] = None,
+    params: Mapping[str, Any], rules: Optional[Rules] = None, model: Any = None, example: Optional[Example] = None
 ) -> tuple[dict[str, Layer], str]:
     """Return structured name -> layer, and "measured" or "by names"; warn of doubts.
 
     `params` are None if only names are known.
     """
     places, numbered = _apply_rules(list(params), rules)
-    measured = None if model is None or example is None else MeasuredModel(model, example, params)
-    unused = [name for name in (measured.unused if measured else ()) if name not in places]
-    how, doubts, known = "measured", list[str](), dict[str, Any](params)
-    # in a static graph, `size` would be an operation of the program
-    if unused and 2 * sum(known[name].size for name in unused) > sum(param.size for param in known.values()):
-        measured = None
-        doubts = [f"most of the model did not take part in the forward pass, such as {quoted(unused)}"]
-    if measured is None:
-        how, parts = "by names", {} if model is None else dict(model.named_sublayers(include_self=True))
-        named = NamedModel(params, parts, places)
-        layers, doubts = named.layers, [*doubts, *named.doubts]
-    else:
-        layers, doubts = _measured(measured, places, unused)
-    layers = _overridden(layers, places, numbered)
+    parts = {} if model is None else dict(model.named_sublayers(include_self=True))
+    found: Any = None if example is None else MeasuredModel(model, example, parts, params, places)
+    how, advice, doubts = "measured", "`rules`", found.doubts if found else []
+    if found is None or not found.layers:
+        how, advice = "by names", "`example=`, a batch for one forward pass, or `rules`"
+        found = NamedModel(params, parts, places)
+        doubts += found.doubts
+    layers = _overridden(found.layers, places, numbered)
     if doubts := [*doubts, *_doubts(layers, params)]:
-        advice = "`rules`" if measured else "`example=`, a batch for one forward pass, or `rules`"
         said = f"Some layers of the model ({how}) are guesses: {'; '.join(doubts)}. Where one is wrong, give {advice}."
         warnings.warn(f"{said} Received: names=[{first_few(params, 3)}]", stacklevel=3)
     return layers, how
-
-
-def _measured(
-    measured: MeasuredModel, places: Mapping[str, int], unused: list[str]
-) -> tuple[dict[str, Layer], list[str]]:
-    blocks = {name for name, index in places.items() if index > 0}
-    if not measured.towers and not blocks:
-        problem = "Found no blocks in the forward pass (parts that are alike and follow one another): give `rules`."
-        raise refusal(NoBlocksError, problem, names=first_few(measured.tree.names, 8))
-    layers = measured.layers if measured.towers else measured.around(blocks)
-    layers.update({name: measured.beside(name, layers) for name in unused})
-    layers = {name: layers.get(name, Layer("", 0, 0)) for name in measured.tree.names}
-    parts, doubts = measured.tree.parts, []
-    if unused:
-        advice = "another `example` may use them"
-        doubts.append(f"the forward pass did not use {quoted(parts(unused), 12)}, which are placed by name: {advice}")
-    if bypassing := [name for name in measured.bypassing() if name not in places]:
-        doubts.append(f"{quoted(parts(bypassing), 12)} feed the head also past all blocks and count as embeddings")
-    left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in places}
-    for before, second in measured.order.apart:
-        if {second, *before} & left:
-            how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
-            doubts.append(f"'{second}' is computed from {quoted(before)}, but counts as a tower of its own: {how}")
-    for stack in measured.order.light:
-        names = [name for path in stack.paths for name in measured.tree.inside[path] if name not in places]
-        if names and not any(layers[name].index for name in names):
-            doubts.append(f"'{stack.name}' is a stack of {stack.depth} parts too small for blocks, in the embeddings")
-    kinds = measured.order.kinds
-    with_weights = {layer for name, layer in layers.items() if not is_norm(kinds[name.rpartition(".")[0]])}
-    if alone := [
-        layer.label for layer in dict.fromkeys(layers.values()) if layer.is_block and layer not in with_weights
-    ]:
-        doubts.append(f"{quoted(alone)} have no parameters but those of norms")
-    return layers, doubts
 
 
 def _doubts(layers: Mapping[str, Layer], params: Mapping[str, Optional[paddle.Tensor]]) -> Iterator[str]:

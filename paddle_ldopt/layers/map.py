@@ -67,11 +67,9 @@ class LayerMap:
             rules: override the layers found. A dict maps a regular expression (`re.search`) to a layer id,
                 "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0, with an
                 offset for a stack behind another one: ``r"\1 + 12"``. Gaps in the numbers are closed. A callable takes
-                a name and returns one of these, or None to keep the layer found. Blocks whose
-                parameters are all placed by rules leave their tower.
+                a name and returns one of these or None. Blocks placed by rules alone leave their tower.
 
-        Raises ValueError if no blocks are found, most are in lists with unknown names, or a rule is invalid or leaves
-        layers empty. A warning lists the layers that are guesses.
+        Raises ValueError if no blocks are found or a rule is invalid. A warning lists the layers that are guesses.
         """
         no_names = isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "shape", None) == ()
         listed = [] if no_names else list(names)
@@ -88,17 +86,16 @@ class LayerMap:
 
         With an `example` the layers are measured in one forward pass: blocks are alike, each computed from the previous
         one; the embeddings feed the first block, the head feeds none. The pass runs in evaluation mode and restores the
-        model and random states. Without an `example` the layers are found by names, with warnings where these are
-        unclear.
+        model and random states. Without an `example` the layers are found by names. Shared parameters count once, in
+        the lowest of their layers.
 
         Args:
             model: the network to train.
             example: a batch as the model takes it: a Tensor, a tuple or list (positional arguments), a dict (keyword
                 arguments), or a callable that takes the model and runs it. One row is enough.
-            rules: as in `from_names`; they override measured layers.
+            rules: as in `from_names`.
 
-        Shared parameters count once, in the lowest of their layers. Raises ValueError for a pipeline stage (use
-        `trainer.map_layers`) and if the forward pass fails; other errors and warnings as in `from_names`.
+        Raises ValueError for a pipeline stage and if the forward pass fails; other errors as in `from_names`.
         """
         if pipeline_of(checked_model(model)) is not None:
             how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."
@@ -149,10 +146,7 @@ class LayerMap:
         return structured
 
     def ratios(self, layerwise_decay: Decay) -> dict[str, float]:
-        """Return structured name -> ratio of the parameter's learning rate to the optimizer's; 0 is frozen.
-
-        Raises ValueError for a decay or a tower without blocks in this map, and for a multiplier without a match.
-        """
+        """Return structured name -> ratio of the parameter's learning rate to the optimizer's; 0 is frozen."""
         return as_decay(layerwise_decay).ratios(self._layers)
 
     def table(
@@ -200,10 +194,7 @@ class LayerMap:
         learning_rate: RateOrSchedule = None,
         optimizer: Optional[Optimizer] = None,
     ) -> str:
-        """Draw the layers as boxes, coloured by rate, into a .png, .svg or .pdf file and return its path.
-
-        The arguments are those of `table`.
-        """
+        """Draw the `table` as boxes, coloured by rate, into a .png, .svg or .pdf file and return its path."""
         return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
 
     def fingerprint(self) -> dict[str, list[Any]]:

@@ -4,12 +4,14 @@ import functools
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Optional
 
 from paddle import Tensor, nn
 
-from .decay import STATISTICS, Layer, lowest
+from .._checks import first_few, quoted, refusal
+from .._compat import is_norm
+from .decay import STATISTICS, Layer, NoBlocksError, lowest
 from .measure import Example, forward_pass, from_to
 from .towers import Measured, Tree, ancestors, tower_for
 
@@ -21,10 +23,16 @@ class MeasuredModel:
     (the block before it), the inside of a block (that block), or none (the head).
     """
 
-    def __init__(self, model: nn.Layer, example: Example, params: Mapping[str, Tensor]) -> None:
-        parts = dict(model.named_sublayers(include_self=True))
+    def __init__(
+        self,
+        model: nn.Layer,
+        example: Example,
+        parts: Mapping[str, nn.Layer],
+        params: Mapping[str, Tensor],
+        placed: Mapping[str, int],
+    ) -> None:
         self.measured = forward_pass(model, example, parts, params)
-        self.tree = Tree(params)
+        self.tree, self.placed = Tree(params), placed
         self.order = Measured(self.tree, parts, self.measured)
         self.towers = self.order.towers
         self._bits = {name: 1 << i for i, name in enumerate(self.measured.leaves)}
@@ -42,9 +50,48 @@ class MeasuredModel:
                 self.layers[name] = lowest(found)
         self._place_lists()
         self._keep_within_stages()
-        self.unused = [name for name in params if name not in self.layers]
+        unused = [name for name in params if name not in self.layers and name not in placed]
+        # in a static graph, `size` would be an operation of the program
+        if unused and 2 * sum(params[name].size for name in unused) > sum(param.size for param in params.values()):
+            self.layers = {}
+            self.doubts = [f"most of the model did not take part in the forward pass, such as {quoted(unused)}"]
+        else:
+            self.doubts = [*self._complete(unused)]
 
-    def bypassing(self) -> list[str]:
+    def _complete(self, unused: list[str]) -> Iterator[str]:
+        """Place the parameters that the pass did not use; yield doubts."""
+        if not self.towers:
+            blocks = {name for name, index in self.placed.items() if index > 0}
+            if not blocks:
+                problem = (
+                    "Found no blocks in the forward pass (parts that are alike and follow one another): give `rules`."
+                )
+                raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
+            self.layers = self._around(blocks)
+        self.layers.update({name: self._beside(name) for name in unused})
+        layers = self.layers = {name: self.layers.get(name, Layer("", 0, 0)) for name in self.tree.names}
+        parts, inside = self.tree.parts, self.tree.inside
+        if unused:
+            advice = "another `example` may use them"
+            yield f"the forward pass did not use {quoted(parts(unused), 12)}, which are placed by name: {advice}"
+        if bypassing := [name for name in self._bypassing() if name not in self.placed]:
+            yield f"{quoted(parts(bypassing), 12)} feed the head also past all blocks and count as embeddings"
+        left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in self.placed}
+        for tower in self.towers:
+            first, others = tower.blocks[0][0], [other for other in self.towers if other is not tower]
+            feeding = [t.name for t in others if any(self.order.feeds_main(path, first) for path in t.paths)]
+            if feeding and {tower.name, *feeding} & left:
+                how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
+                yield f"'{tower.name}' is computed from {quoted(feeding)}, but counts as a tower of its own: {how}"
+        for stack in self.order.light:
+            names = [name for path in stack.paths for name in inside[path] if name not in self.placed]
+            if names and not any(layers[name].index for name in names):
+                yield f"'{stack.name}' is a stack of {stack.depth} parts too small for blocks, in the embeddings"
+        weighed = {at for name, at in layers.items() if not is_norm(self.order.kinds[name.rpartition(".")[0]])}
+        if alone := [at.label for at in dict.fromkeys(layers.values()) if at.is_block and at not in weighed]:
+            yield f"{quoted(alone)} have no parameters but those of norms"
+
+    def _bypassing(self) -> list[str]:
         """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's.
 
         Where all embeddings do and no head is without blocks below it, the blocks have their residual sums outside.
@@ -157,16 +204,16 @@ class MeasuredModel:
                 index = layer.index if layer and layer.tower == tower.name else high
                 self.layers[name] = tower.layer(min(max(index, low), high))
 
-    def around(self, blocks: set[str]) -> dict[str, Layer]:
+    def _around(self, blocks: set[str]) -> dict[str, Layer]:
         """Return head or embeddings of a model whose `blocks` rules place: whether a use is computed from a block."""
         leaves = self.measured.leaves
         made = self.measured.collect({leaves[name]: 1 for name in blocks if name in leaves})
         behind = {name: any(made[node] for node in self.measured.uses(name)) for name in leaves.keys() - blocks}
         return {name: Layer("", int(is_head), 0) for name, is_head in behind.items()}
 
-    def beside(self, name: str, layers: Mapping[str, Layer]) -> Layer:
+    def _beside(self, name: str) -> Layer:
         """Return the layer of a parameter that the pass did not use: of its only neighbor, or by its position."""
-        inside = self.tree.inside
+        inside, layers = self.tree.inside, self.layers
         near = ({layers[n] for n in inside[path] if n in layers} for path in ancestors(name.rpartition(".")[0]) if path)
         found = next(filter(None, near), set())
         if len(found) == 1:

@@ -35,8 +35,8 @@ class Tree:
                     self.children.setdefault(path.rpartition(".")[0], []).append(path)
                 self.inside.setdefault(path, []).append(name)
         self.position = {name: i for i, name in enumerate(self.names)}
-        patterns = ((path, [re.sub(r"\d+", "#", n[len(path) :]) for n in names]) for path, names in self.inside.items())
-        self.patterns = {path: frozenset(names) for path, names in patterns}  # path -> names within, without numbers
+        # path -> names within, without numbers
+        self.patterns = {p: {re.sub(r"\d+", "#", n[len(p) :]) for n in names} for p, names in self.inside.items()}
 
     def weight(self, *paths: str) -> int:
         """Return the number of weights in parts, without biases and statistics."""
@@ -134,14 +134,7 @@ class Measured:
         # for each node the bits of the parts that compute it and of the parts before it
         self._made = [bits | seeds.get(node, 0) for node, bits in enumerate(measured.collect(seeds))]
         self.light: list[Tower] = []  # stacks too small to be blocks
-        towers = self.towers = self._joined(self._stacks(), in_sequence=True)
-        starts = [tower.blocks[0][0] for tower in towers]
-        fed = [[any(self.feeds_main(path, start) for path in tower.paths) for start in starts] for tower in towers]
-        self.apart: list[tuple[list[str], str]] = []  # names of towers, and of one computed from them
-        for i, tower in enumerate(towers):
-            before = [j for j in range(len(towers)) if j != i and fed[j][i]]
-            last = [towers[j].name for j in before if not any(fed[j][k] for k in before if k != j)]
-            self.apart += [(last, tower.name)] if last else []
+        self.towers = self._joined(self._stacks(), in_sequence=True)
 
     def _when(self, path: str) -> int:
         return max(self.calls[path][0].outputs)
