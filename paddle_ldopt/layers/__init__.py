@@ -1,7 +1,7 @@
 """Find the layer of each parameter and the ratio of its learning rate.
 
-- `map`: `LayerMap`, a model's parameters with their layers. `find` measures them in a forward pass
-  (`measure`: the graph, `towers`: stacks of blocks, `place`: all other parameters) or finds them by names (`names`).
+- `map`: `LayerMap`, a model's parameters with their layers. `find`: rules of the user, a forward pass (`measure`: the
+  graph, `towers`: stacks of blocks, `place`: all other parameters), or `names`.
 - `decay`: `LayerDecay` and its ratio of each parameter; `table`: rates and ratios by layer.
 """
 

@@ -25,12 +25,10 @@ class Layer:
 
     @property
     def is_block(self) -> bool:
-        """Whether the layer is a block."""
         return 0 < self.index <= self.depth
 
     @property
     def is_head(self) -> bool:
-        """Whether the layer is the head."""
         return self.index > self.depth
 
     @property
@@ -62,7 +60,6 @@ CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
 
 
 def checked_decay(value: Any, argument: str = "layerwise_decay") -> float:
-    """Return `value` as a float; raise unless it is a decay in (0, 1]."""
     return checked_number(value, argument, 0.0, 1.0, "(]", "a number in (0, 1]; 1 is the same rate for all layers")
 
 
@@ -120,8 +117,6 @@ class LayerDecay:
             number, a `LayerDecay`, or a dict of options.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
             0 freezes. The last pattern that matches counts. Alone, multipliers need no blocks.
-
-    Raises TypeError or ValueError for a value out of range, and for a `layerwise_decay` with the convention "linear".
 
     Examples:
         >>> from paddle_ldopt import LayerDecay
@@ -218,5 +213,4 @@ OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in 
 
 
 def as_decay(layerwise_decay: Decay) -> LayerDecay:
-    """Return a `LayerDecay` of a number, or the `LayerDecay` itself."""
     return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)

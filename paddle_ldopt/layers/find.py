@@ -1,8 +1,4 @@
-"""The layers of a model's parameters.
-
-A user's rules decide first, then a forward pass (`MeasuredModel`); parameters outside the pass go with their neighbors.
-Without a pass, names and their order decide (`NamedModel`). Uncertain layers are doubts.
-"""
+"""The layers of a model's parameters: by a user's rules, a forward pass (`MeasuredModel`) or names (`NamedModel`)."""
 
 import re
 import warnings
@@ -10,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
-import paddle
-
 from .._checks import checked_patterns, first_few, matches, quoted, refusal
 from .decay import HEAD, Layer
-from .measure import Example
+from .measure import Example, forward_pass
 from .names import NamedModel
 from .place import MeasuredModel
 
@@ -31,7 +25,9 @@ def find_layers(
     """
     places, numbered = _apply_rules(list(params), rules)
     parts = {} if model is None else dict(model.named_sublayers(include_self=True))
-    found: Any = None if example is None else MeasuredModel(model, example, parts, params, places)
+    found: Any = (
+        None if example is None else MeasuredModel(forward_pass(model, example, parts, params), parts, params, places)
+    )
     how, advice, doubts = "measured", "`rules`", found.doubts if found else []
     if found is None or not found.layers:
         how, advice = "by names", "`example=`, a batch for one forward pass, or `rules`"
@@ -44,7 +40,7 @@ def find_layers(
     return layers, how
 
 
-def _doubts(layers: Mapping[str, Layer], params: Mapping[str, Optional[paddle.Tensor]]) -> Iterator[str]:
+def _doubts(layers: Mapping[str, Layer], params: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each map that is hardly meant: no head, one list, numbered towers, one trainable layer."""
     blocks: dict[Layer, list[Any]] = {}  # the shapes of each block
     towers: dict[str, dict[str, None]] = {}
@@ -62,9 +58,6 @@ def _doubts(layers: Mapping[str, Layer], params: Mapping[str, Optional[paddle.Te
     trained = {layers[name] for name, param in params.items() if param is None or not param.stop_gradient}
     if len(trained) == 1 < len(blocks):
         yield f"all trainable parameters are in one layer ({trained.pop().label})"
-
-
-# ---- rules
 
 
 def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int], set[str]]:

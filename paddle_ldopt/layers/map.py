@@ -187,15 +187,9 @@ class LayerMap:
                 entries.append((self._layers[name], None if param is None else int(param.size), rates[name]))
         return entries
 
-    def plot(
-        self,
-        path: Path,
-        layerwise_decay: Optional[Decay] = None,
-        learning_rate: RateOrSchedule = None,
-        optimizer: Optional[Optimizer] = None,
-    ) -> str:
-        """Draw the `table` as boxes, coloured by rate, into a .png, .svg or .pdf file and return its path."""
-        return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
+    def plot(self, path: Path, *plan: Any, **settings: Any) -> str:
+        """Draw a `table` of the other arguments as boxes, coloured by rate, into a .png, .svg or .pdf file."""
+        return plot_table(self.table(*plan, **settings), path)
 
     def fingerprint(self) -> dict[str, list[Any]]:
         """Return structured name -> [tower, layer id, depth]: the identity of the map, for JSON."""

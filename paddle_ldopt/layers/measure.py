@@ -2,7 +2,9 @@
 
 import contextlib
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import paddle
@@ -132,19 +134,14 @@ def forward_pass(
     if not isinstance(example, (tuple, list, Mapping)) and not callable(example):
         raise wrong_type(example, "example", "a Tensor, a tuple or list, a dict, or a callable that runs the model")
     records: list[_Record] = []
-    hooks = []
-
-    def watch(path: str, layer: Sublayer) -> None:
-        started: list[list[Any]] = []  # the arguments of calls that have not ended
-        enter = lambda _, args, kwargs: started.append(_ends([args, kwargs]))  # noqa: E731
-        leave = lambda _, args, outputs: records.append((path, started.pop(), _ends(outputs)))  # noqa: E731
-        hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
-        hooks.append(layer.register_forward_post_hook(leave))
-
+    hooks, started = [], defaultdict[str, list[Any]](list)  # the arguments of calls that have not ended
+    enter = lambda path, _, args, kwargs: started[path].append(_ends([args, kwargs]))  # noqa: E731
+    leave = lambda path, _, args, outputs: records.append((path, started[path].pop(), _ends(outputs)))  # noqa: E731
     with random_states_kept(), _as_it_was(layers, params), paddle.enable_grad():
         try:
             for path, layer in layers.items():
-                watch(path, layer)
+                hooks.append(layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True))
+                hooks.append(layer.register_forward_post_hook(partial(leave, path)))
             if isinstance(example, Mapping):
                 result = model(**example)
             else:

@@ -1,4 +1,4 @@
-"""The layers of a model by the names of its parameters, without a forward pass, with doubts."""
+"""The layers of a model by the names of its parameters, without a forward pass."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from paddle import Tensor, nn
 
 from .._checks import first_few, quoted, refusal
 from .decay import STATISTICS, Layer, NoBlocksError
-from .towers import LEAST_WEIGHTS, STAGE, Block, Tower, Tree, ancestors, tower_for
+from .towers import LEAST_WEIGHTS, STAGE, Tower, Tree, ancestors, tower_for
 
 _BLOCKS = frozenset(["layers", "layer", "h", "block", "blocks", "stages", "stage", "resblocks"])
 _HEAD = re.compile(
@@ -39,8 +39,8 @@ class NamedModel:
     ) -> None:
         self.tree, self.placed = Tree(params), placed
         tables = [part for part in parts.values() if any("Embedding" in cls.__name__ for cls in type(part).__mro__)]
-        of_tables = {id(param) for part in tables for param in part._parameters.values()}
-        self._of_tables = {name for name, param in params.items() if id(param) in of_tables}
+        in_tables = {id(param) for part in tables for param in part._parameters.values()}
+        self._of_tables = {name for name, param in params.items() if id(param) in in_tables}
         lists = self._lists("")
         thick = [found for found in lists if self.tree.weight_of_block(found) >= LEAST_WEIGHTS]
         known = [found for found in thick or lists if self._is_known(found)]
@@ -48,10 +48,8 @@ class NamedModel:
         self._guessed: dict[str, dict[str, None]] = {"blocks": {}, "embeddings": {}, "head": {}}  # parts of the model
         self.towers = [self._numbered_through(tower) for tower in known]
         self._check()
-        self.layers: dict[str, Layer] = {}
-        for tower in self.towers:
-            self._place_blocks(tower)
-        self.layers = {name: self.layers.get(name) or self._outside(name) for name in self.tree.names}
+        layers = {name: layer for tower in self.towers for name, layer in self._layers(tower).items()}
+        self.layers = {name: layers.get(name) or self._outside(name) for name in self.tree.names}
         inner = [[*part._parameters.values(), *part._sub_layers.values()] for part in parts.values()]
         owners = Counter(id(part) for owned in inner for part in owned if part is not None)
         deepest = max((tower.depth for tower in self.towers), default=0)
@@ -95,23 +93,18 @@ class NamedModel:
 
     def _numbered_through(self, tower: Tower) -> Tower:
         """Return the blocks of all stages one after another: of ``layer1.0`` or ``stages.0.blocks.1``."""
-        through, weight = Tower(tower.name, tower.parent, []), self.tree.weight
-        unlike: list[str] = []
+        through, weight, is_sure = Tower(tower.name, tower.parent, []), self.tree.weight, True
         for item in tower.paths:
-            lists = self._lists(item)
-            blocks: list[Block] = [(item,)]
+            lists, is_stage = self._lists(item), False
             if weight(*(path for found in lists for path in found.paths)) > STAGE * weight(item):
                 rest = lists[0].name[len(item) :]
                 plain = not rest and (tower.name.endswith("stages") or not re.search(r"\.\d+$", item))
-                if len(lists) == 1 and (plain or re.fullmatch(r"(\.\d+)*\.\w+", rest) and self._is_known(lists[0])):
-                    blocks = lists[0].blocks
-                else:
-                    unlike.append(item)
-            through.add_stage(item, blocks)
-        unlike += self._unlike(through.paths) or self._unlike(through.paths[:2])
-        if through.depth > len(through.stages):
-            unlike += [item for item, low, high in through.stages if low == high]
-        if unlike and not self._is_placed(tower):
+                is_stage = len(lists) == 1 and (plain or rest.count(".") == 1 and self._is_known(lists[0]))
+                is_sure &= is_stage
+            through.add_stage(item, lists[0].blocks if is_stage else [(item,)])
+        may_be_stage = through.depth > len(through.stages) and any(low == high for _, low, high in through.stages)
+        is_sure &= not (may_be_stage or self._unlike(through.paths) or self._unlike(through.paths[:2]))
+        if not (is_sure or self._is_placed(tower)):
             self._guess(tower.name, through.layer(1))
         return through
 
@@ -128,17 +121,17 @@ class NamedModel:
             for tower in self.towers:
                 self._guess(tower.name, tower.layer(1))
 
-    def _place_blocks(self, tower: Tower) -> None:
-        inside = self.tree.inside
-        self.layers.update(tower.layers(self.tree))
+    def _layers(self, tower: Tower) -> dict[str, Layer]:
+        layers = tower.layers(self.tree)
+        tables = [name for name in layers if "relative_attention_bias" in name.split(".")]
+        if len(tables) == 1 < tower.depth:  # all blocks use the table of the first
+            layers[tables[0]] = tower.layer(0)
         for path, low, high in tower.stages:
             begun = False  # a stage's own parameters belong to its first block, and behind that to its last
-            for name in inside[path]:
-                begun |= name in self.layers
-                self.layers.setdefault(name, tower.layer(high if begun else low))
-        tables = [name for path in tower.paths for name in inside[path] if "relative_attention_bias" in name.split(".")]
-        if len(tables) == 1 < tower.depth:  # all blocks use the table of the first
-            self.layers[tables[0]] = tower.layer(0)
+            for name in self.tree.inside[path]:
+                begun |= name in layers
+                layers.setdefault(name, tower.layer(high if begun else low))
+        return layers
 
     def _outside(self, name: str) -> Layer:
         """Return the embeddings or the head for a parameter outside of the blocks; a guess unless words say it, too."""

@@ -12,7 +12,7 @@ from paddle import Tensor, nn
 from .._checks import first_few, quoted, refusal
 from .._compat import is_norm
 from .decay import STATISTICS, Layer, NoBlocksError, lowest
-from .measure import Example, forward_pass, from_to
+from .measure import Pass, from_to
 from .towers import Measured, Tree, ancestors, tower_for
 
 
@@ -24,15 +24,9 @@ class MeasuredModel:
     """
 
     def __init__(
-        self,
-        model: nn.Layer,
-        example: Example,
-        parts: Mapping[str, nn.Layer],
-        params: Mapping[str, Tensor],
-        placed: Mapping[str, int],
+        self, measured: Pass, parts: Mapping[str, nn.Layer], params: Mapping[str, Tensor], placed: Mapping[str, int]
     ) -> None:
-        self.measured = forward_pass(model, example, parts, params)
-        self.tree, self.placed = Tree(params), placed
+        self.measured, self.tree, self.placed = measured, Tree(params), placed
         self.order = Measured(self.tree, parts, self.measured)
         self.towers = self.order.towers
         self._bits = {name: 1 << i for i, name in enumerate(self.measured.leaves)}
@@ -63,33 +57,34 @@ class MeasuredModel:
         if not self.towers:
             blocks = {name for name, index in self.placed.items() if index > 0}
             if not blocks:
-                problem = (
-                    "Found no blocks in the forward pass (parts that are alike and follow one another): give `rules`."
-                )
+                problem = "Found no blocks in the forward pass, parts alike that follow one another: give `rules`."
                 raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
-            self.layers = self._around(blocks)
+            # behind these blocks is the head
+            leaves, uses = self.measured.leaves, self.measured.uses
+            made = self.measured.collect({leaves[name]: 1 for name in blocks if name in leaves})
+            behind = {name: any(made[node] for node in uses(name)) for name in leaves.keys() - blocks}
+            self.layers = {name: Layer("", int(is_head), 0) for name, is_head in behind.items()}
         self.layers.update({name: self._beside(name) for name in unused})
         layers = self.layers = {name: self.layers.get(name, Layer("", 0, 0)) for name in self.tree.names}
-        parts, inside = self.tree.parts, self.tree.inside
+        parts = self.tree.parts
         if unused:
             advice = "another `example` may use them"
             yield f"the forward pass did not use {quoted(parts(unused), 12)}, which are placed by name: {advice}"
-        if bypassing := [name for name in self._bypassing() if name not in self.placed]:
+        if bypassing := self._bypassing():
             yield f"{quoted(parts(bypassing), 12)} feed the head also past all blocks and count as embeddings"
         left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in self.placed}
         for tower in self.towers:
-            first, others = tower.blocks[0][0], [other for other in self.towers if other is not tower]
-            feeding = [t.name for t in others if any(self.order.feeds_main(path, first) for path in t.paths)]
+            others, first = [other for other in self.towers if other is not tower], tower.paths[0]
+            feeding = [other.name for other in others if any(self.order.feeds_main(p, first) for p in other.paths)]
             if feeding and {tower.name, *feeding} & left:
                 how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
                 yield f"'{tower.name}' is computed from {quoted(feeding)}, but counts as a tower of its own: {how}"
+            if norms := [block[0] for block in tower.blocks if is_norm(self.order.kinds[block[0]])]:
+                yield f"the blocks {quoted(norms)} have no parameters but those of norms"
         for stack in self.order.light:
-            names = [name for path in stack.paths for name in inside[path] if name not in self.placed]
-            if names and not any(layers[name].index for name in names):
+            names = [name for path in stack.paths for name in self.tree.inside[path] if name not in self.placed]
+            if {layers[name].index for name in names} == {0}:
                 yield f"'{stack.name}' is a stack of {stack.depth} parts too small for blocks, in the embeddings"
-        weighed = {at for name, at in layers.items() if not is_norm(self.order.kinds[name.rpartition(".")[0]])}
-        if alone := [at.label for at in dict.fromkeys(layers.values()) if at.is_block and at not in weighed]:
-            yield f"{quoted(alone)} have no parameters but those of norms"
 
     def _bypassing(self) -> list[str]:
         """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's.
@@ -104,7 +99,7 @@ class MeasuredModel:
         past, alone = (_union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
         through = any(not past & self._bits[name] for name in first)
-        return [name for name in first if (past if through else alone) & self._bits[name]]
+        return [name for name in first if name not in self.placed and (past if through else alone) & self._bits[name]]
 
     def _trace(self) -> set[str]:
         """Note the towers that each node is computed from and the first block of each that a parameter feeds directly.
@@ -203,13 +198,6 @@ class MeasuredModel:
                 layer = self.layers.get(name)
                 index = layer.index if layer and layer.tower == tower.name else high
                 self.layers[name] = tower.layer(min(max(index, low), high))
-
-    def _around(self, blocks: set[str]) -> dict[str, Layer]:
-        """Return head or embeddings of a model whose `blocks` rules place: whether a use is computed from a block."""
-        leaves = self.measured.leaves
-        made = self.measured.collect({leaves[name]: 1 for name in blocks if name in leaves})
-        behind = {name: any(made[node] for node in self.measured.uses(name)) for name in leaves.keys() - blocks}
-        return {name: Layer("", int(is_head), 0) for name, is_head in behind.items()}
 
     def _beside(self, name: str) -> Layer:
         """Return the layer of a parameter that the pass did not use: of its only neighbor, or by its position."""
