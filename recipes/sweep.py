@@ -17,6 +17,7 @@ import time
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
+from common import command
 from common.arguments import option, parse_line
 from common.comparison import Study
 from common.start import entry_point, take
@@ -40,8 +41,8 @@ class Options:
 
 def run(argv):
     (options,) = parse_line(argv, Options)
-    again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])
-    print(f"after an interruption: python recipes/sweep.py {again}", flush=True)
+    again = command("sweep", *take(argv, "output_dir")[1], "--output_dir", options.output_dir)
+    print(f"after an interruption: {again}", flush=True)
     seeds = list(range(options.first_seed, options.first_seed + options.seeds))
     given = shlex.split(options.arguments)
     Study(options.recipe, given, options.learning_rates, options.decays, seeds, options.output_dir).run()

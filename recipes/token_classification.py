@@ -24,7 +24,7 @@ import numpy as np
 from common import error
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
-from common.files import BETWEEN, CJK, TAGGED, read_tagged, tagged_rows
+from common.files import BETWEEN, CJK, TAGGED, placed, read_tagged, tagged_rows
 from common.fine_tuning import Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder, longest
@@ -226,7 +226,7 @@ def run(argv):
         own={"docstrings": tagged_docstrings},
         find=lambda path: split_files(path, TAGGED, ("docstrings",)),
         read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
-        rows_of=lambda records, split, notes: tagged_rows([(row, split) for row in records], notes),
+        rows_of=lambda records, split, notes: tagged_rows(placed(records), split, notes),
         key=lambda row: " ".join(row[0]),
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])

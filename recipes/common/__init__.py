@@ -3,6 +3,8 @@
 The import has Ctrl-C end a recipe at once, and silences warnings of no use to users.
 """
 
+import os
+import shlex
 import signal
 import sys
 import warnings
@@ -19,6 +21,11 @@ warnings.filterwarnings("ignore", "No shared comm will be", UserWarning)
 warnings.filterwarnings("ignore", "When training, we now always track", UserWarning)
 warnings.filterwarnings("ignore", "Be aware, overflowing tokens", UserWarning)
 warnings.filterwarnings("ignore", "(?s).*swiglu")
+
+
+def command(recipe, *argv):
+    """Return the command line that starts a recipe from the current folder, quoted for a shell."""
+    return shlex.join([sys.executable, os.path.relpath(RECIPES / f"{recipe}.py"), *argv])
 
 
 def error(problem, /, **received):

@@ -80,7 +80,9 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     def __post_init__(self):
         if self.layerwise_preserve_mean is None:
             self.layerwise_preserve_mean = self.layerwise_lr_decay != 1
-        refuse(self._impossible())
+        for name in ("fp16", "bf16"):  # a Paddle for GPUs, but no GPU; all else is refused before Paddle is imported
+            if getattr(self, name) and self.device.startswith("cpu"):
+                raise error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)
         if self.greater_is_better is None:
             self.greater_is_better = self.metric_for_best_model not in LOWER_IS_BETTER
         self.output_dir = self.output_dir or time.strftime(f"runs/{self.recipe}-%Y%m%d-%H%M%S")
@@ -88,18 +90,6 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
             raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
-
-    def _impossible(self):
-        """Yield an error for each argument that this machine does not support."""
-        if self.device.partition(":")[0] not in ("cpu", type(self).device):
-            yield error(f"This Paddle has no {self.device.upper()} support: leave `device` out.", device=self.device)
-        for name in ("fp16", "bf16"):
-            if getattr(self, name) and self.device.startswith("cpu"):
-                yield error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)
-        for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
-            if (degree := getattr(self, name)) > paddle.distributed.get_world_size():
-                launch = "start the recipe with `python -m paddle.distributed.launch`"
-                yield error(f"`{name}` exceeds the number of processes: {launch}.", **{name: degree})
 
 
 def option(default, text, least=None):

@@ -52,7 +52,8 @@ class Notes:
     dropped: Counter = field(default_factory=Counter)  # reason -> rows
     encodings: set = field(default_factory=set)
     texts: bool = False  # whether tagged words are those of texts with spans
-    overlapping: int = 0  # spans that were dropped
+    spans: int = 0
+    lost_spans: int = 0  # that overlap a longer one or have no word
     unread: set = field(default_factory=set)  # columns of conversations that models need and recipes ignore
 
     def drop(self, dropped, rows, source):
@@ -68,7 +69,10 @@ class Notes:
         read = f" Read as {', '.join(sorted(self.encodings))}." if self.encodings else ""
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items() if count)
         kept = f"{dropped}; scores cover {self.rows - sum(self.dropped.values())} of {self.rows} rows"
-        spans = f" Spans dropped: {self.overlapping} that overlap a longer one." if self.overlapping else ""
+        share = f"{self.lost_spans} of {self.spans} ({self.lost_spans / max(self.spans, 1):.1%})"
+        spans = f" Spans dropped: {share} that overlap a longer one or have no word." if self.lost_spans else ""
+        if self.lost_spans > DROPPED * self.spans:
+            spans += " Scores do not cover them: are their ends right?"
         unread = f" Columns not read: {', '.join(sorted(self.unread))}." if self.unread else ""
         return f"{columns}{read} Rows dropped: {kept if dropped else 'none'}.{spans}{unread}"
 
@@ -157,11 +161,15 @@ def _json_records(text):
         lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
         found = ((f"Line {n}", json.loads(line)) for n, line in lines)
     else:
-        found = ((f"Row {n}", record) for n, record in enumerate(whole, 1))
+        found = placed(whole)
     for place, record in found:
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")
         yield place, record
+
+
+def placed(rows):
+    return [(f"Row {number}", row) for number, row in enumerate(rows, 1)]
 
 
 def flatten(records):
@@ -255,7 +263,7 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
     """Return [(words, tags), ...] of a file with one word per line and an empty line between sentences, or of JSON."""
     if path.suffix.lower() in (".json", ".jsonl"):
         names, table = read_table(path, {}, encoding=encoding, notes=notes)
-        return tagged_rows([(dict(zip(names, cells)), f"{path}, {place.lower()}") for place, cells in table], notes)
+        return tagged_rows([(place, dict(zip(names, cells))) for place, cells in table], path, notes)
     rows, words, tags = [], [], []
     for number, line in enumerate([*decode(path, encoding, notes).split("\n"), ""], 1):
         cells = re.split(r"[ \t]+", line.strip(" \t\r"))  # not \u3000, which Chinese files tag as a word
@@ -277,13 +285,12 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
     return rows
 
 
-def tagged_rows(records, notes=None):
-    """Return [(words, tags), ...] of (dict, source); count the rows without a word."""
+def tagged_rows(records, source, notes=None):
+    """Return [(words, tags), ...] of (place, dict); drop rows without a word, refuse a file with many of these."""
     notes = notes or Notes()
-    rows = [tagged(record, source, notes) for record, source in records]
-    notes.rows += len(rows)
-    notes.dropped["without a text"] += sum(not words for words, _ in rows)
-    return [row for row in rows if row[0]]
+    rows = [(place, tagged(record, f"{source}, {place.lower()}", notes)) for place, record in records]
+    notes.drop([(place, "text") for place, (words, _) in rows if not words], len(rows), source)
+    return [row for _, row in rows if row[0]]
 
 
 def tagged(record, source, notes=None):
@@ -305,8 +312,9 @@ def tagged(record, source, notes=None):
         if not 0 <= begin < end <= len(words):
             raise error("A span is outside of its text.", source=source, span=(begin, end, kind))
         inside = [i for i, (first, last) in enumerate(places) if first < end and begin < last]
-        notes.overlapping += (overlaps := any(tags[i] != "O" for i in inside))
-        for i in inside if not overlaps else ():
+        fits = inside and all(tags[i] == "O" for i in inside)
+        notes.spans, notes.lost_spans = notes.spans + 1, notes.lost_spans + (not fits)
+        for i in inside if fits else ():
             tags[i] = f"{'B' if i == inside[0] else 'I'}-{kind}"
     return [words[first:last] if isinstance(words, str) else words[first] for first, last in places], tags
 

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import shlex
-import sys
 import time
 from dataclasses import MISSING
 
@@ -14,7 +12,7 @@ from paddle_ldopt import LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
 
-from . import RECIPES
+from . import command
 from .arguments import LOWER_IS_BETTER
 from .files import PREDICTED, PREDICTION
 from .rows import warn_of_memory, warn_of_unknown
@@ -144,8 +142,7 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
         if args.recipe in PREDICTED:
             texts = ["a text", "its partner" if kept.get("pair") else "another text"]
             inputs = ["a.png"] if "classes" in kept else texts
-            script = os.path.relpath(RECIPES / "predict.py")
-            print(f"predict: {shlex.join([sys.executable, script, args.output_dir, *inputs])}")
+            print(f"predict: {command('predict', args.output_dir, *inputs)}")
 
 
 def _kept(args, state):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import error
-from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, read_table, wrong_rows
+from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, placed, read_table, wrong_rows
 from .start import HUBS
 
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -132,7 +132,7 @@ def load_tables(options, wanted, rows, *, own, key, has_header=None):
         return rows(*read_table(path, wanted, has_header, options.encoding, notes=notes), path, notes)
 
     def rows_of(records, split, notes):
-        return rows(*flatten([(f"Row {number}", row) for number, row in enumerate(records)]), split, notes)
+        return rows(*flatten(placed(records)), split, notes)
 
     return load_parts(options.data, own=own, read=read, rows_of=rows_of, key=key)
 

@@ -99,8 +99,9 @@ def check(script, argv):
     if stray:
         raise error("Arguments begin with `--`.", arguments=stray)
     each = [(name, value) for name, values in given.items() for value in values or [None]]
-    refuse(problem for name, value in each if (problem := _problem(name, value, known, choices)))
     first = {name: values[0] for name, values in given.items() if values}
+    problems = [problem for name, value in each if (problem := _problem(name, value, known, choices))]
+    refuse([*problems, *_impossible(given, first)])
     if "weights" in known and first.get("data", "digits") != "digits" and not {"model", RESUMED} & set(first):
         problem = "Images of your own need a model, such as `--model resnet50`; `digits` is a toy for tests."
         raise error(problem, data=first["data"], model=None)
@@ -158,6 +159,29 @@ def with_config(argv):
         else:  # in one word, because a value may begin with --
             first.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return [*first, *rest]
+
+
+def _devices():
+    """Return the kinds of device of the installed Paddle, from its source: importing it takes seconds."""
+    source = Path(importlib.util.find_spec("paddle").origin).with_name("version") / "__init__.py"
+    found = dict(re.findall(r"^(\w+)_version *= '(\d.*)'", source.read_text(encoding="utf-8"), re.M))
+    return ["cpu", *(device for device, name in (("gpu", "cuda"), ("xpu", "xpu_xre")) if name in found)]
+
+
+def _impossible(given, first):
+    """Yield an error for each argument that this machine does not support."""
+    installed = _devices()
+    device = first.get("device", installed[-1])
+    if importlib.util.find_spec("paddle_custom_device") is None:  # a plugin brings other devices
+        if device.partition(":")[0] not in installed:
+            yield error(f"This Paddle has no {device.upper()} support: leave `device` out.", device=device)
+        for name in ("fp16", "bf16", "float16"):
+            if name in given and first.get(name, "true").lower() in TRUTHS[:5] and device.startswith("cpu"):
+                yield error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=device)
+    for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
+        if first.get(name, "").isdigit() and int(first[name]) > int(os.environ.get("PADDLE_TRAINERS_NUM", 1)):
+            launch = "start the recipe with `python -m paddle.distributed.launch`"
+            yield error(f"`{name}` exceeds the number of processes: {launch}.", **{name: int(first[name])})
 
 
 def _problem(name, value, known, choices):

@@ -40,14 +40,16 @@ class Splits(Parts):
     def description(self):
         if self.kind == "scores":
             scores = [score for _, score in self.train]
-            said = f"training scores from {min(scores):g} to {max(scores):g}"
+            limits = f"{min(scores):g} to {max(scores):g}"
+            said = f"labels are scores (`--kind classes` for classes), in training from {limits}"
         else:
             counts = _counts(self.train)
             each = ", ".join(f"{label} {counts[number]}" for number, label in enumerate(self.labels))
             if len(self.labels) > 10:
                 each = " to ".join(map(str, sorted({min(counts.values()), max(counts.values())})))
                 each += f" in each of {len(self.labels)} classes"
-            said = f"training rows by label: {each}"
+            numbers = all(map(is_number, self.labels)) and len(self.labels) > 2
+            said = f"training rows by label: {each}" + " (classes; `--kind scores` for scores)" * numbers
         common = len({text for text, _ in self.train} & {text for text, _ in self.test})
         repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
         return f"{self.source}: {self.sizes} rows; {said}.{repeated}{self.notes}"
@@ -140,7 +142,7 @@ def _labelled(parts, options):
     counts = Counter() if lists else Counter(map(_label, labels))
     numbers = all(map(is_number, counts))
     if kind == "auto":
-        fractions = len(counts) > 20 and numbers and not all(float(label).is_integer() for label in counts)
+        fractions = numbers and not all(float(label).is_integer() for label in counts)
         kind = "labels" if lists else "scores" if fractions else "classes"
     if kind == "scores" and not numbers:
         raise error("Scores must be numbers.", source=options.data, label=next(t for t in counts if not is_number(t)))

@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import os
-import shlex
 import signal
 import sys
 import time
@@ -16,7 +14,7 @@ from paddlenlp.trainer.trainer_callback import PrinterCallback, ProgressCallback
 
 from paddle_ldopt.trainer import LdoptTrainerMixin, StopOnSigterm
 
-from . import RECIPES
+from . import command
 
 UNSHOWN = ("_runtime", "_per_second", "_ppl")
 
@@ -159,7 +157,6 @@ class StopWithCheckpoint(StopOnSigterm):
                 super().on_save(args, state, control, **kwargs)
         except SystemExit as ended:
             if args.local_rank in (-1, 0):
-                script = os.path.relpath(RECIPES / f"{args.recipe}.py")  # not `sys.argv[0]`, which may be a sweep
-                again = [sys.executable, script, "--resume_from_checkpoint", args.output_dir]
-                print(f"resume: {shlex.join(again)}", file=sys.stderr)
+                again = command(args.recipe, "--resume_from_checkpoint", args.output_dir)  # also in a sweep
+                print(f"resume: {again}", file=sys.stderr)
             raise SystemExit(130 if self.interrupted else ended.code) from None

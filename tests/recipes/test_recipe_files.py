@@ -58,7 +58,22 @@ def test_several_labels_and_scores(tmp_path):
     scores = load_splits(write(tmp_path / "c.tsv", [(text, i / 7) for i, (text, _) in enumerate(ROWS)]))
     mean, deviation = scores.scale
     assert scores.kind == "scores" and scores.target(mean + deviation) == pytest.approx([1.0])
-    assert "training scores from 0" in scores.description
+    assert "labels are scores (`--kind classes` for classes), in training from 0" in scores.description
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "says"),
+    [
+        (["0.0", "0.5", "5.0"], "scores", "labels are scores (`--kind classes` for classes)"),
+        (["1", "2", "3"], "classes", " (classes; `--kind scores` for scores)"),
+        (["1.0", "2.0", "3.0"], "classes", " (classes; `--kind scores` for scores)"),
+        (["0", "1", "0"], "classes", "training rows by label: 0 "),
+    ],
+)
+def test_decimals_are_scores_and_integers_are_classes(tmp_path, labels, kind, says):
+    found = load_splits(write(tmp_path / "a.tsv", [(text, labels[i % 3]) for i, (text, _) in enumerate(ROWS)]))
+    assert found.kind == kind and says in found.description
+    assert load_splits(tmp_path / "a.tsv", kind="scores").kind == "scores"
 
 
 TAGS = (["我", "在", "北", "京"], ["O", "O", "B-LOC", "I-LOC"])
@@ -85,17 +100,25 @@ def test_texts_with_spans_are_split_into_words_and_characters(tmp_path):
         {"text": "Ann Lee met 张三 in 2021, in Rome", "label": [[0, 7, "PER"], [12, 14, "PER"], [27, 31, "LOC"]]},
         {"text": "清华大学出版社", "label": [[0, 4, "ORG"], [0, 7, "PUB"]]},
         {"text": "", "label": []},
-        {"text": "nothing", "label": []},
+        *[{"text": "nothing", "label": [[0, 7, "X"]]}] * 16,
+        {"text": "a  b", "label": [[1, 3, "X"]]},
     ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    notes = files.Notes()
-    first, second, last = files.read_tagged(tmp_path / "a.jsonl", notes=notes)
+
+    def read(rows):
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return files.read_tagged(tmp_path / "a.jsonl", notes=(notes := files.Notes())), notes
+
+    (first, second, *_, third, last), notes = read(made)
     assert first[0] == ["Ann", "Lee", "met", "张", "三", "in", "2021", ",", "in", "Rome"]
     assert first[1] == ["B-PER", "I-PER", "O", "B-PER", "I-PER", "O", "O", "O", "O", "B-LOC"]
-    assert second[1] == ["B-PUB", *["I-PUB"] * 6] and last == (["nothing"], ["O"])
-    assert notes.texts and str(notes) == (
-        " Rows dropped: 1 without a text; scores cover 3 of 4 rows. Spans dropped: 1 that overlap a longer one."
-    )
+    assert second[1] == ["B-PUB", *["I-PUB"] * 6]
+    assert third == (["nothing"], ["B-X"]) and last == (["a", "b"], ["O", "O"])
+    told = " Rows dropped: 1 without a text; scores cover 19 of 20 rows. Spans dropped: 2 of 22 (9.1%) that overlap a"
+    told += " longer one or have no word."
+    assert notes.texts and str(notes) == told + " Scores do not cover them: are their ends right?"
+    assert str(read(made[:2] * 4 + made[3:-1] * 8)[1]).endswith("longer one or have no word."), "few are only said"
+    with pytest.raises(ValueError, match="Line 3 has no text; 1 of 19 rows are wrong"):
+        read(made[:-1])
 
 
 def test_wrong_tagged_files_name_the_line(tmp_path):

@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
+import paddle
 import pytest
 import test_recipes
 from common import start
@@ -64,6 +66,10 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
         (["reviews.csv"], r"Arguments begin with `--`. Received: arguments=\['reviews.csv'\]"),
         (["--seed", "3", "4"], r"Arguments begin with `--`. Received: arguments=\['4'\]"),
         (["--metrics", "f1"], "'--metrics' is not a known argument"),
+        (["--fp16", "--device", "cpu"], "`fp16` needs a GPU: leave it out on a CPU. Received: fp16=True, device='cpu'"),
+        (["--bf16=true", "--device=cpu:0"], "`bf16` needs a GPU"),
+        (["--device", "tpu"], "This Paddle has no TPU support.*Received: device='tpu'"),
+        (["--sharding_parallel_degree", "2"], "`sharding_parallel_degree` exceeds the number of processes.*degree=2"),
     ],
 )
 def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, argv, says):
@@ -80,6 +86,7 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
         ("image_classification", ["--weights", "no.pdparams"], "This file does not exist. Received: weights="),
         ("image_classification", ["--data", "."], OWN_IMAGES),
         ("pipeline_sft", ["--optim", "adamx"], "`optim` must be one of adamwdl, "),
+        ("sweep", ["--arguments", "--fp16 --device cpu"], "`fp16` needs a GPU"),
         ("sweep", ["--recipe", "sweep"], "`recipe` must be one of.*Received: recipe='sweep'"),
         ("sweep", ["--learning_rates", "1e-3", "high"], "`learning_rates` must be a number"),
         ("sweep", ["--arguments", "--seed 3"], "The sweep sets seed of each run"),
@@ -103,6 +110,16 @@ def test_valid_values_are_those_of_the_libraries():
     assert set(start.CHOICES["recipe"]) == scripts
 
 
+def test_the_devices_are_those_of_the_installed_paddle(tmp_path, monkeypatch):
+    assert start._devices() == (["cpu", "gpu"] if paddle.is_compiled_with_cuda() else ["cpu"])
+    (tmp_path / "version").mkdir()
+    (tmp_path / "version/__init__.py").write_text("cuda_version     = '12.6'\nxpu_xre_version  = 'False'\n")
+    spec = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(start.importlib.util, "find_spec", lambda name: spec if name == "paddle" else None)
+    assert start._devices() == ["cpu", "gpu"]
+    assert not list(start._impossible({"fp16": []}, {})) and list(start._impossible({"fp16": []}, {"device": "cpu"}))
+
+
 @pytest.mark.parametrize("recipe", [[], ["--recipe", "seq2seq"]])
 def test_a_sweep_refuses_the_arguments_of_its_recipe(recipe):
     with pytest.raises(ValueError, match="(?s)2 arguments are wrong.*does not exist.*'--dta'.*nearest is '--data'"):
@@ -119,9 +136,15 @@ def test_a_right_command_line_is_let_through(name, tmp_path):
     assert test_recipes.arguments_of(name) - {"help"} <= known | {f"no_{one}" for one in known}
 
 
-@pytest.mark.parametrize("name", ["text_classification", "predict"])
-def test_a_wrong_path_ends_a_process_before_paddle_is_imported(name, tmp_path):
-    argv = ["--data", "nowhere"] if name != "predict" else ["nowhere", "a text"]
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("text_classification", ["--data", "nowhere"]),
+        ("text_classification", ["--fp16", "--device", "cpu"]),
+        ("predict", ["nowhere", "a text"]),
+    ],
+)
+def test_a_wrong_argument_ends_a_process_before_paddle_is_imported(name, argv, tmp_path):
     path = str(SCRIPTS[name])
     spied = f"import runpy, sys; sys.argv = {[path, *argv]}; sys.path.insert(0, {str(SCRIPTS[name].parent)!r})"
     code = f"{spied}\ntry: runpy.run_path(sys.argv[0], run_name='__main__')\nfinally: print('paddle' in sys.modules)"

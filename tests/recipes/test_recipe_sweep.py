@@ -87,8 +87,9 @@ def test_an_interrupted_sweep_goes_on_by_the_command_that_it_prints(recipe, tmp_
     recipe.killed.clear()
     first, *_, last = capsys.readouterr().out.splitlines()
     assert last == "interrupted in rate0.01-decay1-seed42: the same command with this `output_dir` resumes"
-    printed = first.removeprefix("after an interruption: python recipes/sweep.py ")
-    sweep.main(shlex.split(printed))
+    program, script, *printed = shlex.split(first.removeprefix("after an interruption: "))
+    assert program == sys.executable and (tmp_path / script).samefile(sweep.__file__), "also from another folder"
+    sweep.main(printed)
     assert [run["learning_rate"] for run in lines(out.parent)] == [1e-3, 1e-2]
     assert len(recipe.calls) == 3
 
@@ -147,9 +148,9 @@ def test_lower_is_better_for_perplexity():
 
 
 def test_a_value_of_a_config_may_begin_with_dashes(tmp_path):
-    (tmp_path / "c.yaml").write_text('arguments: "--fp16"\nlearning_rates: [1e-4, 3e-4]\n')
+    (tmp_path / "c.yaml").write_text('arguments: "--no_flip"\nlearning_rates: [1e-4, 3e-4]\n')
     (options,) = arguments.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
-    assert options.arguments == "--fp16" and options.learning_rates == [1e-4, 3e-4]
+    assert options.arguments == "--no_flip" and options.learning_rates == [1e-4, 3e-4]
 
 
 def test_wrong_input(recipe, monkeypatch):
