@@ -66,7 +66,7 @@ class WarmUp(Schedule):
         super().__init__(max(initial_learning_rate, after), last_epoch, verbose)  # the peak, for tables
 
     def __call__(self, step: Optional[int] = None) -> float:
-        """Return the present rate, or that of a step (not for inner schedulers that need their last rate)."""
+        """Return the current rate, or that of a step (not for inner schedulers that need their last rate)."""
         if step is None:
             return self.last_lr
         return self._rate(checked_int(step, "step"), copy.deepcopy(self._decay))
@@ -128,7 +128,7 @@ def _needs_last_rate(schedule: LRScheduler) -> bool:
 
 
 def resume_at(schedule: Any, step: Optional[int] = None) -> None:
-    """Give a schedule whose state was loaded its own rate, not the saved one, at `step` or at its present step.
+    """Give a schedule whose state was loaded its own rate, not the saved one, at `step` or at its current step.
 
     Schedules of other packages and rates that differ by rounding stay as loaded. Of a schedule that follows a metric,
     only a warm-up goes on.
