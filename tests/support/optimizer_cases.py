@@ -90,7 +90,7 @@ def static_graph():
         paddle.disable_static()
 
 
-def run_static(program, feed, start, steps, after_step=None):
+def run_static(program, feed, start, steps):
     """Train a static program and return structured name -> array.
 
     `program` builds it and returns (model, loss); `start` is structured name -> array.
@@ -105,8 +105,6 @@ def run_static(program, feed, start, steps, after_step=None):
             scope.find_var(tensor).get_tensor().set(start[n], paddle.CPUPlace())
         for _ in range(steps):
             executor.run(feed=feed, fetch_list=[loss])
-            if after_step is not None:
-                after_step()
         return {n: np.array(scope.find_var(tensor).get_tensor()) for n, tensor in names.items()}
 
 

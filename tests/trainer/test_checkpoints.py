@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import types
 
 import paddle
 import pytest
@@ -259,14 +258,3 @@ def test_a_checkpoint_without_the_order_of_batches_warns(tmp_path, monkeypatch):
 def test_weights_alone_are_resumed_with_any_settings(checkpoint, tmp_path):
     others = {"optim": "lamb", "layerwise_lr_decay": 0.9, "ignore_load_lr_and_optim": True}
     assert type(resume(checkpoint, tmp_path, **others).optimizer).__name__ == "Lamb"
-
-
-def test_a_layout_has_the_names_of_either_trainer(tmp_path):
-    for names in ("{}_parallel_degree", "{}_parallel_size"):
-        trainer = common.trainer(tmp_path)
-        values = vars(trainer.args)
-        for axis, formers, degree in (("sharding", "sharding", 4), ("tensor", "tensor_model", 2)):
-            values.pop(f"{axis}_parallel_degree", None)
-            values[names.format(axis if "degree" in names else formers)] = degree
-        trainer.args = types.SimpleNamespace(**{"layerwise_decay": trainer.args.layerwise_decay, **values})
-        assert trainer._settings()["layout"] == {"sharding": 4, "tensor": 2, "pipeline": 1}
