@@ -1,8 +1,7 @@
-"""Find the layer of each parameter and the ratio of its learning rate.
+"""The layer of each parameter, and the ratio of its learning rate.
 
-- `map`: `LayerMap`, a model's parameters with their layers. `find`: rules of the user, a forward pass (`measure`: the
-  graph, `towers`: stacks of blocks, `place`: all other parameters), or `names`.
-- `decay`: `LayerDecay` and its ratio of each parameter; `table`: rates and ratios by layer.
+`map` has a model's parameters with their layers; `find` finds these by rules, in a forward pass (`measure`: the graph,
+`towers`: stacks of blocks, `place`: all other parameters) or by `names`. `decay` has the ratios, `table` shows them.
 """
 
 from .decay import CONVENTIONS, Layer, LayerDecay, as_decay

@@ -46,14 +46,10 @@ def lowest(layers: Iterable[Layer]) -> Layer:
 
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
-    # top block d, embeddings d^(n+1), as in BEiT's LayerDecayValueAssigner
-    "paddlenlp": lambda d, i, n: d ** (n + 1 - i),
-    # one more power of d throughout, as in google-research/electra, whose own comment calls this off by one
-    "electra": lambda d, i, n: d ** (n + 2 - i),
-    # top block 1, embeddings undecayed, as in zihangdai/xlnet
-    "xlnet": lambda d, i, n: d ** (n - i if i else 0),
-    # top block 1, embeddings with the first block, as ERNIEKit's `vit_lr_ratio`
-    "ernie_vl": lambda d, i, n: d ** (n - max(i, 1)),
+    "paddlenlp": lambda d, i, n: d ** (n + 1 - i),  # top block d, embeddings d^(n+1): BEiT's LayerDecayValueAssigner
+    "electra": lambda d, i, n: d ** (n + 2 - i),  # one more power of d: google-research/electra calls this off by one
+    "xlnet": lambda d, i, n: d ** (n - i if i else 0),  # top block 1, embeddings undecayed: zihangdai/xlnet
+    "ernie_vl": lambda d, i, n: d ** (n - max(i, 1)),  # top block 1, embeddings as block 0: ERNIEKit's `vit_lr_ratio`
     # a straight line, as in ERNIEKit: embeddings and first block at the bound, the head 3 steps above the top block
     "linear": lambda bound, i, n: bound + max(i - 1, 0) / (n + 2) * (1 - bound),
 }
@@ -126,9 +122,7 @@ class LayerDecay:
         [0.1, 0.125, 0.25, 2.0]
     """
 
-    layerwise_decay: float = _option(
-        1.0, "rate of a layer / rate of the layer above; 1 is off", 0.0, 1.0, "(]", check=checked_decay
-    )
+    layerwise_decay: float = _option(1.0, "ratio to the layer above; 1 is off", 0.0, 1.0, "(]", check=checked_decay)
     convention: str = _option("paddlenlp", "formula of the ratios", choices=CONVENTIONS)
     min_ratio: float = _option(0.0, "smallest ratio (rate of a layer / learning rate)", 0.0, 1.0)
     head_ratio: float = _option(1.0, "ratio of the head", ends="()")
@@ -151,10 +145,9 @@ class LayerDecay:
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
         linear, bounded = self.convention == "linear", self.bound != 1.0
         if linear != bounded or (linear and self.layerwise_decay != 1.0):
-            settings = "(settings layerwise_bound and layerwise_lr_decay)"
-            problem = f"The convention 'linear' takes `bound` below 1 instead of `layerwise_decay` {settings}; no other"
+            problem = "The convention 'linear' takes `bound` below 1 (layerwise_bound), not a decay; no other takes it."
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
-            raise refusal(ValueError, f"{problem} takes it.", **given)
+            raise refusal(ValueError, problem, **given)
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""

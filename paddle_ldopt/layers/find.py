@@ -19,17 +19,13 @@ Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
 def find_layers(
     params: Mapping[str, Any], rules: Optional[Rules] = None, model: Any = None, example: Optional[Example] = None
 ) -> tuple[dict[str, Layer], str]:
-    """Return structured name -> layer, and "measured" or "by names"; warn of doubts.
-
-    `params` are None if only names are known.
-    """
+    """Return structured name -> layer, and "measured" or "by names"; `params` are None if only names are known."""
     places, numbered = _apply_rules(list(params), rules)
     parts = {} if model is None else dict(model.named_sublayers(include_self=True))
-    found: Any = (
-        None if example is None else MeasuredModel(forward_pass(model, example, parts, params), parts, params, places)
-    )
+    measured = None if example is None else forward_pass(model, example, parts, params)
+    found: Any = measured and MeasuredModel(measured, parts, params, places)
     how, advice, doubts = "measured", "`rules`", found.doubts if found else []
-    if found is None or not found.layers:
+    if not (found and found.layers):
         how, advice = "by names", "`example=`, a batch for one forward pass, or `rules`"
         found = NamedModel(params, parts, places)
         doubts += found.doubts

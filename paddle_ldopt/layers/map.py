@@ -47,9 +47,8 @@ class LayerMap:
         for name, param in self._parameters.items():
             other = name if param is None else self.name_dict.setdefault(param.name, name)
             if layers[other] != layers[name]:
-                wrong = "Parameters need different names, by which Paddle keeps their state: build all parts of the"
-                advice = "model in one `paddle.utils.unique_name.guard()`, or in none."
-                raise refusal(ValueError, f"{wrong} {advice}", names=[other, name])
+                advice = "build all parts of the model in one `paddle.utils.unique_name.guard()`, or in none."
+                raise refusal(ValueError, f"Parameters need different names: {advice}", names=[other, name])
         self.n_layers = max(layer.depth for layer in layers.values())
 
     def __repr__(self) -> str:
@@ -172,10 +171,8 @@ class LayerMap:
         if layerwise_decay is not None:
             rates = planned_rates(self, self._parameters, as_decay(layerwise_decay), **plan)
         else:
-            for argument, value in plan.items():
-                if value is not None:
-                    problem = f"`{argument}` is read from `optimizer`: leave it out."
-                    raise refusal(ValueError, problem, **{argument: value})
+            if given := {argument: value for argument, value in plan.items() if value is not None}:
+                raise refusal(ValueError, f"`{[*given][0]}` is read from `optimizer`: leave it out.", **given)
             rates = {self.name_of(tensor): rate for tensor, rate in rates_of_optimizer(optimizer).items()}
         return LayerTable.build(self._entries(rates), self.source)
 

@@ -1,10 +1,11 @@
 """One forward pass of a model: which sublayers ran, and the graph of their results."""
 
 import contextlib
+import functools
+import operator
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import paddle
@@ -33,6 +34,10 @@ def from_to(first: list[Call], last: list[Call]) -> list[Call]:
     """Return the calls of a part that begins with the calls of one sublayer and ends with those of another."""
     pairs = zip(first, last) if len(first) == len(last) else [(first[0], last[-1])]
     return [Call(a.main, a.inputs, b.outputs) for a, b in pairs]
+
+
+def union(bits: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, bits, 0)
 
 
 def _ends(value: Any, depth: int = 0, seen: Optional[set[int]] = None) -> list[Any]:
@@ -116,12 +121,7 @@ class Pass:
         """Return for each node the union of the `seeds` (bits) of the nodes below it; none passes a node in `cut`."""
         bits: list[int] = []
         for lower in self.below:
-            union = 0
-            for node in lower:
-                union |= seeds.get(node, 0)
-                if node not in cut:
-                    union |= bits[node]
-            bits.append(union)
+            bits.append(union(seeds.get(node, 0) | (0 if node in cut else bits[node]) for node in lower))
         return bits
 
 
@@ -140,8 +140,8 @@ def forward_pass(
     with random_states_kept(), _as_it_was(layers, params), paddle.enable_grad():
         try:
             for path, layer in layers.items():
-                hooks.append(layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True))
-                hooks.append(layer.register_forward_post_hook(partial(leave, path)))
+                hooks.append(layer.register_forward_pre_hook(functools.partial(enter, path), with_kwargs=True))
+                hooks.append(layer.register_forward_post_hook(functools.partial(leave, path)))
             if isinstance(example, Mapping):
                 result = model(**example)
             else:

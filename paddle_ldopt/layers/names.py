@@ -30,8 +30,7 @@ _HOW = "Give `example=`, a batch for one forward pass that measures the layers, 
 class NamedModel:
     """The layers of parameters by their names, in the model's order; `doubts` names the parts whose layers are guesses.
 
-    `params` has a parameter, or None where only the name is known, `parts` the model's sublayers, `placed` the names
-    that rules place.
+    `params` are None if only names are known; rules place the names in `placed`.
     """
 
     def __init__(

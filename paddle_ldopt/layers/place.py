@@ -4,7 +4,7 @@ import functools
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Optional
 
 from paddle import Tensor, nn
@@ -12,7 +12,7 @@ from paddle import Tensor, nn
 from .._checks import first_few, quoted, refusal
 from .._compat import is_norm
 from .decay import STATISTICS, Layer, NoBlocksError, lowest
-from .measure import Pass, from_to
+from .measure import Pass, from_to, union
 from .towers import Measured, Tree, ancestors, tower_for
 
 
@@ -33,9 +33,7 @@ class MeasuredModel:
         self._leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
         self._fed: dict[str, dict[int, int]] = {name: {} for name in self._bits}  # tower -> layer id of its first use
         tables = self._trace()
-        self.layers: dict[str, Layer] = {}
-        for tower in self.towers:
-            self.layers.update(tower.layers(self.tree))
+        self.layers = {name: layer for tower in self.towers for name, layer in tower.layers(self.tree).items()}
         owners = Counter(id(param) for part in parts.values() for param in part._parameters.values())
         for name in self._bits:
             inside, is_shared = self.layers.get(name), owners[id(params[name])] > 1 or name in tables
@@ -44,16 +42,16 @@ class MeasuredModel:
                 self.layers[name] = lowest(found)
         self._place_lists()
         self._keep_within_stages()
-        unused = [name for name in params if name not in self.layers and name not in placed]
+        self.doubts = [*self._complete(params)]
+
+    def _complete(self, params: Mapping[str, Tensor]) -> Iterator[str]:
+        """Place the parameters that the pass did not use, none if these are most of the model; yield doubts."""
+        unused = [name for name in params if name not in self.layers and name not in self.placed]
         # in a static graph, `size` would be an operation of the program
         if unused and 2 * sum(params[name].size for name in unused) > sum(param.size for param in params.values()):
             self.layers = {}
-            self.doubts = [f"most of the model did not take part in the forward pass, such as {quoted(unused)}"]
-        else:
-            self.doubts = [*self._complete(unused)]
-
-    def _complete(self, unused: list[str]) -> Iterator[str]:
-        """Place the parameters that the pass did not use; yield doubts."""
+            yield f"most of the model did not take part in the forward pass, such as {quoted(unused)}"
+            return
         if not self.towers:
             blocks = {name for name, index in self.placed.items() if index > 0}
             if not blocks:
@@ -66,12 +64,11 @@ class MeasuredModel:
             self.layers = {name: Layer("", int(is_head), 0) for name, is_head in behind.items()}
         self.layers.update({name: self._beside(name) for name in unused})
         layers = self.layers = {name: self.layers.get(name, Layer("", 0, 0)) for name in self.tree.names}
-        parts = self.tree.parts
         if unused:
-            advice = "another `example` may use them"
-            yield f"the forward pass did not use {quoted(parts(unused), 12)}, which are placed by name: {advice}"
+            placed = f"{quoted(self.tree.parts(unused), 12)}, which are placed by name"
+            yield f"the forward pass did not use {placed}: another `example` may use them"
         if bypassing := self._bypassing():
-            yield f"{quoted(parts(bypassing), 12)} feed the head also past all blocks and count as embeddings"
+            yield f"{quoted(self.tree.parts(bypassing), 12)} feed the head also past all blocks and count as embeddings"
         left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in self.placed}
         for tower in self.towers:
             others, first = [other for other in self.towers if other is not tower], tower.paths[0]
@@ -96,7 +93,7 @@ class MeasuredModel:
         inner = {node for name, layer in placed.items() if layer.is_block for node in uses[name]}
         below = self.measured.collect(self._leaves, frozenset(inner | self._ends))
         heads = {node for name, layer in placed.items() if layer.is_head for node in uses[name]}
-        past, alone = (_union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
+        past, alone = (union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
         through = any(not past & self._bits[name] for name in first)
         return [name for name in first if name not in self.placed and (past if through else alone) & self._bits[name]]
@@ -117,18 +114,18 @@ class MeasuredModel:
             ends.update({node: ends.get(node, 0) | bits for node in outputs})
         self._made, self._ends = self.measured.collect(ends), {*ends}
         below = self.measured.collect(self._leaves, frozenset(ends))
-        self._in_result = _union(below[node] for node in self.measured.results)
+        self._in_result = union(below[node] for node in self.measured.results)
         tables: set[str] = set()
         for t, index, inputs, outputs in self._calls:
-            fed = _union(self._leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
-            inside = _union(below[node] for node in outputs)
+            fed = union(self._leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
+            inside = union(below[node] for node in outputs)
             for layer_id, bits in ((index - 1, fed), (index, inside)):
                 for name in self._named(bits):
                     self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
             if index == 1 < self.towers[t].depth and len(outputs) > 1:
                 started = self.measured.collect(dict.fromkeys({*inputs, *ends}, 1))
                 if any(started[node] for node in outputs):
-                    tables.update(self._named(_union(below[node] for node in outputs if not started[node])))
+                    tables.update(self._named(union(below[node] for node in outputs if not started[node])))
         for name in tables:
             self._fed[name] = dict.fromkeys(self._fed[name], 0)
         return tables
@@ -152,7 +149,7 @@ class MeasuredModel:
             return tower_for(self.towers, self.towers).layer(0)
         while uses and not any(self._made[node] for node in uses):  # the exponential of a temperature
             uses = {above for node in uses for above in self.measured.above[node]}
-        towers = _union(self._made[node] for node in uses)
+        towers = union(self._made[node] for node in uses)
         return self._head(self._last(towers)) if towers or self._in_result & self._bits[name] else None
 
     def _last(self, bits: int) -> list[int]:
@@ -165,11 +162,7 @@ class MeasuredModel:
         return tower_for([self.towers[t] for t in towers], self.towers).outside(is_head=True)
 
     def _place_lists(self) -> None:
-        """Mend lists whose last item alone is in the head, as nothing follows it.
-
-        With an item for each block they are heads that refine each other's result (RT-DETR); else the last item goes
-        with its stage as the others do (SegFormer's norms).
-        """
+        """Mend lists whose last item alone is in the head, as nothing follows it."""
         lists: dict[str, list[str]] = {}
         for path in self.tree.inside:
             lists.setdefault(re.sub(r"\d+(?=[^.]*$)", "#", path), []).append(path)
@@ -181,6 +174,7 @@ class MeasuredModel:
             tower = towers.get(layers[0].tower) if 1 < len(layers) == len(items) else None
             if tower is None or not layers[0].index or not layers[-1].is_head:
                 continue
+            # an item for each block: heads that refine each other's result (RT-DETR); else norms of stages (SegFormer)
             if len(items) == tower.depth and not self.order.feeds_main(items[0], tower.blocks[1][0]):
                 self.layers.update((name, layers[-1]) for names in inside for name in names)
             elif layers[-2].index < tower.depth:
@@ -210,7 +204,3 @@ class MeasuredModel:
         position, is_embedding = self.tree.position, "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
         last = max((position[n] for tower in towers for path in tower.paths for n in inside[path]), default=-1)
         return tower_for(towers, self.towers).outside(is_head=position[name] > last and not is_embedding)
-
-
-def _union(bits: Iterable[int]) -> int:
-    return functools.reduce(operator.or_, bits, 0)

@@ -37,10 +37,7 @@ class LayerRow:
 
 @dataclasses.dataclass
 class LayerTable:
-    """The layers of a model with their rates, from embeddings to head (`LayerMap.table`); a `LayerRow` for each.
-
-    The running statistics of batch normalization, which Paddle lists as parameters, are omitted.
-    """
+    """The layers of a model with their rates, from embeddings to head, without statistics of batch normalization."""
 
     rows: list[LayerRow]
     source: str = ""  #: the `LayerMap.source`, shown below the table
@@ -53,22 +50,11 @@ class LayerTable:
         towers, rows = list(dict.fromkeys(layer.tower for layer in grouped)), []
         for layer in sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index)):
             sizes, rates = zip(*grouped[layer])
-            decayed = [rate.has_weight_decay for rate in rates]
-            rows.append(
-                LayerRow(
-                    tower=layer.tower,
-                    index=layer.index,
-                    label=layer.label,
-                    tensors=len(rates),
-                    elements=None if None in sizes else sum(sizes),
-                    ratio=_ends([rate.ratio for rate in rates]),
-                    learning_rate=_ends([rate.now for rate in rates]),
-                    peak_learning_rate=_ends([rate.peak for rate in rates]),
-                    with_weight_decay=None if None in decayed else sum(decayed),
-                    frozen=sum(rate.frozen for rate in rates),
-                    multiplier=_ends([rate.multiplier for rate in rates]),
-                )
-            )
+            ratios, rates_now, peaks, decays, frozen, multipliers = zip(*map(dataclasses.astuple, rates))
+            elements, decayed = (None if None in counts else sum(counts) for counts in (sizes, decays))
+            ratio, now, peak, multiplier = map(_ends, (ratios, rates_now, peaks, multipliers))
+            place = layer.tower, layer.index, layer.label
+            rows.append(LayerRow(*place, len(rates), elements, ratio, now, peak, decayed, sum(frozen), multiplier))
         return cls(rows, source)
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -131,7 +117,7 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
     return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
 
 
-def _ends(values: list[Any]) -> Any:
+def _ends(values: tuple[Any, ...]) -> Any:
     """Return minimum and maximum; None if a value is None."""
     return None if None in values else (min(values), max(values))
 

@@ -164,8 +164,7 @@ class Measured:
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
             self.light = [stack for stack in outer if stack not in found]
             found = found[:1] if least == 1 else [*found, *self._like_blocks(found)]
-            share = sum(tree.weight(*stack.paths) for stack in found)
-            if share >= _SHARE * tree.weight(""):
+            if sum(tree.weight(*stack.paths) for stack in found) >= _SHARE * tree.weight(""):
                 break
         return found
 
