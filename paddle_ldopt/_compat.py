@@ -76,9 +76,12 @@ def count_writes() -> None:
     for cls, name, place in (
         (EagerParamBase, "set_value", 0),
         (EagerParamBase, "copy_", 0),
+        (EagerParamBase, "detach", 0),  # a view, which may be written
         (initializer, "__call__", 1),
     ):
         setattr(cls, name, _counted(getattr(cls, name), place))
+    data: Any = paddle.Tensor.data
+    EagerParamBase.data = property(_counted(data.__get__, 0), data.__set__)
 
 
 def _counted(write: Any, place: int) -> Any:
@@ -238,6 +241,14 @@ def is_called_by(name: str) -> bool:
     while frame.f_code.co_name == method:  # an override calls the method of its base
         frame = frame.f_back
     return bool(frame.f_code.co_name == name)
+
+
+def is_wrapped_step() -> bool:
+    """Return whether a wrapper of fleet takes the running step."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("paddle.distributed.fleet."):
+        frame = frame.f_back
+    return frame is not None
 
 
 # ---- rates and weight decay of an optimizer

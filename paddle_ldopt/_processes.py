@@ -1,5 +1,6 @@
 """Actions of several processes: an error in one is raised in all."""
 
+import json
 import pickle
 from typing import Any, Callable, Optional, TypeVar
 
@@ -42,14 +43,15 @@ def together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
     return result, [second for _, second in outcomes]
 
 
-def check_same_options(optimizer: Optimizer) -> None:
+def check_same_options(optimizer: Optimizer, group: Any = None) -> None:
     inner = unwrap(optimizer)
     given = vars(inner).get("_options", inner._default_dict)
     mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
     own_rate = getattr(inner, "sets_own_lr", False)  # such a rate may be that of a parameter
     mine.update(optimizer=type(inner).__name__, learning_rate=None if own_rate else inner.get_lr())
-    mine["layerwise_decay"] = repr(getattr(inner, "layerwise_decay", 1.0))
-    first, *others = gathered(mine)
+    decay = getattr(inner, "layerwise_decay", 1.0)
+    mine["layerwise_decay"] = json.dumps(decay.to_dict() if hasattr(decay, "to_dict") else decay, sort_keys=True)
+    first, *others = gathered(mine, group)
     for rank, theirs in enumerate(others, 1):
         for name in {**first, **theirs}:
             if first.get(name) != theirs.get(name):

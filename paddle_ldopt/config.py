@@ -184,7 +184,7 @@ class LdoptConfig(DecaySettings):
         if len(options) < len(given):
             raise refusal(ValueError, "`optim_kwargs` has two names for one option.", optim_kwargs=given)
         schedule = json_object(self.lr_scheduler_kwargs, "lr_scheduler_kwargs")
-        general = ("num_warmup_steps", "num_training_steps", "learning_rate")
+        general = ("num_warmup_steps", "num_training_steps")
         of_kind = {name: option for name, option in kind.options.items() if name not in general}
         values = {
             "optim_kwargs": _checked_options(options, info.settings, "optim_kwargs"),
@@ -210,6 +210,13 @@ class LdoptConfig(DecaySettings):
         if bool(sets_rate) != (self.learning_rate is None):
             message = "`learning_rate` must be None with `relative_step`, which sets the rate, and given without it."
             raise refusal(ValueError, message, optim=self.optim, learning_rate=self.learning_rate, **options)
+        warmup = {name: values[name] for name in ("warmup_steps", "warmup_ratio") if values[name]}
+        if sets_rate and (warmup or schedule):
+            unused = "An optimizer that sets its own rate takes no schedule: leave out warm-up and options."
+            raise refusal(ValueError, unused, optim=self.optim, lr_scheduler_kwargs=schedule, **warmup)
+        if warmup and "num_warmup_steps" not in kind.options:
+            instead = "choose another schedule, such as `constant_with_warmup`, or set the warm-up to 0."
+            raise refusal(ValueError, f"The schedule `{kind.name}` has no warm-up: {instead}", **warmup)
         for name, value in values.items():  # plain numbers for JSON; copies, so that later changes have no effect
             object.__setattr__(self, name, _plain(value))
 
@@ -265,13 +272,6 @@ class LdoptConfig(DecaySettings):
     @classmethod
     def from_yaml(cls, path: Path) -> "LdoptConfig":
         return cls.from_dict(read_yaml(path))
-
-    def to_yaml(self, path: Path) -> None:
-        import yaml
-
-        text = yaml.safe_dump(self.to_dict(), sort_keys=False)
-        with open(checked_path(path), "w", encoding="utf-8") as file:
-            file.write(text)
 
     @classmethod
     def from_arguments(cls, args: Any) -> "LdoptConfig":

@@ -61,7 +61,7 @@ def build_optimizer(
             wrong = "`rules` and `example` have no effect beside a hook or `name_dict`: give one of the two."
         raise refusal(ValueError, wrong, rules=rules, example=type(example).__name__)
     arguments = {**arguments, **_parameters(model, groups, arguments)}
-    given = arguments.get("parameters")
+    given: Any = arguments.get("parameters", arguments.get("params"))
     grouped = isinstance(given, (list, tuple)) and any(isinstance(item, dict) for item in given)
     if model is not None and not grouped and not arguments.get(info.own_exclusion):
         arguments.setdefault("apply_decay_param_fun", _decayed(info, model, layers, arguments))
@@ -73,7 +73,7 @@ def build_optimizer(
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     arguments = _class_options(info, arguments)
     if model is not None and layers is None:
-        routed = grouped and any("use_muon" in group for group in arguments["parameters"])
+        routed = grouped and any("use_muon" in group for group in given)
         if info.needs_layers and not routed and arguments.get("use_muon") is None:
             layers = LayerMap.from_model(model, example, rules)
         elif (decay != OFF or example is not None or rules) and not has_hook:
@@ -84,11 +84,13 @@ def build_optimizer(
         if layers is not None:
             arguments["layers"] = layers
         return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
-    keys = {key for group in arguments["parameters"] for key in group} if grouped else set()
+    keys = {key for group in given for key in group} if grouped else set()
+    scaled = grouped and any(group.get("lr_scale", 1.0) != 1.0 and "learning_rate" not in group for group in given)
     if layers is None:  # else `apply_layerwise_decay` warns
-        warn_of_absolute_rates(arguments["parameters"] if grouped else [])
+        warn_of_absolute_rates(given if grouped else [])
     opt = info.cls(**arguments)
-    if ignored := sorted(keys - GROUP_KEYS - GROUP_LABELS - opt._default_dict.keys()):
+    labels = GROUP_LABELS - {"lr_scale"} if scaled else GROUP_LABELS
+    if ignored := sorted(keys - GROUP_KEYS - labels - opt._default_dict.keys()):
         wrong = "Paddle ignores these keys of a group. 'learning_rate' is a multiplier of the optimizer's rate."
         raise refusal(ValueError, wrong, keys=ignored)
     return opt if layers is None and decay == OFF else apply_layerwise_decay(opt, layers, decay)
@@ -145,6 +147,8 @@ def _class_options(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, 
                 raise refusal(ValueError, twice, **{option.setting: value, name: arguments[name]})
             option.checked(value, option.setting)
             arguments[name] = value
+        elif name in arguments:  # Paddle's own class checks less
+            option.checked(arguments[name], name)
     return arguments
 
 
@@ -181,7 +185,8 @@ def create(
         weight_decay: by default the class's, 0.01 for "adamwdl".
         max_grad_norm: for clipping by the global norm; 0 is off.
         **arguments: of the class. Options have the same names for all optimizers (`beta1`, `epsilon`...); the class's
-            own names (`beta_1`, `eps`) work too. `apply_decay_param_fun` overrides the exclusion from weight decay.
+            own names (`beta_1`, `eps`) work too. `apply_decay_param_fun`, and AdamWeightDecay's
+            `exclude_from_weight_decay`, override the exclusion from weight decay.
 
     Examples:
         >>> import paddle, paddle_ldopt as ldopt

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from ._checks import problem, refusal
-from ._compat import flatten_groups, structured_names
+from ._compat import flatten_groups, name_dict_of, structured_names
 from .create import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
@@ -102,12 +102,13 @@ def create_optimizer(
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
-    names = structured_names(name_dict, layers) or None
+    names = structured_names(name_dict, layers) or (name_dict_of(model) if model is not None else None)
+    grouped = any(isinstance(item, dict) for item in parameters or [])  # `create` leaves groups as they are
     arguments: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if model is None:
         arguments.setdefault("parameters", None)  # a static graph has its own parameters
-    if has_decay and model is None:
+    if has_decay and (model is None or grouped):
         pattern = _NOT_DECAYED if names else _NOT_DECAYED_UNNAMED
         all_texts = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
         matches = parameters is None or any(re.search(pattern, text) for text in all_texts)

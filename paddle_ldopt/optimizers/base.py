@@ -283,6 +283,9 @@ class LayerwiseOptimizer(OneStep):
     # ---- for subclasses to override
 
     def check_graph(self, params: list[Tensor]) -> None:
+        if not paddle.in_dynamic_mode() and isinstance((self._param_groups or [None])[0], dict):
+            wrong = "A static graph ignores parameter groups: give a list of parameters."
+            raise refusal(ValueError, wrong, groups=len(self._param_groups))
         for param in () if paddle.in_dynamic_mode() else params:
             self.values_now(self.group_of(param))  # raises if they depend on the step
         if self._parameter_list is None and self.hook is not None:

@@ -23,7 +23,14 @@ from paddle.base.dygraph.base import in_to_static_mode
 from paddle.framework import _dygraph_tracer
 
 from .._checks import refusal
-from .._compat import check_weight_decay_in_step, create_state, get_fsdp_context, in_auto_dp_mode, topology
+from .._compat import (
+    check_weight_decay_in_step,
+    create_state,
+    get_fsdp_context,
+    in_auto_dp_mode,
+    is_wrapped_step,
+    topology,
+)
 from .._processes import check_same_options
 from .fused import can_clip, clip_gradients, library_is_usable, read_structs, refuse_fused, update_fused
 from .layer_rates import LayerRates
@@ -62,7 +69,7 @@ class OneStep(LayerRates):
     counts_together = False  # whether all parameters share one count of steps
     is_elementwise = False  # the rule needs no sums: the library may update shards
     agree: Optional[Callable[[], None]] = None  # called before any change; raises another process's error
-    compared = False  # whether all processes have compared their options
+    compared = False  # whether processes have compared their options
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
 
@@ -142,9 +149,7 @@ class OneStep(LayerRates):
                 return []
             several = topology() is not None
             if several:
-                if not self.compared:
-                    check_same_options(self)
-                    self.compared = True
+                self._compare_options()
                 check_weight_decay_in_step(self)
                 if not self.finder.is_whole(self._parameter_list) and not self.is_elementwise:  # all processes must ask
                     why = "it does not support parameters in shards (tensor parallel, sharding version 2)"
@@ -165,6 +170,15 @@ class OneStep(LayerRates):
                 update_left(count)
             self.taken = count
             return []
+
+    def _compare_options(self) -> None:
+        """Compare the options of processes that train the same parameters, in the first step under `fleet`."""
+        if not self.compared and is_wrapped_step():  # fleet's own step waits for these processes
+            hcg = topology()
+            for group in (hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()):
+                if group.nranks > 1:
+                    check_same_options(self, group)
+            self.compared = True
 
     def _read(self, clipped: list[tuple[Any, Pairs]]) -> tuple[Optional[NDArray[Any]], Rows, list[int]]:
         """Return the structs for the C library (None: unused), all rows, and the rows left to Paddle's operations."""

@@ -130,6 +130,7 @@ class Gradients:
         if others := [param.name for param in self._listed() if id(param) not in known]:
             raise refusal(ValueError, "`optimizer` must train parameters of the network.", others=others)
         check_same_options(groups.optimizer)
+        inner.compared = True
         self.check_trained()
 
     def _listed(self) -> list[paddle.Tensor]:
@@ -244,6 +245,7 @@ class Gradients:
                 self.moving = self._groups.processes > 1
 
         inner.agree = agree  # our optimizers call it between their checks and the update
+        inner._set_auxiliary_var("found_inf", None)  # of a scaler used before
         try:
             if self._groups.hybrid:
                 self._groups.optimizer._step(self.parameters())

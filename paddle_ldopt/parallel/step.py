@@ -288,7 +288,7 @@ class PipelineWithLossScale:
                 self._micro_batches.forward_backward(inputs, self.scaler)
             output = self._update()
         finally:  # otherwise the next step would add to these gradients
-            self._optimizer.clear_grad()
+            self._optimizer.clear_grad(set_to_zero=self._groups.has_slices)  # zeros would make a step
         self._epochs = {} if schedule is None else {schedule: schedule.last_epoch}
         return output
 

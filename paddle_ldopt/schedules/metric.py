@@ -160,6 +160,7 @@ class ReduceLROnPlateau(MetricSchedule):
         first, step = own.pop("base_lr", self.base_lr), own.pop("warmup_step", self.num_warmup_steps)
         first, step = checked_number(first, "base_lr", ends="(]"), checked_int(step, "warmup_step")
         super().set_state_dict(own)
+        step = step or self.num_warmup_steps * bool(self.last_lr)  # a run without a warm-up has had it
         self.warmup_step = step
         if first != self.base_lr:
             lowest = self.min_lr if step >= self.num_warmup_steps else 0.0

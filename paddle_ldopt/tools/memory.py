@@ -18,17 +18,12 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def estimate(
-    shapes: Mapping[str, Sequence[int]],
-    optimizer: str,
-    dtype: str = "bfloat16",
-    multi_precision: bool = True,
-    /,
-    **options: Any,
+    shapes: Mapping[str, Sequence[int]], optimizer: str, dtype: str = "bfloat16", /, **options: Any
 ) -> dict[str, int]:
     """Return the bytes in the memory of one process: of each kind, and "total".
 
     Activations and a step's buffers are not counted. `shapes` are name -> shape of every parameter, `options` the
-    optimizer's. Gradients have the parameters' `dtype`.
+    optimizer's, of which `multi_precision` is True by default. Gradients have the parameters' `dtype`.
 
     Examples:
         >>> estimate({"linear.weight": [64, 32], "linear.bias": [32]}, "came")["state"]
@@ -40,7 +35,6 @@ def estimate(
         if name not in info.options:
             raise ValueError(unknown(f"option of {shown(optimizer)}", name, value, info.options))
         options[name] = info.options[name].checked(value, name)
-    multi_precision = options.get("multi_precision", multi_precision)
     item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # only matrices of blocks matter, not which layer is a guess
@@ -50,7 +44,7 @@ def estimate(
             options["use_muon"] = None if layers.layer_of(name).is_block else False
         for kind, state_dtype in info.states(options, tuple(shape)).values():
             state += math.prod(rule_shape(kind, shape)) * ITEMSIZE[state_dtype or "float32"]
-    masters = 4 * size if multi_precision and dtype != "float32" else 0
+    masters = 4 * size if options.get("multi_precision", True) and dtype != "float32" else 0
     held = {"parameters": size * item, "gradients": size * item, "masters": masters, "state": state}
     return {**held, "total": sum(held.values())}
 
@@ -60,7 +54,6 @@ def add_arguments(add: Callable[..., argparse.Action]) -> None:
     several = "optimizers (adamwdl), options after commas: came came,compression adafactor,scale_parameter=false"
     add("--optim", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
     add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of parameters and gradients (bfloat16)")
-    add("--no_multi_precision", action="store_true", help="train low-precision parameters without float32 masters")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -75,7 +68,7 @@ def show(options: argparse.Namespace) -> None:
         except ValueError:
             message = "`--optim` must be a name with options such as compression, compression=false or beta1=0.9."
             raise refusal(ValueError, message, **{"--optim": text}) from None
-        uses[text] = estimate(shapes, name, options.dtype, not options.no_multi_precision, **own)
+        uses[text] = estimate(shapes, name, options.dtype, **own)
     size = sum(map(math.prod, shapes.values()))
     if options.json:
         print(json.dumps({"size": size, "bytes": uses}, indent=1))

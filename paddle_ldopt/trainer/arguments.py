@@ -136,9 +136,11 @@ class LdoptArgumentsMixin(_Settings, Args):
     @property
     def should_load_sharding_stage1_model(self) -> Any:
         """A property that the Trainer's constructor reads."""
-        if not self.ldopt_served and (self.layerwise_decay != LayerDecay() or name_of(self.optim) in REGISTRY):
-            message = "The Trainer lacks LdoptTrainerMixin and would ignore `optim` and the layer-wise decay"
-            received = {"optim": name_of(self.optim), "layerwise_decay": self.layerwise_decay}
+        received = {"optim": name_of(self.optim), "layerwise_decay": self.layerwise_decay}
+        received["lr_scheduler_kwargs"] = json_argument(self, "lr_scheduler_kwargs")
+        ours = received["optim"] in REGISTRY or received["layerwise_decay"] != LayerDecay()
+        if not self.ldopt_served and (ours or received["lr_scheduler_kwargs"]):
+            message = "The Trainer lacks LdoptTrainerMixin and would ignore our optimizers, rates and schedules"
             raise refusal(RuntimeError, f"{message}: class MyTrainer(LdoptTrainerMixin, Trainer).", **received)
         return super().should_load_sharding_stage1_model
 

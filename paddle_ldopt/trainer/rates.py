@@ -165,7 +165,7 @@ class LdoptTrainerMixin(ResumeMixin):
             found = {layers.layer_of(param.name) for param in frozen}
             labels = [layer.label for layer in sorted(found, key=lambda layer: (layer.tower, layer.index))]
             counts = f"The layer-wise decay freezes {len(frozen)} of {len(params)} parameters"
-            self._inform(f"{counts}: {', '.join(labels) or 'no layer has a ratio below `layerwise_freeze_below`'}")
+            self._inform(f"{counts}: {', '.join(labels) or 'none below its `freeze_below`'}")
 
     def create_scheduler(self, num_training_steps: int) -> LRScheduler:
         args, given, kind = self.args, self.lr_scheduler, name_of(self.args.lr_scheduler_type)
@@ -224,10 +224,11 @@ class LdoptTrainerMixin(ResumeMixin):
         path = os.path.join(self._resumed_from or "", "scheduler.pdparams")
         if self._resumed_from is not None and os.path.isfile(path) and self.state.global_step:
             of_metric = step_of_state(paddle.load(path)) is None  # its steps were evaluations
-            if of_metric != (step_of_state(self.lr_scheduler.state_dict()) is None):
+            is_other = of_metric != (step_of_state(self.lr_scheduler.state_dict()) is None)
+            if is_other:
                 unused = "The checkpoint has the state of another kind of schedule, which is not used"
                 resume.logger_of(self).warning(f"{unused}: {type(self.lr_scheduler).__name__} has its own rate.")
-            resume_at(self.lr_scheduler, self.state.global_step if of_metric else None)
+            resume_at(self.lr_scheduler, self.state.global_step if of_metric or is_other else None)
         self._check_optimizer()  # the Trainer's `create_optimizer_and_scheduler` may have made one
         layers = layerwise_interface(self.optimizer).layers
         if layers is not None:

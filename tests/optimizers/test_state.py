@@ -247,6 +247,8 @@ WAYS = {
     "set_value": lambda param, value: param.set_value(value),
     "in place": paddle.no_grad()(lambda param, value: paddle.assign(value, param)),
     "copy": lambda param, value: param.copy_(value, True),
+    "detached": lambda param, value: param.detach().copy_(value, True),
+    "data": lambda param, value: param.data.set_value(value),
     "other memory": lambda param, value: setattr(param, "data", value),
     "initializer": lambda param, value: paddle.nn.initializer.Assign(value.astype("float32").numpy())(param),
 }

@@ -15,7 +15,6 @@ from paddle_ldopt.plots import plot_schedule, write_schedule
 
 WRITERS = {
     "to_json": ("json", lambda path: ldopt.LdoptConfig().to_json(path)),
-    "to_yaml": ("yaml", lambda path: ldopt.LdoptConfig().to_yaml(path)),
     "write_schedule": ("csv", lambda path: write_schedule(path, 2, {"head": [0.1, 0.2].__getitem__})),
     "plot_schedule": ("png", lambda path: plot_schedule(path, 2, {"head": [0.1, 0.2].__getitem__})),
     "plot": ("svg", lambda path: Run("came").optimizer.layers.plot(path, 0.5)),

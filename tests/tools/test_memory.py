@@ -87,13 +87,13 @@ def test_the_command_shows_optimizers_side_by_side(capsys):
 def test_json(tmp_path, capsys):
     assert estimate({"a": [2]}, "lamb", multi_precision=False)["masters"] == 0
     TINY.save_pretrained(str(tmp_path))
-    options = ["--model", str(tmp_path), "--optim", "came,beta1=0", "came,compression"]
-    answer = json.loads(run(capsys, *options, "--json", "--no_multi_precision", "--dtype", "float16"))
+    options = ["--model", str(tmp_path), "--optim", "came,beta1=0", "came,compression,multi_precision=false"]
+    answer = json.loads(run(capsys, *options, "--json", "--dtype", "float16"))
     shapes = shapes_of(LlamaModel(TINY))
     assert answer["size"] == sum(map(math.prod, shapes.values()))
     assert answer["bytes"] == {
-        "came,beta1=0": estimate(shapes, "came", "float16", False, beta1=0.0),
-        "came,compression": estimate(shapes, "came", "float16", False, compression=True),
+        "came,beta1=0": estimate(shapes, "came", "float16", beta1=0.0),
+        options[-1]: estimate(shapes, "came", "float16", multi_precision=False, compression=True),
     }
 
 

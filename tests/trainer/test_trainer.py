@@ -297,7 +297,7 @@ def test_freezing_is_done_before_the_optimizer_and_told(tmp_path, said, settings
 def test_freezing_that_finds_no_layer_is_told(tmp_path, said):
     trainer = train(tmp_path, layerwise_lr_decay=0.9, layerwise_freeze_below=0.1)
     assert not any(param.stop_gradient for param in trainer.model.parameters())
-    assert any("freezes 0 of" in line and "no layer has a ratio below" in line for line in said)
+    assert any("freezes 0 of" in line and "none below its `freeze_below`" in line for line in said)
 
 
 def test_a_model_without_blocks(tmp_path):
