@@ -24,7 +24,7 @@ from .._checks import (
     shown,
     wrong_type,
 )
-from .._compat import flatten_groups
+from .._compat import flatten_groups, topology
 from .layer_rates import LAYERWISE, warn_of_absolute_rates
 from .states import SCALAR, STEP, State, StepFunction, Values
 
@@ -247,7 +247,9 @@ def checked_parameters(parameters: Any, options: dict[str, Option]) -> Any:
             advice = "`paddle.utils.unique_name.guard()`, or in none; and list none of them twice."
             raise refusal(ValueError, f"{wrong} {advice}", f"'{param.name}'")
         names[param.name] = None
-    if all(param.stop_gradient for param in params):
+    hcg = topology()
+    is_stage = hcg is not None and hcg.get_pipe_parallel_world_size() > 1  # the others may train
+    if all(param.stop_gradient for param in params) and not (names and is_stage):
         received = f"{len(names)} parameters, all frozen" if names else "parameters=[]"
         raise refusal(ValueError, "`parameters` holds no trainable parameter.", received)
     return groups or items

@@ -134,6 +134,33 @@ def test_a_failing_stage_raises_and_ends_the_other(place, fault):
     assert 0 not in error.value.returncodes and error.value.killed == []
 
 
+def trained(names, frozen, **degrees):
+    """A worker: steps of each optimizer with frozen parameters; return the weights, and those frozen that moved."""
+    hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE) if degrees else None
+    found = {}
+    for name in names:
+        network, step = cases.build(hcg, "staged" if degrees else "whole", name, frozen=frozen)
+        start = cases.values(network)
+        for number in range(3):
+            step(*cases.tensors(cases.batch(number)))
+        end = cases.values(network)
+        moved = [key for key in end if key.startswith(frozen) and not np.array_equal(start[key], end[key])]
+        found[name] = end, moved
+    return found
+
+
+def test_a_stage_may_have_nothing_to_train():
+    """The optimizer of this stage once refused its parameters, and the other stages waited for it in vain."""
+    names, frozen = [*cases.ARGUMENTS], ("embed", "inner.2", "inner.3")
+    alone, stages = trained(names, frozen), launch(trained, ranks=2, timeout=120, names=names, frozen=frozen, pp=2)
+    assert all(key.startswith(frozen) for key in stages[1]["lamb"][0])
+    for name in names:
+        weights = {**stages[0][name][0], **stages[1][name][0]}
+        assert weights.keys() == alone[name][0].keys()
+        assert cases.apart(weights, alone[name][0]) < 1e-5
+        assert not stages[0][name][1] + stages[1][name][1]
+
+
 def refused(function, *needles):
     """Return whether a call raises a ValueError or TypeError whose message has all of these."""
     message = refusal(function, (ValueError, TypeError)) or "no error"

@@ -103,12 +103,17 @@ def apart(got, direct):
     return toy_layers.apart(got, values(initialise(Whole())), direct)
 
 
-def build(hcg, kind, name, ragged=False, **arguments):
-    """Return (network, step) of a part of the processes, or of this one alone; `kind` is "staged" or "whole"."""
+def build(hcg, kind, name, ragged=False, frozen=(), **arguments):
+    """Return (network, step) of a part of the processes, or of this one alone; `kind` is "staged" or "whole".
+
+    Parameters whose names start with one of `frozen` are frozen.
+    """
     loss = token_loss if ragged else mean_loss
     with paddle.utils.unique_name.guard():
         stages = {"num_stages": 1} if hcg is None else {"topology": hcg.topology()}
         network = initialise(Staged(loss=loss, **stages) if kind == "staged" else Whole(loss=loss))
+        for own, param in network.named_parameters():
+            param.stop_gradient = toy_layers.plain_name(own).startswith(frozen)
         model, optimizer = network, optimizer_of(name, network)
         if hcg is not None:
             optimizer, model = fleet.distributed_optimizer(optimizer), fleet.distributed_model(network)
