@@ -1,5 +1,6 @@
 """AdamWDL: against AdamW in float64 NumPy, against Paddle's AdamW bit for bit, and every hook contract in the wild."""
 
+import copy
 import functools
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from optimizer_cases import close, same, states, static_graph
 from reference import adamw, bert_like, llrd_ratio, make_params, take_steps
 
-from paddle_ldopt import AdamWDL, LayerMap
+from paddle_ldopt import AdamWDL
 from paddle_ldopt.optimizers.adamwdl import adamw_update
 
 N = 3  # blocks of bert_like()
@@ -183,6 +184,9 @@ def test_a_group_that_is_added_is_updated_as_by_paddle(fused):
         opt = cls(0.01, parameters=[{"params": early}], **more)
         opt._add_param_group({"params": [late], "learning_rate": 0.5, "weight_decay": 0.3})
         seen.append(take_steps(opt, params, grads))
+        if cls is AdamWDL:
+            copied = copy.deepcopy(opt)
+            assert copied.state_of(copied._param_groups[1]["params"][0])["moment1"].numpy().any()
     close(*seen, arrays)
 
 
@@ -207,16 +211,6 @@ def test_blocks_that_the_default_hook_passes_over_are_named():
     params, name_dict = make_params(bart)
     with pytest.warns(UserWarning, match=r"bart.decoder.layers.0, bart.decoder.layers.1"):
         AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=2, name_dict=name_dict)
-
-
-def test_layers_and_name_dict_together_are_refused():
-    arrays, _ = bert_like()
-    params, name_dict = make_params(arrays)
-    layers = LayerMap.from_names(arrays)
-    layers.name_dict.update(name_dict)
-    for more in ({"name_dict": name_dict}, {"set_param_lr_fun": half}):
-        with pytest.raises(ValueError, match="`layers` takes the place of"):
-            AdamWDL(0.01, parameters=list(params.values()), layers=layers, layerwise_decay=0.8, **more)
 
 
 @pytest.mark.parametrize("grouped", [False, True])

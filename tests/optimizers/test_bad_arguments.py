@@ -11,7 +11,7 @@ from reference import bert_like, make_params
 import paddle_ldopt as ldopt
 from paddle_ldopt import Adafactor, AdafactorSchedule, AdamWeightDecay, Came, Lamb, Muon
 
-NAN = float("nan")
+NAN, LAYERS = float("nan"), ldopt.LayerMap.from_names(bert_like()[0])
 
 
 def hook(function):
@@ -37,6 +37,8 @@ def hook(function):
         (hook(lambda p: paddle.ones([2])), TypeError, "must return a number"),
         (hook(lambda p: True), TypeError, "must return a number"),
         ({"name_dict": None, "n_layers": 12, "layers": {"a": 1}}, TypeError, "must be a LayerMap. .* layers=dict"),
+        ({"n_layers": 12, "layers": LAYERS}, ValueError, "`layers` takes the place of"),
+        ({**hook(lambda p: 0.5), "layers": LAYERS, "name_dict": None}, ValueError, "`layers` takes the place of"),
         ({"apply_decay_param_fun": {"a"}}, TypeError, "must be callable. Received: apply_decay_param_fun"),
         ({"grad_clip": 1.0}, TypeError, "grad_clip"),
         ({"multi_precision": 1}, TypeError, "must be a bool. Received: multi_precision=1"),

@@ -9,8 +9,6 @@ import pytest
 from optimizer_cases import OF_LIBRARY, OPTIMIZERS, VARIANTS, alone, every_optimizer, every_variant, make, same
 from reference import bert_like, make_params, take_steps
 
-import paddle_ldopt as ldopt
-
 
 @pytest.mark.parametrize("fused", [None, False])
 @pytest.mark.parametrize("name", ["adafactor", "came"])
@@ -226,21 +224,6 @@ def test_the_state_of_a_second_optimizer_without_schedule_goes_on_with_one(name)
     scheduled = make(name, [param], learning_rate=lambda step: 0.1 * (step + 1))
     scheduled.set_state_dict(second.state_dict())
     assert scheduled.get_lr() == pytest.approx(0.4)
-
-
-@every_optimizer
-def test_a_parameter_without_state_in_a_file_starts_with_its_weights(name, tmp_path):
-    param = paddle.nn.Linear(2, 2).to(dtype="bfloat16").weight
-    path = str(tmp_path / "none.safetensors")
-    trained, other = (make(name, [param], multi_precision=True) for _ in range(2))
-    ldopt.save_optimizer(path, trained)
-    for _ in range(3):
-        param.grad = paddle.ones([2, 2], "bfloat16")
-        trained.step()
-    other.set_state_dict(trained.state_dict())
-    param.set_value(paddle.ones([2, 2], "bfloat16"))
-    ldopt.load_optimizer(path, other)
-    assert (other._master_weights.get(param.name, param).astype("float32") == 1).all()
 
 
 WAYS = {
