@@ -5,7 +5,7 @@ import re
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import static_graph
+from optimizer_cases import near, same, static_graph
 from paddle import nn
 from paddle.static import InputSpec
 from project import ROOT
@@ -56,10 +56,10 @@ def fit(model, epochs=2, **settings):
     return {name: value.numpy() for name, value in model.network.named_parameters()}
 
 
-def by_hand(net, optimizer, schedule, epochs=2, accumulate=1):
+def by_hand(net, optimizer, schedule, accumulate=1):
     """Train as `fit` does, with `step` in place of `minimize`."""
     data = Data()
-    for batch in range(3 * epochs):
+    for batch in range(STEPS):
         rows = slice(8 * (batch % 3), 8 * (batch % 3) + 8)
         loss = nn.functional.cross_entropy(net(paddle.to_tensor(data.x[rows])), paddle.to_tensor(data.y[rows]))
         loss.backward()
@@ -70,18 +70,13 @@ def by_hand(net, optimizer, schedule, epochs=2, accumulate=1):
     return {name: value.numpy() for name, value in net.named_parameters()}
 
 
-def assert_same(got, want, **tolerance):
-    for name in want:
-        np.testing.assert_allclose(got[name], want[name], **{"rtol": 0, "atol": 0, **tolerance}, err_msg=name)
-
-
 @every_name
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_fit_takes_the_steps_of_a_loop(name, accumulate):
     net, optimizer, schedule = build(name)
     got = fit(prepared(net, optimizer), accumulate_grad_batches=accumulate)
     assert schedule.last_epoch == STEPS and optimizer.get_lr() == schedule(), "after every batch"
-    assert_same(got, by_hand(*build(name), accumulate=accumulate))
+    same(got, by_hand(*build(name), accumulate=accumulate))
 
 
 @every_name
@@ -95,7 +90,7 @@ def test_a_resume_is_exact(name, tmp_path):
     again = prepared(other, resumed)
     again.load(str(tmp_path / "checkpoint"))
     assert schedule.last_epoch == STEPS
-    assert_same(fit(again), want)
+    same(fit(again), want)
     _, net = Net(), Net()  # its parameters have other names than the saved ones
     with pytest.raises(ValueError, match="rebuild the model under `paddle.utils.unique_name.guard"):
         prepared(net, ldopt.create(name, net, 0.5, learning_rate=0.01)).load(str(tmp_path / "checkpoint"))
@@ -122,7 +117,7 @@ def test_the_first_optimizer_of_a_process_resumes(name, prefix, stepped, tmp_pat
     model.save(str(tmp_path / "checkpoint"))
     again.load(str(tmp_path / "checkpoint"))
     assert not [key for key in again._optimizer.state_dict() if "__" in key]
-    assert_same(fit(again), fit(model))
+    same(fit(again), fit(model))
 
 
 @pytest.mark.representatives(count=2)
@@ -140,7 +135,7 @@ def test_a_static_graph_takes_the_same_steps(name, tmp_path):
         static.save(str(tmp_path / "end"))
     assert schedule.last_epoch == STEPS
     got = {key: np.asarray(value) for key, value in paddle.load(str(tmp_path / "end.pdparams")).items()}
-    assert_same(got, want, rtol=1e-4, atol=1e-5)
+    near(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_the_page_runs_and_prints_what_it_says(capsys):
