@@ -60,19 +60,6 @@ def test_layers_hooks_and_the_documented_hook_agree(name):
 
 
 @every_optimizer
-def test_a_ratio_of_0_freezes(name):
-    arrays, grads = bert_like()
-    frozen = "bert.embeddings.word_embeddings.weight"
-    params, name_dict = make_params(arrays)
-    opt = make(name, list(params.values()), set_param_lr_fun=lambda param: float(name_dict[param.name] != frozen))
-    got = take_steps(opt, params, grads)
-    np.testing.assert_array_equal(got[frozen], arrays[frozen].astype("float32"))
-    assert np.abs(got["classifier.weight"] - arrays["classifier.weight"]).max() > 1e-3
-    own = {key: value for key, value in states(opt).items() if key.startswith(f"{params[frozen].name}_")}
-    assert not [key for key, value in own.items() if ("moment" in key or "exp_avg" in key) and value.any()]
-
-
-@every_optimizer
 def test_lr_ratio_is_another_name_of_the_hook(name):
     arrays, grads = bert_like(steps=2)
     half = {"set_param_lr_fun": lambda param: 0.5}

@@ -196,12 +196,15 @@ def test_layerwise_decays_at_their_limits(name, fused):
             params, names = make_params(arrays)
             more = {} if decay is None else {"layerwise_decay": decay, "name_dict": names, "n_layers": 3}
             opt = make(name, list(params.values()), fused=fused, **more)
-            return {n: a.copy() for n, a in take_steps(opt, params, grads).items()}
+            values = {n: a.copy() for n, a in take_steps(opt, params, grads).items()}
+            moments = {k: v for k, v in states(opt).items() if "moment" in k or "exp_avg" in k}
+            return values, {k: v for k, v in moments.items() if k.startswith(f"{params[embeddings].name}_")}
 
-    plain = at(None)
-    same(at(1.0), plain)
+    plain, _ = at(None)
+    same(at(1.0)[0], plain)
     for decay in (1e-6, 1e-100):  # 1e-100^4 is 0, and a ratio of 0 freezes
-        got = at(decay)
+        got, moments = at(decay)
+        assert any(value.any() for value in moments.values()) == (decay == 1e-6)
         np.testing.assert_array_equal(got[embeddings], arrays[embeddings])
         np.testing.assert_array_equal(got["classifier.weight"], plain["classifier.weight"])
         assert all(np.isfinite(a).all() for a in got.values())
