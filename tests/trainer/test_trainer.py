@@ -91,9 +91,7 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
     "kwargs, message",
     [
         ({"layerwise_lr_decay": 1.5}, r"`layerwise_lr_decay` must be in \(0, 1\].*Received: layerwise_lr_decay=1.5$"),
-        ({"layerwise_lr_decay": "0.8"}, "`layerwise_lr_decay` must be a number"),
         ({"optim": "none such"}, "adamw.*paddle_ldopt's own: 'adamwdl'.*Received: optim='none such'$"),
-        ({"optim": "came", "optim_kwargs": '{"none": 0.8}'}, "`optim_kwargs`: 'none' is not a known option"),
         ({"layerwise_towers": "{"}, """`layerwise_towers` must be a JSON object such as '{"vision_model": 0.65}'"""),
         ({"layerwise_multipliers": '{"(": 2}'}, "The keys of `layerwise_multipliers` must be regular expressions"),
         ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` need `optim` to be one of 'adamwdl'"),
@@ -105,8 +103,6 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
         ({"lr_scheduler_type": "no_such"}, "'inverse_sqrt'.*Received: lr_scheduler_type='no_such'$"),
         ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": '{"a": 1}'}, "lr_scheduler_kwargs.*a"),
         ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "{a}"}, "must be a JSON object.*kwargs='{a}'$"),
-        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "[1]"}, "must be a JSON object.*kwargs='.1.'$"),
-        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: evaluation_strategy='no'"),
     ],
 )
