@@ -70,11 +70,14 @@ def test_events_and_callbacks_are_the_plain_trainers(tmp_path):
 
 
 def test_the_rates_of_the_layers_are_logged(tmp_path):
-    _, watch = train(tmp_path, LayerLRCallback(), max_steps=4, warmup_steps=2, logging_steps=1)
-    for logs, rate in zip(watch.logs, [0.0, 5e-3, 1e-2, 5e-3]):  # of the step itself, not of the one after
-        rates = {key: value for key, value in logs.items() if key.startswith("lr/")}
-        assert list(rates) == ["lr/embeddings", "lr/block_0", "lr/block_1", "lr/head"]
-        np.testing.assert_allclose(list(rates.values()), [ratio * rate for ratio in RATIOS], rtol=1e-5)
+    evaluations = {"evaluation_strategy": "steps", "eval_steps": 2}
+    _, watch = train(tmp_path, LayerLRCallback(), max_steps=4, warmup_steps=2, logging_steps=1, **evaluations)
+    shown = [{key: value for key, value in logs.items() if key.startswith("lr/")} for logs in watch.logs]
+    evaluated = ["eval_loss" in logs for logs in watch.logs]
+    assert any(evaluated) and not any(logged for logged, end in zip(shown, evaluated) if end), "evaluations log none"
+    for logged, rate in zip(filter(None, shown), [0.0, 5e-3, 1e-2, 5e-3]):  # of the step itself, not of the one after
+        assert list(logged) == ["lr/embeddings", "lr/block_0", "lr/block_1", "lr/head"]
+        np.testing.assert_allclose(list(logged.values()), [ratio * rate for ratio in RATIOS], rtol=1e-5)
 
 
 def test_frozen_layers_are_at_zero_and_uniform_rates_are_logged_too(tmp_path):
@@ -82,12 +85,6 @@ def test_frozen_layers_are_at_zero_and_uniform_rates_are_logged_too(tmp_path):
     assert watch.logs[0]["lr/embeddings"] == 0.0 < watch.logs[0]["lr/block_0"]
     _, watch = train(tmp_path / "b", LayerLRCallback(), logging_steps=1, layerwise_lr_decay=1.0, optim="adamw")
     assert watch.logs[0]["lr/embeddings"] == watch.logs[0]["lr/head"] == 1e-2
-
-
-def test_evaluations_do_not_log_them(tmp_path):
-    _, watch = train(tmp_path, LayerLRCallback(), logging_steps=2, evaluation_strategy="steps", eval_steps=2)
-    evaluations = [logs for logs in watch.logs if "eval_loss" in logs]
-    assert evaluations and not any(key.startswith("lr/") for logs in evaluations for key in logs)
 
 
 def read(path):
