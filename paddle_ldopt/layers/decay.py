@@ -145,7 +145,7 @@ class LayerDecay:
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
         linear, bounded = self.convention == "linear", self.bound != 1.0
         if linear != bounded or (linear and self.layerwise_decay != 1.0):
-            problem = "The convention 'linear' takes `bound` below 1 (layerwise_bound), not a decay; no other takes it."
+            problem = "The convention 'linear' takes `bound` below 1 instead of `layerwise_decay`; no other takes it."
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
             raise refusal(ValueError, problem, **given)
 

@@ -96,8 +96,8 @@ def _overridden(layers: dict[str, Layer], places: dict[str, int], numbered: set[
     if all(ranks[index] == index for index in fixed):
         places.update({name: ranks[places[name]] for name in numbered})
     deepest = max([depth, *places.values()])
-    beyond = next((name for name, index in places.items() if index > depth), None)
-    if depth and beyond is not None and not {*range(depth + 1, deepest + 1)} <= {*places.values()}:
+    if depth and not {*range(depth + 1, deepest + 1)} <= {*places.values()}:
+        beyond = next(name for name, index in places.items() if index > depth)
         empty = f"`rules` must leave no layer empty after the {depth} blocks of the model; use 'head' for the head."
         raise refusal(ValueError, empty, **{beyond: places[beyond], "last": deepest})
     # a tower whose blocks all have new ids is part of the rules' numbering, with its embeddings and its head

@@ -74,8 +74,7 @@ class LayerMap:
         listed = [] if no_names else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
-        params: dict[str, Any] = dict.fromkeys(listed)
-        return cls(find_layers(params, rules)[0], params)
+        return cls(find_layers(dict.fromkeys(listed), rules)[0])
 
     @classmethod
     def from_model(
@@ -93,8 +92,6 @@ class LayerMap:
             example: a batch as the model takes it: a Tensor, a tuple or list (positional arguments), a dict (keyword
                 arguments), or a callable that takes the model and runs it. One row is enough.
             rules: as in `from_names`.
-
-        Raises ValueError for a pipeline stage and if the forward pass fails; other errors as in `from_names`.
         """
         if pipeline_of(checked_model(model)) is not None:
             how = "`paddle_ldopt.trainer.map_layers(model)` maps all stages."

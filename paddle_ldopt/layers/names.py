@@ -4,9 +4,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Optional
+from typing import Any
 
-from paddle import Tensor, nn
+from paddle import nn
 
 from .._checks import first_few, quoted, refusal
 from .decay import STATISTICS, Layer, NoBlocksError
@@ -33,9 +33,7 @@ class NamedModel:
     `params` are None if only names are known; rules place the names in `placed`.
     """
 
-    def __init__(
-        self, params: Mapping[str, Optional[Tensor]], parts: Mapping[str, nn.Layer], placed: Mapping[str, int]
-    ) -> None:
+    def __init__(self, params: Mapping[str, Any], parts: Mapping[str, nn.Layer], placed: Mapping[str, int]) -> None:
         self.tree, self.placed = Tree(params), placed
         tables = [part for part in parts.values() if any("Embedding" in cls.__name__ for cls in type(part).__mro__)]
         in_tables = {id(param) for part in tables for param in part._parameters.values()}
@@ -67,16 +65,14 @@ class NamedModel:
 
     def _lists(self, within: str) -> list[Tower]:
         """Return the outermost numbered lists in a part with at least half of the items alike."""
-        found: list[Tower] = []
         groups: dict[str, list[tuple[int, str]]] = {}
         parts = self.tree.children.get(within, [])
         for part in parts:
             if (number := re.search(r"[._]?(\d{1,6})$", part)) and self.tree.weight(part):
                 groups.setdefault(part[: number.start()], []).append((int(number[1]), part))
-        for name, items in groups.items():
-            paths = [path for _, path in sorted(items)]
-            if len(paths) > 1 and 2 * len(self._unlike(paths)) <= len(paths):
-                found.append(Tower(name, within, [(path,) for path in paths]))
+        lists = [(name, [path for _, path in sorted(items)]) for name, items in groups.items() if len(items) > 1]
+        alike = [(name, paths) for name, paths in lists if 2 * len(self._unlike(paths)) <= len(paths)]
+        found = [Tower(name, within, [(path,) for path in paths]) for name, paths in alike]
         listed = {path for tower in found for path in tower.paths}
         return found + [inner for part in parts if part not in listed for inner in self._lists(part)]
 

@@ -4,15 +4,11 @@ import dataclasses
 import io
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Callable, Optional
 
 from ..plots import markdown, rich_table
 from ..rates import Rate
 from .decay import Layer
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.table import Table
 
 Ends = tuple[float, float]  # minimum and maximum over a layer's parameters
 Entry = tuple[Layer, Optional[int], Rate]  # of a parameter, with the number of its elements if known
@@ -67,7 +63,7 @@ class LayerTable:
     def caption(self) -> str:
         return f"layers: {self.source}" if self.source else ""
 
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["Table"]:
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.measure import Measurement
 
         header, rows = self.cells()

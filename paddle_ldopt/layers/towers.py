@@ -82,11 +82,6 @@ class Tower:
         return len(self.blocks)
 
     @property
-    def place(self) -> str:
-        """The part that the blocks are in directly: a list, or the parent."""
-        return self.blocks[0][0].rpartition(".")[0]
-
-    @property
     def paths(self) -> list[str]:
         return [path for block in self.blocks for path in block]
 
@@ -94,7 +89,6 @@ class Tower:
         return Layer(self.name, index, self.depth)
 
     def outside(self, is_head: bool) -> Layer:
-        """Return the head or the embeddings."""
         return self.layer((self.depth + 1) * is_head)
 
     def layers(self, tree: Tree) -> dict[str, Layer]:
@@ -133,7 +127,6 @@ class Measured:
                 seeds[node] = seeds.get(node, 0) | self._bit[path]
         # for each node the bits of the parts that compute it and of the parts before it
         self._made = [bits | seeds.get(node, 0) for node, bits in enumerate(measured.collect(seeds))]
-        self.light: list[Tower] = []  # stacks too small to be blocks
         self.towers = self._joined(self._stacks(), in_sequence=True)
 
     def _when(self, path: str) -> int:
@@ -162,7 +155,7 @@ class Measured:
             sizes = [(tree.weight_of_block(stack), tree.weight(*stack.paths)) for stack in outer]
             most = [_LIGHT * max(column) for column in zip(*sizes)]
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
-            self.light = [stack for stack in outer if stack not in found]
+            self.light = [stack for stack in outer if stack not in found]  # too small to be blocks
             found = found[:1] if least == 1 else [*found, *self._like_blocks(found)]
             if sum(tree.weight(*stack.paths) for stack in found) >= _SHARE * tree.weight(""):
                 break
@@ -219,9 +212,10 @@ class Measured:
 
     def _outermost(self, runs: list[Tower], within: str) -> list[Tower]:
         """Return the stacks of a part that are in no block of another one, stages numbered through."""
-        inner = [run for run in runs if within in ancestors(run.place)]
-        blocks = {path for run in inner for path in run.paths} - {within}
-        outer = [run for run in inner if blocks.isdisjoint(ancestors(run.place))]
+        above = [(run, {*ancestors(run.paths[0].rpartition(".")[0])}) for run in runs]
+        inner = [(run, parts) for run, parts in above if within in parts]
+        blocks = {path for run, _ in inner for path in run.paths} - {within}
+        outer = [run for run, parts in inner if blocks.isdisjoint(parts)]
         return self._joined(outer if within else [self._numbered_through(run, runs) for run in outer])
 
     def _numbered_through(self, run: Tower, runs: list[Tower]) -> Tower:
