@@ -113,7 +113,7 @@ class NamedModel:
             problem = f"Found no stack of blocks by names ({known_names}{lists}). {_HOW}"
             raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
         if self.unknown or len({_ROLES.sub("", tower.name) for tower in self.towers}) > 1:  # no encoder and decoder
-            for tower in self.towers:
+            for tower in [tower for tower in self.towers if not self._is_placed(tower)]:
                 self._guess(tower.name, tower.layer(1))
 
     def _layers(self, tower: Tower) -> dict[str, Layer]:

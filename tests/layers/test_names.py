@@ -101,7 +101,8 @@ def test_numbers_without_a_block_are_closed_up():
     assert LayerMap.from_model(Parts(layers=layers, head=block())).n_layers == 3
 
 
-def test_an_offset_numbers_a_stack_behind_another():
-    names = ["embed.w", *(f"{cells}.{i}.{part}" for cells in "ab" for i in range(3) for part in PARTS), "head.w"]
-    layers = LayerMap.from_names(names, {r"^a\.(\d)": r"\1", r"^b\.(\d)": r"\1 + 3"})
+@pytest.mark.parametrize("cells", ["", "layers."])
+def test_an_offset_numbers_a_stack_behind_another(cells):
+    names = ["embed.w", *(f"{of}.{cells}{i}.{part}" for of in "ab" for i in range(3) for part in PARTS), "head.w"]
+    layers = LayerMap.from_names(names, {rf"^a\.{cells}(\d)": r"\1", rf"^b\.{cells}(\d)": r"\1 + 3"})
     assert ids(layers) == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7]
