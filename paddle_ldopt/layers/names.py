@@ -92,8 +92,8 @@ class NamedModel:
         for item in tower.paths:
             lists, is_stage = self._lists(item), False
             if weight(*(path for found in lists for path in found.paths)) > STAGE * weight(item):
-                rest = lists[0].name[len(item) :]
-                plain = not rest and (tower.name.endswith("stages") or not re.search(r"\.\d+$", item))
+                rest = re.sub(r"\.\d+", "", lists[0].name[len(item) :])  # ".blocks" of ``layers1.0.blocks``
+                plain = lists[0].name == item and (tower.name.endswith("stages") or not re.search(r"\.\d+$", item))
                 is_stage = len(lists) == 1 and (plain or rest.count(".") == 1 and self._is_known(lists[0]))
                 is_sure &= is_stage
             through.add_stage(item, lists[0].blocks if is_stage else [(item,)])
