@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import paddle
 from paddle import Tensor, _C_ops
-from paddle.base.framework import EagerParamBase, _dygraph_place_guard
+from paddle.base.framework import _dygraph_place_guard
 
 from .sharded import Shard, run_locally, run_together
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, Values, compute_dtype, rule_shape
@@ -63,9 +63,12 @@ class Batch:
         if len(self.params) > 1:
             rows = iter(tensors)
             for stack in self._stacks.values():
-                with _dygraph_place_guard(stack.place):  # `_slice` copies to the current device
-                    for row in range(len(self.params)):
-                        stack._slice(row, row + 1)._share_buffer_to(next(rows))
+                views = _C_ops.unbind(stack, 0)
+                if views[0].data_ptr() != stack.data_ptr():  # without stride kernels
+                    with _dygraph_place_guard(stack.place):  # `_slice` copies to the current device, and leaks a list
+                        views = [stack._slice(row, row + 1) for row in range(len(self.params))]
+                for view in views:
+                    view._share_buffer_to(next(rows))
         self._addresses = list(map(Tensor.data_ptr, tensors))
         self._at = list(map(Tensor.data_ptr, [*self._stacks.values(), *self._targets]))
 
@@ -138,7 +141,7 @@ def uncounted(tensor: Any) -> Any:
         return tensor
     if not tensor.is_contiguous():
         return tensor.detach()
-    other = EagerParamBase(tensor.shape, tensor.dtype)
+    other = paddle.empty(tensor.shape, tensor.dtype)  # Paddle's constructors of Tensors leak a list each
     tensor._share_buffer_to(other)
     return other
 

@@ -1,5 +1,6 @@
 """Steps by Paddle's operations: parameters of a kind together, and what that must not change."""
 
+import gc
 import math
 import zlib
 from typing import ClassVar
@@ -342,3 +343,19 @@ def test_a_step_keeps_no_gradient():
         empty = sizes[2]
         give_gradients(params, draw)
         assert core.host_memory_stat_current_value("Allocated", 0) - empty >= 8 * 64 * 64 * 4, "gradients are seen here"
+
+
+@every_rule
+def test_batches_that_change_in_each_step_leak_nothing(name):
+    """Paddle's `_slice` and constructors of Tensors leak a list each."""
+    params, draw, lists = parameters([[3, 2]] * 6), np.random.default_rng(0), []
+    opt, grad = make(name, params, fused=False), paddle.ones([3, 2])
+    for step in range(60):
+        for param in params:
+            param.clear_gradient(False)
+            if draw.uniform() < 0.5:
+                param.grad = grad
+        opt.step()
+        if step in (19, 59):
+            lists.append(sum(type(one) is list for one in gc.get_objects()))
+    assert lists[1] - lists[0] < 20
