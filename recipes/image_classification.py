@@ -3,7 +3,7 @@
     python recipes/image_classification.py
     python recipes/image_classification.py --data photos/ --model resnet50            # photos/<class>/*.jpg
     python recipes/image_classification.py --data photos/ --model resnet18 --weights resnet18.pdparams
-    python recipes/image_classification.py --data datasets:cifar10 --model openai/clip-vit-base-patch32
+    python recipes/image_classification.py --data photos/ --model openai/clip-vit-base-patch32
     python recipes/image_classification.py --config recipes/configs/vit/image_classification.yaml
 
 By default, a small transformer is first pretrained on the handwritten digits 0 to 4 of scikit-learn, and then
@@ -22,7 +22,7 @@ import paddle
 from common import classification, error
 from common.arguments import RecipeArguments, option, parse
 from common.fine_tuning import fine_tune
-from common.image_data import CLIP, IMAGENET, Images, collate, digits, few, load_images
+from common.image_data import CLIP, IMAGENET, Images, collate, digits, load_images
 from common.pretrained import name_classes
 from common.start import entry_point
 from common.trainers import FineTuner
@@ -54,13 +54,11 @@ class Options:
 
     model: Optional[str] = option(None, "a model of paddle.vision (resnet50), a CLIP model's folder or name, or digits")
     weights: Optional[str] = option(None, "a .pdparams file for paddle.vision, or none (random); by default a download")
-    data: str = option("digits", "digits, a folder with one subfolder per class, paddlenlp:NAME, datasets:NAME")
-    examples_per_class: Optional[int] = option(None, "training images per class; by default all, or 20 for digits")
+    data: str = option("digits", "digits, a folder with one subfolder per class")
     flip: bool = option(True, "mirror half of the training images, except digits; False for letters and signs")
 
     def __post_init__(self):
         if self.data == "digits":
-            self.examples_per_class = 20 if self.examples_per_class is None else self.examples_per_class
             self.model, self.flip = self.model or "digits", False
 
 
@@ -187,8 +185,6 @@ def build(args, options, parts):
 def run(argv):
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_images(options.data)
-    if options.examples_per_class is not None:
-        parts = few(parts, options.examples_per_class)
     trainer, names = build(args, options, parts)
     noted = {"classes": names, "size": trainer.size}
     fine_tune(trainer, classification.majority_score(parts.test), options, argv, parts, noted)

@@ -2,7 +2,7 @@
 
     python recipes/masked_lm_pretraining.py
     python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # one text per line
-    python recipes/masked_lm_pretraining.py --data datasets:imdb --text_column text --max_length 128
+    python recipes/masked_lm_pretraining.py --data reviews.csv --text_column text --max_length 128
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
 
 By default, MiniLM (from a package that `make` installs) trains on sentences from the docstrings of Python's library.
@@ -22,12 +22,11 @@ import paddle
 from common.arguments import FileOptions, RecipeArguments, option, parse
 from common.fine_tuning import Score, fine_tune
 from common.library_data import docstring_texts
-from common.pretrained import load_encoder, longest
-from common.rows import Encoded, load_tables, rows_of_columns, set_length, with_special_tokens
+from common.pretrained import load_encoder
+from common.rows import Encoded, load_tables, rows_of_columns, with_special_tokens
 from common.start import entry_point
 from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.data import DataCollatorWithPadding
-from paddlenlp.trainer import set_seed
 
 MASKED = 0.15  # share of the tokens
 
@@ -51,7 +50,7 @@ class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
+    data: str = option("docstrings", "docstrings, a text, table or JSON file or folder")
     text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
     max_length: Optional[int] = option(None, "tokens per row, else a text is several; by default 99 % fit", least=8)
 
@@ -117,11 +116,9 @@ def begin_with_shares(model, counts):
 
 def build(args, options, parts):
     """Return a Trainer, and the share of the most frequent token in the test rows."""
-    set_seed(args.seed)
-    tokenizer, model = load_encoder(options, "MaskedLM")
+    count = lambda tokenizer: lambda text: len(tokenizer(text, verbose=False)["input_ids"])  # noqa: E731
+    tokenizer, model = load_encoder(args, options, parts.train, count, "MaskedLM")
     special = set(tokenizer.all_special_ids)
-    count = lambda text: len(tokenizer(text, verbose=False)["input_ids"])  # noqa: E731
-    set_length(options, parts.train, count, longest(model, tokenizer))
     data = parts.each(lambda texts: Rows(texts, tokenizer, options.max_length))
     tokens = lambda rows: Counter(t for row in rows for t in row["input_ids"] if t not in special)  # noqa: E731
     trained, tested = tokens(data["train"]), tokens(data["test"])

@@ -3,7 +3,7 @@
     python recipes/predict.py runs/text_classification-20261121-140000 "a text" "another text"
     python recipes/predict.py runs/text_classification-20261121-140000 --input reviews.csv --output labelled.csv
     python recipes/predict.py runs/image_classification-20261121-140000 a.png b.png
-    cat texts.txt | python recipes/predict.py runs/token_classification-20261121-140000 - --output tags.jsonl
+    python recipes/predict.py runs/token_classification-20261121-140000 --input texts.txt --output tags.jsonl
 
 Without --output, it prints one line per input. An input file is .txt (one text per line), .csv, .tsv, .json or .jsonl.
 A model of pairs reads two texts for each input: two arguments, two columns, or a line with a tab between them. In
@@ -20,13 +20,14 @@ import sys
 from pathlib import Path
 
 import common.start  # noqa: F401 - before Paddle
-from common import check_least, error
+from common import error
 from common.files import SUFFIXES, USUAL_NAMES, Notes, decode, noted, read_table
 from common.language_data import ALPACA, talks_of, until_question, with_prompts
 from common.rows import rows_of_columns
 from common.start import entry_point
 
 COLUMNS = ("text_column", "text_pair_column")
+BATCH = 32  # inputs
 
 
 def read_inputs(args, expected, notes):
@@ -41,8 +42,6 @@ def read_inputs(args, expected, notes):
             raise error("This model reads pairs: give an even number of texts.", inputs=args.inputs)
         notes.rows = len(args.inputs) // width
         return zip(*[iter(args.inputs)] * width)
-    if args.input == "-":
-        return _lines(_decoded(sys.stdin, args.encoding), width, "standard input", notes)
     if not path.is_file():
         raise error("The input file does not exist.", input=path)
     if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt":
@@ -62,17 +61,6 @@ def read_inputs(args, expected, notes):
         wanted[name] = trained_on[name] if column is None and trained_on.get(name) in names else column
     others = {name: (*prompts, *([str(i)] if len(names) == width else [])) for i, name in enumerate(wanted)}
     return [tuple(map(str, row)) for row in rows_of_columns(names, table, wanted, path, notes, others)]
-
-
-def _decoded(stdin, encoding):
-    """Yield the lines of standard input; by default it is UTF-8 in every locale."""
-    try:
-        if hasattr(stdin, "reconfigure"):
-            stdin.reconfigure(encoding=encoding or "utf-8-sig", errors="strict")
-        yield from stdin
-    except (LookupError, UnicodeDecodeError) as cause:
-        problem = f"Standard input cannot be decoded ({cause}): pass its encoding, for example `--encoding gb18030`."
-        raise error(problem, encoding=encoding) from cause
 
 
 def _lines(lines, width, source, notes):
@@ -103,35 +91,34 @@ def write(predictions, path, out):
 
 
 def cells_of(row):
+    """Return a prediction as cells: lists in words, one column for the probability of each class."""
     each = row.pop("probabilities", {})
-    lists = {name: " ".join(row[name]) for name in ("words", "tags", "labels") if name in row}
-    row = {**row, **lists}
-    if isinstance(each, dict):
-        row.update({f"p({name})": value for name, value in each.items()})
+    if "entities" in row:
+        row["entities"] = [f"{one['text']} ({one['type']})" for one in row["entities"]]
+        each = {"probabilities": [f"{share:.6g}" for share in each]}
     else:
-        row["entities"] = "; ".join(f"{one['text']} ({one['type']})" for one in row["entities"])
-        row["probabilities"] = " ".join(f"{value:.6g}" for value in each)
-    return {**row, "tokens left out": row.get("tokens left out", 0)}
+        each = {f"p({name})": share for name, share in each.items()}
+    cells = {**row, **each, "tokens left out": row.get("tokens left out", 0)}
+    return {name: "; ".join(cell) if isinstance(cell, list) else cell for name, cell in cells.items()}
 
 
 def shown(row):
+    """Return a prediction as a line."""
     if "tags" in row:
         tagged = " ".join(f"{word}/{tag}" for word, tag in zip(row["words"], row["tags"]))
         return f"{tagged} ({min(row['probabilities'], default=1):.3f})"
-    left = f"; {row['tokens left out']} tokens left out" if "tokens left out" in row else ""
-    if "score" in row:
-        return f"{row['score']:.4g}{left}"
-    if "labels" in row:
-        return f"{', '.join(row['labels']) or 'no label'}{left}"
-    image = f"{row['image']}: " if "image" in row else ""
-    return f"{image}{row.get('label', row.get('output'))} ({row['probability']:.3f}){left}"
+    said = f"{row['image']}: " if "image" in row else ""
+    said += str(row.get("label", row.get("output", "")))
+    said += f"{row['score']:.4g}" if "score" in row else ", ".join(row.get("labels", ()))
+    said += f" ({row['probability']:.3f})" if "probability" in row else ""
+    return said + (f"; {row['tokens left out']} tokens left out" if "tokens left out" in row else "")
 
 
 def say(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder of the run")
-    parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images; - is standard input")
-    parser.add_argument("--input", metavar="FILE", help="read inputs from a file; - is standard input")
+    parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
+    parser.add_argument("--input", metavar="FILE", help="read inputs from a file")
     parser.add_argument("--output", metavar="FILE", help="write a .jsonl file, or a .csv file that Excel reads")
     column = "column of the text in the file: name, or number from 0; by default as in the training"
     parser.add_argument("--text_column", help=column)
@@ -139,28 +126,22 @@ def say(argv):
     header = "true or false: whether the file has column names; detected by default"
     parser.add_argument("--has_header", type=lambda text: json.loads(text.lower()), help=header)
     parser.add_argument("--encoding", help="encoding of the file; detected by default")
-    parser.add_argument("--batch_size", type=int, default=32, help="inputs per batch (32)")
-    parser.add_argument("--max_length", type=int, help="maximum tokens per text; by default as in the training")
     args = parser.parse_intermixed_args(argv)
-    if args.inputs == ["-"]:
-        args.inputs, args.input = [], "-"
     if bool(args.inputs) == bool(args.input):
-        problem = "Give either inputs or `--input FILE`; `--input -` reads standard input."
-        raise error(problem, inputs=args.inputs, input=args.input)
+        raise error("Give either inputs or `--input FILE`.", inputs=args.inputs, input=args.input)
     path = Path(args.output) if args.output else None
     if path is not None and path.suffix.lower() not in (".csv", ".jsonl"):
         raise error("`--output` must end in .csv or .jsonl.", output=path)
-    check_least(args, batch_size=1, max_length=4)
     expected, notes = noted(args.folder), Notes()
     inputs = iter(read_inputs(args, expected, notes))
     from common.predictors import Predictor  # imports Paddle, which takes seconds
     from paddlenlp.utils.log import logger
 
     logger.set_level("WARNING")
-    predictor = Predictor(args.folder, args.max_length)
+    predictor = Predictor(args.folder)
 
     def predictions():
-        for batch in iter(lambda: list(itertools.islice(inputs, args.batch_size)), []):
+        for batch in iter(lambda: list(itertools.islice(inputs, BATCH)), []):
             for row in predictor(batch):
                 notes.dropped["read in part"] += "tokens left out" in row
                 yield row

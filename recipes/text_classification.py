@@ -3,13 +3,13 @@
     make finetune                                                          # needs neither data nor a hub
     . .venv/bin/activate                                                   # for the commands below
     python recipes/text_classification.py --data reviews.csv --text_column review --label_column stars
-    python recipes/text_classification.py --model ernie-3.0-base-zh --data paddlenlp:clue:tnews --learning_rate 5e-5
+    python recipes/text_classification.py --model ernie-3.0-base-zh --data tnews/ --learning_rate 5e-5
     python recipes/text_classification.py --resume_from_checkpoint runs/text_classification-20261121-140000
     python recipes/text_classification.py --compare                        # uniform against layer-wise rates
 
 By default, MiniLM (from a package that `make` installs) learns whether a docstring of Python's standard library
 describes a function, a class or a module. Labels are classes, sets of labels (lists in JSON, or `--label_separator`) or
-scores (fractions). A resumed run continues in its folder; its own arguments are overridden by the command line.
+scores (decimals).
 """
 
 import dataclasses
@@ -20,13 +20,12 @@ from common import classification
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.comparison import Study
 from common.fine_tuning import fine_tune
-from common.pretrained import load_encoder, longest
-from common.rows import Encoded, set_length
+from common.pretrained import load_encoder
+from common.rows import Encoded
 from common.start import entry_point
-from common.text_data import READING, load_splits, tokens_of
+from common.text_data import READING, load_splits, sample, tokens_of
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorWithPadding
-from paddlenlp.trainer import set_seed
 
 
 @dataclasses.dataclass
@@ -42,7 +41,7 @@ class Options(FileOptions):
     """Model, data, encoding and comparison."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
+    data: str = option("docstrings", "docstrings, a table or JSON file or folder")
     text_column: Optional[str] = option(None, "column of the text: name, or number from 0")
     text_pair_column: Optional[str] = option(None, "column of the second text of a pair: name, or number from 0")
     label_column: Optional[str] = option(None, "column of the label: name, or number from 0")
@@ -50,7 +49,6 @@ class Options(FileOptions):
     kind: str = option("auto", "classes, labels (several for a text) or scores; detected by default")
     label_separator: Optional[str] = option(None, "what stands between several labels of a text, such as |")
     max_length: Optional[int] = option(None, "maximum tokens per input; by default 99 % of the texts fit", least=4)
-    examples_per_class: Optional[int] = option(None, "training rows per class; by default all, or 50 for docstrings")
     compare: bool = option(False, "train with uniform and with layer-wise rates; write a report, keep no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of --compare")
     compare_seeds: int = option(3, "number of seeds of --compare; the first is --seed", least=1)
@@ -74,10 +72,8 @@ class Texts(Encoded):
 
 
 def build(args, options, splits):
-    set_seed(args.seed)
-    tokenizer, model = load_encoder(options, classes=splits.labels)
-    count = lambda row: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
-    set_length(options, splits.train, count, longest(model, tokenizer))
+    count = lambda tokenizer: lambda row: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
+    tokenizer, model = load_encoder(args, options, splits.train, count, classes=splits.labels)
     by_length = {part: sorted(getattr(splits, part), key=lambda row: len(row[0])) for part in ("validation", "test")}
     rows = {"train": splits.train, **by_length}  # less padding
     data = {part: Texts(rows[part], tokenizer, options.max_length, splits) for part in rows}
@@ -94,11 +90,10 @@ def run(argv):
         given = [*argv, "--compare=False", *unsaved]  # each run adds its own rate, decay, seed and folder
         Study(args.recipe, given, options.compare_learning_rates, decays, seeds, args.output_dir).run()
         return
+    splits = load_splits(options.data, **{name: getattr(options, name) for name in READING})
     if options.data == "docstrings":  # two cores learn them in minutes; 99 % of the rows would be twice the tokens
         options.max_length = options.max_length or 64
-        options.examples_per_class = 50 if options.examples_per_class is None else options.examples_per_class
-    reading = {name: getattr(options, name) for name in READING}
-    splits = load_splits(options.data, args.seed, **reading)
+        splits = dataclasses.replace(splits, train=sample(splits.train, 50, args.seed))
     kind = classification.of_kind(splits)
     choose_metric(args, kind.names, argv)
     trainer = build(args, options, splits)

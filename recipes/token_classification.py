@@ -2,7 +2,6 @@
 
     python recipes/token_classification.py
     python recipes/token_classification.py --data ner/ --model ernie-3.0-base-zh    # train.conll, dev.conll...
-    python recipes/token_classification.py --data paddlenlp:msra_ner --model ernie-3.0-base-zh --learning_rate 5e-5
     python recipes/token_classification.py --config recipes/configs/minilm/token_classification.yaml
 
 By default, MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
@@ -15,24 +14,22 @@ import bisect
 import dataclasses
 import itertools
 import re
-import warnings
 from collections import Counter, defaultdict
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
 import numpy as np
-from common import error
+from common import error, silent
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
-from common.files import BETWEEN, CJK, TAGGED, placed, read_tagged, tagged_rows
+from common.files import BETWEEN, CJK, TAGGED, read_tagged
 from common.fine_tuning import Score, fine_tune
 from common.library_data import tagged_docstrings
-from common.pretrained import load_encoder, longest
-from common.rows import Encoded, load_parts, set_length, split_files, with_special_tokens
+from common.pretrained import load_encoder
+from common.rows import Encoded, load_parts, split_files, with_special_tokens
 from common.start import entry_point
 from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForTokenClassification
-from paddlenlp.trainer import set_seed
 from seqeval.metrics import classification_report, f1_score
 from seqeval.metrics.sequence_labeling import get_entities
 
@@ -55,7 +52,7 @@ class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder, paddlenlp:NAME, datasets:NAME")
+    data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder")
     word_column: int = option(0, "number of the word's column, from 0; negative numbers count from the end")
     tag_column: int = option(-1, "number of the tag's column")
     max_length: Optional[int] = option(None, "maximum tokens per window; by default 99 % of the sentences fit", least=4)
@@ -103,14 +100,13 @@ class TaggedWords(Encoded):
     def score(self, prediction):
         return tag_scores(*self.predicted(prediction.predictions, prediction.label_ids))
 
+    @silent()
     def judge(self, logits, labels):
         """Return the scores of each type of entity and sentences with mistakes, as results and as tables."""
         if not has_entities(self.tags):
             return {}, {}
         found, expected = map(bioes, self.predicted(logits, labels))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            report = classification_report(expected, found, output_dict=True, zero_division=0)
+        report = classification_report(expected, found, output_dict=True, zero_division=0)
         types = {name: scores for name, scores in report.items() if not name.endswith(" avg")}
         types = {name: {key: float(value) for key, value in scores.items()} for name, scores in types.items()}
         tables = {"Entities by type": table_of_scores("type", types, ("precision", "recall", "f1-score", "support"))}
@@ -165,7 +161,7 @@ def windows(sizes, room):
 
 def bioes(rows):
     """Return lists of tags as seqeval reads them: M- of BMES is I-."""
-    return [[f"I{tag[1:]}" if tag[:2] in ("M-", "m-") else tag for tag in tags] for tags in rows]
+    return [[re.sub("^[Mm]-", "I-", tag) for tag in tags] for tags in rows]
 
 
 def has_entities(tags):
@@ -173,14 +169,13 @@ def has_entities(tags):
     return all(re.fullmatch("O|[BIMESLU]-.+", tag) for tag in tags)
 
 
+@silent()
 def tag_scores(predicted, expected):
     """Return the accuracy of lists of tags, and for tags of entities also their F1."""
     flat = [(a, b) for one, other in zip(predicted, expected) for a, b in zip(one, other)]
     scores = {"accuracy": sum(a == b for a, b in flat) / max(len(flat), 1)}
     if has_entities({b for _, b in flat}):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of rows without an entity
-            scores["f1"] = float(f1_score(bioes(expected), bioes(predicted), zero_division=0))
+        scores["f1"] = float(f1_score(bioes(expected), bioes(predicted), zero_division=0))
     return scores
 
 
@@ -207,14 +202,15 @@ def most_frequent_tags(train, test):
 
 
 def build(args, options, parts):
-    set_seed(args.seed)
     tags = sorted({tag for rows in parts.each(list).values() for _, row in rows for tag in row})
     if len(tags) < 2:
         raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=options.data)
-    tokenizer, model = load_encoder(options, "TokenClassification", tags)
-    special = tokenizer.num_special_tokens_to_add()
-    count = lambda row: special + sum(map(len, pieces_of(row[0], tokenizer)))  # noqa: E731
-    set_length(options, parts.train, count, longest(model, tokenizer))
+
+    def count(tokenizer):
+        special = tokenizer.num_special_tokens_to_add()
+        return lambda row: special + sum(map(len, pieces_of(row[0], tokenizer)))
+
+    tokenizer, model = load_encoder(args, options, parts.train, count, "TokenClassification", tags)
     data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, options.max_length))
     return FineTuner(model, args, data, DataCollatorForTokenClassification(tokenizer), tokenizer)
 
@@ -224,9 +220,8 @@ def run(argv):
     parts = load_parts(
         options.data,
         own={"docstrings": tagged_docstrings},
-        find=lambda path: split_files(path, TAGGED, ("docstrings",)),
+        find=lambda path: split_files(path, TAGGED),
         read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
-        rows_of=lambda records, split, notes: tagged_rows(placed(records), split, notes),
         key=lambda row: " ".join(row[0]),
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
@@ -237,7 +232,7 @@ def run(argv):
     of_chinese = [len(word) for word in words if re.match(f"[{CJK}]", word)]
     characters = all(len(word) == 1 for word in words)
     single = of_chinese.count(1) > 0.9 * len(of_chinese) and not characters  # beside words such as 2010
-    noted = {"characters": characters, "texts": parts.notes.texts or single, "longest": max(of_chinese, default=0)}
+    noted = {"characters": characters, "texts": parts.notes.texts or single}
     fine_tune(build(args, options, parts), score, options, argv, parts, noted)
 
 

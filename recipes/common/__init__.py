@@ -3,6 +3,7 @@
 The import has Ctrl-C end a recipe at once, and silences warnings of no use to users.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -14,13 +15,19 @@ RECIPES = Path(__file__).resolve().parents[1]
 if Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve().parent == RECIPES:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within an import in C; `entry_point` sets a handler
 
-warnings.filterwarnings("ignore", "No ccache found", UserWarning)
-warnings.filterwarnings("ignore", "Setuptools is replacing distutils", UserWarning)
-warnings.filterwarnings("ignore", "The distutils package is deprecated", DeprecationWarning)
-warnings.filterwarnings("ignore", "No shared comm will be", UserWarning)
-warnings.filterwarnings("ignore", "When training, we now always track", UserWarning)
-warnings.filterwarnings("ignore", "Be aware, overflowing tokens", UserWarning)
-warnings.filterwarnings("ignore", "(?s).*swiglu")
+for text in (
+    "No ccache found|Setuptools is replacing distutils|The distutils package is deprecated|No shared comm will be",
+    "When training, we now always track|Be aware, overflowing tokens|(?s:.*)swiglu",
+):
+    warnings.filterwarnings("ignore", text)
+
+
+@contextlib.contextmanager
+def silent():
+    """Ignore warnings, such as those of scikit-learn for rows of a single class; also a decorator."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def command(recipe, *argv):
@@ -41,9 +48,3 @@ def refuse(errors):
     if found:
         lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
         raise ValueError(f"{len(found)} arguments are wrong:{lines}")
-
-
-def check_least(options, **least):
-    found = {name: getattr(options, name) for name in least}
-    low = {name: value for name, value in found.items() if value is not None and value < least[name]}
-    refuse(error(f"`{name}` must be {least[name]} or more.", **{name: value}) for name, value in low.items())

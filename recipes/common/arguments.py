@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import sys
+import textwrap
 import time
 from typing import ClassVar, Optional
 
@@ -18,33 +19,14 @@ from . import error, refuse
 from .run_folder import check_folder, with_arguments_of_run
 from .start import check, given_in, with_config
 
-HELP = {  # help of the Trainer's own arguments and of arguments with another default here
-    "output_dir": "folder of the run; runs/<recipe>-<time> by default",
-    "resume_from_checkpoint": "folder of the run to resume, or a checkpoint in it",
-    "optim": f"{', '.join(list_optimizers())}, or an optimizer of the Trainer, such as adamw",
-    "learning_rate": "peak learning rate, the mean over the blocks of the model",
-    "lr_scheduler_type": ", ".join(kind.value for kind in SchedulerType),
-    "warmup_ratio": "warm-up as a fraction of all steps",
-    "warmup_steps": "number of warm-up steps, instead of --warmup_ratio",
-    "weight_decay": "weight decay of all parameters except biases and norms",
-    "max_grad_norm": "global norm to which gradients are clipped; 0 is off",
-    "layerwise_lr_decay": "rate of a layer / rate of the layer above; 1 is uniform",
-    "layerwise_preserve_mean": "divide all ratios by their mean over the blocks; by default true for a decay below 1",
-    "layerwise_head_ratio": "ratio of the head, above 0",
-    "num_train_epochs": "number of epochs",
-    "max_steps": "number of steps, instead of --num_train_epochs; -1 is off",
-    "per_device_train_batch_size": "training rows per batch on each device",
-    "per_device_eval_batch_size": "evaluation rows per batch on each device",
-    "metric_for_best_model": "validation metric that chooses the checkpoint to keep",
-    "save_total_limit": "number of checkpoints to keep in addition to the best",
-    "seed": "seed of new weights, dropout and the order of the rows",
-    "device": "cpu or gpu",
-    "early_stopping_patience": "evaluations without improvement before the training stops",
-    "fp16": "train in float16; on a GPU only",
-    "verbose": "print the Trainer's log and the schedule",
-}
-SHOWN = (*HELP, "allow_layerwise_change", "config")  # by --help, of the Trainer's arguments
 LOWER_IS_BETTER = ("loss", "perplexity", "rmse")
+MOST_USED = ("max_steps", "max_grad_norm", "warmup_steps", "seed", "fp16", "allow_layerwise_change")  # in --help
+
+
+def option(default, text, least=None):
+    """Return a field of the command line; `start.check` reads `least` from the source."""
+    more = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
+    return dataclasses.field(**more, metadata={"help": text.replace("%", "%%")})  # argparse formats it
 
 
 @dataclasses.dataclass
@@ -57,30 +39,33 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     recipe: ClassVar[str] = "recipe"
     metrics: ClassVar[tuple] = ("accuracy", "loss")
 
-    output_dir: Optional[str] = None  # runs/<recipe>-<time>
-    learning_rate: float = 3e-4
-    optim: str = "adamwdl"
-    layerwise_lr_decay: float = 0.8  # chosen by the second study of docs/evidence.md, with the mean preserved
-    layerwise_preserve_mean: Optional[bool] = None  # true for a decay other than 1
-    weight_decay: float = 0.01
-    warmup_ratio: float = 0.1
-    num_train_epochs: float = 8
-    per_device_train_batch_size: int = 16
-    per_device_eval_batch_size: int = 64
+    output_dir: Optional[str] = option(None, "folder of the run; runs/<recipe>-<time> by default")
+    resume_from_checkpoint: Optional[str] = option(None, "folder of the run to resume, or a checkpoint in it")
+    learning_rate: float = option(3e-4, "peak learning rate, the mean over the blocks of the model")
+    lr_scheduler_type: str = option("linear", ", ".join(kind.value for kind in SchedulerType))
+    optim: str = option("adamwdl", f"{', '.join(list_optimizers())}, or one of the Trainer, such as adamw")
+    # chosen by the second study of docs/evidence.md, with the mean preserved
+    layerwise_lr_decay: float = option(0.8, "rate of a layer / rate of the layer above; 1 is uniform")
+    layerwise_preserve_mean: Optional[bool] = option(None, "keep the mean rate of the blocks; default for a decay < 1")
+    weight_decay: float = option(0.01, "weight decay of all parameters except biases and norms")
+    warmup_ratio: float = option(0.1, "warm-up as a fraction of all steps")
+    num_train_epochs: float = option(8, "number of epochs")
+    per_device_train_batch_size: int = option(16, "training rows per batch on each device")
+    per_device_eval_batch_size: int = option(64, "evaluation rows per batch on each device")
+    metric_for_best_model: str = option("accuracy", "validation metric that chooses the checkpoint to keep")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
+    save_total_limit: Optional[int] = option(1, "number of checkpoints to keep in addition to the best")
+    device: str = option(paddle.get_device().partition(":")[0], "gpu, xpu, npu or cpu")  # the installed Paddle's
     logging_steps: int = 5
     evaluation_strategy: str = "epoch"
     save_strategy: str = "epoch"
-    save_total_limit: Optional[int] = 1  # the last checkpoint; the best is kept too
     load_best_model_at_end: bool = True
-    metric_for_best_model: str = "accuracy"
-    early_stopping_patience: int = 3
-    device: str = paddle.get_device().partition(":")[0]  # the installed Paddle's: gpu, xpu, npu or cpu
-    verbose: bool = False
+    disable_tqdm: Optional[bool] = True
 
     def __post_init__(self):
         if self.layerwise_preserve_mean is None:
             self.layerwise_preserve_mean = self.layerwise_lr_decay != 1
-        for name in ("fp16", "bf16"):  # a Paddle for GPUs, but no GPU; all else is refused before Paddle is imported
+        for name in ("fp16", "bf16"):  # a Paddle for GPUs, but no GPU; `start.check` refuses all else
             if getattr(self, name) and self.device.startswith("cpu"):
                 raise error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)
         if self.greater_is_better is None:
@@ -90,12 +75,6 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
             raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
-
-
-def option(default, text, least=None):
-    """Return a field of the command line; `start.check` reads `least` from the source."""
-    more = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
-    return dataclasses.field(**more, metadata={"help": text.replace("%", "%%")})  # argparse formats it
 
 
 @dataclasses.dataclass
@@ -118,8 +97,6 @@ def parse(argv, *classes):
     found = parse_line(argv, *classes)
     refuse(_without_effect(found[-1], dict(given_in(argv))))
     check_folder(found[-1])
-    if found[-1].verbose:
-        logger.set_level("INFO")
     return (*found, argv)
 
 
@@ -150,43 +127,30 @@ def parse_line(argv, *classes):
 
     ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` prints all.
     """
-    logger.set_level("WARNING")  # `--verbose` sets INFO
-    usage, trains = "%(prog)s [--config FILE] [arguments]", issubclass(classes[-1], TrainingArguments)
-    if trains:
-        usage += "; --help-all also shows all arguments of PaddleNLP's Trainer"
-    parser = PdArgumentParser(classes, usage=usage, allow_abbrev=False)  # `take` finds whole names
+    logger.set_level("WARNING")
+    parser = PdArgumentParser(classes, allow_abbrev=False)  # `take` finds whole names
     text = "YAML file of arguments; the command line overrides it"
-    parser.add_argument("--config", default=argparse.SUPPRESS, metavar="FILE", help=text)
-    if trains:
-        texts = {**HELP, "metric_for_best_model": f"{HELP['metric_for_best_model']}: {', '.join(classes[-1].metrics)}"}
-        for action in parser._actions:
-            action.help = texts.get(action.dest, action.help)
-    if {"-h", "--help"} & set(argv):
-        _hide(parser, classes)
+    parser.add_argument("--config", default=argparse.SUPPRESS, help=text)
     if {"-h", "--help", "--help-all", "--help_all"} & set(argv):
-        parser.print_help()
+        _print_help(parser, classes, everything=not {"-h", "--help"} & set(argv))
         sys.exit(0)
     check(sys.modules[classes[0].__module__].__file__, argv)
     return parser.parse_args_into_dataclasses(with_config(argv))
 
 
-def _hide(parser, classes):
-    """Have the help of a parser show our arguments and the most used of the Trainer's."""
-    trainers = {field.name for field in dataclasses.fields(TrainingArguments)} if len(classes) == 2 else set()
-    parser.description = sys.modules[classes[0].__module__].__doc__
-    parser.formatter_class = lambda prog: _Help(prog, max_help_position=33, width=100)
+def _print_help(parser, classes, everything):
+    ours = {field.name: field.metadata["help"] for field in dataclasses.fields(RecipeArguments) if field.metadata}
+    ours = {name: text for name, text in ours.items() if name in RecipeArguments.__annotations__}
+    trainers = {field.name for field in dataclasses.fields(TrainingArguments)} - {*ours, *MOST_USED}
+    print(sys.modules[classes[0].__module__].__doc__)
     for action in parser._actions:
-        name = action.option_strings[-1].lstrip("-")
-        unset = action.default in (None, argparse.SUPPRESS, dataclasses.MISSING, "", {}) or callable(action.default)
-        action.metavar = action.metavar or ("" if action.nargs == 0 else name.rpartition("_")[2].upper())
-        if name.startswith("no_") or (name in trainers and name not in SHOWN):
-            action.help = argparse.SUPPRESS
-        elif not unset:
-            action.help = f"{action.help} ({action.default})"
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """One name and value for each argument."""
-
-    def _format_action_invocation(self, action):
-        return f"{action.option_strings[-1]} {action.metavar}".rstrip()
+        if action.option_strings[-1].startswith("--no") or (action.dest in trainers and not everything):
+            continue
+        if action.dest == "metric_for_best_model":
+            ours[action.dest] += f": {', '.join(classes[-1].metrics)}"
+        empty = action.default in (None, argparse.SUPPRESS, dataclasses.MISSING, "", {}) or callable(action.default)
+        default = "" if empty else f" ({action.default})"
+        text = f"  --{action.dest:30} {ours.get(action.dest, action.help)}{default}".replace("%%", "%")
+        print(textwrap.fill(text, 100, subsequent_indent=" " * 35))
+    if len(classes) > 1:
+        print("\n--help-all prints all arguments of PaddleNLP's Trainer.")

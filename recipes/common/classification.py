@@ -1,7 +1,6 @@
-"""Scores of classes, sets of labels and scores, by scikit-learn and SciPy; confusions and mistakes."""
+"""Scores of classes, sets of labels and scores, by scikit-learn and SciPy; the most confident mistakes."""
 
 import dataclasses
-import warnings
 from collections import Counter
 from typing import Callable
 
@@ -11,13 +10,12 @@ from scipy import stats
 from scipy.special import softmax
 from sklearn import metrics
 
+from . import silent
 from .fine_tuning import Score
 from .trainers import logits_of
 
 CLASSES, LABELS, SCORES = ("accuracy", "macro_f1", "matthews"), ("micro_f1", "macro_f1", "exact"), ("rmse", "pearson")
-MOST = 12  # most classes for a confusion matrix in the report; with more, it lists the most frequent confusions
 MISTAKES = 10
-MISTAKE = ("input", "label", "predicted", "probability")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +54,14 @@ def _mean(splits):
     return Score("rmse", "mean score", float(np.sqrt(np.mean([(score - mean) ** 2 for _, score in splits.test]))))
 
 
+@silent()
 def class_scores(logits, labels):
     predicted = np.argmax(logits_of(logits), axis=-1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of rows of a single class
-        return {
-            "accuracy": float(metrics.accuracy_score(labels, predicted)),
-            "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
-            "matthews": float(metrics.matthews_corrcoef(labels, predicted)),
-        }
+    return {
+        "accuracy": float(metrics.accuracy_score(labels, predicted)),
+        "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
+        "matthews": float(metrics.matthews_corrcoef(labels, predicted)),
+    }
 
 
 def label_scores(logits, labels):
@@ -85,7 +82,7 @@ def _scores_of(splits):
 
 
 def judge(logits, right, names, inputs, kind="classes"):
-    """Return scores by class, the confusion matrix and the most confident mistakes as results, and as tables.
+    """Return scores by class and the most confident mistakes as results, and as tables.
 
     `right` are the labels as the loss takes them; `inputs` are texts, pairs or images.
     """
@@ -99,21 +96,9 @@ def judge(logits, right, names, inputs, kind="classes"):
     predicted, sure = shares.argmax(-1), shares.max(-1)
     each = metrics.precision_recall_fscore_support(right, predicted, labels=numbers, zero_division=0)
     found, tables = _by_class(names, each, "class")
-    matrix = metrics.confusion_matrix(right, predicted, labels=numbers)
-    if len(names) <= MOST:
-        rows = [(name, *row) for name, row in zip(names, matrix)]
-        tables["Confusion matrix"] = (("true \\ predicted", *names), rows)
-    else:
-        pairs = [(matrix[i, j], names[i], names[j]) for i in numbers for j in numbers if i != j and matrix[i, j]]
-        often = [(true, other, rows) for rows, true, other in sorted(pairs, key=lambda pair: -pair[0])[:20]]
-        tables["Most frequent confusions"] = (("true class", "predicted", "rows"), often)
     wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]][:MISTAKES]
-    mistakes = [(inputs[i], names[right[i]], names[predicted[i]], float(sure[i])) for i in wrong]
-    rows = [(shown(given), *labels, f"{share:.3f}") for given, *labels, share in mistakes]
-    tables["Most confident mistakes"] = (("input", *MISTAKE[1:]), rows)
-    found["confusion matrix"] = {"rows are the true classes, columns the predicted": matrix.tolist(), "classes": names}
-    named = lambda given: given if isinstance(given, (str, tuple)) else getattr(given, "name", "an image")  # noqa: E731
-    found["mistakes"] = [dict(zip(MISTAKE, (named(given), *others))) for given, *others in mistakes]
+    rows = [(shown(inputs[i]), names[right[i]], names[predicted[i]], f"{sure[i]:.3f}") for i in wrong]
+    tables["Most confident mistakes"] = (("input", "label", "predicted", "probability"), rows)
     return found, {title: cells for title, cells in tables.items() if cells[1]}
 
 

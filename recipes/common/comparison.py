@@ -8,7 +8,6 @@ import json
 import math
 import shutil
 import statistics
-import time
 from pathlib import Path
 
 import numpy as np
@@ -66,8 +65,7 @@ class Study:
                 raise
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(results[run]) + "\n")
-            scores = "validation {validation:.3f}, test {test:.3f}, {seconds:.0f} s"
-            said = results[run].get("failed") or scores.format(**results[run])
+            said = results[run].get("failed") or "validation {validation:.3f}, test {test:.3f}".format(**results[run])
             _print(f"[{number}/{len(todo)}] {name_of(*run)}: {said}")
         self.report([results[run] for run in self.plan()])
 
@@ -80,7 +78,6 @@ class Study:
         elif folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        began = time.perf_counter()
         try:
             with quiet(folder / "log.txt"), paddle.utils.unique_name.guard():
                 importlib.import_module(self.recipe).run(argv)
@@ -91,28 +88,23 @@ class Study:
         found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         (tested, test), (baseline, value) = list(found.items())[:2]
         metric = tested.removeprefix("test ")
-        validation = next((value for key, value in found.items() if key.endswith(f"validation {metric}")), None)
-        if validation is None:
+        if (validation := found.get(f"best validation {metric}")) is None:
             needed = f"The validation rows must be scored: set `metric_for_best_model` to {metric}."
             raise error(needed, arguments=self.arguments)
         for path in folder.iterdir():
             if path.name not in ("report.html", "history.jsonl", "results.json", "log.txt", ARGUMENTS):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         scores = {"validation": validation, "test": test, "metric": metric, "baseline": value}
-        name = baseline.removesuffix(" baseline").replace("-", " ")
-        return {**run, **scores, "baseline name": name, "seconds": round(time.perf_counter() - began, 1)}
+        return {**run, **scores, "baseline name": baseline.removesuffix(" baseline").replace("-", " ")}
 
     def report(self, runs):
         """Print the table of the test scores, the best rate of each decay and the verdict; write report.html."""
-        done = [run for run in runs if "metric" in run]
-        if not done:
+        done = next((run for run in runs if "metric" in run), None)
+        if done is None:
             raise error("The loss of every run diverged.", learning_rates=self.rates, decays=self.decays)
-        score = Score(done[0]["metric"], done[0].get("baseline name", "baseline"), done[0]["baseline"])
+        score = Score(done["metric"], done["baseline name"], done["baseline"])
         rates, decays = sorted(set(self.rates)), list(dict.fromkeys(self.decays))
-        seeds, intervals = "one seed", "By learning rate"
-        if len(self.seeds) > 1:
-            seeds, intervals = f"mean and standard deviation of {len(self.seeds)} seeds", "With 95 % intervals"
-        title = f"Test {score.metric}, {seeds}"
+        title = f"Test {score.metric}, mean and standard deviation of {len(self.seeds)} seed(s)"
         header = ("learning rate", *(f"decay {decay:g}" for decay in decays))
         rows = [(f"{rate:g}", *(spread(scores_of(runs, "test", rate, decay)) for decay in decays)) for rate in rates]
         printed = Table(*header, title=title)
@@ -128,7 +120,7 @@ class Study:
             said.append(f"Verdict: decay {first:g} {score.verdict(statistics.mean(found[first]))}.")
         _print("\n".join(said))
         chart = plots("test score by rate", _draw, runs, rates, decays, score)
-        found = side_by_side(section(title, table(header, rows)), section(intervals, chart))
+        found = side_by_side(section(title, table(header, rows)), section("With 95 % intervals", chart))
         parts = [*map(paragraph, said[::-1]), found]
         write_page(path := str(Path(self.folder, "report.html")), f"{self.recipe}: learning rates and decays", parts)
         _print(f"report: {path}")
@@ -190,12 +182,11 @@ def _draw(axes, runs, rates, decays, score):
         ends = abs((np.clip(ends, 0, 1) if score.metric in BOUNDED else ends) - means)
         places = [rate * 1.03**beside for rate in rates]
         axes[0].errorbar(places, means, ends, marker="o", capsize=3, label=f"decay {decay:g}")
-    axes[0].axhline(score.value, color="0.5", ls="--", lw=1, label=score.baseline)
-    axes[0].set(xscale="log", xlabel="learning rate", ylabel=f"test {score.metric}")
-    axes[0].set(xlim=(min(rates) / 1.5, max(rates) * 1.5))  # also for one rate
+    axes[0].axhline(score.value, color="0.5", ls="--", label=score.baseline)
+    limits = min(rates) / 1.5, max(rates) * 1.5  # also for one rate
+    axes[0].set(xscale="log", xlabel="learning rate", ylabel=f"test {score.metric}", xlim=limits)
     axes[0].set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes[0].minorticks_off()
-    axes[0].grid(alpha=0.3)
     axes[0].legend()
 
 

@@ -1,6 +1,7 @@
 """The reader of all recipes: encodings, tables, JSON, lines of text, tagged words."""
 
 import codecs
+import contextlib
 import csv
 import io
 import json
@@ -83,18 +84,17 @@ def wrong_rows(problems, rows, source):
 
 def decode(path, encoding=None, notes=None):
     """Return the text of a file, whose encoding is detected by default; raise ValueError that names the line."""
-    data, notes = path.read_bytes(), notes or Notes()
-    usual = encoding is None or encoding.lower() in ("utf-8", "utf8")
-    name = _detect(data) if encoding is None else "utf-8-sig" if usual else encoding
+    data = path.read_bytes()
+    name = encoding or _detect(data)
     try:
         text = data.decode(name).lstrip("\ufeff")
     except LookupError as cause:
         raise error("Python does not know this encoding.", source=path, encoding=encoding) from cause
     except UnicodeDecodeError as cause:
         line = data.count(b"\n", 0, cause.start) + 1
-        problem = f"Line {line} is not {name.removesuffix('-sig').upper()} ({cause.reason}): pass its encoding"
+        problem = f"Line {line} is not {name.upper()} ({cause.reason}): pass its encoding"
         raise error(f"{problem}, for example `--encoding cp1252` or `big5`.", source=path, encoding=encoding) from cause
-    if name != "utf-8-sig":
+    if notes and name.lower() not in ("utf-8", "utf8"):
         notes.encodings.add(name.upper())
     return text
 
@@ -106,13 +106,11 @@ def _detect(data):
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             wide = re.sub("[\x00-\x7f]", "", data.decode("gb18030"))
-        except UnicodeDecodeError:
-            return "utf-8-sig"
-        if 2 * 0.9 * len(wide) <= len(wide.encode("gb2312", "ignore")):
-            return "gb18030"
-    return "utf-8-sig"
+            if 2 * 0.9 * len(wide) <= len(wide.encode("gb2312", "ignore")):
+                return "gb18030"
+    return "utf-8"
 
 
 def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=None):
@@ -123,12 +121,11 @@ def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=No
     suffix, text, records = path.suffix.lower(), decode(path, encoding, notes), []
     if suffix not in SUFFIXES:
         raise error(f"The name of a data file must end in {', '.join(SUFFIXES)}.", source=path)
-    lines = [line.strip() for line in text.split("\n")] if suffix == ".txt" and len(wanted) == 1 else None
-    if lines is not None:
-        return ["0"], [(f"Line {number}", [line]) for number, line in enumerate(lines, 1) if line]
+    if suffix == ".txt" and len(wanted) == 1:
+        lines = enumerate(map(str.strip, text.split("\n")), 1)
+        return ["0"], [(f"Line {number}", [line]) for number, line in lines if line]
     try:
-        for place, record in _json_records(text) if suffix.startswith(".json") else _csv_records(text, suffix):
-            records.append((place, record))
+        records.extend(_json_records(text) if suffix.startswith(".json") else _csv_records(text, suffix))
     except (csv.Error, ValueError) as cause:
         after = f"after {records[-1][0].lower()}" if records else "at the top"
         raise error(f"The row {after} cannot be read: {cause}.", source=path) from cause
@@ -141,8 +138,7 @@ def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=No
         has_header = _is_header(first, wanted, likely) or _begins_with_label_name(records, wanted, path)
     if not has_header:
         return [str(i) for i in range(len(first))], records
-    twice = [name for name, count in Counter(first).items() if count > 1]
-    if twice:
+    if twice := [name for name, count in Counter(first).items() if count > 1]:
         raise error(f"Several columns have the same name: {twice}. Rename one of each.", source=path)
     return first, records[1:]
 
@@ -156,13 +152,9 @@ def _json_records(text):
             raise ValueError(f"line {cause.lineno} is not JSON ({cause.msg})") from cause
         whole = None
     if isinstance(whole, dict):
-        whole = next((whole[name] for name in ("data", "rows", "examples") if name in whole), [whole])
-    if whole is None:
-        lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
-        found = ((f"Line {n}", json.loads(line)) for n, line in lines)
-    else:
-        found = placed(whole)
-    for place, record in found:
+        whole = whole.get("data", [whole])
+    lines = ((f"Line {n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+    for place, record in ((at, json.loads(line)) for at, line in lines) if whole is None else placed(whole):
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")
         yield place, record
@@ -199,19 +191,17 @@ def _delimiter(text, suffix):
         widths = [len(cells) for cells, _ in zip(filter(None, reader), range(100))]
         return widths.count(widths[0]) / len(widths) if widths and widths[0] > 1 else 0.0
 
-    try:
-        return max((usual, *(mark for mark in DELIMITERS if mark != usual)), key=share)  # a tie: the usual
-    except csv.Error:  # reading the rows raises it again
-        return usual
+    with contextlib.suppress(csv.Error):  # reading the rows raises it again
+        return max((usual, *DELIMITERS), key=share)  # a tie: the usual
+    return usual
 
 
 def _is_quoted(text, delimiter):
     """Return whether a .tsv quotes cells, as pandas does; in other files a quote is an ordinary character."""
-    try:
+    with contextlib.suppress(csv.Error):
         widths = {len(cells) for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)}
-    except csv.Error:
-        return False
-    return '"' in text and len(widths - {0}) == 1
+        return '"' in text and len(widths - {0}) == 1
+    return False
 
 
 def _is_header(first, wanted, likely):
@@ -320,18 +310,15 @@ def tagged(record, source, notes=None):
 
 
 def _spans(found, source):
-    """Yield (begin, end, kind) of CLUENER's dicts (the last character is inside) or of lists of spans."""
+    """Return [(begin, end, kind), ...] of CLUENER's dicts (the last character is inside) or of lists of spans."""
     if isinstance(found, dict):
-        for kind, mentions in found.items():
-            yield from ((begin, last + 1, kind) for places in mentions.values() for begin, last in places)
-    else:
-        for span in found:
-            if isinstance(span, dict):
-                places = (("start", "start_offset"), ("end", "end_offset"), ("type", "label", "entity_group"))
-                span = [next((span[name] for name in names if name in span), None) for names in places]
-            if len(span) != 3 or None in span:
-                raise error("A span needs its start, its end and its label.", source=source, span=span)
-            yield tuple(span)
+        return [(a, b + 1, kind) for kind, each in found.items() for places in each.values() for a, b in places]
+    keys = (("start", "start_offset"), ("end", "end_offset"), ("type", "label", "entity_group"))
+    read = lambda span: [next((span[name] for name in names if name in span), None) for names in keys]  # noqa: E731
+    spans = [tuple(read(span) if isinstance(span, dict) else span) for span in found]
+    if wrong := [span for span in spans if len(span) != 3 or None in span]:
+        raise error("A span needs its start, its end and its label.", source=source, span=wrong[0])
+    return spans
 
 
 def noted(folder):

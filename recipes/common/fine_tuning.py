@@ -1,6 +1,5 @@
 """A recipe's training with its callbacks, its results and its report."""
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -8,18 +7,16 @@ from dataclasses import MISSING
 
 from paddlenlp.trainer import EarlyStoppingCallback
 
-from paddle_ldopt import LdoptConfig, list_optimizers
-from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
+from paddle_ldopt.trainer import LayerLRCallback
 
 from . import command
 from .arguments import LOWER_IS_BETTER
 from .files import PREDICTED, PREDICTION
-from .rows import warn_of_memory, warn_of_unknown
+from .rows import warn_of_unknown
 from .run_folder import NoteArguments, check_data, write_json
 from .run_report import RunReport
 from .start import given_in
-from .trainers import StopWithCheckpoint, replace_progress
+from .trainers import StopWithCheckpoint
 
 ENCODING = ("model", "max_length", "max_target_length", "lora_rank")  # of the options that predictions need
 
@@ -38,14 +35,6 @@ class Score:
             return f"beats the baseline ({self.baseline}) by {gain:.3f}"
         how = f"{-gain:.3f} worse" if gain else "equal"
         return f"does not beat the baseline ({self.baseline}): {how}"
-
-
-class FileSchedule(ScheduleCallback):
-    """Write the schedule's picture and table, but do not print it."""
-
-    def on_train_begin(self, *args, **kwargs):
-        with contextlib.redirect_stdout(None):
-            super().on_train_begin(*args, **kwargs)
 
 
 def rates_of(layers, args):
@@ -67,9 +56,7 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     lengths = {name: value for name, value in vars(options).items() if name in ("max_length", "max_target_length")}
     account = {split: data.account(split) for split, data in trainer.data.items() if hasattr(data, "account")}
     encoder = args.recipe not in ("seq2seq", "language_model_sft")
-    unknown = warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
-    memory = warn_of_memory(args.per_device_train_batch_size, lengths.get("max_length") or 0)
-    said = parts.description + parts.warning + unknown + memory
+    said = parts.description + parts.warning + warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
     if trainer.is_world_process_zero():
         print(said)
         if account:
@@ -80,19 +67,12 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     decay = f"decay {args.layerwise_lr_decay:g}" + " with preserve_mean" * args.layerwise_preserve_mean
     title = f"{options.model} on {options.data}, {decay}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, title, trainer.layer_map)
-    if args.optim.value in ("adamw", *list_optimizers()):
-        report.config = LdoptConfig.from_arguments(args)
     check_data(args, parts)
-    callbacks, stop = [report, LayerLRCallback(trainer.layer_map)], StopWithCheckpoint()
-    if args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
-        schedule = ScheduleCallback if args.verbose else FileSchedule
-        callbacks.append(schedule(f"{args.output_dir}/schedule.png", layers=trainer.layer_map))  # also schedule.csv
+    callbacks, stop = [report, LayerLRCallback(trainer.layer_map), noted_arguments], StopWithCheckpoint()
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    for callback in (*callbacks, noted_arguments, stop):
+    for callback in (*callbacks, stop):
         trainer.add_callback(callback)
-    if not args.verbose:
-        replace_progress(trainer)
     began = time.perf_counter()
     with stop:
         try:
@@ -103,14 +83,14 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     seconds, best = time.perf_counter() - began, trainer.state.best_metric
     if args.evaluation_strategy.value == "no":
         best = trainer.evaluate()[f"eval_{args.metric_for_best_model}"]
-    state, steps = trainer.state, trainer.state.global_step - noted_arguments.first_step
-    if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
+    state = trainer.state
+    untrained = args.resume_from_checkpoint and state.global_step == noted_arguments.first_step
+    if untrained and trainer.is_world_process_zero():
         print(f"This run already ended, at step {state.global_step}: only the test is repeated.", flush=True)
     predicted = trainer.predict(test, metric_key_prefix="test")
     tested, (found, tables) = predicted.metrics, test.judge(predicted.predictions, predicted.label_ids)
     ignored = ("_runtime", "_per_second", f"test_{score.metric}", "test_ppl")
     others = {key: value for key, value in tested.items() if key.startswith("test_") and not key.endswith(ignored)}
-    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(args.dataset_world_size, 1)
     baseline, reached = f"{score.baseline.replace(' ', '-')} baseline", tested[f"test_{score.metric}"]
     results = {
         f"test {score.metric}": reached,
@@ -124,7 +104,6 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
         **{f"{split} rows": text for split, text in account.items()},
         "steps": state.global_step,
         "seconds" + (" since it was resumed" if args.resume_from_checkpoint else ""): seconds,
-        "training rows per second": steps * rows / seconds,
         **found,
     }
     trainer.save_model(args.output_dir)

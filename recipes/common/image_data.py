@@ -1,4 +1,4 @@
-"""Images with their classes, for training, validation and test: from a folder, a hub, or scikit-learn's digits."""
+"""Images with their classes, for training, validation and test: from a folder or scikit-learn's digits."""
 
 import dataclasses
 import hashlib
@@ -24,6 +24,12 @@ def digits(wanted):
     return deal(rows, lambda row: str(row[0].tolist()), "Handwritten digits of 8 x 8 pixels")
 
 
+def few_digits():
+    """Return the digits 5 to 9, with 20 images of each for training."""
+    parts = digits(range(5, 10))
+    return dataclasses.replace(parts, train=first_of_each(sorted(parts.train, key=lambda row: row[1]), 20))
+
+
 def folder_rows(path, notes):
     """Return [(file, class), ...] of a folder with a subfolder for each class; drop files that are no images."""
     files = [file for file in sorted(path.glob("*/*")) if file.is_file() and file.name[0] != "."]
@@ -40,18 +46,8 @@ def folder_rows(path, notes):
     return rows
 
 
-def hub_images(data, split, notes=None):
-    image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
-    if image is None or label is None:
-        raise error("The columns `label` and `image` or `img` are required.", split=split, has=list(data[0]))
-    return [(np.array(row[image]), str(row[label])) for row in data if row[label] is not None]
-
-
 def split_folders(path):
     """Return split -> folder of the train, dev and test folders in a folder, or of the folder alone."""
-    if not path.is_dir():
-        accepted = "digits, a folder, paddlenlp:NAME, datasets:NAME"
-        raise error(f"The source does not exist. Accepted: {accepted}.", data=str(path))
     found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
     return found if "train" in found else {"train": path}
 
@@ -63,13 +59,7 @@ def load_images(source):
         content = row[0].read_bytes() if isinstance(row[0], Path) else row[0].tobytes()
         return hashlib.sha256(content).hexdigest()
 
-    own = {"digits": lambda: digits(range(5, 10))}
-    return load_parts(source, own=own, read=folder_rows, rows_of=hub_images, key=key, find=split_folders)
-
-
-def few(parts, per_class):
-    by_class = sorted(parts.train, key=lambda row: row[1])
-    return dataclasses.replace(parts, train=first_of_each(by_class, per_class, "images"))
+    return load_parts(source, own={"digits": few_digits}, read=folder_rows, key=key, find=split_folders)
 
 
 class Images:

@@ -16,7 +16,6 @@ from . import error
 from .rows import deal, draw
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
-NO_DOCSTRINGS = "The standard library of this Python has no docstrings: give a file instead."
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 EXCEPTIONS = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)}
@@ -33,37 +32,40 @@ def docstrings():
             yield from ((node, text) for node in nodes if (text := ast.get_docstring(node)))
 
 
+def _by_opening(words, part=str):
+    """Return opening of so many words of a docstring -> [(node, docstring), ...]: no template is in two splits."""
+    found = {}
+    for node, text in docstrings():
+        if opening := tuple(re.findall(r"\w+", part(text).casefold())[:words]):
+            found.setdefault(opening, []).append((node, text))
+    if len(found) < 100:
+        raise error("The standard library of this Python has no docstrings: give a file instead.", data="docstrings")
+    return found
+
+
 @functools.cache
 def docstring_kinds():
     """Return [(first paragraph of a docstring, "function", "class" or "module"), ...].
 
-    One row per opening of four words, so that no template ("Python Character Mapping Codec ...") or repeated text is in
-    two splits; an opening that two kinds share says nothing and is dropped.
+    One row per opening of four words; an opening that two kinds share says nothing and is dropped.
     """
-    found = {}
-    for node, text in docstrings():
-        text = _paragraph(text)
-        opening = tuple(re.findall(r"\w+", text.casefold())[:4])
-        if len(opening) == 4:
-            found.setdefault(opening, (text, set()))[1].add(NODES[type(node)])
-    rows = [(text, *kinds) for text, kinds in found.values() if len(kinds) == 1]
-    if len({kind for _, kind in rows}) < 3:
-        raise error(NO_DOCSTRINGS, source="docstrings")
+    rows = []
+    for opening, found in _by_opening(4, _paragraph).items():
+        kinds = {NODES[type(node)] for node, _ in found}
+        if len(opening) == 4 and len(kinds) == 1:
+            rows.append((_paragraph(found[0][1]), *kinds))
     return rows
 
 
 @functools.cache
 def functions():
     """Return [(name, names of its arguments, docstring), ...] of functions, one for each opening of a docstring."""
-    found = {}
-    for node, text in docstrings():
-        opening = " ".join(re.findall(r"\w+", text.casefold())[:6])
-        if opening and NODES[type(node)] == "function":
+    rows = []
+    for found in _by_opening(6).values():
+        for node, text in [one for one in found if NODES[type(one[0])] == "function"][:1]:
             args = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-            found.setdefault(opening, (node.name, args - {"self", "cls"}, text))
-    if len(found) < 1000:
-        raise error(NO_DOCSTRINGS, data="docstrings")
-    return sorted(found.values(), key=lambda function: draw(function[2]))
+            rows.append((node.name, args - {"self", "cls"}, text))
+    return sorted(rows, key=lambda function: draw(function[2]))
 
 
 def _source(what):

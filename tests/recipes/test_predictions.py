@@ -53,8 +53,7 @@ def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa:
         assert OUTPUTS.get(name, "output") in row
         shares = row["probabilities"] if name == "token_classification" else [row["probability"]]
         assert all(0 < share <= 1 + 1e-6 for share in shares)
-    one_by_one = predicted(capsys, tmp_path / "out", *INPUTS[name], "--batch_size", "1").splitlines()
-    assert len(one_by_one) == 2
+    assert len(predicted(capsys, tmp_path / "out", *INPUTS[name]).splitlines()) == 2
     if name == "token_classification":
         assert [row["words"] for row in found] == [["Return", "the", "path"], ["unbelievably", "None"]]
         assert [len(row["tags"]) for row in found] == [3, 2]
@@ -83,17 +82,6 @@ def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_pa
     predicted(capsys, tmp_path / "out", "李四在京", "--output", tmp_path / "a.jsonl")
     (row,) = rows_of(tmp_path / "a.jsonl")
     assert row["words"] == list("李四在京") and len(row["tags"]) == 4
-
-
-@pytest.mark.slow
-def test_a_sentence_without_spaces_is_no_word_of_a_tagger_of_words(start, tmp_path, capsys):  # noqa: F811
-    write_splits(tmp_path, "txt", "北京 B-LOC\n大学 I-LOC\n很 O\n\n")
-    start("token_classification", *two_steps(tmp_path / "out"), "--data", str(tmp_path))
-    capsys.readouterr()
-    predict.main([str(tmp_path / "out"), "我在北京"])
-    assert "warning: '我在北京' is longer than all words of the training: put spaces" in capsys.readouterr().err
-    predict.main([str(tmp_path / "out"), "北京 unbelievably"])
-    assert "warning" not in capsys.readouterr().err
 
 
 def test_a_tagger_of_texts_with_spans_splits_texts_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
@@ -160,7 +148,8 @@ def test_files_are_labelled_in_batches(labels, tmp_path, capsys, monkeypatch, na
     (tmp_path / name).write_text(FILES[name], encoding="utf-8")
     sizes, call = [], predictors.Labels._apply
     monkeypatch.setattr(predictors.Labels, "_apply", lambda self, batch: sizes.append(len(batch)) or call(self, batch))
-    predicted(capsys, labels, "--input", tmp_path / name, "--output", tmp_path / output, "--batch_size", "2")
+    monkeypatch.setattr(predict, "BATCH", 2)
+    predicted(capsys, labels, "--input", tmp_path / name, "--output", tmp_path / output)
     found = rows_of(tmp_path / output)
     assert [row["text"] for row in found] == TEXTS and sizes == [2, 2, 1]
     for row in found:
@@ -260,33 +249,15 @@ def test_padding_does_not_change_a_label(labels):
         assert (alone["label"], alone["probability"]) == (row["label"], pytest.approx(row["probability"], abs=1e-5))
 
 
-def test_standard_input_and_pairs(labels, labels_of_pairs, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS) + "\n"))
-    assert len(predicted(capsys, labels, "--input", "-").splitlines()) == 5
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS) + "\n"))
-    assert len(predicted(capsys, labels, "-").splitlines()) == 5
-    monkeypatch.setattr("sys.stdin", io.StringIO("a text\tits partner\nanother\tone\n"))
-    assert len(predicted(capsys, labels_of_pairs, "--input", "-").splitlines()) == 2
-    monkeypatch.setattr("sys.stdin", io.StringIO("a text\n"))
-    with pytest.raises(SystemExit, match="Line 1 must be two texts with a tab between them.*'standard input'"):
-        predict.main([str(labels_of_pairs), "--input", "-"])
+def test_pairs_are_read_from_arguments_and_lines(labels_of_pairs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("a text\tits partner\nanother\tone\n")
+    assert len(predicted(capsys, labels_of_pairs, "--input", tmp_path / "a.txt").splitlines()) == 2
+    assert len(predicted(capsys, labels_of_pairs, *TEXTS[:4]).splitlines()) == 2
+    (tmp_path / "a.txt").write_text("a text\n")
+    with pytest.raises(SystemExit, match="Line 1 must be two texts with a tab between them.*a.txt"):
+        predict.main([str(labels_of_pairs), "--input", str(tmp_path / "a.txt")])
     with pytest.raises(SystemExit, match="reads pairs: give an even number of texts"):
         predict.main([str(labels_of_pairs), *TEXTS])
-
-
-def test_standard_input_is_decoded_strictly(labels, tmp_path, capsys, monkeypatch):
-    def pipe(text, encoding):
-        wrapped = io.TextIOWrapper(io.BytesIO(text.encode(encoding)), "utf-8", errors="surrogateescape")
-        monkeypatch.setattr("sys.stdin", wrapped)
-
-    for encoding, given in (("gbk", ["--encoding", "gbk"]), ("utf-8-sig", [])):
-        pipe("评论\n中文\n", encoding)
-        predicted(capsys, labels, "-", *given, "--output", tmp_path / "a.jsonl")
-        assert [row["text"] for row in rows_of(tmp_path / "a.jsonl")] == ["评论", "中文"]
-    for given in ([], ["--encoding", "gbx"]):
-        pipe("评论\n", "gbk")
-        with pytest.raises(SystemExit, match="cannot be decoded .*for example `--encoding gb18030`. Received: encod"):
-            predict.main([str(labels), "-", *given])
 
 
 def test_what_is_left_out_of_a_text_is_said(labels, tmp_path, capsys):
@@ -321,8 +292,6 @@ def test_a_closed_pipe_is_no_error(labels):
         (["nowhere", "a text"], "no model of a finished run"),
         (["run"], "either inputs or `--input FILE`"),
         (["run", "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
-        (["run", "a", "--max_length", "3"], "`max_length` must be 4 or more"),
-        (["run", "a", "--max_length", "513"], "`max_length` must be 512 or less for this model"),
         (["run", "--input", "nowhere.csv"], "input file does not exist"),
     ],
 )

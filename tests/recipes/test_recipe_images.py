@@ -49,19 +49,8 @@ def test_images_of_folders(photos):
         image_data.load_images(str(photos / "dev"))
     with pytest.raises(ValueError, match="no images .* in a subfolder for each class"):
         image_data.load_images(str(photos / "train" / "red"))
-    with pytest.raises(ValueError, match="Accepted: digits, a folder.*Received: data='nowhere'"):
+    with pytest.raises(ValueError, match="Accepted: digits, a file, a folder.*Received: source='nowhere'"):
         image_data.load_images("nowhere")
-
-
-def test_images_of_a_hub():
-    class Data(list):
-        label_list = ["cat", "dog"]
-
-    grey = Image.new("L", (2, 2), 7)
-    (row,) = image_data.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train")
-    assert row[1] == "dog" and row[0].tolist() == [[7, 7], [7, 7]]
-    with pytest.raises(ValueError, match="are required"):
-        image_data.hub_images([{"text": "x"}], "train")
 
 
 def test_the_pretrained_weights_are_those_that_fine_tuning_begins_with(monkeypatch):
@@ -91,14 +80,8 @@ def test_a_saved_model_is_loaded_with_a_new_head(tmp_path, saved):
 
 
 def test_few_examples_are_the_first_of_each_class():
-    made = [(np.full([8, 8], i, "uint8"), "ab"[i % 3 > 0]) for i in range(12)]
-    whole = rows.Parts(made, made, made, "12 rows")
-    few = image_data.few(whole, 2)
-    assert [int(image[0, 0]) for image, _ in few.train] == [0, 3, 1, 2] and few.test is made
-    assert few.description == "12 rows: 4 train, 12 validation, 12 test rows. Rows dropped: none."
-    for most in (0, 5):
-        with pytest.raises(ValueError, match=f"number of training images of 'a'. Received: examples_per_class={most}"):
-            image_data.few(whole, most)
+    made = [(i, "ab"[i % 3 > 0]) for i in range(12)]
+    assert rows.first_of_each(made, 2) == [(0, "a"), (1, "b"), (2, "b"), (3, "a")]
 
 
 def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp_path, monkeypatch):
@@ -114,10 +97,10 @@ def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp
 
     monkeypatch.setattr(image_classification, "fine_tune", fine_tune)
     own = ["--data", str(photos), "--model", "digits"]
-    for argv in ([], own, [*own, "--examples_per_class", "2"]):
+    for argv in ([], own):
         with paddle.utils.unique_name.guard():
             image_classification.run([*argv, "--output_dir", str(tmp_path / "out")])
-    assert trained == [100, 50, 4]
+    assert trained == [100, 50]
 
 
 def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):

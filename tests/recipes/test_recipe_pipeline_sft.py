@@ -78,7 +78,7 @@ def test_two_processes_an_overflow_and_a_resume(run, rows, tmp_path):
     "argv, message",
     [
         (["--inject_overflow", "x"], "invalid literal"),
-        (["--float16"], "`float16` needs a GPU. Received: float16=True"),
+        (["--float16"], "`float16` needs a GPU: leave it out on a CPU. Received: float16=True"),
         (["--stages", "1"], "`stages` must be 2 or more"),
     ],
     ids=str,
