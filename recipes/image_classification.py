@@ -142,12 +142,11 @@ def pretrained_on_digits(seed):
 
 def load_classifier(options, names, seed):
     """Return a pretrained model with a new head, the size of its images, and how their pixels are scaled."""
-    if options.model in vars(models) and options.model[0].islower():
-        set_seed(seed)
-        model = VisionModel(options.model, len(names), options.weights)
-        return model, model.image_size, IMAGENET
     weights = pretrained_on_digits(seed) if options.model == "digits" else {}
     set_seed(seed)
+    if options.model in vars(models) and options.model[0].islower():
+        model = VisionModel(options.model, len(names), options.weights)
+        return model, model.image_size, IMAGENET
     if options.model == "digits":
         model = VisionClassifier(CLIPVisionConfig(**SMALL, num_attention_heads=4, num_labels=len(names)))
         model.vision_model.set_state_dict({key: paddle.to_tensor(value) for key, value in weights.items()})

@@ -5,10 +5,9 @@
     python recipes/language_model_sft.py --data rows.jsonl --model runs/language_model_sft-20261121-140000 --lora_rank 8
     python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
 
-By default, a small untrained LLaMA learns to describe a function of Python's standard library, given its name. It
-writes byte by byte. A file has prompts with answers (`source` and `target`, or Alpaca's `instruction`, `input` and
-`output`), or conversations as in ShareGPT. The tokenizer's chat template is used if there is one. The loss is the mean
-over the tokens of the answers.
+By default, a small untrained LLaMA learns to describe a function of Python's standard library, given its name, byte by
+byte. A file has prompts with answers (`source` and `target`, or Alpaca's `instruction`, `input` and `output`), or
+conversations as in ShareGPT. The loss is the mean over the tokens of the answers.
 """
 
 import dataclasses

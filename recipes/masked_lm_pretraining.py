@@ -6,8 +6,7 @@
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
 
 By default, MiniLM (from a package that `make` installs) trains on sentences from the docstrings of Python's library.
-`--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`. A text that
-is longer than `--max_length` becomes several rows.
+`--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`.
 """
 
 import dataclasses

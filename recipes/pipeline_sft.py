@@ -9,7 +9,7 @@
 
 The model learns to write, byte by byte, a text of a given class: by default the docstring of a function, class or
 module of Python's standard library. The recipe starts its own processes unless `paddle.distributed.launch` has started
-them. The loss is the mean over all tokens, even if the micro-batches have different numbers of tokens.
+them. The loss is the mean over all tokens.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "
 class Options:
     """Data, optimizer and processes."""
 
-    data: str = option("docstrings", "docstrings, a file, folder or hub's data set, as in text_classification.py")
+    data: str = option("docstrings", "docstrings, a file or folder, as in text_classification.py")
     optim: str = option("adamwdl", f"optimizer: {', '.join(ldopt.list_optimizers())}")
     learning_rate: float = option(2e-3, "peak learning rate of the head; the schedule is a cosine")
     layerwise_decay: float = option(0.9, "rate of a layer / rate of the layer above; 1 is uniform")
@@ -101,10 +101,11 @@ def launched(args):
 
 def start(args):
     """Start fleet with `stages` processes in each pipeline, and as many pipelines as the processes allow."""
-    if dist.get_world_size() % args.stages:
+    replicas, rest = divmod(dist.get_world_size(), args.stages)
+    if rest:
         raise error(f"`stages` must divide the {dist.get_world_size()} processes.", stages=args.stages)
     strategy = fleet.DistributedStrategy()
-    strategy.hybrid_configs = {"pp_degree": args.stages, "dp_degree": dist.get_world_size() // args.stages}
+    strategy.hybrid_configs = {"pp_degree": args.stages, "dp_degree": replicas}
     strategy.pipeline_configs = {"accumulate_steps": args.micro_batch_num, "micro_batch_size": args.micro_batch_size}
     if paddle.get_device() == "cpu":
         strategy.hybrid_configs["pp_configs"].use_batch_p2p_comm = False  # gloo has no batched messages
@@ -165,17 +166,16 @@ def run(argv):
     splits = load_splits(args.data)
     asked = splits.each(lambda rows: conversations(rows, splits.labels))
     set_length(args, asked["train"], lambda row: sum(len(ids) for ids, _ in by_bytes(row)) - 1, None, "length")
-    data = {split: Messages(asked[split], args.length) for split in ("train", "test")}
+    train, test = (Messages(asked[split], args.length) for split in ("train", "test"))
     rows = args.micro_batch_num * args.micro_batch_size
-    if len(data["test"]) < rows:
+    if len(test) < rows:
         raise error(f"The test split has fewer rows than a batch of {rows}.", data=args.data)
     console.print(splits.description + splits.warning, markup=False)
-    account = "; ".join(f"{split}: {found.account(split)}" for split, found in data.items())
-    console.print(f"length={args.length}: {account}.")
+    console.print(f"length={args.length}: train: {train.account('train')}; test: {test.account('test')}.")
     if done:
         console.print(f"resumed after step {done} of {args.steps}")
-    inputs, labels = padded(data["train"], args.length)
-    tested = padded(data["test"][: len(data["test"]) // rows * rows], args.length)
+    inputs, labels = padded(train, args.length)
+    tested = padded(test[: len(test) // rows * rows], args.length)
 
     network, layers = llama(args.length)
     schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)
@@ -197,8 +197,8 @@ def run(argv):
 
     now = [0]
     if dist.get_rank() == dist.get_world_size() - 1:  # in one process: all others must detect it
-        broken = network.parameters()[0]
-        broken.register_hook(lambda gradient: gradient * np.inf if now[0] in args.overflows else gradient)
+        broken = lambda gradient: gradient * np.inf if now[0] in args.overflows else gradient  # noqa: E731
+        network.parameters()[0].register_hook(broken)
 
     console.print(" step     loss overflow loss_scale learning_rate global_norm")
     mine = slice(hcg.get_data_parallel_rank() * rows, (hcg.get_data_parallel_rank() + 1) * rows)
@@ -217,7 +217,7 @@ def run(argv):
     batches = [[paddle.to_tensor(part[i : i + rows]) for part in tested] for i in range(0, len(tested[0]), rows)]
     loss = np.mean([model.eval_batch(batch, compute_loss=True).item() for batch in batches])
     baseline = unigram(labels[labels != IGNORED], tested[1][tested[1] != IGNORED], VOCABULARY)
-    covered = f"scores cover {len(tested[0])} of {len(data['test'])} texts, in whole batches"
+    covered = f"scores cover {len(tested[0])} of {len(test)} texts, in whole batches"
     console.print(f"loss on the test texts: {loss:.3f}; unigram baseline: {baseline:.3f}; {covered}")
     dist.barrier()  # a process that ends early closes the connections of the others
     dist.destroy_process_group()

@@ -112,26 +112,23 @@ def rouge(texts, references):
     """Return the mean F1 of common words, ROUGE-1, and of the longest common subsequence, ROUGE-L; 1 is best."""
     both = [(words(a), words(b)) for a, b in zip(texts, references)]
     counts = {"rouge_1": _in_common, "rouge_l": _longest_common}
-    return {name: sum(_f1(count(a, b), a, b) for a, b in both) / len(both) for name, count in counts.items()}
+    return {name: sum(_f1(count, a, b) for a, b in both) / len(both) for name, count in counts.items()}
 
 
 def best_lead(rows):
     """Return the number of first words of a source that have the highest ROUGE-1 with its target."""
     split = [(words(source), words(target)) for source, target in rows[:300]]
-
-    def score(n):
-        return sum(_f1(_in_common(source[:n], target), source[:n], target) for source, target in split)
-
-    return max(range(1, 4 * max(len(target) for _, target in split) + 2), key=score)
+    most = 4 * max(len(target) for _, target in split) + 2
+    return max(range(1, most), key=lambda n: sum(_f1(_in_common, source[:n], target) for source, target in split))
 
 
 def _in_common(a, b):
     return sum((Counter(a) & Counter(b)).values())
 
 
-def _f1(common, a, b):
-    """Return the F1 of two texts with this many common words; 1 if both are empty."""
-    return 2 * common / (len(a) + len(b)) if a or b else 1.0
+def _f1(count, a, b):
+    """Return the F1 of two texts whose common words are counted by `count`; 1 if both are empty."""
+    return 2 * count(a, b) / (len(a) + len(b)) if a or b else 1.0
 
 
 def _longest_common(a, b):

@@ -5,10 +5,9 @@
     python recipes/sweep.py --config recipes/configs/vit/sweep.yaml
     python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # resumes, with two more seeds
 
-At its start, the sweep prints the command that resumes it. A resume skips finished runs and continues the interrupted
-one. A run whose loss diverged counts as finished. The best learning rate of each decay is the rate with the best
-validation score. The sweep adds a line per run to results.jsonl in `output_dir`. It keeps the report and the history of
-each run, but not the model.
+At its start, the sweep prints the command that resumes it: a resume skips finished runs. A run whose loss diverged
+counts as finished. The best learning rate of each decay is the rate with the best validation score. The sweep keeps the
+report and the history of each run, but not the model.
 """
 
 import dataclasses

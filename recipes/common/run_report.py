@@ -29,8 +29,7 @@ h1,h2{line-height:1.2} h1,p,td,li{overflow-wrap:anywhere} a{color:#0969da}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr))}
 img{width:100%;max-width:40rem} img.small{width:auto;max-width:6rem;display:block}
 .wide{overflow-x:auto} .wide :is(td,th){white-space:nowrap}
-.pairs td{text-align:left}
-.wide td:first-child{white-space:normal;min-width:6rem}
+.pairs td{text-align:left} .wide td:first-child{white-space:normal;min-width:6rem}
 table{border-collapse:collapse;margin:0 0 1rem}
 td,th{padding:.2rem .6rem;border-bottom:1px solid #8884;text-align:right}
 td:first-child,th:first-child{text-align:left;padding-left:0;overflow-wrap:normal}
@@ -150,8 +149,8 @@ class RunReport(Callback):
     def write(self, results, settings, description="", *, tables=None, baseline=None):
         """Write the report; return its path, or None before training and in all processes except the main one.
 
-        Lists and dicts in `results` are skipped; `tables`, title -> (header, rows), show them. `settings` differ from
-        their defaults; `baseline`, (metric, name, value), is a line in the plot of the metric.
+        Lists and dicts in `results` are skipped; `tables`, title -> (header, rows), show them. `baseline`, (metric,
+        name, value), is a line in the plot of the metric.
         """
         if self._table is None:
             return None

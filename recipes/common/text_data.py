@@ -75,12 +75,8 @@ def load_splits(source="docstrings", **given):
     """Return the `Splits` of a data set, read by the options of `READING` that are given.
 
     A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns, or
-    a pair and its label from three without names. Delimiters, encodings and (`has_header=None`) headers are detected.
-    `kind` is classes, labels or scores; "auto" takes lists, or labels with a `label_separator`, as sets of labels, and
-    fractions as scores.
-
-    Raises:
-        ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
+    a pair and its label from three without names. `kind` "auto" takes lists, or labels with a `label_separator`, as
+    sets of labels, and decimals as scores. A source that cannot be read or learnt raises a ValueError.
     """
     options = types.SimpleNamespace(**{**READING, **given}, data=source)
     pair = {"text_pair_column": options.text_pair_column} if options.text_pair_column is not None else {}
