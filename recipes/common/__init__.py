@@ -38,13 +38,3 @@ def command(recipe, *argv):
 def error(problem, /, **received):
     values = (f"{name}={str(value) if isinstance(value, Path) else value!r}" for name, value in received.items())
     return ValueError(f"{problem} Received: {', '.join(values)}.")
-
-
-def refuse(errors):
-    """Raise the only error, or one ValueError that lists all; return without errors."""
-    found = list(errors)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
-        raise ValueError(f"{len(found)} arguments are wrong:{lines}")

@@ -15,7 +15,7 @@ from paddle_ldopt import SchedulerType, list_optimizers
 from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
-from . import error, refuse
+from . import error
 from .run_folder import check_folder, with_arguments_of_run
 from .start import check, given_in, with_config
 
@@ -95,21 +95,21 @@ def parse(argv, *classes):
     """
     argv = with_arguments_of_run(with_config(argv))
     found = parse_line(argv, *classes)
-    refuse(_without_effect(found[-1], dict(given_in(argv))))
+    _check_effects(found[-1], dict(given_in(argv)))
     check_folder(found[-1])
     return (*found, argv)
 
 
-def _without_effect(args, given):
-    """Yield an error for each given argument that another argument makes useless."""
+def _check_effects(args, given):
+    """Raise ValueError for a given argument that another argument makes useless."""
     if "early_stopping_patience" in given and not args.load_best_model_at_end:
         problem, patience = "Early stopping needs `load_best_model_at_end`.", args.early_stopping_patience
-        yield error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
+        raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
     kind = args.lr_scheduler_type.value
     warmup = {name: getattr(args, name) for name in ("warmup_steps", "warmup_ratio") if name in given}
     if any(warmup.values()) and "num_warmup_steps" not in SCHEDULES[kind].options:
         instead = "choose another schedule, such as `constant_with_warmup`, or set the warm-up to 0"
-        yield error(f"The schedule `{kind}` has no warm-up: {instead}.", lr_scheduler_type=kind, **warmup)
+        raise error(f"The schedule `{kind}` has no warm-up: {instead}.", lr_scheduler_type=kind, **warmup)
 
 
 def choose_metric(args, names, argv):

@@ -20,7 +20,7 @@ import sys
 import threading
 from pathlib import Path
 
-from . import RECIPES, error, refuse
+from . import RECIPES, error
 
 RESUMED = "resume_from_checkpoint"
 NUMBERS = {"int": int, "float": float}
@@ -97,10 +97,11 @@ def check(script, argv):
     stray = [*itertools.takewhile(lambda word: not word.startswith("--"), argv), *stray]
     if stray:
         raise error("Arguments begin with `--`.", arguments=stray)
-    each = [(name, value) for name, values in given.items() for value in values or [None]]
     first = {name: values[0] for name, values in given.items() if values}
-    problems = [problem for name, value in each if (problem := _problem(name, value, known, choices))]
-    refuse([*problems, *_impossible(given, first)])
+    for name, value in [(name, value) for name, values in given.items() for value in values or [None]]:
+        if name not in ("help", "help-all", "help_all"):
+            _check_value(name, value, known, choices)
+    _check_machine(given, first)
     if "weights" in known and first.get("data", "digits") != "digits" and not {"model", RESUMED} & set(first):
         problem = "Images of your own need a model, such as `--model resnet50`; `digits` is a toy for tests."
         raise error(problem, data=first["data"], model=None)
@@ -149,10 +150,10 @@ def with_config(argv):
         raise error(f"This is not a YAML file: {' '.join(str(cause).split())}.", config=path) from cause
     if not isinstance(settings, dict):
         raise error("A config must hold `name: value` lines.", config=path)
-    empty = [name for name, value in settings.items() if value is None]
-    refuse(error(f"`{name}` needs a value: leave it out for its default.", **{name: None}) for name in empty)
     first = []
     for name, value in settings.items():
+        if value is None:
+            raise error(f"`{name}` needs a value: leave it out for its default.", **{name: None})
         if isinstance(value, list):
             first += [f"--{name}", *map(str, value)]
         else:  # in one word, because a value may begin with --
@@ -167,71 +168,64 @@ def _devices():
     return ["cpu", *(device for device, name in (("gpu", "cuda"), ("xpu", "xpu_xre")) if name in found)]
 
 
-def _impossible(given, first):
-    """Yield an error for each argument that this machine does not support."""
+def _check_machine(given, first):
+    """Raise ValueError for an argument that this machine does not support."""
     installed = _devices()
     device = first.get("device", installed[-1])
     if importlib.util.find_spec("paddle_custom_device") is None:  # a plugin brings other devices
         if device.partition(":")[0] not in installed:
-            yield error(f"This Paddle has no {device.upper()} support: leave `device` out.", device=device)
+            raise error(f"This Paddle has no {device.upper()} support: leave `device` out.", device=device)
         for name in ("fp16", "bf16", "float16"):
             if name in given and first.get(name, "true").lower() in TRUTHS[:5] and device.startswith("cpu"):
-                yield error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=device)
+                raise error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=device)
     for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
-        if first.get(name, "").isdigit() and int(first[name]) > int(os.environ.get("PADDLE_TRAINERS_NUM", 1)):
+        if int(first.get(name, 1)) > int(os.environ.get("PADDLE_TRAINERS_NUM", 1)):
             launch = "start the recipe with `python -m paddle.distributed.launch`"
-            yield error(f"`{name}` exceeds the number of processes: {launch}.", **{name: int(first[name])})
+            raise error(f"`{name}` exceeds the number of processes: {launch}.", **{name: int(first[name])})
 
 
-def _problem(name, value, known, choices):
-    """Return an error for a value of an argument (None without one), or None."""
-    if name in ("help", "help-all", "help_all"):
-        return None
+def _check_value(name, value, known, choices):
+    """Raise ValueError for an unknown argument, or a wrong value (None without one)."""
     if name not in known:
-        off = name.startswith("no_") and known.get(name[3:], ("",))[0] == "bool"
-        return None if off else _unknown(name, known)
-    if value is None:
-        return None
+        near = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, 1, 0.4)
+        nearest = "".join(f"; the nearest is '--{one}'" for one in near)
+        if not (name.startswith("no_") and known.get(name[3:], ("",))[0] == "bool"):
+            raise error(f"'--{name}' is not a known argument{nearest}.", argument=name)
+    if name not in known or value is None:
+        return
     kind, default = known[name]
     kind = re.sub(r"(Optional|list)\[(\w+)\]", r"\2", kind)
     if kind in NUMBERS:
         try:
             number = NUMBERS[kind](value)
         except ValueError:
-            return error(f"`{name}` must be a number ({kind}).", **{name: value})
+            raise error(f"`{name}` must be a number ({kind}).", **{name: value}) from None
         own = [word.value.value for word in getattr(default, "keywords", ()) if word.arg == "least"]
         least = own[0] if own else LEAST.get(name, number)
         if number < least:
-            return error(f"`{name}` must be {least} or more.", **{name: number})
+            raise error(f"`{name}` must be {least} or more.", **{name: number})
         if number > MOST.get(name, number):
-            return error(f"`{name}` must be {MOST[name]} or less.", **{name: number})
+            raise error(f"`{name}` must be {MOST[name]} or less.", **{name: number})
     if kind == "bool" and value.lower() not in TRUTHS:
-        return error(f"`{name}` must be true or false.", **{name: value})
+        raise error(f"`{name}` must be true or false.", **{name: value})
     if value not in choices.get(name, (value,)):
-        return error(f"`{name}` must be one of {', '.join(choices[name])}.", **{name: value})
-    if name == "data":
+        raise error(f"`{name}` must be one of {', '.join(choices[name])}.", **{name: value})
+    if name == "data" and not Path(value).exists():
         own = default.args[0].value if isinstance(default, ast.Call) else None
-        if value != own and not Path(value).exists():
+        if value != own:
             accepted = ", ".join(filter(None, (own, "a file, a folder")))
-            return error(f"The source does not exist. Accepted: {accepted}.", data=value)
+            raise error(f"The source does not exist. Accepted: {accepted}.", data=value)
     if name == RESUMED and not any((*Path(value).glob("checkpoint-*"), *Path(value).glob("trainer_state.json"))):
-        return error("There is no complete checkpoint to resume from.", resume_from_checkpoint=value)
+        raise error("There is no complete checkpoint to resume from.", resume_from_checkpoint=value)
     if name == "model" and value.startswith((".", "/", "~")) and not Path(value).exists():
-        return error("This folder does not exist.", model=value)
+        raise error("This folder does not exist.", model=value)
     if name == "weights" and value != "none" and not Path(value).exists():
-        return error("This file does not exist.", weights=value)
+        raise error("This file does not exist.", weights=value)
     if name == "encoding":
         try:
             codecs.lookup(value)
         except LookupError:
-            return error("Python does not know this encoding.", encoding=value)
-    return None
-
-
-def _unknown(name, known):
-    near = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, 1, 0.4)
-    nearest = "".join(f"; the nearest is '--{one}'" for one in near)
-    return error(f"'--{name}' is not a known argument{nearest}.", argument=name)
+            raise error("Python does not know this encoding.", encoding=value) from None
 
 
 @contextlib.contextmanager

@@ -217,7 +217,7 @@ def test_the_interval_is_students():
         (["--bf16", "True"], "`bf16` needs a GPU"),
         (["--device", "gpu"], "This Paddle has no GPU support.*Received: device='gpu'"),
         (["--tensor_parallel_degree", "2"], "`tensor_parallel_degree` exceeds the number of processes.*degree=2"),
-        (["--fp16", "True", "--pipeline_parallel_degree", "2"], "2 arguments are wrong"),
+        (["--fp16", "--pipeline_parallel_degree", "2"], "`fp16` needs a GPU"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(tmp_path, monkeypatch, argv, says):

@@ -185,7 +185,7 @@ ERRORS = {
     "no such run": ({"resume_from_checkpoint": "runs/nowhere"}, "no complete checkpoint"),
     "positions": ({"max_length": 513}, "`max_length` must be 512 or less for this model. Received: max_length=513"),
     "epochs": ({"num_train_epochs": -1}, "`num_train_epochs` must be 0 or more"),
-    "batch": ({"per_device_train_batch_size": 0, "logging_steps": 0}, "2 arguments are wrong"),
+    "batch": ({"per_device_train_batch_size": 0, "logging_steps": 0}, "must be 1 or more"),
     "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
     "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "Early stopping needs"),
     "warm-up for nothing": (
