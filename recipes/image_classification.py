@@ -3,7 +3,7 @@
     python recipes/image_classification.py
     python recipes/image_classification.py --data photos/ --model resnet50            # photos/<class>/*.jpg
     python recipes/image_classification.py --data photos/ --model resnet18 --weights resnet18.pdparams
-    python recipes/image_classification.py --data photos/ --model openai/clip-vit-base-patch32
+    python recipes/image_classification.py --data datasets:cifar10 --model openai/clip-vit-base-patch32
     python recipes/image_classification.py --config recipes/configs/vit/image_classification.yaml
 
 By default, a small transformer is first pretrained on the handwritten digits 0 to 4 of scikit-learn, and then
@@ -54,7 +54,7 @@ class Options:
 
     model: Optional[str] = option(None, "a model of paddle.vision (resnet50), a CLIP model's folder or name, or digits")
     weights: Optional[str] = option(None, "a .pdparams file for paddle.vision, or none (random); by default a download")
-    data: str = option("digits", "digits, a folder with one subfolder per class")
+    data: str = option("digits", "digits, a folder with one subfolder per class, paddlenlp:NAME, datasets:NAME")
     flip: bool = option(True, "mirror half of the training images, except digits; False for letters and signs")
 
     def __post_init__(self):

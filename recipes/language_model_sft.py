@@ -55,7 +55,7 @@ class Options(FileOptions):
 
     model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
     lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off", least=0)
-    data: str = option("docstrings", "docstrings, a JSON or table file or folder")
+    data: str = option("docstrings", "docstrings, a JSON or table file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: Optional[str] = option(None, "column of the prompt")
     target_field: Optional[str] = option(None, "column of the answer")
     max_length: Optional[int] = option(None, "maximum tokens of a row; by default 99 % of the rows fit", least=8)

@@ -2,7 +2,7 @@
 
     python recipes/masked_lm_pretraining.py
     python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # one text per line
-    python recipes/masked_lm_pretraining.py --data reviews.csv --text_column text --max_length 128
+    python recipes/masked_lm_pretraining.py --data datasets:imdb --text_column text --max_length 128
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
 
 By default, MiniLM (from a package that `make` installs) trains on sentences from the docstrings of Python's library.
@@ -49,7 +49,7 @@ class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a text, table or JSON file or folder")
+    data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
     max_length: Optional[int] = option(None, "tokens per row, else a text is several; by default 99 % fit", least=8)
 

@@ -49,7 +49,7 @@ class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("T5ForConditionalGeneration", "a PaddleNLP class (untrained), a folder or a hub name")
-    data: str = option("dates", "dates, a .csv, .tsv, .json or .jsonl file or folder")
+    data: str = option("dates", "dates, a .csv, .tsv, .json or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: Optional[str] = option(None, "column of the source text")
     target_field: Optional[str] = option(None, "column of the target text")
     max_length: Optional[int] = option(None, "maximum tokens of a source; by default 99 % of them fit", least=4)

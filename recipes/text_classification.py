@@ -3,7 +3,7 @@
     make finetune                                                          # needs neither data nor a hub
     . .venv/bin/activate                                                   # for the commands below
     python recipes/text_classification.py --data reviews.csv --text_column review --label_column stars
-    python recipes/text_classification.py --model ernie-3.0-base-zh --data tnews/ --learning_rate 5e-5
+    python recipes/text_classification.py --model ernie-3.0-base-zh --data paddlenlp:clue:tnews --learning_rate 5e-5
     python recipes/text_classification.py --resume_from_checkpoint runs/text_classification-20261121-140000
     python recipes/text_classification.py --compare                        # uniform against layer-wise rates
 
@@ -41,7 +41,7 @@ class Options(FileOptions):
     """Model, data, encoding and comparison."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a table or JSON file or folder")
+    data: str = option("docstrings", "docstrings, a table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text: name, or number from 0")
     text_pair_column: Optional[str] = option(None, "column of the second text of a pair: name, or number from 0")
     label_column: Optional[str] = option(None, "column of the label: name, or number from 0")

@@ -2,6 +2,7 @@
 
     python recipes/token_classification.py
     python recipes/token_classification.py --data ner/ --model ernie-3.0-base-zh    # train.conll, dev.conll...
+    python recipes/token_classification.py --data paddlenlp:msra_ner --model ernie-3.0-base-zh --learning_rate 5e-5
     python recipes/token_classification.py --config recipes/configs/minilm/token_classification.yaml
 
 By default, MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
@@ -22,7 +23,7 @@ import numpy as np
 from common import error, silent
 from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
-from common.files import BETWEEN, CJK, TAGGED, read_tagged
+from common.files import BETWEEN, CJK, TAGGED, placed, read_tagged, tagged_rows
 from common.fine_tuning import Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder
@@ -52,7 +53,7 @@ class Options(FileOptions):
     """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder")
+    data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     word_column: int = option(0, "number of the word's column, from 0; negative numbers count from the end")
     tag_column: int = option(-1, "number of the tag's column")
     max_length: Optional[int] = option(None, "maximum tokens per window; by default 99 % of the sentences fit", least=4)
@@ -222,6 +223,7 @@ def run(argv):
         own={"docstrings": tagged_docstrings},
         find=lambda path: split_files(path, TAGGED),
         read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
+        rows_of=lambda records, split, notes: tagged_rows(placed(records), split, notes),
         key=lambda row: " ".join(row[0]),
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])

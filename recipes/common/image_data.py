@@ -1,4 +1,4 @@
-"""Images with their classes, for training, validation and test: from a folder or scikit-learn's digits."""
+"""Images with their classes, for training, validation and test: from a folder, a hub, or scikit-learn's digits."""
 
 import dataclasses
 import hashlib
@@ -46,6 +46,13 @@ def folder_rows(path, notes):
     return rows
 
 
+def hub_images(data, split, notes=None):
+    image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
+    if image is None or label is None:
+        raise error("The columns `label` and `image` or `img` are required.", split=split, has=list(data[0]))
+    return [(np.array(row[image]), str(row[label])) for row in data if row[label] is not None]
+
+
 def split_folders(path):
     """Return split -> folder of the train, dev and test folders in a folder, or of the folder alone."""
     found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
@@ -59,7 +66,8 @@ def load_images(source):
         content = row[0].read_bytes() if isinstance(row[0], Path) else row[0].tobytes()
         return hashlib.sha256(content).hexdigest()
 
-    return load_parts(source, own={"digits": few_digits}, read=folder_rows, key=key, find=split_folders)
+    own = {"digits": few_digits}
+    return load_parts(source, own=own, read=folder_rows, rows_of=hub_images, key=key, find=split_folders)
 
 
 class Images:

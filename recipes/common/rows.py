@@ -1,5 +1,6 @@
-"""Rows of any kind for training, validation and test, from files or the recipe itself, and their accounting."""
+"""Rows of any kind for training, validation and test, from files, a hub or the recipe itself, and their accounting."""
 
+import contextlib
 import hashlib
 import math
 from collections import Counter
@@ -7,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import error
-from .files import SUFFIXES, Notes, column_of, read_table, wrong_rows
+from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, placed, read_table, wrong_rows
+from .start import ON_HUB, SOURCES
 
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 SPLITS = tuple(STEMS)
@@ -100,27 +102,34 @@ def set_length(options, rows, count, limit, name="max_length"):
         setattr(options, name, max(min(enough, limit or enough), 8))
 
 
-def load_parts(data, *, own, read, key, find=None):
+def load_parts(data, *, own, read, rows_of, key, find=None):
     """Return the `Parts` of `data`; raise ValueError if it does not exist or has no rows.
 
-    `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file; `key(row)` is the
-    text of a row, for `assign`; `find(path)` returns split -> path, by default of tables.
+    `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file, `rows_of(records,
+    split, notes)` those of a hub's data set; `key(row)` is the text of a row, for `assign`; `find(path)` returns split
+    -> path, by default of tables.
     """
     if data in own:
         return own[data]()
+    notes = Notes()
+    if ON_HUB.match(str(data)):
+        return deal(hub_rows(data, lambda records, split: rows_of(records, split, notes)), key, data, notes)
     if not Path(data).exists():
-        raise error(f"The source does not exist. Accepted: {', '.join(own)}, a file, a folder.", source=data)
-    notes, found = Notes(), find(Path(data)) if find else split_files(Path(data), SUFFIXES)
+        raise error(f"The source does not exist. Accepted: {', '.join((*own, SOURCES))}.", source=data)
+    found = find(Path(data)) if find else split_files(Path(data), SUFFIXES)
     return deal({split: read(path, notes) for split, path in found.items()}, key, data, notes)
 
 
 def load_tables(options, wanted, rows, *, own, key, has_header=None):
-    """Return the `Parts` of tables or JSON; `rows(names, table, source, notes)` are those of one file."""
+    """Return the `Parts` of tables, JSON or a hub; `rows(names, table, source, notes)` are those of one file."""
 
     def read(path, notes):
         return rows(*read_table(path, wanted, has_header, options.encoding, notes=notes), path, notes)
 
-    return load_parts(options.data, own=own, read=read, key=key)
+    def rows_of(records, split, notes):
+        return rows(*flatten(placed(records)), split, notes)
+
+    return load_parts(options.data, own=own, read=read, rows_of=rows_of, key=key)
 
 
 def split_files(path, suffixes):
@@ -164,6 +173,52 @@ def rows_of_columns(names, table, wanted, source, notes, others=None):
     notes.drop(dropped, len(table), source)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
     return rows
+
+
+def hub_rows(source, rows_of):
+    """Return split -> rows of HUB:NAME or HUB:NAME:CONFIG; `rows_of(records, split)` is [] if labels are hidden."""
+    hub, name, config = (*source.split(":", 2), None)[:3]
+    try:
+        found = _load(hub, name, config)
+    except Exception as cause:  # no network, an unknown name, a missing package: each library has its own errors
+        raise error(f"{hub} cannot load this data set: {cause}.", source=f"{hub}:{name}", config=config) from cause
+    parts = {}
+    for split, stems in STEMS.items():
+        for data in (found[stem] for stem in stems if stem in found):
+            if rows := rows_of(records_of(data), split):
+                parts[split] = rows
+    if "train" not in parts:
+        raise error(f"This data set has no labelled training rows; its splits: {list(found)}.", source=source)
+    return parts
+
+
+def _load(hub, name, config):
+    if hub == "datasets":  # not `datasets.load_dataset`, which paddlenlp replaces: that runs a data set's own code
+        from datasets.load import load_dataset
+
+        return dict(load_dataset(name, config))
+    from paddlenlp.datasets import load_dataset
+
+    found = {"train": load_dataset(name, config, splits="train")}
+    for split in ("dev", "validation", "test"):
+        with contextlib.suppress(ValueError):  # the data set lacks this split
+            found[split] = load_dataset(name, config, splits=split)
+    return found
+
+
+def records_of(data):
+    """Return the rows of a hub's data set, with names of classes in place of their numbers, None for hidden ones."""
+    known = dict.fromkeys(TAG_FIELDS, getattr(data, "label_list", None))
+    for column, feature in (getattr(data, "features", None) or {}).items():
+        known[column] = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or a list of classes
+    known = {column: names for column, names in known.items() if names}
+
+    def named(value, names):
+        if isinstance(value, list):
+            return [named(one, names) for one in value]
+        return value if not isinstance(value, int) else names[value] if value >= 0 else None
+
+    return [{**row, **{name: named(row[name], known[name]) for name in known if name in row}} for row in data]
 
 
 def deal(parts, key, source, notes=None):

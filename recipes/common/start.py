@@ -23,6 +23,7 @@ from pathlib import Path
 from . import RECIPES, error
 
 RESUMED = "resume_from_checkpoint"
+SOURCES, ON_HUB = "a file, a folder, paddlenlp:NAME, datasets:NAME", re.compile("(paddlenlp|datasets):.")
 NUMBERS = {"int": int, "float": float}
 TRUTHS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")  # of the Trainer's parser
 CHOICES = {  # valid values, known without Paddle
@@ -210,10 +211,10 @@ def _check_value(name, value, known, choices):
         raise error(f"`{name}` must be true or false.", **{name: value})
     if value not in choices.get(name, (value,)):
         raise error(f"`{name}` must be one of {', '.join(choices[name])}.", **{name: value})
-    if name == "data" and not Path(value).exists():
+    if name == "data" and not Path(value).exists() and not ON_HUB.match(value):
         own = default.args[0].value if isinstance(default, ast.Call) else None
         if value != own:
-            accepted = ", ".join(filter(None, (own, "a file, a folder")))
+            accepted = ", ".join(filter(None, (own, SOURCES)))
             raise error(f"The source does not exist. Accepted: {accepted}.", data=value)
     if name == RESUMED and not any((*Path(value).glob("checkpoint-*"), *Path(value).glob("trainer_state.json"))):
         raise error("There is no complete checkpoint to resume from.", resume_from_checkpoint=value)

@@ -1,8 +1,9 @@
-"""Texts or pairs of texts with classes, sets of labels or scores: from files or Python's own docstrings.
+"""Texts or pairs of texts with classes, sets of labels or scores: from files, hubs, or Python's own docstrings.
 
 splits = load_splits("docstrings")                         # the default: no download
 splits = load_splits("reviews.csv", text_column="review", label_column="stars")
 splits = load_splits("folder/")                            # train, dev and test files
+splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
 """
 
 import dataclasses
@@ -103,6 +104,14 @@ def sample(rows, per_class, seed):
 
 
 def _rows(wanted, names, table, source, notes):
+    if isinstance(source, str):  # a hub's split; benchmarks do not publish the labels of their tests
+        label = next((names.index(name) for name in (wanted["label_column"], "label", "labels") if name in names), None)
+        labelled = [row for row in table if label is None or row[1][label] not in (None, "")]
+        notes.rows += len(table) - len(labelled)
+        notes.dropped["without a label"] += len(table) - len(labelled)
+        if not labelled:
+            return []
+        table = labelled
     wanted = _with_pair(names, table, wanted)
     others = {"text_column": ("0",), "label_column": (str(len(names) - 1),)} if len(names) == 2 else {}
     if "text_pair_column" in wanted and names == ["0", "1", "2"]:

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 from paddle.nn.functional import cross_entropy
 from paddlenlp.trainer import Trainer, TrainerCallback
-from paddlenlp.trainer.trainer_callback import PrinterCallback
+from paddlenlp.trainer.trainer_callback import PrinterCallback, ProgressCallback
 
 from paddle_ldopt.trainer import LdoptTrainerMixin, StopOnSigterm
 
@@ -34,10 +34,13 @@ class FineTuner(LdoptTrainerMixin, Trainer):
 
     def __init__(self, model, args, data, collator, tokenizer=None):
         sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
+        args.disable_tqdm |= not sys.stderr.isatty()
         super().__init__(model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)
         self.data = data
-        self.remove_callback(PrinterCallback)
+        self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         self.add_callback(ShortProgress())
+        if not args.disable_tqdm:
+            self.add_callback(Bar())
 
     def compute_loss(self, model, inputs, return_outputs=False):
         labels = inputs.pop("labels")
@@ -106,6 +109,13 @@ class ShortProgress(TrainerCallback):
         self._main = False
         if kwargs.get("metrics_dumper") is not None:  # as the Trainer's own callbacks do
             kwargs["metrics_dumper"].close()
+
+
+class Bar(ProgressCallback):
+    """The Trainer's bar, without its log."""
+
+    def on_log(self, *args, **kwargs):
+        """Print nothing."""
 
 
 class StopWithCheckpoint(StopOnSigterm):

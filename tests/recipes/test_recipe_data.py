@@ -1,6 +1,7 @@
 """The readers of recipes/common: what each source gives, how splits are drawn, and what every bad input is told."""
 
 import json
+import sys
 import sysconfig
 import types
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from common import files, library_data, rows, text_data
 from common.text_data import load_splits
+from paddlenlp.datasets import dataset as datasets_of_paddlenlp
 from paddlenlp.transformers import BertTokenizer
 from text_classification import Texts
 
@@ -242,6 +244,8 @@ PAIR_IN_TRAIN["test.tsv"] = "text\tlabel\na\tgood\n"
 LATIN = GOOD.encode() + b"caf\xe9\tx\n"
 MISTAKES = {  # name: (files, source, options, what the message says)
     "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
+    "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
+    "hub without a name": ({}, "datasets:", {}, "The source does not exist. Accepted"),
     "wrong ending": of_file("a.xlsx", "x", r"must end in .csv, .tsv, .txt, .json"),
     "empty": of_file("a.tsv", "", "The file has no rows"),
     "only a header": of_file("a.csv", "text,label\n", "The file has no rows"),
@@ -294,6 +298,64 @@ def test_a_mistake_gets_a_clear_answer(tmp_path, monkeypatch, files, source, opt
     with pytest.raises(ValueError, match=rf"{message}") as info:
         load_splits(source, **options)
     assert text_data.re.search(r" Received: \w+=.*\.$", str(info.value))
+
+
+# Hubs.
+
+
+def test_hugging_face_class_labels_get_their_names_and_hidden_ones_are_left_out(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["zero", "acceptable"])
+    features = datasets.Features({"sentence": datasets.Value("string"), "label": label})
+
+    def part(rows):
+        return datasets.Dataset.from_dict({"sentence": [r[0] for r in rows], "label": [r[1] for r in rows]}, features)
+
+    found = {"train": part([(t, i % 2) for i, (t, _) in enumerate(ROWS)]), "test": part([("Hidden text", -1)])}
+    seen = []
+    loader = sys.modules["datasets.load"]
+    monkeypatch.setattr(loader, "load_dataset", lambda *a: seen.append(a) or datasets.DatasetDict(found))
+    splits = load_splits("datasets:glue:cola")
+    assert seen == [("glue", "cola")] and splits.labels == ["acceptable", "zero"]
+    assert "Hidden text" not in texts(everything(splits)) and splits.test
+    assert dict(everything(splits))[ROWS[0][0]] == splits.labels.index("zero")
+
+
+class ToyReviews(datasets_of_paddlenlp.DatasetBuilder):
+    """A data set of the kind that PaddleNLP ships."""
+
+    SPLITS = {"train": ROWS, "dev": [("Other text", "bad")]}
+
+    def _get_data(self, mode, **kwargs):
+        return mode
+
+    def _read(self, mode):
+        yield from ({"text": text, "label": label} for text, label in self.SPLITS[mode])
+
+    def get_labels(self):
+        return ["good", "bad"]
+
+
+def test_a_paddlenlp_set(tmp_path, monkeypatch):
+    module = types.SimpleNamespace(ToyReviews=ToyReviews)
+    monkeypatch.setitem(sys.modules, "paddlenlp.datasets.toy_reviews", module)
+    monkeypatch.setattr(datasets_of_paddlenlp, "DATA_HOME", str(tmp_path))
+    splits = load_splits("paddlenlp:toy_reviews")
+    assert splits.labels == ["bad", "good"] and splits.validation == [("Other text", 0)]
+    assert sorted((t, splits.labels[n]) for t, n in splits.train + splits.test) == sorted(ROWS)
+    assert "paddlenlp:toy_reviews (test taken from" in splits.description
+
+
+@pytest.mark.parametrize("hub, module", [("paddlenlp", "paddlenlp.datasets"), ("datasets", "datasets.load")])
+def test_a_hub_out_of_reach_is_a_value_error_with_its_cause(monkeypatch, hub, module):
+    def offline(*args, **kwargs):
+        raise ConnectionError("no route to host")
+
+    pytest.importorskip(module)
+    monkeypatch.setattr(sys.modules[module], "load_dataset", offline)
+    with pytest.raises(ValueError, match=f"cannot load.*no route.*Received: source='{hub}:clue', config='t'") as info:
+        load_splits(f"{hub}:clue:t")
+    assert isinstance(info.value.__cause__, ConnectionError)
 
 
 # For the Trainer.

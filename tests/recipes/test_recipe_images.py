@@ -53,6 +53,17 @@ def test_images_of_folders(photos):
         image_data.load_images("nowhere")
 
 
+def test_images_of_a_hub():
+    class Data(list):
+        label_list = ["cat", "dog"]
+
+    grey = Image.new("L", (2, 2), 7)
+    (row,) = image_data.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train")
+    assert row[1] == "dog" and row[0].tolist() == [[7, 7], [7, 7]]
+    with pytest.raises(ValueError, match="are required"):
+        image_data.hub_images([{"text": "x"}], "train")
+
+
 def test_the_pretrained_weights_are_those_that_fine_tuning_begins_with(monkeypatch):
     weights = {"ln_pre.weight": np.full([64], 3.0, "float32")}
     monkeypatch.setattr(image_classification, "pretrained_on_digits", lambda seed: weights)

@@ -43,6 +43,7 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
     "argv, says",
     [
         (["--data", "nowhere.csv"], "The source does not exist.*Received: data='nowhere.csv'"),
+        (["--data=datasets:"], "The source does not exist"),
         (["--max_lenght", "7"], "'--max_lenght' is not a known argument; the nearest is '--max_length'"),
         (["--lr", "1e-3"], "'--lr' is not a known argument; the nearest is '--learning_rate'"),
         (["--max_length", "3"], "`max_length` must be 4 or more. Received: max_length=3"),

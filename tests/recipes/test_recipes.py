@@ -239,6 +239,18 @@ def test_what_is_written_is_scored_against_the_whole_target(tiny):
     assert scores == {"rouge_1": pytest.approx((12 / 16 + 1) / 2), "rouge_l": pytest.approx((12 / 16 + 1) / 2)}
 
 
+def test_hub_rows():
+    class Data(list):
+        label_list = ["O", "B-PER"]
+
+    assert rows.records_of(Data([{"tokens": ["Ada"], "labels": [1]}])) == [{"tokens": ["Ada"], "labels": ["B-PER"]}]
+    named = types.SimpleNamespace(feature=types.SimpleNamespace(names=["O", "B-LOC"]))
+    data = Data([{"tokens": ["Rome"], "ner_tags": [1], "n": 1}, {"tokens": ["a"], "ner_tags": [-1], "n": -1}])
+    data.label_list, data.features = None, {"ner_tags": named}
+    assert rows.records_of(data)[0] == {"tokens": ["Rome"], "ner_tags": ["B-LOC"], "n": 1}
+    assert rows.records_of(data)[1]["ner_tags"] == [None], "hidden"
+
+
 def test_a_split_that_is_missing_is_dealt_out_of_the_training_rows(tmp_path):
     made = [f"row {i}" for i in range(1000)]
     all_three = rows.deal(made, str, "rows")
