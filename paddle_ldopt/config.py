@@ -216,7 +216,8 @@ class LdoptConfig(DecaySettings):
             raise refusal(ValueError, unused, optim=self.optim, lr_scheduler_kwargs=schedule, **warmup)
         if warmup and "num_warmup_steps" not in kind.options:
             instead = "choose another schedule, such as `constant_with_warmup`, or set the warm-up to 0."
-            raise refusal(ValueError, f"The schedule `{kind.name}` has no warm-up: {instead}", **warmup)
+            message = f"The schedule `{kind.name}` has no warm-up: {instead}"
+            raise refusal(ValueError, message, lr_scheduler_type=kind.name, **warmup)
         for name, value in values.items():  # plain numbers for JSON; copies, so that later changes have no effect
             object.__setattr__(self, name, _plain(value))
 

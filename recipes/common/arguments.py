@@ -48,7 +48,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     layerwise_lr_decay: float = option(0.8, "rate of a layer / rate of the layer above; 1 is uniform")
     layerwise_preserve_mean: Optional[bool] = option(None, "keep the mean rate of the blocks; default for a decay < 1")
     weight_decay: float = option(0.01, "weight decay of all parameters except biases and norms")
-    warmup_ratio: float = option(0.1, "warm-up as a fraction of all steps")
+    warmup_ratio: Optional[float] = option(None, "warm-up as a fraction of all steps; 0.1 if the schedule has one")
     num_train_epochs: float = option(8, "number of epochs")
     per_device_train_batch_size: int = option(16, "training rows per batch on each device")
     per_device_eval_batch_size: int = option(64, "evaluation rows per batch on each device")
@@ -60,11 +60,12 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     evaluation_strategy: str = "epoch"
     save_strategy: str = "epoch"
     load_best_model_at_end: bool = True
-    disable_tqdm: Optional[bool] = True
 
     def __post_init__(self):
         if self.layerwise_preserve_mean is None:
             self.layerwise_preserve_mean = self.layerwise_lr_decay != 1
+        if self.warmup_ratio is None:
+            self.warmup_ratio = 0.1 * ("num_warmup_steps" in SCHEDULES[self.lr_scheduler_type].options)
         for name in ("fp16", "bf16"):  # a Paddle for GPUs, but no GPU; `start.check` refuses all else
             if getattr(self, name) and self.device.startswith("cpu"):
                 raise error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)
@@ -95,21 +96,11 @@ def parse(argv, *classes):
     """
     argv = with_arguments_of_run(with_config(argv))
     found = parse_line(argv, *classes)
-    _check_effects(found[-1], dict(given_in(argv)))
+    if "early_stopping_patience" in dict(given_in(argv)) and not found[-1].load_best_model_at_end:
+        problem, patience = "Early stopping needs `load_best_model_at_end`.", found[-1].early_stopping_patience
+        raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
     check_folder(found[-1])
     return (*found, argv)
-
-
-def _check_effects(args, given):
-    """Raise ValueError for a given argument that another argument makes useless."""
-    if "early_stopping_patience" in given and not args.load_best_model_at_end:
-        problem, patience = "Early stopping needs `load_best_model_at_end`.", args.early_stopping_patience
-        raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
-    kind = args.lr_scheduler_type.value
-    warmup = {name: getattr(args, name) for name in ("warmup_steps", "warmup_ratio") if name in given}
-    if any(warmup.values()) and "num_warmup_steps" not in SCHEDULES[kind].options:
-        instead = "choose another schedule, such as `constant_with_warmup`, or set the warm-up to 0"
-        raise error(f"The schedule `{kind}` has no warm-up: {instead}.", lr_scheduler_type=kind, **warmup)
 
 
 def choose_metric(args, names, argv):

@@ -1,5 +1,6 @@
 """recipes/text_classification.py as users meet it: data, options, wrong input, resumes, comparison."""
 
+import io
 import json
 import os
 import pathlib
@@ -114,6 +115,21 @@ def test_the_default_data_is_docstrings(run):
     assert list(done.trainer.model.config.id2label.values()) == ["class", "function", "module"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "warmup", "terminal"),
+    [("linear", 0.1, True), ("constant", 0, False), ("reduce_lr_on_plateau", 0.1, False)],
+)
+def test_a_terminal_has_a_bar_and_a_folder_the_schedule(run, monkeypatch, kind, warmup, terminal):
+    monkeypatch.setattr(sys, "stderr", err := io.StringIO())
+    err.isatty = lambda: terminal
+    done = run(lr_scheduler_type=kind, **{**QUICK, "evaluation_strategy": "epoch"})
+    assert done.trainer.args.warmup_ratio == warmup
+    assert ("TrainProcess: 100%" in err.getvalue()) == terminal and "step 1/1" in done.out
+    assert "learning rates by step" not in done.out and "global_step" not in done.out + err.getvalue()
+    written = {path.name for path in done.folder.glob("schedule.*")}
+    assert written == (set() if kind == "reduce_lr_on_plateau" else {"schedule.png", "schedule.csv"})
+
+
 def test_the_model_of_a_run_is_one_to_start_from(run):
     first = run(output_dir="first")
     again = run(model="first", output_dir="again", num_train_epochs=0)
@@ -191,7 +207,7 @@ ERRORS = {
     "warm-up for nothing": (
         {"lr_scheduler_type": "constant", "warmup_steps": 5},
         "The schedule `constant` has no warm-up: choose another schedule, such as `constant_with_warmup`, or set the "
-        "warm-up to 0. Received: lr_scheduler_type='constant', warmup_steps=5.",
+        "warm-up to 0. Received: lr_scheduler_type='constant', warmup_steps=5",
     ),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
