@@ -98,7 +98,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page differs")
     check = parser.parse_args().check
     if kernels.library() is None:
-        sys.exit(f"Without the C library, fewer tests are collected: {kernels.unsupported_reason()}")
+        sys.exit(f"Without the C library, fewer tests are collected: {kernels.found()[1]}")
     before = PAGE.read_text(encoding="utf-8")
     after = filled(before, collected())
     if not check:

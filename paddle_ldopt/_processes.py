@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def gathered(mine: T, group: Any = None) -> list[T]:
-    if dist.get_world_size(group) == 1:
+    if (dist.get_world_size() if group is None else group.nranks) == 1:
         return [mine]
     values: list[T] = []
     dist.all_gather_object(values, mine, group=group)
@@ -51,7 +51,7 @@ def check_same_options(optimizer: Optimizer, group: Any = None) -> None:
     mine.update(optimizer=type(inner).__name__, learning_rate=None if own_rate else inner.get_lr())
     decay = getattr(inner, "layerwise_decay", 1.0)
     mine["layerwise_decay"] = json.dumps(decay.to_dict() if hasattr(decay, "to_dict") else decay, sort_keys=True)
-    first, *others = gathered(mine, group)
+    first, *others = gathered(mine, group)  # [mine] in a group of one
     for rank, theirs in enumerate(others, 1):
         for name in {**first, **theirs}:
             if first.get(name) != theirs.get(name):

@@ -211,13 +211,14 @@ class LdoptConfig(DecaySettings):
             message = "`learning_rate` must be None with `relative_step`, which sets the rate, and given without it."
             raise refusal(ValueError, message, optim=self.optim, learning_rate=self.learning_rate, **options)
         warmup = {name: values[name] for name in ("warmup_steps", "warmup_ratio") if values[name]}
+        unused = ""
         if sets_rate and (warmup or schedule):
             unused = "An optimizer that sets its own rate takes no schedule: leave out warm-up and options."
-            raise refusal(ValueError, unused, optim=self.optim, lr_scheduler_kwargs=schedule, **warmup)
-        if warmup and "num_warmup_steps" not in kind.options:
+        elif warmup and "num_warmup_steps" not in kind.options:
             instead = "choose another schedule, such as `constant_with_warmup`, or set the warm-up to 0."
-            message = f"The schedule `{kind.name}` has no warm-up: {instead}"
-            raise refusal(ValueError, message, lr_scheduler_type=kind.name, **warmup)
+            unused = f"The schedule `{kind.name}` has no warm-up: {instead}"
+        if unused:
+            raise refusal(ValueError, unused, lr_scheduler_type=kind.name, lr_scheduler_kwargs=schedule, **warmup)
         for name, value in values.items():  # plain numbers for JSON; copies, so that later changes have no effect
             object.__setattr__(self, name, _plain(value))
 

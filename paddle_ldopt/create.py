@@ -147,7 +147,7 @@ def _class_options(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, 
                 raise refusal(ValueError, twice, **{option.setting: value, name: arguments[name]})
             option.checked(value, option.setting)
             arguments[name] = value
-        elif name in arguments:  # Paddle's own class checks less
+        elif name in arguments and not issubclass(info.cls, LayerRates):  # Paddle's own class checks less
             option.checked(arguments[name], name)
     return arguments
 

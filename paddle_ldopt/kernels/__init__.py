@@ -52,16 +52,11 @@ def load(path: str) -> ctypes.CDLL:
 
 @functools.cache
 def library() -> Any:
-    return _found()[0]
+    return found()[0]
 
 
 @functools.cache
-def unsupported_reason() -> Optional[str]:
-    return _found()[1]
-
-
-@functools.cache
-def _found() -> tuple[Optional[ctypes.CDLL], Optional[str]]:
+def found() -> tuple[Optional[ctypes.CDLL], Optional[str]]:
     paths = sorted(_FOLDER.glob("libstep*.so"))
     if not paths:
         return None, "the C library was not built: install a C compiler, then paddle_ldopt again"

@@ -47,7 +47,7 @@ def unsupported_here() -> Optional[str]:
         return "a static graph, or `to_static`, consists of Paddle's operations"
     if flags()["FLAGS_check_nan_inf"]:
         return "FLAGS_check_nan_inf checks the results of Paddle's operations"
-    return kernels.unsupported_reason()
+    return kernels.found()[1]
 
 
 def refuse_fused(fused: Any, why: Optional[str] = None) -> None:

@@ -147,9 +147,13 @@ class OneStep(LayerRates):
                 self._set_auxiliary_var("found_inf", overflow)  # as Paddle's step does: the scaler reads it
             if overflow:
                 return []
-            several = topology() is not None
+            hcg = topology()
+            several = hcg is not None
             if several:
-                self._compare_options()
+                if not self.compared and is_wrapped_step():  # fleet's own step waits for these processes
+                    for group in (hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()):
+                        check_same_options(self, group)
+                    self.compared = True
                 check_weight_decay_in_step(self)
                 if not self.finder.is_whole(self._parameter_list) and not self.is_elementwise:  # all processes must ask
                     why = "it does not support parameters in shards (tensor parallel, sharding version 2)"
@@ -170,15 +174,6 @@ class OneStep(LayerRates):
                 update_left(count)
             self.taken = count
             return []
-
-    def _compare_options(self) -> None:
-        """Compare the options of processes that train the same parameters, in the first step under `fleet`."""
-        if not self.compared and is_wrapped_step():  # fleet's own step waits for these processes
-            hcg = topology()
-            for group in (hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()):
-                if group.nranks > 1:
-                    check_same_options(self, group)
-            self.compared = True
 
     def _read(self, clipped: list[tuple[Any, Pairs]]) -> tuple[Optional[NDArray[Any]], Rows, list[int]]:
         """Return the structs for the C library (None: unused), all rows, and the rows left to Paddle's operations."""

@@ -169,17 +169,16 @@ def example_of(model: paddle.nn.Layer, path: Optional[str]) -> dict[str, paddle.
     if path is not None:
         with file_errors(checked_path(path, "--example"), "This .npz"), np.load(path, allow_pickle=False) as arrays:
             batch = {name: paddle.to_tensor(array) for name, array in arrays.items()}
-    elif size > _LARGE:
-        raise refusal(ValueError, "The model is too large to run it without `--example`.", parameters=size)
-    else:
+    elif size < _LARGE:
         side = getattr(getattr(model, "config", None), "image_size", None) or 224
         for name in inspect.signature(model.forward).parameters:
             if name in ("input_ids", "decoder_input_ids"):
                 batch[name] = paddle.arange(1, 9).unsqueeze(0)
             elif name in ("pixel_values", "images"):
                 batch[name] = paddle.zeros([1, 3, side, side])
-        if not batch:
-            raise refusal(ValueError, "The model takes neither ids nor images.", model=type(model).__name__)
+    if not batch:
+        wrong = "The model is too large to run it without `--example`, or takes neither ids nor images."
+        raise refusal(ValueError, wrong, model=type(model).__name__, parameters=size)
     for param in model.parameters():
         if not param._is_initialized():
             param.initialize()

@@ -193,9 +193,9 @@ def test_a_library_of_other_sources_is_refused(monkeypatch):
 
 def test_a_library_that_is_missing_or_broken_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "_FOLDER", tmp_path)
-    assert "was not built: install a C compiler" in kernels._found.__wrapped__()[1]
+    assert "was not built: install a C compiler" in kernels.found.__wrapped__()[1]
     (tmp_path / "libstep.so").write_bytes(b"no library")
-    assert "cannot be loaded: " in kernels._found.__wrapped__()[1]
+    assert "cannot be loaded: " in kernels.found.__wrapped__()[1]
 
 
 def test_memory_that_the_library_does_not_get(monkeypatch):
@@ -211,6 +211,6 @@ def test_memory_that_the_library_does_not_get(monkeypatch):
 
 def test_the_library_is_found_in_a_folder_with_any_name(tmp_path):
     shutil.copytree(PACKAGE / "kernels", tmp_path / "run[1]" / "kernels")
-    says = "import kernels; print(kernels.unsupported_reason() or kernels.__file__)"
+    says = "import kernels; print(kernels.found()[1] or kernels.__file__)"
     done = subprocess.run([sys.executable, "-c", says], cwd=tmp_path / "run[1]", capture_output=True, text=True)
     assert "run[1]" in done.stdout, done.stdout + done.stderr

@@ -221,7 +221,7 @@ def scheduled(name, params, grouped, **more):
 def test_a_step_reads_nothing_on_the_host(name, how, dtype, reads, monkeypatch):
     if how == "no library":
         monkeypatch.setattr(kernels, "library", lambda: None)
-        monkeypatch.setattr(kernels, "unsupported_reason", lambda: "there is none")
+        monkeypatch.setattr(kernels, "found", lambda: (None, "there is none"))
     params, draw = parameters([[3, 4]] * 3 + [[4]] * 3 + [[2, 5]], dtype), np.random.default_rng(0)
     more = {} if how == "no library" else {"fused": False}
     if how == "alone" and name != "adamwdl":

@@ -186,7 +186,7 @@ def test_without_the_library(monkeypatch):
     arrays, grads = bert_like(steps=2)
     want, _ = run("came", arrays, grads, fused=False)
     monkeypatch.setattr(kernels, "library", lambda: None)
-    monkeypatch.setattr(kernels, "unsupported_reason", lambda: "it was not built")
+    monkeypatch.setattr(kernels, "found", lambda: (None, "it was not built"))
     fused_step._warn_once.cache_clear()
     with pytest.raises(ValueError, match="it was not built.* Received: fused=True"):
         run("came", arrays, grads, fused=True)

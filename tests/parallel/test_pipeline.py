@@ -288,7 +288,7 @@ def test_wrong_losses(ragged, result, message):
 def test_a_rate_that_the_optimizer_sets_may_differ_between_processes(monkeypatch):
     """That of Adafactor's relative step is the first parameter's here."""
     linear, rates = paddle.nn.Linear(4, 2), []
-    monkeypatch.setattr(_processes, "gathered", lambda mine: rates.append(mine["learning_rate"]) or [mine])
+    monkeypatch.setattr(_processes, "gathered", lambda mine, _: rates.append(mine["learning_rate"]) or [mine])
     for opt in (ldopt.Adafactor(linear.parameters()), ldopt.AdamWDL(0.1, parameters=linear.parameters())):
         linear(paddle.ones([1, 4])).mean().backward()
         opt.step()

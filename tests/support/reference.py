@@ -7,7 +7,7 @@ import pytest
 from paddle_ldopt import kernels
 
 _DEVICE = paddle.get_device()
-_REASON = kernels.unsupported_reason() if _DEVICE == "cpu" else f"the C library steps on a CPU, not {_DEVICE}"
+_REASON = kernels.found()[1] if _DEVICE == "cpu" else f"the C library steps on a CPU, not {_DEVICE}"
 needs_library = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 
 

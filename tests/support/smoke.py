@@ -35,7 +35,7 @@ def two_steps():
 def main(wanted):
     """Raise SystemExit with what is wrong, if anything."""
     if (kernels.library() is not None) != (wanted == "library"):
-        raise SystemExit(f"wanted {wanted}, there is {kernels.library()}: {kernels.unsupported_reason()}")
+        raise SystemExit(f"wanted {wanted}, there is {kernels.library()}: {kernels.found()[1]}")
     if pathlib.Path(ldopt.__file__).parent.parent == pathlib.Path(__file__).resolve().parents[2]:
         raise SystemExit("this is the package in the sources, not the installed one")
     with warnings.catch_warnings(record=True) as said:
