@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
-from paddle.base.framework import EagerParamBase
 from paddle.base.layer_helper import LayerHelper
 from paddle.optimizer import Optimizer
 
@@ -69,35 +68,34 @@ def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
     return name_dict or getattr(layers, "name_dict", None) or {}
 
 
+_WRITES: dict[int, int] = {}  # address -> writes that Paddle does not record
+
+
 @functools.cache
 def count_writes() -> None:
-    """Count the writes that Paddle does not record, for `write_of`."""
-    initializer = paddle.nn.initializer.Initializer
+    """Count the writes that Paddle does not record, also through views, for `write_of`."""
     for cls, name, place in (
-        (EagerParamBase, "set_value", 0),
-        (EagerParamBase, "copy_", 0),
-        (EagerParamBase, "detach", 0),  # a view, which may be written
-        (initializer, "__call__", 1),
+        (paddle.Tensor, "set_value", 0),
+        (paddle.Tensor, "copy_", 0),
+        (paddle.nn.initializer.Initializer, "__call__", 1),
     ):
         setattr(cls, name, _counted(getattr(cls, name), place))
-    data: Any = paddle.Tensor.data
-    EagerParamBase.data = property(_counted(data.__get__, 0), data.__set__)
 
 
 def _counted(write: Any, place: int) -> Any:
     @functools.wraps(write)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        param = [*args, *kwargs.values()][place]
-        if isinstance(param, EagerParamBase):
-            vars(param)["times_set"] = vars(param).get("times_set", 0) + 1
-        return write(*args, **kwargs)
+        done, tensor = write(*args, **kwargs), [*args, *kwargs.values()][place]
+        if isinstance(tensor, paddle.Tensor) and tensor._is_initialized():
+            _WRITES[tensor.data_ptr()] = _WRITES.get(tensor.data_ptr(), 0) + 1
+        return done
 
     return counted
 
 
 def write_of(param: paddle.Tensor) -> tuple[int, int, int]:
     """The values change when a parameter is written (except by an optimizer's kernel) or gets other memory."""
-    return param.data_ptr(), param.inplace_version, vars(param).get("times_set", 0)
+    return param.data_ptr(), param.inplace_version, _WRITES.get(param.data_ptr(), 0)
 
 
 def name_before_copy(name: str, is_known: Any) -> str:

@@ -76,7 +76,9 @@ class MeasuredModel:
             if feeding and {tower.name, *feeding} & left:
                 how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
                 yield f"'{tower.name}' is computed from {quoted(feeding)}, but counts as a tower of its own: {how}"
-            if norms := [block[0] for block in tower.blocks if is_norm(self.order.kinds[block[0]])]:
+            inside = {block[0]: [name for path in block for name in self.tree.inside[path]] for block in tower.blocks}
+            kinds = {block: {self.order.kinds[one.rpartition(".")[0]] for one in inside[block]} for block in inside}
+            if norms := [block for block in kinds if all(map(is_norm, kinds[block]))]:
                 yield f"the blocks {quoted(norms)} have no parameters but those of norms"
         for stack in self.order.light:
             names = [name for path in stack.paths for name in self.tree.inside[path] if name not in self.placed]

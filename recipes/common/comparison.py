@@ -58,7 +58,11 @@ class Study:
         todo = [run for run in self.plan() if run not in results]
         _print(f"{len(todo)} runs of {self.recipe} to do, {len(results)} done: {path}")
         for number, run in enumerate(todo, 1):
-            results[run] = self._train(*run)
+            try:
+                results[run] = self._train(*run)
+            except SystemExit:  # the run's own words are in its log
+                _print(f"interrupted in {name_of(*run)}: the same command with this `output_dir` resumes")
+                raise
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(results[run]) + "\n")
             said = results[run].get("failed") or "validation {validation:.3f}, test {test:.3f}".format(**results[run])

@@ -152,7 +152,7 @@ def _json_records(text):
             raise ValueError(f"line {cause.lineno} is not JSON ({cause.msg})") from cause
         whole = None
     if isinstance(whole, dict):
-        whole = whole.get("data", [whole])
+        whole = next((whole[name] for name in ("data", "rows", "examples") if name in whole), [whole])
     lines = ((f"Line {n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
     for place, record in ((at, json.loads(line)) for at, line in lines) if whole is None else placed(whole):
         if not isinstance(record, dict):

@@ -60,7 +60,7 @@ def load_tokenizer(name="minilm"):
     config = Path(name, "config.json")
     known = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else [str(name)]
     model = getattr(transformers, (known or [""])[0], None)
-    if model is not None:  # DistilBert, for one, takes no token_type_ids, which its folder's tokenizer may give
+    if isinstance(model, type):  # DistilBert, for one, takes no token_type_ids, which its folder's tokenizer may give
         taken = inspect.signature(model.forward).parameters
         tokenizer.model_input_names = [field for field in tokenizer.model_input_names if field in taken]
     return tokenizer

@@ -166,14 +166,15 @@ def _devices():
     """Return the kinds of device of the installed Paddle, from its source: importing it takes seconds."""
     source = Path(importlib.util.find_spec("paddle").origin).with_name("version") / "__init__.py"
     found = dict(re.findall(r"^(\w+)_version *= '(\d.*)'", source.read_text(encoding="utf-8"), re.M))
-    return ["cpu", *(device for device, name in (("gpu", "cuda"), ("xpu", "xpu_xre")) if name in found)]
+    return ["cpu", *(device for device, name in (("gpu", "cuda"), ("gpu", "hip"), ("xpu", "xpu_xre")) if name in found)]
 
 
 def _check_machine(given, first):
     """Raise ValueError for an argument that this machine does not support."""
     installed = _devices()
     device = first.get("device", installed[-1])
-    if importlib.util.find_spec("paddle_custom_device") is None:  # a plugin brings other devices
+    plugins = importlib.util.find_spec("paddle_custom_device") or os.environ.get("CUSTOM_DEVICE_ROOT")
+    if not plugins:  # which bring other devices
         if device.partition(":")[0] not in installed:
             raise error(f"This Paddle has no {device.upper()} support: leave `device` out.", device=device)
         for name in ("fp16", "bf16", "float16"):
