@@ -96,7 +96,7 @@ class Contestant:
 def _mend_torchvision():
     """Let timm import torchvision beside a CPU-only PyTorch, as `make parity` does."""
     sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "golden"))
-    from make import mend_torchvision
+    from peers import mend_torchvision
 
     mend_torchvision()
 
