@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from ._checks import problem, refusal
-from ._compat import flatten_groups, name_dict_of, structured_names
+from ._compat import checked_model, flatten_groups, name_dict_of, structured_names
 from .create import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
@@ -102,7 +102,7 @@ def create_optimizer(
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
-    names = structured_names(name_dict, layers) or (name_dict_of(model) if model is not None else None)
+    names = structured_names(name_dict, layers) or (name_dict_of(checked_model(model)) if model is not None else None)
     grouped = any(isinstance(item, dict) for item in parameters or [])  # `create` leaves groups as they are
     arguments: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
     arguments = {name: value for name, value in arguments.items() if value is not None}

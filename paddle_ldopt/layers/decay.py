@@ -145,9 +145,11 @@ class LayerDecay:
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
         linear, bounded = self.convention == "linear", self.bound != 1.0
         if linear != bounded or (linear and self.layerwise_decay != 1.0):
-            problem = "The convention 'linear' takes `bound` below 1 instead of `layerwise_decay`; no other takes it."
+            problem = (
+                "The convention 'linear' takes `bound` below 1 (layerwise_bound) instead of `layerwise_decay`; no other"
+            )
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
-            raise refusal(ValueError, problem, **given)
+            raise refusal(ValueError, f"{problem} takes it.", **given)
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
