@@ -348,6 +348,8 @@ def test_a_step_keeps_no_gradient():
 @every_rule
 def test_batches_that_change_in_each_step_leak_nothing(name):
     """Paddle's `_slice` and constructors of Tensors leak a list each."""
+    if not paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]:
+        pytest.skip("without stride kernels, views are made by `_slice`")
     params, draw, lists = parameters([[3, 2]] * 6), np.random.default_rng(0), []
     opt, grad = make(name, params, fused=False), paddle.ones([3, 2])
     for step in range(60):

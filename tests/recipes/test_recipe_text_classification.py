@@ -207,7 +207,7 @@ ERRORS = {
     "warm-up for nothing": (
         {"lr_scheduler_type": "constant", "warmup_steps": 5},
         "The schedule `constant` has no warm-up: choose another schedule, such as `constant_with_warmup`, or set the "
-        "warm-up to 0. Received: lr_scheduler_type='constant', warmup_steps=5",
+        "warm-up to 0. Received: lr_scheduler_type='constant', lr_scheduler_kwargs={}, warmup_steps=5",
     ),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
