@@ -1,5 +1,6 @@
 """Without a framework: a missing one is named, and PaddleOCR's way of building."""
 
+import importlib
 import pathlib
 import re
 import sys
@@ -25,15 +26,34 @@ FRAMEWORKS = {
 
 
 @pytest.mark.parametrize("module", FRAMEWORKS)
-def test_the_lines_of_the_page_name_a_framework_that_is_missing(module, monkeypatch):
+def test_a_framework_that_is_missing_is_named(module, monkeypatch):
     name, package = FRAMEWORKS[module]
-    lines = re.search(r"```py\n(from paddle_ldopt.integrations .*?)```", PAGE.read_text(encoding="utf-8"), re.S)[1]
-    assert module in lines
     for loaded in [key for key in sys.modules if key.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=f"{name} cannot be imported: install it.*Received: .*{package}"):
-        exec(lines.replace("paddleclas", module), {})
+        getattr(integrations, module).register()
+
+
+PLACES = {  # where a framework looks up the names of a file
+    "paddleclas": lambda: vars(importlib.import_module("ppcls.optimizer.optimizer")),
+    "paddledetection": lambda: importlib.import_module(
+        "ppdet.optimizer.optimizer"
+    ).OptimizerBuilder.__call__.__globals__["NAMES"],
+    "paddleocr": lambda: vars(importlib.import_module("ppocr.optimizer.optimizer")),
+    "paddleseg": lambda: importlib.import_module("paddleseg.cvlibs.manager").OPTIMIZERS.components_dict,
+    "paddlespeech": lambda: importlib.import_module("paddlespeech.s2t.training.optimizer").OPTIMIZER_DICT,
+}
+
+
+@pytest.mark.parametrize("module", FRAMEWORKS)
+def test_the_lines_of_the_page_register(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where PaddleSpeech writes its log
+    pytest.importorskip(FRAMEWORKS[module][1], reason=f"{FRAMEWORKS[module][0]} is not installed", exc_type=ImportError)
+    lines = re.search(r"```py\n(from paddle_ldopt.integrations .*?)```", PAGE.read_text(encoding="utf-8"), re.S)[1]
+    assert module in lines
+    exec(lines.replace("paddleclas", module), {})
+    assert ("came" if module == "paddlespeech" else "Came") in PLACES[module]()
 
 
 @pytest.fixture
