@@ -272,6 +272,8 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
         except IndexError:
             columns = {"word_column": word_column, "tag_column": tag_column}
             raise error(f"Line {number} has only {len(cells)} column(s).", source=path, **columns) from None
+    if all(re.fullmatch("O|[BIMESLU]_.+", tag) for _, each in rows for tag in each):  # entities, as B-PER
+        rows = [(words, [tag.replace("_", "-", 1) for tag in each]) for words, each in rows]
     return rows
 
 

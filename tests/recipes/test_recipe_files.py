@@ -79,6 +79,7 @@ def test_decimals_are_scores_and_integers_are_classes(tmp_path, labels, kind, sa
 TAGS = (["我", "在", "北", "京"], ["O", "O", "B-LOC", "I-LOC"])
 TAGGED = {
     "a.bmes": ("我 O\n在 O\n北 B-LOC\n京 E-LOC\n\n我 O\n", (TAGS[0], ["O", "O", "B-LOC", "E-LOC"])),
+    "a.tags": ("我 O\n在 O\n北 B_LOC\n京 I_LOC\n", TAGS),
     "a.conll": ("-DOCSTART- O\n\n我 n O\n在 v O\n北 n B-LOC\n京 n I-LOC\n\n\n我 n O", TAGS),
     "a.txt": ("我\tO\r\n在\tO\r\n北\tB-LOC\r\n京\tI-LOC\r\n\r\n", TAGS),
     "a.json": (json.dumps([{"tokens": TAGS[0], "ner_tags": TAGS[1]}, {"tokens": ["我"], "ner_tags": ["O"]}]), TAGS),
