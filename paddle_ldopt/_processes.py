@@ -52,8 +52,9 @@ def check_same_options(optimizer: Optimizer, group: Any = None) -> None:
     decay = getattr(inner, "layerwise_decay", 1.0)
     mine["layerwise_decay"] = json.dumps(decay.to_dict() if hasattr(decay, "to_dict") else decay, sort_keys=True)
     first, *others = gathered(mine, group)  # [mine] in a group of one
-    for rank, theirs in enumerate(others, 1):
+    zero, *ranks = range(len(others) + 1) if group is None else group.ranks
+    for rank, theirs in zip(ranks, others):
         for name in {**first, **theirs}:
             if first.get(name) != theirs.get(name):
-                received = f"{name}={first.get(name)!r} in process 0 and {theirs.get(name)!r} in process {rank}"
+                received = f"{name}={first.get(name)!r} in process {zero} and {theirs.get(name)!r} in process {rank}"
                 raise ValueError(f"All processes must give the optimizer the same options. Received: {received}")
