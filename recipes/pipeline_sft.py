@@ -16,10 +16,8 @@ import dataclasses
 import glob
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
@@ -33,6 +31,7 @@ from common.rows import set_length
 from common.start import entry_point
 from common.text_data import load_splits
 from paddle.distributed import fleet
+from paddle.distributed.launch.main import launch
 from rich.console import Console
 
 import paddle_ldopt as ldopt
@@ -77,26 +76,22 @@ def launched(args):
     if "PADDLE_TRAINER_ID" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ends it also while it waits for another process
         return
-    asked = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, _: asked.append(number))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     threads = max((os.cpu_count() or 1) // args.stages, 1)  # more threads than cores are slow
     quiet = {"GLOG_minloglevel": "1", "PYTHONWARNINGS": "ignore:No ccache found"}
-    environment = {"OMP_NUM_THREADS": str(threads), **quiet, **os.environ}
-    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(args.stages)]
+    os.environ.update({"OMP_NUM_THREADS": str(threads), **quiet, **os.environ})
     with tempfile.TemporaryDirectory() as logs:
-        command += ["--log_level", "WARNING", "--log_dir", logs, *sys.argv]
-        # in a session of its own, so that Ctrl-C reaches this process alone
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
-        while process.poll() is None and not asked:
-            time.sleep(0.1)
-        if asked:
-            process.terminate()  # it ends the processes that it has started
-            process.wait()
+        own = ["--nproc_per_node", str(args.stages), "--log_level", "WARNING", "--log_dir", logs]
+        sys.argv = ["launch", *own, *sys.argv]
+        try:
+            launch()  # on a signal, it ends the processes and exits with the number of the signal
+        except SystemExit as ended:
+            if ended.code not in (signal.SIGINT, signal.SIGTERM):
+                raise
             kept = f"; `--resume` continues from the last checkpoint in {args.output_dir}" if args.output_dir else ""
             print(f"ended by a signal{kept}", file=sys.stderr)
-        sys.exit(128 + asked[0] if asked else process.returncode)
+            sys.exit(128 + ended.code)
 
 
 def start(args):
