@@ -80,9 +80,7 @@ class Plan:
         self._state, self.dtypes = self._state_now(), list(map(_dtype, params))
         shapes = {tuple(p.shape): EagerParamBase(p.shape, "float32", name="form") for p in params}  # no memory
         self._shapes = [shapes[tuple(param.shape)] for param in params]
-        self._at = list(map(Tensor.data_ptr, params + self._state))
-        self._matrices = [tensor for tensor in params + self._state if len(tensor.shape) > 1]  # may be transposed
-        self._strided = list(map(Tensor.is_contiguous, self._matrices))
+        self._facts = self._facts_now()
 
     def _state_now(self) -> list[Any]:
         tensors: list[Tensor] = []
@@ -90,16 +88,20 @@ class Plan:
             tensors += by_name.values()
         return tensors
 
+    def _facts_now(self) -> list[Any]:
+        tensors, facts = self.params + self._state, list[Any]()
+        for begin in range(0, len(tensors), 256):  # few enough to stay in the processor's cache
+            part, shapes = tensors[begin : begin + 256], self._shapes[begin : begin + 256]
+            facts += map(Tensor.data_ptr, part)
+            facts += map(Tensor.is_contiguous, part)
+            facts += map(_dtype, part[: len(shapes)])
+            facts += map(Tensor.is_same_shape, part, shapes)
+        return facts
+
     def is_valid(self) -> bool:
         state = self._state_now()
-        return (
-            len(state) == len(self._state)
-            and all(map(operator.is_, state, self._state))
-            and list(map(Tensor.data_ptr, self.params + state)) == self._at
-            and all(map(Tensor.is_same_shape, self.params, self._shapes))
-            and list(map(_dtype, self.params)) == self.dtypes
-            and list(map(Tensor.is_contiguous, self._matrices)) == self._strided
-        )
+        same = len(state) == len(self._state) and all(map(operator.is_, state, self._state))
+        return same and self._facts_now() == self._facts
 
     def _fill(self, struct: Any, param: Tensor) -> Optional[str]:
         """Fill in the struct of a parameter, or return why the library cannot update it."""
