@@ -30,12 +30,8 @@ _ALLOW = "allow_layerwise_change"
 _KEY = "paddle_ldopt_layerwise"  # key of the record in an optimizer's state
 
 
-def framework(module: str, name: str) -> Any:
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        message = f"{name} cannot be imported: install it, or run from a clone of its repository."
-        raise ImportError(f"{message} Received: {error}", name=module) from error
+def framework(module: str) -> Any:
+    imported = importlib.import_module(module)
     if not sys.warnoptions:  # unless the user chose by python -W; some frameworks silence all warnings
         warnings.filterwarnings("default", category=UserWarning, module=r"paddle_ldopt\.")
     return imported
@@ -188,9 +184,6 @@ class Component:
         settings.pop("regularizer", None)  # a null: the frameworks read all other values
         self.settings = settings
         self.common = {"learning_rate": learning_rate, "weight_decay": weight_decay, "grad_clip": grad_clip}
-        if not isinstance(no_weight_decay_name, (str, type(None))):
-            message = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
-            raise refusal(TypeError, message, no_weight_decay_name=no_weight_decay_name)
         self.parts = (no_weight_decay_name or "").split()
         self.one_dimensional = checked_bool(one_dim_param_no_weight_decay, "one_dim_param_no_weight_decay")
 
@@ -225,17 +218,17 @@ class ClasComponent(Component):
 
 def register_paddleclas() -> None:
     """Add our optimizers to PaddleClas's files, ``Optimizer: {name: AdamWDL, ...}``; ours replaces its `AdamWDL`."""
-    module = framework("ppcls.optimizer.optimizer", "PaddleClas")
+    module = framework("ppcls.optimizer.optimizer")
     for name in NAMES:
         setattr(module, name, type(name, (ClasComponent,), {}))
 
 
 def register_paddleocr() -> None:
     """Add our optimizers to PaddleOCR's files, ``Optimizer: {name: AdamWDL, layerwise_decay: 0.65}``."""
-    module = framework("ppocr.optimizer.optimizer", "PaddleOCR")
+    module = framework("ppocr.optimizer.optimizer")
     for name in NAMES:
         setattr(module, name, type(name, (Component,), {}))
-    package, of_weight_decay = framework("ppocr.optimizer", "PaddleOCR"), "CosineWeightDecayScheduler"
+    package, of_weight_decay = framework("ppocr.optimizer"), "CosineWeightDecayScheduler"
     schedule = getattr(package, of_weight_decay, None)  # PaddleOCR 3.7's, of `regularizer: {name: CosineL2}`
     if schedule is None or isinstance(schedule, functools.partial):
         return
@@ -251,8 +244,8 @@ def register_paddleocr() -> None:
 
 def register_paddleseg() -> None:
     """Add our optimizers to PaddleSeg's files, ``optimizer: {type: AdamWDL, ...}``; ours replaces its own `AdamWDL`."""
-    base: Any = framework("paddleseg.optimizers.optimizer", "PaddleSeg").BaseOptimizer
-    components = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict
+    base: Any = framework("paddleseg.optimizers.optimizer").BaseOptimizer
+    components = framework("paddleseg.cvlibs.manager").OPTIMIZERS.components_dict
     of_a_group = ("name", "lr_mult", "weight_decay_mult")  # settings of an entry of `custom_cfg`
 
     class SegComponent(base):
@@ -290,7 +283,7 @@ def register_paddledetection() -> None:
 
     ``OptimizerBuilder: {optimizer: {type: AdamWDL, layerwise_decay: 0.7}}``.
     """
-    module = framework("ppdet.optimizer.optimizer", "PaddleDetection")
+    module = framework("ppdet.optimizer.optimizer")
     base: Any = module.OptimizerBuilder
     if base.__module__ == __name__:
         return
@@ -354,8 +347,8 @@ def register_paddlespeech() -> None:
 
     PaddleSpeech gives optimizers no model, so ours are built after its trainer has set up the model.
     """
-    module = framework("paddlespeech.s2t.training.optimizer", "PaddleSpeech")
-    trainer = framework("paddlespeech.s2t.training.trainer", "PaddleSpeech").Trainer
+    module = framework("paddlespeech.s2t.training.optimizer")
+    trainer = framework("paddlespeech.s2t.training.trainer").Trainer
     names = {name.lower(): name for name in NAMES}
     module.OPTIMIZER_DICT.update(dict.fromkeys(names, f"{__name__}:{Pending.__name__}"))
     if trainer.setup.__module__ == __name__:

@@ -1,4 +1,4 @@
-"""Without a framework: a missing one is named, and PaddleOCR's way of building."""
+"""Without a framework: PaddleOCR's way of building."""
 
 import importlib
 import pathlib
@@ -17,22 +17,12 @@ from paddle_ldopt.rates import applied_rates
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
 FRAMEWORKS = {
-    "paddleclas": ("PaddleClas", "ppcls"),
-    "paddledetection": ("PaddleDetection", "ppdet"),
-    "paddleocr": ("PaddleOCR", "ppocr"),
-    "paddleseg": ("PaddleSeg", "paddleseg"),
-    "paddlespeech": ("PaddleSpeech", "paddlespeech"),
+    "paddleclas": "ppcls",
+    "paddledetection": "ppdet",
+    "paddleocr": "ppocr",
+    "paddleseg": "paddleseg",
+    "paddlespeech": "paddlespeech",
 }
-
-
-@pytest.mark.parametrize("module", FRAMEWORKS)
-def test_a_framework_that_is_missing_is_named(module, monkeypatch):
-    name, package = FRAMEWORKS[module]
-    for loaded in [key for key in sys.modules if key.split(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, loaded)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=f"{name} cannot be imported: install it.*Received: .*{package}"):
-        getattr(integrations, module).register()
 
 
 PLACES = {  # where a framework looks up the names of a file
@@ -49,7 +39,7 @@ PLACES = {  # where a framework looks up the names of a file
 @pytest.mark.parametrize("module", FRAMEWORKS)
 def test_the_lines_of_the_page_register(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where PaddleSpeech writes its log
-    pytest.importorskip(FRAMEWORKS[module][1], reason=f"{FRAMEWORKS[module][0]} is not installed", exc_type=ImportError)
+    pytest.importorskip(FRAMEWORKS[module], reason=f"{module} is not installed", exc_type=ImportError)
     lines = re.search(r"```py\n(from paddle_ldopt.integrations .*?)```", PAGE.read_text(encoding="utf-8"), re.S)[1]
     assert module in lines
     exec(lines.replace("paddleclas", module), {})
@@ -137,11 +127,6 @@ def test_parts_of_names_are_a_list(parts):
     with pytest.raises(TypeError, match="`params` must be a list of parts of names. Received: params="):
         name_parts(parts, "params")
     assert name_parts(("pos_embed",), "params") == ["pos_embed"]
-
-
-def test_no_weight_decay_name_is_a_string(ocr):
-    with pytest.raises(TypeError, match="must be a string of parts.*Received: no_weight_decay_name=.'norm'"):
-        ocr.Came(no_weight_decay_name=["norm"])
 
 
 def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
