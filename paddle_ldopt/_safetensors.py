@@ -26,8 +26,8 @@ FORMAT, VERSION = "paddle_ldopt.optimizer", "1"
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors
 _UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
 _SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # inside a JSON string, the quotes would be escaped
-_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DTYPES = {**_FLOATS, "I64": "int64", "I32": "int32", "BOOL": "bool"}
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES.update({"I64": "int64", "I32": "int32", "BOOL": "bool"})
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _dumps = functools.partial(json.dumps, separators=(",", ":"), allow_nan=False)
 _JSON_ARRAYS = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
