@@ -113,18 +113,15 @@ class GradientAccumulator:
             message = "All calls between two resets must be for the same parameters (None is a list of gradients)."
             raise refusal(ValueError, message, parameters=names, before=self._names)
         sums: list[Any] = list(self._sums) if known else [None] * len(given)
-        for place, gradient in enumerate(given):
-            if gradient is not None:
-                _check_addable(gradient, sums[place], names[place] if names else place)
+        present = {place: gradient for place, gradient in enumerate(given) if gradient is not None}
+        for place, gradient in present.items():
+            _check_addable(gradient, sums[place], names[place] if names else place)
 
-        ignored = []
+        ignored = [place for place in present if known and names is None and sums[place] is None]
         if not known:
             self._received = [False] * len(given)
-        for place, gradient in enumerate(given):
-            if gradient is None:
-                continue
-            if known and names is None and sums[place] is None:
-                ignored.append(place)
+        for place, gradient in present.items():
+            if place in ignored:
                 continue
             dtype = paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
             if sums[place] is None:
