@@ -30,8 +30,12 @@ _ALLOW = "allow_layerwise_change"
 _KEY = "paddle_ldopt_layerwise"  # key of the record in an optimizer's state
 
 
-def framework(module: str) -> Any:
-    imported = importlib.import_module(module)
+def framework(module: str, name: str) -> Any:
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        message = f"{name} cannot be imported: install it, or run from a clone of its repository."
+        raise ImportError(f"{message} Received: {error}", name=module) from error
     if not sys.warnoptions:  # unless the user chose by python -W; some frameworks silence all warnings
         warnings.filterwarnings("default", category=UserWarning, module=r"paddle_ldopt\.")
     return imported
@@ -218,17 +222,17 @@ class ClasComponent(Component):
 
 def register_paddleclas() -> None:
     """Add our optimizers to PaddleClas's files, ``Optimizer: {name: AdamWDL, ...}``; ours replaces its `AdamWDL`."""
-    module = framework("ppcls.optimizer.optimizer")
+    module = framework("ppcls.optimizer.optimizer", "PaddleClas")
     for name in NAMES:
         setattr(module, name, type(name, (ClasComponent,), {}))
 
 
 def register_paddleocr() -> None:
     """Add our optimizers to PaddleOCR's files, ``Optimizer: {name: AdamWDL, layerwise_decay: 0.65}``."""
-    module = framework("ppocr.optimizer.optimizer")
+    module = framework("ppocr.optimizer.optimizer", "PaddleOCR")
     for name in NAMES:
         setattr(module, name, type(name, (Component,), {}))
-    package, of_weight_decay = framework("ppocr.optimizer"), "CosineWeightDecayScheduler"
+    package, of_weight_decay = framework("ppocr.optimizer", "PaddleOCR"), "CosineWeightDecayScheduler"
     schedule = getattr(package, of_weight_decay, None)  # PaddleOCR 3.7's, of `regularizer: {name: CosineL2}`
     if schedule is None or isinstance(schedule, functools.partial):
         return
@@ -244,8 +248,8 @@ def register_paddleocr() -> None:
 
 def register_paddleseg() -> None:
     """Add our optimizers to PaddleSeg's files, ``optimizer: {type: AdamWDL, ...}``; ours replaces its own `AdamWDL`."""
-    base: Any = framework("paddleseg.optimizers.optimizer").BaseOptimizer
-    components = framework("paddleseg.cvlibs.manager").OPTIMIZERS.components_dict
+    base: Any = framework("paddleseg.optimizers.optimizer", "PaddleSeg").BaseOptimizer
+    components = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict
     of_a_group = ("name", "lr_mult", "weight_decay_mult")  # settings of an entry of `custom_cfg`
 
     class SegComponent(base):
@@ -283,7 +287,7 @@ def register_paddledetection() -> None:
 
     ``OptimizerBuilder: {optimizer: {type: AdamWDL, layerwise_decay: 0.7}}``.
     """
-    module = framework("ppdet.optimizer.optimizer")
+    module = framework("ppdet.optimizer.optimizer", "PaddleDetection")
     base: Any = module.OptimizerBuilder
     if base.__module__ == __name__:
         return
@@ -347,8 +351,8 @@ def register_paddlespeech() -> None:
 
     PaddleSpeech gives optimizers no model, so ours are built after its trainer has set up the model.
     """
-    module = framework("paddlespeech.s2t.training.optimizer")
-    trainer = framework("paddlespeech.s2t.training.trainer").Trainer
+    module = framework("paddlespeech.s2t.training.optimizer", "PaddleSpeech")
+    trainer = framework("paddlespeech.s2t.training.trainer", "PaddleSpeech").Trainer
     names = {name.lower(): name for name in NAMES}
     module.OPTIMIZER_DICT.update(dict.fromkeys(names, f"{__name__}:{Pending.__name__}"))
     if trainer.setup.__module__ == __name__:

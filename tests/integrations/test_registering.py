@@ -1,4 +1,4 @@
-"""Without a framework: PaddleOCR's way of building."""
+"""Without a framework: a missing one is named, and PaddleOCR's way of building."""
 
 import importlib
 import pathlib
@@ -16,34 +16,46 @@ from paddle_ldopt.integrations import NAMES, name_parts, paddleocr
 from paddle_ldopt.rates import applied_rates
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
-FRAMEWORKS = {
-    "paddleclas": "ppcls",
-    "paddledetection": "ppdet",
-    "paddleocr": "ppocr",
-    "paddleseg": "paddleseg",
-    "paddlespeech": "paddlespeech",
+FRAMEWORKS = {  # our module -> the framework, its package, and where it looks up the names of a file
+    "paddleclas": ("PaddleClas", "ppcls", lambda: vars(importlib.import_module("ppcls.optimizer.optimizer"))),
+    "paddledetection": (
+        "PaddleDetection",
+        "ppdet",
+        lambda: importlib.import_module("ppdet.optimizer.optimizer").OptimizerBuilder.__call__.__globals__["NAMES"],
+    ),
+    "paddleocr": ("PaddleOCR", "ppocr", lambda: vars(importlib.import_module("ppocr.optimizer.optimizer"))),
+    "paddleseg": (
+        "PaddleSeg",
+        "paddleseg",
+        lambda: importlib.import_module("paddleseg.cvlibs.manager").OPTIMIZERS.components_dict,
+    ),
+    "paddlespeech": (
+        "PaddleSpeech",
+        "paddlespeech",
+        lambda: importlib.import_module("paddlespeech.s2t.training.optimizer").OPTIMIZER_DICT,
+    ),
 }
 
 
-PLACES = {  # where a framework looks up the names of a file
-    "paddleclas": lambda: vars(importlib.import_module("ppcls.optimizer.optimizer")),
-    "paddledetection": lambda: importlib.import_module(
-        "ppdet.optimizer.optimizer"
-    ).OptimizerBuilder.__call__.__globals__["NAMES"],
-    "paddleocr": lambda: vars(importlib.import_module("ppocr.optimizer.optimizer")),
-    "paddleseg": lambda: importlib.import_module("paddleseg.cvlibs.manager").OPTIMIZERS.components_dict,
-    "paddlespeech": lambda: importlib.import_module("paddlespeech.s2t.training.optimizer").OPTIMIZER_DICT,
-}
+@pytest.mark.parametrize("module", FRAMEWORKS)
+def test_a_framework_that_is_missing_is_named(module, monkeypatch):
+    name, package, _ = FRAMEWORKS[module]
+    for loaded in [key for key in sys.modules if key.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=f"{name} cannot be imported: install it.*Received: .*{package}"):
+        getattr(integrations, module).register()
 
 
 @pytest.mark.parametrize("module", FRAMEWORKS)
 def test_the_lines_of_the_page_register(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where PaddleSpeech writes its log
-    pytest.importorskip(FRAMEWORKS[module], reason=f"{module} is not installed", exc_type=ImportError)
+    name, package, names_of = FRAMEWORKS[module]
+    pytest.importorskip(package, reason=f"{name} is not installed", exc_type=ImportError)
     lines = re.search(r"```py\n(from paddle_ldopt.integrations .*?)```", PAGE.read_text(encoding="utf-8"), re.S)[1]
     assert module in lines
     exec(lines.replace("paddleclas", module), {})
-    assert ("came" if module == "paddlespeech" else "Came") in PLACES[module]()
+    assert ("came" if module == "paddlespeech" else "Came") in names_of()
 
 
 @pytest.fixture
