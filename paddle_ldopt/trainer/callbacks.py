@@ -250,4 +250,4 @@ class StopOnSigterm(Callback):
     def on_save(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         if self._agreed:
             print(f"SIGTERM: resume with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
-            raise SystemExit(128 + signal.SIGTERM)
+            sys.exit(128 + signal.SIGTERM)
