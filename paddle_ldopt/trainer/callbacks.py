@@ -90,8 +90,8 @@ class ScheduleCallback(Callback):
         layers: by default the optimizer's, or the model's.
 
     Raises:
-        ValueError: another file type. In `train`: a schedule that is neither ours nor a `LambdaDecay`; an optimizer or
-            group ("lr") with its own rate.
+        ValueError: another file type. In `train`: a schedule without a formula, such as a `WarmUp` or one on a metric;
+            an optimizer or group ("lr") with its own rate.
     """
 
     def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None):
