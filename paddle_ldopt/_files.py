@@ -102,9 +102,7 @@ def file_errors(path: Path, content: str, checks: bool = False) -> Iterator[None
     """Turn every error in reading a file into a ValueError with its path; with `checks`, a ValueError passes."""
     try:
         yield
-    except RecursionError:
-        raise refusal(ValueError, f"{content} is nested too deeply.", path=os.fspath(path)) from None
-    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if checks and isinstance(error, ValueError):
             raise
         cause = error if isinstance(error, ValueError) else repr(error)  # the text of a KeyError is only the key

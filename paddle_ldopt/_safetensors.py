@@ -4,7 +4,6 @@ The safetensors library reads it. We write it: the library has no checksum, and 
 docs/checkpoints.md specifies the format.
 """
 
-import collections
 import functools
 import hashlib
 import json
@@ -26,8 +25,8 @@ FORMAT, VERSION = "paddle_ldopt.optimizer", "1"
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors
 _UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
 _SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # inside a JSON string, the quotes would be escaped
-_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DTYPES = {**_FLOATS, "I64": "int64", "I32": "int32", "BOOL": "bool"}
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES.update({"I64": "int64", "I32": "int32", "BOOL": "bool"})
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _dumps = functools.partial(json.dumps, separators=(",", ":"), allow_nan=False)
 _JSON_ARRAYS = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
@@ -103,7 +102,7 @@ def to_json(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray) and str(value.dtype) in _JSON_ARRAYS:
         values = [to_json(item, where) for item in value.reshape(-1).tolist()]
         return {"__array__": str(value.dtype), "shape": list(value.shape), "values": values}
-    if isinstance(value, (list, tuple, collections.deque)):
+    if isinstance(value, (list, tuple)):
         return [to_json(item, where) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
         return {key: to_json(item, f"{where}[{shown(key)}]") for key, item in value.items()}

@@ -75,7 +75,7 @@ class GradientAccumulator:
             if total is not None:
                 total.zero_()
         self._received = [False] * len(self._sums)  # in this cycle
-        self._own: Optional[tuple[int, float]] = None  # this process's count and weight, once synchronized
+        self._local: dict[int, tuple[int, float]] = {}  # expert -> this process's count and weight, once synchronized
         self._step = 0
         self._count = 0  # micro-batches in the sums; of all processes once synchronized
         self._weight = 0.0
@@ -113,18 +113,15 @@ class GradientAccumulator:
             message = "All calls between two resets must be for the same parameters (None is a list of gradients)."
             raise refusal(ValueError, message, parameters=names, before=self._names)
         sums: list[Any] = list(self._sums) if known else [None] * len(given)
-        for place, gradient in enumerate(given):
-            if gradient is not None:
-                _check_addable(gradient, sums[place], names[place] if names else place)
+        present = {place: gradient for place, gradient in enumerate(given) if gradient is not None}
+        for place, gradient in present.items():
+            _check_addable(gradient, sums[place], names[place] if names else place)
 
-        ignored = []
+        ignored = [place for place in present if known and names is None and sums[place] is None]
         if not known:
             self._received = [False] * len(given)
-        for place, gradient in enumerate(given):
-            if gradient is None:
-                continue
-            if known and names is None and sums[place] is None:
-                ignored.append(place)
+        for place, gradient in present.items():
+            if place in ignored:
                 continue
             dtype = paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
             if sums[place] is None:
@@ -144,16 +141,14 @@ class GradientAccumulator:
 
     def _divisors(self) -> list[float]:
         """Return the sums' divisors; an expert has its process's."""
-        local = _experts(self._parameters, len(self._sums)) if self._own else []
-        both = []
-        own_count, own_weight = self._own if self._own and local else (0, 0.0)
-        # a process whose weights are all 0 has sums of 0
-        for count, weight in [(self._count, self._weight), (own_count, own_weight or 1.0)]:
+        divisors = []
+        for place in range(len(self._sums)):
+            count, weight = self._local.get(place, (self._count, self._weight))
             divisor = {"sum": 1.0, "mean": float(count), "token": weight}[self.reduction] if count else 1.0
             if divisor == 0:
                 raise ValueError(f"At least one weight must be above 0. Received: weight=0 in all of {count} calls")
-            both.append(divisor)
-        return [both[i in local] for i in range(len(self._sums))]
+            divisors.append(divisor)
+        return divisors
 
     def write_gradients(self, target: Any = None) -> None:
         """Write the reduced gradients into the parameters, in their types, for an optimizer or a scaler.
@@ -204,25 +199,28 @@ class GradientAccumulator:
             raise refusal(ValueError, "`synchronize` must be called once between two resets.", step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
-        experts = _experts(self._parameters, len(slots))
+        experts = {place for place, param in enumerate(self._parameters or []) if getattr(param, "no_sync", False)}
         part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight, experts)
         parts = gathered(part, group)
         _check_parts(parts)
         called = [part for part in parts if part.slots]
         sums = self._sums or [None] * len(called[0].slots)
+        received = self._received or [False] * len(sums)
         local = {place for part in called for place in part.experts}
         for place, column in enumerate(zip(*(part.slots for part in called))):
             slot = next(filter(None, column), None)  # None: no process has a gradient
             if slot is not None and sums[place] is None:
                 sums[place] = paddle.zeros(*slot)
-            if slot is not None and several and place not in local:
+            if place in local:
+                continue
+            received[place] = any(part.received[place] for part in called)
+            if slot is not None and several:
                 dist.all_reduce(sums[place], op=dist.ReduceOp.SUM, group=group)
-        self._sums = sums
+        self._sums, self._received = sums, received
+        # a process whose weights are all 0 has sums of 0
+        self._local = dict.fromkeys(experts, (self._count, self._weight or 1.0))
         self._names = called[0].names
         self._own_names = next((part.own_names for part in parts if part.own_names), None)
-        mine, self._own = self._received or [False] * len(sums), (self._count, self._weight)
-        anywhere = [any(part.received[place] for part in called) for place in range(len(sums))]
-        self._received = [(mine if place in local else anywhere)[place] for place in range(len(sums))]
         self._count = sum(part.count for part in parts)
         self._weight = math.fsum(part.weight for part in parts)
         self._synchronized = True
@@ -329,10 +327,6 @@ class _Part:
     count: int
     weight: float
     experts: set[int]  # places of parameters that differ in each process
-
-
-def _experts(parameters: Optional[list[Any]], count: int) -> set[int]:
-    return {place for place, param in enumerate((parameters or [])[:count]) if getattr(param, "no_sync", False)}
 
 
 def _check_parts(parts: list[_Part]) -> None:

@@ -226,12 +226,10 @@ def _read_record(folder: str) -> Any:
         message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
         raise refusal(ValueError, message, folder=folder, files=os.listdir(folder) if os.path.isdir(folder) else None)
     record = read_json(path, "The record of the checkpoint")
-    with file_errors(path, "The record of the checkpoint"):
-        version = record["format"]
-        files = sorted(record["files"].items()) if version == FORMAT else []
-        damaged = damages(folder, files[dist.get_rank() :: dist.get_world_size()])
-    if version != FORMAT:
-        raise refusal(ValueError, f"The checkpoint is not of format {FORMAT}.", format=version, path=path)
+    with file_errors(path, "The record of the checkpoint", checks=True):
+        if record["format"] != FORMAT:
+            raise refusal(ValueError, f"The checkpoint is not of format {FORMAT}.", format=record["format"], path=path)
+        damaged = damages(folder, sorted(record["files"].items())[dist.get_rank() :: dist.get_world_size()])
     if damaged:
         _raise_damaged(folder, damaged[0])
     return record

@@ -19,13 +19,11 @@ class LossScaler:
     """Base of the loss scalers; subclasses keep numbers in `_state` and change them in `update`."""
 
     windows: list[int] = []
-    _least = 0.0  # the lowest scale, which must also be above 0
+    _range: dict[str, Any] = {"ends": "(]"}  # of the scale, above 0
 
     def __init__(self, loss_scale_value: Any) -> None:
-        self._state: dict[str, Any] = {"loss_scale": self._checked_scale(loss_scale_value, "loss_scale_value")}
-
-    def _checked_scale(self, value: Any, argument: str) -> float:
-        return checked_number(value, argument, self._least, ends="[]" if self._least else "(]")
+        scale = checked_number(loss_scale_value, "loss_scale_value", **self._range)
+        self._state: dict[str, Any] = {"loss_scale": scale}
 
     def get_loss_scale(self) -> float:
         """Return the scale of the next step."""
@@ -47,7 +45,7 @@ class LossScaler:
         if set(checked_state(state_dict)) != set(self._state):
             wrong = f"`state_dict` of a {type(self).__name__} must have the keys {[*self._state]}."
             raise refusal(ValueError, wrong, keys=[*state_dict])
-        scale = self._checked_scale(state_dict["loss_scale"], "loss_scale")
+        scale = checked_number(state_dict["loss_scale"], "loss_scale", **self._range)
         least = {"window_index": -1}
         counts = {k: checked_int(v, k, least.get(k, 0)) for k, v in state_dict.items() if k != "loss_scale"}
         if counts.get("window_index", -1) >= len(self.windows):
@@ -100,7 +98,7 @@ class DynamicLossScaler(LossScaler):
     Source: ``mindspore.nn.DynamicLossScaleUpdateCell``.
     """
 
-    _least = 1.0
+    _range = {"low": 1.0}
 
     def __init__(self, loss_scale_value: float = 2.0**15, scale_factor: float = 2.0, scale_window: int = 1000) -> None:
         super().__init__(loss_scale_value)

@@ -1,10 +1,6 @@
 """Mixins for layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers.
 
-Importing this imports neither. The classes that override methods of their Trainer::
-
-    LdoptArgumentsMixin      arguments.py
-    LdoptTrainerMixin        rates.py       optimizer, schedule, logs and the record in checkpoints
-     └─ ResumeMixin          resume.py      also alone; record.py reads and writes the folders of checkpoints
+Importing this imports neither.
 """
 
 from .._files import write_whole

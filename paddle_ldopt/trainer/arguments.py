@@ -111,23 +111,24 @@ class LdoptArgumentsMixin(_Settings, Args):
     def _check(self) -> None:
         optim, options, kind = name_of(self.optim), json_argument(self, "optim_kwargs"), name_of(self.lr_scheduler_type)
         info, settings = REGISTRY.get(optim), settings_of_arguments(self)
+        message, received = "", {"optim_kwargs": self.optim_kwargs}
         if info is None:  # the Trainer builds its own
+            settings.update(optim="adamw", optim_kwargs={})
             if options:
                 message = f"`optim_kwargs` need `optim` to be one of {', '.join(map(repr, REGISTRY))}."
-                raise refusal(ValueError, message, optim=optim, optim_kwargs=self.optim_kwargs)
-            settings.update(optim="adamw", optim_kwargs={})
+                received = {"optim": optim, **received}
         else:
             fields = {**info.trainer, "multi_precision": "fp16_opt_level"}
-            for name in [info.setting(name) for name in options if info.setting(name) in fields]:
-                message = f"`{fields[name]}` sets the {name} of {optim!r}: leave it out of `optim_kwargs`."
-                raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
-            given = {name: one for name, one in changed_fields(self).items() if name.startswith(f"{optim}_")}
-            if given:  # PaddleFormers has a Muon, too
-                message = f"{optim!r} is paddle_ldopt's, which takes its options in `optim_kwargs`."
-                raise refusal(ValueError, message, **given)
-            if options.get("relative_step"):
+            twice = [info.setting(name) for name in options if info.setting(name) in fields]
+            others = {name: one for name, one in changed_fields(self).items() if name.startswith(f"{optim}_")}
+            if twice:
+                message = f"`{fields[twice[0]]}` sets the {twice[0]} of {optim!r}: leave it out of `optim_kwargs`."
+            elif others:  # PaddleFormers has a Muon, too
+                message, received = f"{optim!r} is paddle_ldopt's, which takes its options in `optim_kwargs`.", others
+            elif options.get("relative_step"):
                 message = "An optimizer that sets its own rate goes to the Trainer as `optimizers=`."
-                raise refusal(ValueError, message, optim_kwargs=self.optim_kwargs)
+        if message:
+            raise refusal(ValueError, message, **received)
         LdoptConfig(**settings)
         if kind in ON_METRIC and name_of(self.evaluation_strategy) == "no":
             message = "The schedule follows an evaluation metric: give `evaluation_strategy` 'steps' or 'epoch'."

@@ -90,8 +90,8 @@ class ScheduleCallback(Callback):
         layers: by default the optimizer's, or the model's.
 
     Raises:
-        ValueError: another file type. In `train`: a schedule that is neither ours nor a `LambdaDecay`; an optimizer or
-            group ("lr") with its own rate.
+        ValueError: another file type. In `train`: a schedule without a formula, such as a `WarmUp` or one on a metric;
+            an optimizer or group ("lr") with its own rate.
     """
 
     def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None):
@@ -250,4 +250,4 @@ class StopOnSigterm(Callback):
     def on_save(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         if self._agreed:
             print(f"SIGTERM: resume with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
-            raise SystemExit(128 + signal.SIGTERM)
+            sys.exit(128 + signal.SIGTERM)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
 from typing import Any, Optional
 
 import paddle
@@ -37,7 +36,7 @@ from ..schedules.warmup import resume_at, step_of_state
 from . import record, resume
 from .arguments import LdoptArgumentsMixin
 from .callbacks import GradualUnfreezeCallback
-from .resume import Args, ResumeMixin, listening
+from .resume import Args, ResumeMixin
 from .stages import from_all_stages, layers_of_trainer
 
 
@@ -107,8 +106,7 @@ class LdoptTrainerMixin(ResumeMixin):
         _ignore_steps_without_metric(self.lr_scheduler)
         self._check_optimizer()
         self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
-        with listening(self, on_train_begin=self._begin):
-            return super().train(*args, **kwargs)
+        return super().train(*args, **kwargs)
 
     def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
         """Return the Trainer's optimizer, built if missing."""
@@ -121,14 +119,19 @@ class LdoptTrainerMixin(ResumeMixin):
                 own.forget_state()  # parameters that were frozen at the checkpoint may have one by now
             self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
-        args, decay, groups = self.args, decay_of_arguments(self.args), self.optimizer_grouped_parameters
+        args: Any = self.args
+        decay, groups = decay_of_arguments(args), self.optimizer_grouped_parameters
         info = REGISTRY.get(name_of(args.optim))
         layers = self.layer_map if decay != OFF or (info is not None and info.needs_layers) else None
         if layers is not None:
             self._freeze(layers, decay)
         if info is None:
-            with left_to_us(args):
+            theirs = {name: getattr(args, name) for name in ERNIEKIT if hasattr(args, name)}
+            vars(args).update({name: ERNIEKIT[name][0] for name in theirs})  # ERNIEKit would give AdamW an `lr_ratio`
+            try:
                 super().create_optimizer(lr_scheduler)
+            finally:
+                vars(args).update(theirs)
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, decay)
         else:
@@ -219,8 +222,8 @@ class LdoptTrainerMixin(ResumeMixin):
         finally:
             self._other_metrics = None
 
-    def _begin(self) -> None:
-        # the training's state is loaded, the first step not taken
+    def _begin(self, *args: Any, **kwargs: Any) -> None:
+        super()._begin(*args, **kwargs)
         path = os.path.join(self._resumed_from or "", "scheduler.pdparams")
         if self._resumed_from is not None and os.path.isfile(path) and self.state.global_step:
             of_metric = step_of_state(paddle.load(path)) is None  # its steps were evaluations
@@ -325,17 +328,6 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
         message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
         received = {"optim": optim, "layerwise_decay": decay, "optimizer": name, "its_decay": own_decay}
         raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
-
-
-@contextlib.contextmanager
-def left_to_us(args: Any) -> Iterator[None]:
-    """Neutralize ERNIEKit's arguments, so that its `create_optimizer` passes no `lr_ratio` to AdamW."""
-    before = {name: getattr(args, name) for name in ERNIEKIT if hasattr(args, name)}
-    try:
-        vars(args).update({name: ERNIEKIT[name][0] for name in before})
-        yield
-    finally:
-        vars(args).update(before)
 
 
 def _ignore_steps_without_metric(schedule: Any) -> None:

@@ -1,13 +1,11 @@
 """`ResumeMixin`, and the common parts of all mixins."""
 
-import contextlib
 import glob
 import importlib
 import inspect
 import logging
 import os
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
@@ -50,23 +48,8 @@ class Callback:
         raise AttributeError(name)
 
 
-@contextlib.contextmanager
-def listening(trainer: Trainer, **events: Callable[[], None]) -> Iterator[None]:
-    """Call functions at events such as `on_train_begin`, before the user's callbacks."""
-    listener: Any = Callback()
-    for event, call in events.items():
-        setattr(listener, event, lambda *args, call=call, **kwargs: call())
-    trainer.callback_handler.callbacks.insert(0, listener)
-    try:
-        yield
-    finally:
-        trainer.callback_handler.pop_callback(listener)
-
-
 def decided_by_main(trainer: Trainer, ask: Callable[[], Any]) -> Any:
     """Return the main process's `ask()` in all processes, or raise its error in all."""
-    if trainer.args.world_size <= 1:
-        return ask()
     _, answers = together(lambda: (None, ask() if trainer.is_world_process_zero() else None))
     return answers[0]
 
@@ -140,9 +123,14 @@ class ResumeMixin(Trainer):
 
         checkpoint = decided_by_main(self, find)
         self._resumed_from, self._rng_restored = checkpoint, False
-        events = {"on_epoch_begin": self._begin_epoch, "on_step_end": self._end_step}
-        with listening(self, on_train_begin=self._find_best_model, **events):
+        listener: Any = Callback()
+        listener.on_train_begin, listener.on_epoch_begin = self._begin, self._begin_epoch
+        listener.on_step_end = self._end_step
+        self.callback_handler.callbacks.insert(0, listener)  # before the user's callbacks
+        try:
             return super().train(checkpoint, *args, **kwargs)
+        finally:
+            self.callback_handler.pop_callback(listener)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         return super().evaluation_loop(raising_errors(dataloader), *args, **kwargs)
@@ -156,7 +144,7 @@ class ResumeMixin(Trainer):
         counts = {"evaluations_without_gain": [one.early_stopping_patience_counter for one in callbacks]}
         return {} if self._epoch_rng is None else {record.EPOCH_RNG: {**self._epoch_rng, **counts}}
 
-    def _find_best_model(self) -> None:
+    def _begin(self, *_: Any, **__: Any) -> None:
         """Called when the training's state is loaded."""
         best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
         if best is not None and checkpoint is not None:  # the run may have been moved or copied
@@ -164,7 +152,7 @@ class ResumeMixin(Trainer):
             if os.path.isdir(beside):
                 self.state.best_model_checkpoint = path_in(self.args.output_dir, beside) or beside
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, *_: Any, **__: Any) -> None:
         checkpoint, self._resumed_from = self._resumed_from, None
         skips = not (self.args.ignore_data_skip or getattr(self.args, "ignore_load_lr_and_optim", False))
         if checkpoint is not None and skips and self.state.global_step > 0:
@@ -181,7 +169,7 @@ class ResumeMixin(Trainer):
         algorithm, keys, *rest = np.random.get_state()
         self._epoch_rng = {"numpy": [algorithm, np.asarray(keys).tolist(), *rest], "python": random.getstate()}
 
-    def _end_step(self) -> None:
+    def _end_step(self, *_: Any, **__: Any) -> None:
         """End the epoch before micro-batches that make no step."""
         if self._left_over and self.state.global_step % self._steps_per_epoch == 0:
             self.control.should_epoch_stop = True

@@ -5,12 +5,11 @@ import warnings
 from typing import Any, Optional
 
 import paddle
-from paddle import distributed
 from paddle.distributed import fleet
 
 from .._checks import first_few, problem, refusal
 from .._compat import checked_model, pipeline_of, random_states_kept
-from .._processes import together
+from .._processes import gathered, together
 from ..layers.decay import lowest
 from ..layers.map import LayerMap
 from ..layers.measure import Example
@@ -73,9 +72,7 @@ def _measured(trainer: Any, batch: dict[str, Any], rules: Any) -> tuple[LayerMap
 
 def from_all_stages(value: Any) -> list[Any]:
     """Return the values of all stages of this pipeline; all must call it together."""
-    values: list[Any] = []
-    distributed.all_gather_object(values, value, group=fleet.get_hybrid_communicate_group().get_pipe_parallel_group())
-    return values
+    return gathered(value, fleet.get_hybrid_communicate_group().get_pipe_parallel_group())
 
 
 class StageLayers(LayerMap):

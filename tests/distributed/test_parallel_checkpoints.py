@@ -172,17 +172,15 @@ def test_what_cannot_be_resumed_is_refused_before_anything_is_written(tmp_path):
         assert "must name every parameter" in alone and not written
 
 
-def test_group_sharding_and_a_strange_optimizer_are_refused(tmp_path):
+def test_group_sharding_is_refused(tmp_path):
     run = cases.Run("lamb")
 
     class Stage2:
         _optim = run.optimizer
 
-    adam = paddle.optimizer.Adam(parameters=run.plain.parameters())
-    for optimizer, says in ((Stage2(), "use sharding stage 1 .*='Stage2'"), (adam, "optimizer of type Adam")):
-        with pytest.raises((TypeError, ValueError), match=says):
-            save_checkpoint(tmp_path / "x", run.plain, optimizer)
-        assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match="use sharding stage 1 .*='Stage2'"):
+        save_checkpoint(tmp_path / "x", run.plain, Stage2())
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("leave", [[RECORD, "0.metadata", "0_0.distcp", "schedule.pdparams"], ["0.metadata"], []])
@@ -341,15 +339,6 @@ def test_another_checkpoint_may_take_the_folder_of_one_that_was_loaded(tmp_path,
     shutil.rmtree(folder)
     shutil.copytree(cases.place(runs[0], "sharding v2", name), folder)  # of two processes
     assert cases.Run("came").load(folder).schedule.last_epoch == cases.HALF
-
-
-def test_a_schedule_goes_on_whose_state_lacks_its_cycle(tmp_path):
-    run, again = (cases.Run("lamb", rate=of("CosineAnnealingWarmRestarts", 1e-2, 3)()) for _ in range(2))
-    run.train(0, 2).save(tmp_path / "x")
-    again.load(tmp_path / "x")
-    assert [run.schedule.step() or run.schedule() for _ in range(4)] == [
-        again.schedule.step() or again.schedule() for _ in range(4)
-    ]
 
 
 def test_muon_goes_on_bit_for_bit(tmp_path):

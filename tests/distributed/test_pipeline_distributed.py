@@ -208,6 +208,18 @@ def two_stages():
         clipped = fleet.distributed_optimizer(clipped)
     says = "leave out the optimizer's `grad_clip`", "max_grad_norm"
     found["refused"].append(refused(lambda: make(model, clipped, micro_batch_num=4), *says))
+
+    rate = 0.01 * (1 + paddle.distributed.get_rank())
+    with paddle.utils.unique_name.guard():
+        network = cases.initialise(cases.Staged(topology=hcg.topology()))
+        inner = ldopt.AdamWDL(rate, parameters=network.parameters(), weight_decay=0.0, epsilon=1e-12)
+        optimizer, model = fleet.distributed_optimizer(inner), fleet.distributed_model(network)
+    start = cases.values(network)
+    model.train_batch(list(inputs), optimizer)
+    end = cases.values(network)
+    found["rates"] = [np.abs(end[name] - start[name]).max() / rate for name in end if "inner" in name]
+    says = "learning_rate=0.01 in process 0 and 0.02 in process 1"
+    found["refused"].append(refused(lambda: make(model, optimizer, micro_batch_num=4), says))
     return found
 
 
@@ -219,7 +231,10 @@ def test_two_stages():
     norms = {name: (param.grad.norm().item(), param.size) for name, param in direct.named_parameters()}
     for found in results:
         np.testing.assert_allclose(found["eval"][0], found["eval"][1], rtol=1e-6)
-        assert found["restored"] and found["skipped"] and found["refused"] == [True] * 9
+        assert found["restored"] and found["skipped"] and found["refused"] == [True] * 10
+        np.testing.assert_allclose(
+            found["rates"], 1.0, rtol=1e-3, err_msg="each stage has its own rate in fleet's step"
+        )
         assert "embed.weight" in [name for name, _, _ in found["local"]]
         for name, norm, size in found["local"]:
             np.testing.assert_allclose(norm, norms[name][0], rtol=1e-5)

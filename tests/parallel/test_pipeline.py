@@ -310,6 +310,14 @@ def test_schedules_of_groups_and_warm_ups_advance():
     assert (schedule.last_epoch, own.last_epoch, warm_up()) == (2, 2, 1e-2)
 
 
+def test_an_overflow_that_another_scaler_found_is_forgotten():
+    network, optimizer, step = made()
+    optimizer._set_auxiliary_var("found_inf", paddle.to_tensor([True]))
+    before = cases.values(network)
+    step(*cases.tensors(cases.batch(0)))
+    assert not cases.same(before, cases.values(network))
+
+
 def test_a_part_in_evaluation_mode_stays_there():
     network, _, step = made()
     network.embed.eval()
