@@ -64,13 +64,6 @@ def run_all(root, chosen, sources_of=SOURCES):
     return root, whole, found
 
 
-def distance(values, expected, name, **arguments):
-    """Return the largest error of parameters relative to how far they went."""
-    start = cases.Run(name, **arguments).values()
-    moved = {key: np.abs(expected[key] - start[key]).max() for key in values}
-    return max(np.abs(values[key] - expected[key]).max() / moved[key] for key in values)
-
-
 @every_case
 def test_one_process_goes_on_bit_for_bit(runs, name):
     root, whole, _ = runs
@@ -114,7 +107,7 @@ def check_move(runs, source, target, name, **arguments):
         for key, value in here.items():
             assert np.array_equal(values.setdefault(key, value), value), "the same in every process that has it"
     assert set(values) == set(whole[name])
-    assert distance(values, whole[name], name, **arguments) < 1e-5
+    assert toy_layers.apart(values, cases.Run(name, **arguments).values(), whole[name]) < 1e-5
 
 
 def test_paddles_own_functions_do_it_too(tmp_path):
