@@ -188,6 +188,9 @@ class Component:
         settings.pop("regularizer", None)  # a null: the frameworks read all other values
         self.settings = settings
         self.common = {"learning_rate": learning_rate, "weight_decay": weight_decay, "grad_clip": grad_clip}
+        if not isinstance(no_weight_decay_name, (str, type(None))):
+            message = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
+            raise refusal(TypeError, message, no_weight_decay_name=no_weight_decay_name)
         self.parts = (no_weight_decay_name or "").split()
         self.one_dimensional = checked_bool(one_dim_param_no_weight_decay, "one_dim_param_no_weight_decay")
 

@@ -141,6 +141,11 @@ def test_parts_of_names_are_a_list(parts):
     assert name_parts(("pos_embed",), "params") == ["pos_embed"]
 
 
+def test_no_weight_decay_name_is_a_string(ocr):
+    with pytest.raises(TypeError, match="must be a string of parts.*Received: no_weight_decay_name=.'norm'"):
+        ocr.Came(no_weight_decay_name=["norm"])
+
+
 def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
     """DataParallel changes names but no rates, frozen blocks keep their layers, and bfloat16 has masters."""
     settings = {"layerwise_decay": 1.0, "towers": {"0": 0.5}, "multipliers": {"^1": 3.0}, "multi_precision": True}
