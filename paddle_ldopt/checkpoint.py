@@ -414,7 +414,7 @@ def _set_states(optimizer: Optimizer, states: States) -> None:
     params, known = parameters_of(optimizer), _layouts(optimizer)
     optimizer._accumulators_holder = {}
     if isinstance(optimizer, LayerwiseOptimizer):
-        optimizer.taken, optimizer.writes = None, {}  # the number of steps is in the loaded state
+        optimizer.forget()
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         _compat.create_state(optimizer, [param for param in params if param.name in states])
         for param in params:

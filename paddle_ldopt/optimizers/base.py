@@ -129,9 +129,8 @@ class LayerwiseOptimizer(OneStep):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other: Any = object.__new__(type(self))
         memo[id(self)] = other
-        own: Values = {"plan": None, "batches": Batches(), "missing": None, "writes": {}, "hook": None}
+        own: Values = {"plan": None, "batches": Batches(), "writes": {}, "hook": None}
         vars(other).update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in own}, memo), **own)
-        other.missing = MissingGradients([*other.finder.params.values()])
         rename_state(self, other)
         # functions know the names of the original parameters
         hook, originals = self.hook, dict(zip(other.finder.params, self.finder.params.values()))
@@ -254,19 +253,20 @@ class LayerwiseOptimizer(OneStep):
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`; another optimizer's raises and changes nothing."""
         super().set_state_dict(loadable(self, state_dict))
-        self._forget_kept()
+        self.forget()
         owners = self._accumulators.get(self.state_key(STEP), {})
         for name, master in self._master_weights.items():  # fleet's sharding renames the masters that it loads
             master.name = next((owner for owner in owners if owner.startswith(f"{name}_fp32_master_")), master.name)
 
-    def _forget_kept(self) -> None:
+    def forget(self) -> None:
+        """Forget what is known of the state; the next step reads it anew."""
         self.plan, self.batches, self.taken, self.writes = None, Batches(), None, {}
 
     def forget_state(self) -> None:
         self._accumulators.clear()
         self._already_create_accumulator.clear()
         self._master_weights = dict[str, Any]()
-        self._forget_kept()
+        self.forget()
 
     def load_state_dict(self, state_dict: Values) -> None:  # torch's name, which call sites of ports have
         self.set_state_dict(state_dict)
@@ -277,7 +277,8 @@ class LayerwiseOptimizer(OneStep):
         `shards` is None, or ``param.name`` -> range of the flattened parameter in this process.
         """
         sharded = sharded_state(self, model_sharded_state_dict, shards)
-        self.taken, self.writes = None if self._accumulators else self.taken, {}
+        if self._accumulators:  # the caller may load into them
+            self.forget()
         return sharded
 
     # ---- for subclasses to override

@@ -163,7 +163,8 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     def state_dict(self) -> Values:
         """Return the state under names for PaddleNLP's unified checkpoints."""
-        self.taken = None if self._accumulators else self.taken  # the caller may change the state
+        if self._accumulators:
+            self.taken = None  # the caller may change the state
         kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
         is_split = is_called_by("sharded_state_dict") and self.finder.is_sliced(self._parameter_list)
         if is_split and {ROW, COLUMN} & set(kinds.values()):

@@ -8,6 +8,7 @@ columns [..., 1, C]; in a stack [k, ..., R, C], of each parameter.
 import copy
 import itertools
 import math
+import weakref
 from collections.abc import Generator, Sequence
 from typing import Any, Optional, Union
 
@@ -311,13 +312,17 @@ class MissingGradients:
 
     def __init__(self, params: list[Tensor]) -> None:
         self.params = params if is_sharded() else []
-        self._here: set[str] = set()  # names of parameters that had a gradient in this process
+        self._here = here = set[str]()  # names of parameters that had a gradient in this process
         self.names = [param.name for param in self.params]  # of the last `drop_from`
         for param in self.params:
             if param.stop_gradient:  # counts as having a gradient if it is unfrozen later
-                self._here.add(param.name)
+                here.add(param.name)
             else:
-                param.register_hook(lambda _, name=param.name: self._here.add(name))
+                hook = param.register_hook(lambda _, name=param.name: here.add(name))
+                weakref.finalize(self, hook.remove)  # or the hooks of former optimizers would stay
+
+    def __deepcopy__(self, memo: Any) -> "MissingGradients":
+        return MissingGradients(copy.deepcopy(self.params, memo))
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """All processes must call this together."""

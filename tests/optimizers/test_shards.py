@@ -8,7 +8,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers import base, step
+from paddle_ldopt.optimizers import base, sharded, step
 from paddle_ldopt.optimizers.sharded import PartialShard, Shard, run_locally
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
@@ -157,3 +157,14 @@ def test_paddles_own_placement_of_rows_and_columns_is_refused(optim):
     with pytest.raises(ValueError, match="use `paddle_ldopt.parallel.save_checkpoint`"):
         wrapper.sharded_state_dict()
     assert opt.state_dict() == {}
+
+
+def test_a_former_optimizer_leaves_no_hooks(monkeypatch):
+    monkeypatch.setattr(sharded, "is_sharded", lambda: True)
+    param = paddle.create_parameter([2], "float32")
+    missing = sharded.MissingGradients([param])
+    here = missing._here
+    for known in ({param.name}, set()):
+        param.sum().backward()
+        assert here == known
+        missing = here.clear()
