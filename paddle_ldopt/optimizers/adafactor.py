@@ -14,7 +14,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, checked_number, one_of_two, wrong_type
 from .._compat import parameters_of, unwrap
 from .fused import FusedRule
-from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_kinds, relative_step_lr
+from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_states, relative_step_lr
 from .options import (
     CLIP_THRESHOLD,
     OWN_RATE,
@@ -130,9 +130,8 @@ class Adafactor(FactoredOptimizer):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        momentum = {} if options["beta1"] is None else {"exp_avg": ELEMENT}
-        kinds = {USED_LR: SCALAR, **factored_kinds("exp_avg_sq", shape), **momentum}
-        return {name: State(kind) for name, kind in kinds.items()}
+        momentum = {} if options["beta1"] is None else {"exp_avg": State(ELEMENT)}
+        return {USED_LR: State(SCALAR), **factored_states("exp_avg_sq", shape), **momentum}
 
     def __init__(
         self,

@@ -195,7 +195,7 @@ class LayerwiseOptimizer(OneStep):
 
     @staticmethod
     def states(options: Values, shape: Any) -> dict[str, State]:
-        """Return state name -> kind and type, for a parameter of this shape."""
+        """Return state name -> `State`, for a parameter of this shape."""
         return {}
 
     def state_key(self, name: str) -> str:
@@ -213,21 +213,18 @@ class LayerwiseOptimizer(OneStep):
         owner, begin = self.owner_of(param).name, len(self.state_key(""))
         return {key[begin:]: values[owner] for key, values in self._accumulators.items() if owner in values}
 
-    def _states_of(self, param: Tensor) -> dict[str, State]:
+    def states_of(self, param: Tensor) -> dict[str, State]:
         options = {**self._options, **self.group_of(param)}
         # float32 even for float64 parameters, so that all counts can be compared
         counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._count_state == GLOBAL_STEP else {}
         return {**self.states(options, self.finder.shape(param)), **counted, STEP: State(SCALAR)}
 
-    def state_kinds(self, param: Tensor) -> dict[str, str]:
-        return {name: state.kind for name, state in self._states_of(param).items()}
-
     def state_layout(self, param: Tensor) -> dict[str, Any]:
         """Return state name -> (dtype, shape) of a parameter's stored state."""
         whole, default = self.finder.shape(param), compute_dtype(param)
         shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: [1]}
-        states = self._states_of(param).items()
-        return {name: (getattr(paddle, state.dtype or "", default), shapes[state.kind]) for name, state in states}
+        states = self.states_of(param).items()
+        return {name: (getattr(paddle, state.dtype or "", default), shapes[state.per]) for name, state in states}
 
     def check_param(self, param: Tensor) -> None:
         """Raise if a change of type added or removed the master; subclasses also check the shape."""

@@ -16,7 +16,7 @@ from paddle import Tensor, _C_ops
 from .._checks import refusal
 from .._compat import flags
 from .rule_optimizer import RuleOptimizer
-from .states import COLUMN, ELEMENT, ROW, STEP, USED_LR, Values
+from .states import COLUMN, ELEMENT, ROW, STEP, USED_LR, State, Values
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
@@ -44,8 +44,8 @@ def sqrt(x: Any) -> Any:
 # ---- the factored second moment
 
 
-def factored_kinds(name: str, shape: Any) -> dict[str, str]:
-    return {f"{name}_row": ROW, f"{name}_col": COLUMN} if len(shape) >= 2 else {name: ELEMENT}
+def factored_states(name: str, shape: Any) -> dict[str, State]:
+    return {f"{name}_row": State(ROW), f"{name}_col": State(COLUMN)} if len(shape) >= 2 else {name: State(ELEMENT)}
 
 
 def factored_ema(

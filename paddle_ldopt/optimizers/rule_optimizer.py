@@ -146,8 +146,8 @@ class RuleOptimizer(LayerwiseOptimizer):
             self.check_param(param)
             if param.name in self._already_create_accumulator:
                 continue
-            kinds = self.state_kinds(param)
-            other = [name for name, kind in kinds.items() if kind != ELEMENT and name != STEP]
+            states = self.states_of(param)
+            other = [name for name, state in states.items() if state.per != ELEMENT and name != STEP]
             if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
                 wrong = "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape:"
                 advice = "train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb."
@@ -165,15 +165,15 @@ class RuleOptimizer(LayerwiseOptimizer):
         """Return the state under names for PaddleNLP's unified checkpoints."""
         if self._accumulators:
             self.taken = None  # the caller may change the state
-        kinds = {name: kind for p in self.finder.params.values() for name, kind in self.state_kinds(p).items()}
+        states = {name: state for p in self.finder.params.values() for name, state in self.states_of(p).items()}
         is_split = is_called_by("sharded_state_dict") and self.finder.is_sliced(self._parameter_list)
-        if is_split and {ROW, COLUMN} & set(kinds.values()):
+        if is_split and any(state.per in (ROW, COLUMN) for state in states.values()):
             wrong = "Paddle's `sharded_state_dict` for `split_param` would save rows and columns at wrong offsets:"
-            received = f"{type(self).__name__} with states {', '.join(sorted(kinds))}"
+            received = f"{type(self).__name__} with states {', '.join(sorted(states))}"
             raise refusal(ValueError, f"{wrong} use `paddle_ldopt.parallel.save_checkpoint`.", received)
         # Paddle omits the loaded state of parameters that had no gradient yet
         state = {**self._accumulators_holder, **super().state_dict()}
-        names = {*self._accumulators, *(self.state_key(name) for name in kinds)}
+        names = {*self._accumulators, *(self.state_key(name) for name in states)}
         return {unified_name(key, names): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict: Values) -> None:
