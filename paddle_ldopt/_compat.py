@@ -35,13 +35,6 @@ _NORM = re.compile(r"Norm(\d[dD])?$")
 flags = functools.cache(paddle.base.core.globals)  # `paddle.get_flags` takes 7 us
 
 
-@functools.cache
-def has_kernel(name: str, place: str, dtype: Any) -> bool:
-    device = place.partition("(")[2].strip(")").partition(":")[0].lower()
-    keys = [key.strip("()").split(", ") for key in paddle.base.core._get_registered_phi_kernels("all")[name]]
-    return any(key[0].lower() == device and key[-1] == dtype_name(dtype) for key in keys)
-
-
 def dtype_name(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
@@ -247,47 +240,6 @@ def is_wrapped_step() -> bool:
     while frame is not None and not frame.f_globals.get("__name__", "").startswith("paddle.distributed.fleet."):
         frame = frame.f_back
     return frame is not None
-
-
-# ---- rates and weight decay of an optimizer
-
-# Paddle's optimizers that ignore groups and ratios; no attribute shows it. Muon is newer than Paddle 3.3.
-_ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
-
-
-def has_single_lr(cls: type) -> bool:
-    """Return whether its step never calls `_create_param_lr`."""
-    ours = hasattr(cls, "layerwise_ratio")  # our Muon has the rates of layers
-    return not ours and any(base.__name__ in _ONE_RATE for base in cls.__mro__)
-
-
-def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:
-    """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
-    if has_single_lr(type(optimizer)):  # regardless of groups
-        return {param.name: (1.0, 0.0) for param in params}
-    other, rates = stand_in(optimizer), []
-    for rate in (0.0, 1.0):  # at 0, only own rates are left: a Tensor in `optimize_attr`, a group's "lr"
-        tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # reading it waits for no device
-        vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
-        with paddle.no_grad():
-            # the method of the class: a function on the instance would ask the live object
-            rates.append([float(type(other)._create_param_lr(other, (param, None))) for param in params])
-    return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
-
-
-def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
-    regularizer = optimizer.regularization if param.regularizer is None else param.regularizer  # L1Decay or L2Decay
-    penalty = getattr(regularizer, "_coeff", None)  # added to the gradient
-    if regularizer is None:
-        penalty = group.get("regularization_coeff", getattr(optimizer, "_regularization_coeff", None))
-    chosen = getattr(optimizer, "_apply_decay_param_fun", None)
-    excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
-    decay = 0.0
-    if (chosen is None or chosen(param.name)) and (excluded is None or not excluded(param)):
-        for key in ("weight_decay", "lamb_weight_decay"):  # of AdamW and Lamb
-            own = getattr(optimizer, f"_{key}", None)
-            decay = group.get(key, own) if isinstance(own, (int, float)) else decay
-    return bool(decay or penalty)
 
 
 # ---- wrappers of `fleet`, `amp`, group sharding and LookAhead

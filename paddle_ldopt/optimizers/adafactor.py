@@ -156,6 +156,10 @@ class Adafactor(FactoredOptimizer):
 
     _lr_argument = "lr"
 
+    @property
+    def reports_lr(self) -> bool:  # type: ignore[override]
+        return self.sets_own_lr or self.scales_lr
+
     rule = staticmethod(adafactor_update)
 
     _fused_states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")

@@ -4,6 +4,7 @@ Papers: Decoupled Weight Decay Regularization, Loshchilov & Hutter, https://arxi
 layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, https://arxiv.org/abs/2003.10555 (3.2).
 """
 
+import functools
 from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
@@ -12,7 +13,7 @@ from paddle import Tensor, _C_ops
 from paddle.optimizer import AdamW
 
 from .._checks import Option, refusal
-from .._compat import has_kernel, parameters_of
+from .._compat import dtype_name, parameters_of
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .layer_rates import N_LAYERS, layerwise_lr_decay
@@ -22,6 +23,13 @@ from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 
 _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: comparing dtypes is slow
+
+
+@functools.cache
+def has_kernel(name: str, place: str, dtype: Any) -> bool:
+    device = place.partition("(")[2].strip(")").partition(":")[0].lower()
+    keys = [key.strip("()").split(", ") for key in paddle.base.core._get_registered_phi_kernels("all")[name]]
+    return any(key[0].lower() == device and key[-1] == dtype_name(dtype) for key in keys)
 
 
 def adamw_update(

@@ -15,7 +15,7 @@ from paddle import Tensor, _C_ops
 
 from .._checks import refusal
 from .._compat import flags
-from .rule_optimizer import RuleOptimizer
+from .base import RuleOptimizer
 from .states import COLUMN, ELEMENT, ROW, STEP, USED_LR, State, Values
 
 

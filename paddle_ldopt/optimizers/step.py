@@ -223,7 +223,7 @@ class OneStep(LayerRates):
         names = [param.name for param in params]
         ratios = list(map(self.ratios.get, names)) if self.ratios else [1.0] * len(params)
         if None in ratios:
-            ratios = list(map(self.ratio_of, params))
+            ratios = list(map(self.layerwise_ratio, params))
         if 0.0 in ratios:
             moving = [i for i, ratio in enumerate(ratios) if ratio != 0.0]
             params, pairs, names = ([column[i] for i in moving] for column in (params, pairs, names))
