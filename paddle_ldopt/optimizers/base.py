@@ -77,8 +77,8 @@ class LayerwiseOptimizer(OneStep):
             wrong = "`apply_decay_param_fun` must be callable."
             raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
         groups = checked_parameters(parameters, self.OPTIONS)
-        given = {name: arguments.get(name, option.default) for name, option in self.OPTIONS.items()}
-        self._options = {name: self.OPTIONS[name].checked(value, name) for name, value in given.items()}
+        given = ((name, option, arguments.get(name, option.default)) for name, option in self.OPTIONS.items())
+        self._options = {name: option.checked(value, name) for name, option, value in given}
         self._rule_options = {name: value for name, value in self._options.items() if self.OPTIONS[name].in_rule}
         self.check_together(self._options, {})
         for group in groups or []:
@@ -407,9 +407,10 @@ class RuleOptimizer(LayerwiseOptimizer):
         return float(super().get_lr()) if self.lr_function is None else self.lr_function.reported(self.steps_taken())
 
     def set_lr_scheduler(self, scheduler: Any) -> None:
+        if self.sets_own_lr and self.lr_function is None:
+            raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", scheduler=scheduler)
         super().set_lr_scheduler(scheduler)
-        if self.lr_function is not None:
-            self.lr_function, self.sets_own_lr = None, False
+        self.lr_function, self.sets_own_lr = None, False
 
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         own = self.group_of(param).get("lr")

@@ -130,9 +130,3 @@ class FactoredOptimizer(RuleOptimizer):
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         own = self._options["relative_step"] or self.scales_lr
         return (self.used_lr_of(param), None) if own else super().lr_now_and_peak(param, factor)
-
-    def set_lr_scheduler(self, scheduler: Any) -> None:
-        if self._options["relative_step"]:
-            wrong = "`relative_step` sets the rate from the step."
-            raise refusal(RuntimeError, wrong, scheduler=scheduler)
-        super().set_lr_scheduler(scheduler)
