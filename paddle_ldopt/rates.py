@@ -14,7 +14,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from . import _compat
-from ._checks import checked_number, refusal, wrong_type
+from ._checks import checked_callable, checked_number, refusal, wrong_type
 from .schedules.factory import peak_of
 
 RateOrSchedule = Union[float, LRScheduler, None]
@@ -163,8 +163,7 @@ def planned_rates(
     apply_decay_param_fun: Optional[Callable[[str], bool]],
 ) -> dict[str, Rate]:
     """Return structured name -> rate; `params` has a parameter, or None where only the name is known."""
-    if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
-        raise wrong_type(apply_decay_param_fun, "apply_decay_param_fun", "callable")
+    checked_callable(apply_decay_param_fun, "apply_decay_param_fun")
     now, peak = None, None
     if isinstance(learning_rate, LRScheduler):
         now, peak = learning_rate.last_lr, peak_of(learning_rate)

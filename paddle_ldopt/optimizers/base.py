@@ -11,7 +11,17 @@ from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _compat
-from .._checks import Option, checked_bool, checked_int, checked_number, nearest, one_of_two, problem, refusal
+from .._checks import (
+    Option,
+    checked_bool,
+    checked_callable,
+    checked_int,
+    checked_number,
+    nearest,
+    one_of_two,
+    problem,
+    refusal,
+)
 from ..layers.decay import LayerDecay, checked_decay
 from .batches import Batches, prepared_shards, started
 from .fused import FusedRule, refuse_fused
@@ -73,9 +83,7 @@ class LayerwiseOptimizer(OneStep):
         checked_bool(multi_precision, "multi_precision")
         self.fused = COMMON["fused"].checked(fused, "fused")
         refuse_fused(fused)
-        if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
-            wrong = "`apply_decay_param_fun` must be callable."
-            raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
+        checked_callable(apply_decay_param_fun, "apply_decay_param_fun")
         groups = checked_parameters(parameters, self.OPTIONS)
         given = ((name, option, arguments.get(name, option.default)) for name, option in self.OPTIONS.items())
         self._options = {name: option.checked(value, name) for name, option, value in given}

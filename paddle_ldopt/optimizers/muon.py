@@ -11,7 +11,7 @@ from typing import Any, Callable, ClassVar, Optional
 import paddle
 from paddle import Tensor
 
-from .._checks import Option, checked_bool, refusal
+from .._checks import Option, checked_bool, checked_callable, refusal
 from .._compat import topology
 from .base import RuleOptimizer
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
@@ -176,8 +176,7 @@ class Muon(RuleOptimizer):
         use_muon: Optional[Callable[[Tensor], bool]] = None,
         **common: Any,
     ) -> None:
-        if use_muon is not None and not callable(use_muon):
-            raise refusal(TypeError, "`use_muon` must be a function of a parameter, or None.", use_muon=use_muon)
+        checked_callable(use_muon, "use_muon", "a function of a parameter, or None")
         if not paddle.in_dynamic_mode():
             raise refusal(RuntimeError, "Muon works in dygraph only.", "a static graph")
         arguments = passed_on(locals())
