@@ -167,8 +167,7 @@ class Adafactor(FactoredOptimizer):
 
     def fused_values(self, options: Values) -> Values:
         values = {"momentum": options["beta1"] is not None, "beta1": options["beta1"] or 0.0}
-        values.update(eps=(*options["eps"], 0), clip=options["clip_threshold"], decay_rate=-options["decay_rate"])
-        return values
+        return {**values, "clip": options["clip_threshold"], "decay_rate": -options["decay_rate"]}
 
     def used_lr(self) -> dict[str, float]:
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the last update."""

@@ -212,9 +212,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
 
     fused_rule = FusedRule("adamw", ("moment1", "moment2"), aux="beta2_pow_acc")
 
-    def fused_values(self, options: Values) -> Values:
-        return {"eps": (options["epsilon"], 0, 0)}
-
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         if isinstance(parameters, dict):
             return super()._create_accumulators(block, parameters)

@@ -204,7 +204,9 @@ def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray
     structs["grad"], structs["grad_type"], structs["grad_scale"] = at, types, 1.0
     values, bits = list[Values](), list[int]()  # of each setting
     for options in rows.options:
-        values.append({**options, **optimizer.fused_values(options)})
+        eps = options["eps"] if "eps" in options else options["epsilon"]
+        eps = eps if isinstance(eps, tuple) else (eps,)
+        values.append({**options, "eps": (*eps, 0, 0)[:3], **optimizer.fused_values(options)})
         bits.append(kernels.RULE_FLAGS["factored"])
         for flag in values[-1].keys() & kernels.RULE_FLAGS.keys():
             bits[-1] |= kernels.RULE_FLAGS[flag] if values[-1][flag] else 0
