@@ -76,6 +76,9 @@ def _has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group:
     penalty = getattr(regularizer, "_coeff", None)  # added to the gradient
     if regularizer is None:
         penalty = group.get("regularization_coeff", getattr(optimizer, "_regularization_coeff", None))
+    ours = layerwise_interface(optimizer).has_nonzero_weight_decay(param)
+    if ours is not None:
+        return bool(ours or penalty)
     chosen = getattr(optimizer, "_apply_decay_param_fun", None)
     excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
     decay = 0.0
@@ -144,11 +147,7 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
         has_schedule = isinstance(own, LRScheduler) or callable(own)
         at_peak = None if has_schedule else at_peak
         rate, at_peak = interface.lr_now_and_peak(param, factor) or (scheduled_rate, at_peak)
-        has_weight_decay = interface.has_nonzero_weight_decay(param)
-        if has_weight_decay is None:
-            has_weight_decay = _has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
-        elif param.regularizer is not None:
-            has_weight_decay = has_weight_decay or bool(param.regularizer._coeff)
+        has_weight_decay = _has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0 and not has_schedule)
         multiplier = 1.0 if layers is None else factors.get(layers.name_of(param.name), 1.0)
         rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier)

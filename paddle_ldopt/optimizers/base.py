@@ -308,7 +308,7 @@ class LayerwiseOptimizer(OneStep):
         super().set_lr(checked_number(value, "value"))
 
     def fused_values(self, options: Values) -> Values:
-        """Return the fields and flags of `fused_rule` that differ from the options of that name ("epsilon" is `eps`)."""
+        """Return the fields and flags of `fused_rule` that differ from the options (`eps` may be "epsilon")."""
         return {}
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:

@@ -319,7 +319,7 @@ class MissingGradients:
                 here.add(param.name)
             else:
                 hook = param.register_hook(lambda _, name=param.name: here.add(name))
-                weakref.finalize(self, hook.remove)  # or the hooks of former optimizers would stay
+                weakref.finalize(self, hook.remove).atexit = False  # or the hooks of former optimizers would stay
 
     def __deepcopy__(self, memo: Any) -> "MissingGradients":
         return MissingGradients(copy.deepcopy(self.params, memo))
