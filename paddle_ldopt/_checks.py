@@ -148,6 +148,11 @@ def checked_int(value: Any, argument: str, least: int = 0) -> int:
     return whole
 
 
+def checked_callable(value: Any, argument: str, expected: str = "callable") -> None:
+    if value is not None and not callable(value):
+        raise refusal(TypeError, f"`{argument}` must be {expected}.", **{argument: value})
+
+
 def checked_patterns(value: Any, argument: str, values: str) -> dict[str, Any]:
     """Return a dict from regular expressions to `values` (in words)."""
     if not isinstance(value, dict):

@@ -4,17 +4,15 @@
 """
 
 import contextlib
-import ctypes
 import functools
 import importlib
-import math
 import os
 import random
 import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import paddle
@@ -33,13 +31,6 @@ except ImportError:
 
 _NORM = re.compile(r"Norm(\d[dD])?$")
 flags = functools.cache(paddle.base.core.globals)  # `paddle.get_flags` takes 7 us
-
-
-@functools.cache
-def has_kernel(name: str, place: str, dtype: Any) -> bool:
-    device = place.partition("(")[2].strip(")").partition(":")[0].lower()
-    keys = [key.strip("()").split(", ") for key in paddle.base.core._get_registered_phi_kernels("all")[name]]
-    return any(key[0].lower() == device and key[-1] == dtype_name(dtype) for key in keys)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -126,26 +117,6 @@ def run_untranslated() -> None:
     paddle.framework.core.eval_frame_skip_file_prefix(tuple(skip_files.skip_file_names))
 
 
-@functools.cache
-def _surplus() -> int:
-    """How many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
-    leaf = paddle.ones([1])
-    leaf.stop_gradient = False
-    result = leaf * 2
-    node = result.grad_fn
-    before = sys.getrefcount(node)
-    result.grad_fn  # noqa: B018
-    return sys.getrefcount(node) - before
-
-
-def grad_node(tensor: paddle.Tensor) -> Any:
-    """Return `tensor.grad_fn` without the surplus references, which would keep the graph for ever."""
-    node = None if tensor.stop_gradient else tensor.grad_fn
-    for _ in range(_surplus() if node is not None else 0):
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
-    return node
-
-
 @contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
     cpu, of_device = paddle.base.core.default_cpu_generator(), paddle.get_rng_state()
@@ -182,16 +153,6 @@ def groups_by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
 
 # ---- state of an optimizer
 
-MASTER = "master"  # the float32 master of a parameter, among its states
-
-
-class StateForm(NamedTuple):
-    """Type, shape and initial value of a state of a parameter."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    fill: float
-
 
 def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
     """Create missing state as the first step would."""
@@ -199,25 +160,6 @@ def create_state(optimizer: Optimizer, params: list[paddle.Tensor]) -> None:
     with paddle.no_grad():
         optimizer.helper = LayerHelper(type(optimizer).__name__)
         optimizer._create_accumulators(paddle.static.default_main_program().global_block(), params)
-
-
-def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, StateForm]:
-    """Return the state that a step would create; the master is under `MASTER`."""
-    forms: dict[str, StateForm] = {}
-
-    def note(name: str, param: Any, dtype: Any = None, fill_value: Any = 0.0, shape: Any = None, **_: Any) -> None:
-        shape = param.shape if shape is None else shape
-        forms[name] = StateForm(dtype_name(dtype or param.dtype), tuple(shape), float(fill_value))
-
-    def note_master(param: Any) -> Any:
-        note(MASTER, param, "float32")
-        return types.SimpleNamespace(name=param.name, shape=param.shape, dtype=paddle.float32)
-
-    replaced = {"_add_accumulator": note, "_create_master_weight": note_master, "_already_create_accumulator": set()}
-    other = stand_in(optimizer, **replaced)
-    block = paddle.static.default_main_program().global_block()
-    other._create_accumulators(block, {**group, "params": [param]} if group else [param])
-    return forms
 
 
 def stand_in(optimizer: Optimizer, params: Any = None, **attributes: Any) -> Any:
@@ -247,47 +189,6 @@ def is_wrapped_step() -> bool:
     while frame is not None and not frame.f_globals.get("__name__", "").startswith("paddle.distributed.fleet."):
         frame = frame.f_back
     return frame is not None
-
-
-# ---- rates and weight decay of an optimizer
-
-# Paddle's optimizers that ignore groups and ratios; no attribute shows it. Muon is newer than Paddle 3.3.
-_ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
-
-
-def has_single_lr(cls: type) -> bool:
-    """Return whether its step never calls `_create_param_lr`."""
-    ours = hasattr(cls, "layerwise_ratio")  # our Muon has the rates of layers
-    return not ours and any(base.__name__ in _ONE_RATE for base in cls.__mro__)
-
-
-def lr_factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:
-    """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
-    if has_single_lr(type(optimizer)):  # regardless of groups
-        return {param.name: (1.0, 0.0) for param in params}
-    other, rates = stand_in(optimizer), []
-    for rate in (0.0, 1.0):  # at 0, only own rates are left: a Tensor in `optimize_attr`, a group's "lr"
-        tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # reading it waits for no device
-        vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
-        with paddle.no_grad():
-            # the method of the class: a function on the instance would ask the live object
-            rates.append([float(type(other)._create_param_lr(other, (param, None))) for param in params])
-    return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
-
-
-def has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
-    regularizer = optimizer.regularization if param.regularizer is None else param.regularizer  # L1Decay or L2Decay
-    penalty = getattr(regularizer, "_coeff", None)  # added to the gradient
-    if regularizer is None:
-        penalty = group.get("regularization_coeff", getattr(optimizer, "_regularization_coeff", None))
-    chosen = getattr(optimizer, "_apply_decay_param_fun", None)
-    excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
-    decay = 0.0
-    if (chosen is None or chosen(param.name)) and (excluded is None or not excluded(param)):
-        for key in ("weight_decay", "lamb_weight_decay"):  # of AdamW and Lamb
-            own = getattr(optimizer, f"_{key}", None)
-            decay = group.get(key, own) if isinstance(own, (int, float)) else decay
-    return bool(decay or penalty)
 
 
 # ---- wrappers of `fleet`, `amp`, group sharding and LookAhead
@@ -391,19 +292,6 @@ def check_weight_decay_in_step(optimizer: Optimizer) -> None:
         setting = sharding_setting("comm_overlap", "tensor_fusion")
         wrong = f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed:"
         raise refusal(ValueError, f"{wrong} set {setting}=False in the strategy's sharding_configs.", **{setting: True})
-
-
-def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
-    """Return ``param.name`` -> range of the flattened parameter here, and fill the slices as the first step would."""
-    optimizer._collect_comm_buffers()
-    ranges = {}
-    for buffer in optimizer._comm_buffer_list:
-        for name, view in buffer._sharding_param_grad_view.items():
-            begin, end = view._param_begin, view._param_end  # in the buffer, like the parameter's index
-            if begin < end:
-                view.fill_slice_param(optimizer._slice_params[name])
-                ranges[name] = (begin - view._index, min(end - view._index, math.prod(view._param.shape)))
-    return {name: (begin, end) for name, (begin, end) in ranges.items() if begin < end}
 
 
 def leave_out_frozen(optimizer: Any) -> None:

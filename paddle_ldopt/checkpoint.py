@@ -2,9 +2,10 @@
 
 import dataclasses
 import platform
+import types
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
@@ -15,7 +16,7 @@ from paddle.optimizer.lr import CosineAnnealingWarmRestarts, LRScheduler
 
 from . import _compat
 from ._checks import checked_bool, checked_int, problem, quoted, refusal, shown, wrong_type
-from ._compat import MASTER, dtype_name, parameters_of
+from ._compat import dtype_name, parameters_of
 from ._files import Path, checked_path, file_errors
 from ._safetensors import Arrays, from_json, read_record, to_json, write_record
 from .layers.decay import OPTIONS, LayerDecay
@@ -28,6 +29,15 @@ from .version import __version__
 
 Record = dict[str, Any]
 States = dict[str, Arrays]  # param.name -> {state name: (dtype, values)}
+MASTER = "master"  # the float32 master of a parameter, among its states
+
+
+class StateForm(NamedTuple):
+    """Type, shape and initial value of a state of a parameter."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fill: float
 
 
 def save_optimizer(
@@ -346,10 +356,29 @@ def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple
     return names, "structured" if known else "paddle"
 
 
-def _layouts(optimizer: Optimizer) -> dict[str, dict[str, _compat.StateForm]]:
+def _first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, StateForm]:
+    """Return the state that a step would create; the master is under `MASTER`."""
+    forms: dict[str, StateForm] = {}
+
+    def note(name: str, param: Any, dtype: Any = None, fill_value: Any = 0.0, shape: Any = None, **_: Any) -> None:
+        shape = param.shape if shape is None else shape
+        forms[name] = StateForm(dtype_name(dtype or param.dtype), tuple(shape), float(fill_value))
+
+    def note_master(param: Any) -> Any:
+        note(MASTER, param, "float32")
+        return types.SimpleNamespace(name=param.name, shape=param.shape, dtype=paddle.float32)
+
+    replaced = {"_add_accumulator": note, "_create_master_weight": note_master, "_already_create_accumulator": set()}
+    other = _compat.stand_in(optimizer, **replaced)
+    block = paddle.static.default_main_program().global_block()
+    other._create_accumulators(block, {**group, "params": [param]} if group else [param])
+    return forms
+
+
+def _layouts(optimizer: Optimizer) -> dict[str, dict[str, StateForm]]:
     """Return ``param.name`` -> state name (also `MASTER`) -> its form after the first update."""
     groups, params = _compat.groups_by_name(optimizer), parameters_of(optimizer)
-    return {param.name: _compat.first_state(optimizer, param, groups.get(param.name, {})) for param in params}
+    return {param.name: _first_state(optimizer, param, groups.get(param.name, {})) for param in params}
 
 
 def _states_of(optimizer: Optimizer) -> States:
@@ -414,7 +443,7 @@ def _set_states(optimizer: Optimizer, states: States) -> None:
     params, known = parameters_of(optimizer), _layouts(optimizer)
     optimizer._accumulators_holder = {}
     if isinstance(optimizer, LayerwiseOptimizer):
-        optimizer.taken, optimizer.writes = None, {}  # the number of steps is in the loaded state
+        optimizer.forget()
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         _compat.create_state(optimizer, [param for param in params if param.name in states])
         for param in params:

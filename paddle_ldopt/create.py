@@ -73,8 +73,8 @@ def build_optimizer(
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     arguments = _class_options(info, arguments)
     if model is not None and layers is None:
-        routed = grouped and any("use_muon" in group for group in given)
-        if info.needs_layers and not routed and arguments.get("use_muon") is None:
+        replaced = grouped and any(info.instead_of_layers in group for group in given)
+        if info.instead_of_layers and not replaced and arguments.get(info.instead_of_layers) is None:
             layers = LayerMap.from_model(model, example, rules)
         elif (decay != OFF or example is not None or rules) and not has_hook:
             layers = LayerMap.for_decay(decay, model, lambda: LayerMap.from_model(model, example, rules))

@@ -7,16 +7,25 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Callable, Optional, Union
 
+import paddle
 from paddle import Tensor
 from paddle.nn import Layer as Sublayer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from . import _compat
-from ._checks import checked_number, refusal, wrong_type
+from ._checks import checked_callable, checked_number, refusal, wrong_type
 from .schedules.factory import peak_of
 
 RateOrSchedule = Union[float, LRScheduler, None]
+# Paddle's optimizers that ignore groups and ratios; no attribute shows it. Muon is newer than Paddle 3.3.
+_ONE_RATE = {"LBFGS", "ModelAverage", "Muon", "Rprop"}
+
+
+def has_single_lr(cls: type) -> bool:
+    """Return whether its step never calls `_create_param_lr`."""
+    ours = hasattr(cls, "layerwise_ratio")  # our Muon has the rates of layers
+    return not ours and any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
 
 class LayerwiseInterface:
@@ -27,6 +36,7 @@ class LayerwiseInterface:
     hook: Optional[Callable[[Tensor], Any]] = None  # the bound `set_param_lr_fun`
     scales_lr = False  # the rate also depends on the parameter's values
     sets_own_lr = False  # a scheduler then has no effect
+    reports_lr = False  # the state has the rates of the last step; `used_lr` returns them
 
     def lr_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the rate `ahead` steps after the next one."""
@@ -45,6 +55,38 @@ def layerwise_interface(optimizer: Optimizer) -> Any:
     """The optimizer inside wrappers; for Paddle's, `LayerwiseInterface`."""
     inner = _compat.unwrap(optimizer)
     return inner if isinstance(inner, LayerwiseInterface) else LayerwiseInterface()
+
+
+def _factors_and_own(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:
+    """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
+    if has_single_lr(type(optimizer)):  # regardless of groups
+        return {param.name: (1.0, 0.0) for param in params}
+    other, rates = _compat.stand_in(optimizer), []
+    for rate in (0.0, 1.0):  # at 0, only own rates are left: a Tensor in `optimize_attr`, a group's "lr"
+        tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # reading it waits for no device
+        vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
+        with paddle.no_grad():
+            # the method of the class: a function on the instance would ask the live object
+            rates.append([float(type(other)._create_param_lr(other, (param, None))) for param in params])
+    return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
+
+
+def _has_nonzero_weight_decay(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
+    regularizer = optimizer.regularization if param.regularizer is None else param.regularizer  # L1Decay or L2Decay
+    penalty = getattr(regularizer, "_coeff", None)  # added to the gradient
+    if regularizer is None:
+        penalty = group.get("regularization_coeff", getattr(optimizer, "_regularization_coeff", None))
+    ours = layerwise_interface(optimizer).has_nonzero_weight_decay(param)
+    if ours is not None:
+        return bool(ours or penalty)
+    chosen = getattr(optimizer, "_apply_decay_param_fun", None)
+    excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
+    decay = 0.0
+    if (chosen is None or chosen(param.name)) and (excluded is None or not excluded(param)):
+        for key in ("weight_decay", "lamb_weight_decay"):  # of AdamW and Lamb
+            own = getattr(optimizer, f"_{key}", None)
+            decay = group.get(key, own) if isinstance(own, (int, float)) else decay
+    return bool(decay or penalty)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +109,10 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
     interface = layerwise_interface(optimizer)
-    if (interface.sets_own_lr or interface.scales_lr) and hasattr(optimizer, "used_lr"):
+    if interface.reports_lr:
         rates = optimizer.used_lr()
     else:
-        parts = _compat.lr_factors_and_own(optimizer, params)
+        parts = _factors_and_own(optimizer, params)
         rates = {name: factor * now + fixed for name, (factor, fixed) in parts.items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
@@ -92,7 +134,7 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
     peak: Optional[float] = now
     if isinstance(source, LRScheduler):
         peak = peak_of(source) if divisor(1) == divisor(0) else None  # the rate falls by itself, too
-    parts, layers, rates = _compat.lr_factors_and_own(optimizer, params), interface.layers, {}
+    parts, layers, rates = _factors_and_own(optimizer, params), interface.layers, {}
     factors = {} if layers is None else interface.decay.factors(layers.names)
     for param in params:
         factor, fixed = parts[param.name]
@@ -105,11 +147,7 @@ def rates_of_optimizer(optimizer: Optimizer) -> dict[str, Rate]:
         has_schedule = isinstance(own, LRScheduler) or callable(own)
         at_peak = None if has_schedule else at_peak
         rate, at_peak = interface.lr_now_and_peak(param, factor) or (scheduled_rate, at_peak)
-        has_weight_decay = interface.has_nonzero_weight_decay(param)
-        if has_weight_decay is None:
-            has_weight_decay = _compat.has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
-        elif param.regularizer is not None:
-            has_weight_decay = has_weight_decay or bool(param.regularizer._coeff)
+        has_weight_decay = _has_nonzero_weight_decay(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0 and not has_schedule)
         multiplier = 1.0 if layers is None else factors.get(layers.name_of(param.name), 1.0)
         rates[param.name] = Rate(ratio, rate, at_peak, has_weight_decay, frozen, multiplier)
@@ -124,8 +162,7 @@ def planned_rates(
     apply_decay_param_fun: Optional[Callable[[str], bool]],
 ) -> dict[str, Rate]:
     """Return structured name -> rate; `params` has a parameter, or None where only the name is known."""
-    if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
-        raise wrong_type(apply_decay_param_fun, "apply_decay_param_fun", "callable")
+    checked_callable(apply_decay_param_fun, "apply_decay_param_fun")
     now, peak = None, None
     if isinstance(learning_rate, LRScheduler):
         now, peak = learning_rate.last_lr, peak_of(learning_rate)

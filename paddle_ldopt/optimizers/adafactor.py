@@ -14,7 +14,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, checked_number, one_of_two, wrong_type
 from .._compat import parameters_of, unwrap
 from .fused import FusedRule
-from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_kinds, relative_step_lr
+from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_states, relative_step_lr
 from .options import (
     CLIP_THRESHOLD,
     OWN_RATE,
@@ -130,9 +130,8 @@ class Adafactor(FactoredOptimizer):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        momentum = {} if options["beta1"] is None else {"exp_avg": ELEMENT}
-        kinds = {USED_LR: SCALAR, **factored_kinds("exp_avg_sq", shape), **momentum}
-        return {name: State(kind) for name, kind in kinds.items()}
+        momentum = {} if options["beta1"] is None else {"exp_avg": State(ELEMENT)}
+        return {USED_LR: State(SCALAR), **factored_states("exp_avg_sq", shape), **momentum}
 
     def __init__(
         self,
@@ -157,6 +156,10 @@ class Adafactor(FactoredOptimizer):
 
     _lr_argument = "lr"
 
+    @property
+    def reports_lr(self) -> bool:  # type: ignore[override]
+        return self.sets_own_lr or self.scales_lr
+
     rule = staticmethod(adafactor_update)
 
     _fused_states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
@@ -164,8 +167,7 @@ class Adafactor(FactoredOptimizer):
 
     def fused_values(self, options: Values) -> Values:
         values = {"momentum": options["beta1"] is not None, "beta1": options["beta1"] or 0.0}
-        values.update(eps=(*options["eps"], 0), clip=options["clip_threshold"], decay_rate=-options["decay_rate"])
-        return values
+        return {**values, "clip": options["clip_threshold"], "decay_rate": -options["decay_rate"]}
 
     def used_lr(self) -> dict[str, float]:
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the last update."""

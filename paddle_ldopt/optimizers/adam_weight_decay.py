@@ -18,11 +18,11 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, one_of_two, problem, refusal
 from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
+from .base import RuleOptimizer
 from .fused import FusedRule
 from .layer_rates import LAYERWISE, layerwise_lr_decay
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import COMMON, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
-from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
 from .states import ELEMENT, STEP, State, Values
 
@@ -189,9 +189,8 @@ class AdamWeightDecay(RuleOptimizer):
     fused_rule = FusedRule("adam_weight_decay", ("moment1", "moment2", "moment2_max"))
 
     def fused_values(self, options: Values) -> Values:
-        values = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}
-        values.update(clip=options["clipnorm"] or 0.0, clip_value=options["clipvalue"] or 0.0)
-        return {**values, "decay_rate": options["decay"]}
+        values = {"beta1": options["beta_1"], "beta2": options["beta_2"], "decay_rate": options["decay"]}
+        return {**values, "clip": options["clipnorm"] or 0.0, "clip_value": options["clipvalue"] or 0.0}
 
     def lr_divisor(self, ahead: int = 0) -> float:
         decay: float = self._options["decay"]

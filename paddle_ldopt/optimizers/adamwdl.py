@@ -4,6 +4,7 @@ Papers: Decoupled Weight Decay Regularization, Loshchilov & Hutter, https://arxi
 layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, https://arxiv.org/abs/2003.10555 (3.2).
 """
 
+import functools
 from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
@@ -12,7 +13,7 @@ from paddle import Tensor, _C_ops
 from paddle.optimizer import AdamW
 
 from .._checks import Option, refusal
-from .._compat import has_kernel, parameters_of
+from .._compat import dtype_name, parameters_of
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .layer_rates import N_LAYERS, layerwise_lr_decay
@@ -22,6 +23,13 @@ from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 
 _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: comparing dtypes is slow
+
+
+@functools.cache
+def has_kernel(name: str, place: str, dtype: Any) -> bool:
+    device = place.partition("(")[2].strip(")").partition(":")[0].lower()
+    keys = [key.strip("()").split(", ") for key in paddle.base.core._get_registered_phi_kernels("all")[name]]
+    return any(key[0].lower() == device and key[-1] == dtype_name(dtype) for key in keys)
 
 
 def adamw_update(
@@ -160,7 +168,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         """Paddle's AdamW kernel, or the rule if no kernel is exact."""
         inputs, rates, by_rule, update_by_rule = [], dict[Any, Any](), list[int](), None
         tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
-        for i, (param, grad, scale, kind) in enumerate(zip(*rows[:4])):
+        for i, (param, grad, scale, setting) in enumerate(zip(*rows[:4])):
             name, double, master = param.name, False, None
             state = [table.get(name) for table in tables]
             # types are the same object; any other check takes as long as the kernel
@@ -180,10 +188,10 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
                 elif grad.dtype != param.dtype:
                     grad = grad.astype(param.dtype)  # the only type that the kernel takes
                 double = param.dtype == paddle.float64
-            options, key = rows.options[kind], (kind, scale, double)
+            options, key = rows.options[setting], (setting, scale, double)
             if key not in rates:
                 number = np.float64 if double else np.float32
-                rates[key] = paddle.full([], float(number(rows.rates[kind]) * number(scale)), number.__name__)
+                rates[key] = paddle.full([], float(number(rows.rates[setting]) * number(scale)), number.__name__)
             numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], True
             more = options["lazy_mode"], 1000, master is not None, False, False
             inputs.append((param, grad, rates[key], *state[:2], None, *state[2:], master, None, *numbers, *more))
@@ -203,9 +211,6 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     _append_to_graph = AdamW._append_optimize_op
 
     fused_rule = FusedRule("adamw", ("moment1", "moment2"), aux="beta2_pow_acc")
-
-    def fused_values(self, options: Values) -> Values:
-        return {"eps": (options["epsilon"], 0, 0)}
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         if isinstance(parameters, dict):

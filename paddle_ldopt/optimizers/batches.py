@@ -15,7 +15,7 @@ from paddle import Tensor, _C_ops
 from paddle.base.framework import _dygraph_place_guard
 
 from .sharded import Shard, run_locally, run_together
-from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, Values, compute_dtype, rule_shape
+from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State, Values, compute_dtype, rule_shape
 from .step import Rows, check_gradient, in_shape
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ class Batch:
     def __init__(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> None:
         first, owners = params[0], optimizer._master_weights
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
-        self._shard, kinds = Shard(list(first.shape)), optimizer.state_kinds(first)
-        kinds.update({_MASTER: ELEMENT} if optimizer.has_master(first) else {})
+        self._shard, states = Shard(list(first.shape)), optimizer.states_of(first)
+        states.update({_MASTER: State(ELEMENT)} if optimizer.has_master(first) else {})
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
         self._shapes: dict[str, list[int]] = {}  # as the rule sees the stacks
         self._targets, self._dtype = list(map(uncounted, params)), first.dtype
         self._dicts: list[dict[str, Any]] = []  # where the optimizer keeps each tensor
         self._keys: list[str] = []
-        for name, kind in kinds.items():
+        for name, (per, _) in states.items():
             by_owner = owners if name == _MASTER else optimizer._accumulators[optimizer.state_key(name)]
             keys = [p.name if name == _MASTER else owners.get(p.name, p).name for p in params]
             tensors = [by_owner[key] for key in keys]
@@ -48,9 +48,9 @@ class Batch:
             self._dicts += [by_owner] * len(keys)
             self._keys += keys
             self._stacks[name] = tensors[0] if len(tensors) == 1 else _C_ops.stack(tensors, 0)
-            shape = rule_shape(kind, first.shape)
+            shape = rule_shape(per, first.shape)
             if len(params) > 1:
-                shape = [len(params), *([1] * len(first.shape) if kind == SCALAR else shape)]
+                shape = [len(params), *([1] * len(first.shape) if per == SCALAR else shape)]
             self._shapes[name] = shape
         self._share()
 
@@ -154,6 +154,7 @@ class Batches:
         self._key: Any = None  # all that the division depends on
         self._units: list[tuple[Batch, list[int], Any]] = []  # (batch, rows, factor of the rate)
         self._used: list[Batch] = []
+        self._column = functools.lru_cache(1024)(_column)  # the parameters that have a gradient may alternate
 
     def prepared(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> Callable[[Optional[float]], None]:
         key = rows.params, list(map(_dtype, rows.grads)), *rows[2:4], len(rows.options), optimizer.batch_bytes
@@ -166,9 +167,9 @@ class Batches:
 
         def update(count: Optional[float]) -> None:
             for batch, members, scale in units:
-                kind, grads = rows.kinds[members[0]], list(map(rows.grads.__getitem__, members))
+                setting, grads = rows.settings[members[0]], list(map(rows.grads.__getitem__, members))
                 with _dygraph_place_guard(batch.params[0].place):  # new numbers are made on the current device
-                    batch.update(grads, rows.rates[kind] * scale, rows.options[kind], count)
+                    batch.update(grads, rows.rates[setting] * scale, rows.options[setting], count)
 
         return update
 
@@ -181,7 +182,7 @@ class Batches:
             sharing[param.data_ptr()] += 1
             rows.grads[i] = grad = in_shape(grad, param)
             types = param.dtype, grad.dtype, str(param.place)
-            form = sharing[param.data_ptr()], tuple(param.shape), types, rows.kinds[i]
+            form = sharing[param.data_ptr()], tuple(param.shape), types, rows.settings[i]
             if 0 not in param.shape:
                 alike.setdefault(form, []).append(i)
         units = []
@@ -200,12 +201,11 @@ class Batches:
                         self._batches.pop(old).release(set(old) - set(names))
                     batch = self._batches[names] = Batch(optimizer, params)
                 if any(other != scale for other in scales):
-                    scale = _column(tuple(map(float, scales)), len(shape), batch.dtype, str(param.place))
+                    scale = self._column(tuple(map(float, scales)), len(shape), batch.dtype, str(param.place))
                 units.append((batch, part, scale))
         return units
 
 
-@functools.lru_cache(1024)  # the parameters that have a gradient may alternate
 def _column(numbers: tuple[float, ...], rank: int, dtype: Any, place: str) -> Tensor:
     return paddle.to_tensor(numbers, dtype, place.partition("(")[2][:-1]).reshape([len(numbers), *[1] * rank])
 
@@ -243,15 +243,15 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
             param, row = optimizer.finder.params[name], row_of.get(name)
             waited_for = shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names
             if row is not None:
-                options, lr = rows.options[rows.kinds[row]], rows.rates[rows.kinds[row]] * rows.scales[row]
+                options, lr = rows.options[rows.settings[row]], rows.rates[rows.settings[row]] * rows.scales[row]
                 tensors = rows.params[row], rows.grads[row]
                 running.append((shard, *started(optimizer, *tensors, options, lr, shard, count)))
             elif waited_for and not optimizer.is_elementwise and optimizer.layerwise_ratio(param) != 0.0:
                 # this process has no element: the others wait for its sums, which are zeros
                 dtype, state = compute_dtype(param), Values()
                 empty = paddle.zeros([0], dtype)
-                for key, what in optimizer.state_kinds(param).items():
-                    state[key] = empty if what == ELEMENT else paddle.zeros(rule_shape(what, shard.shape), dtype)
+                for key, (per, _) in optimizer.states_of(param).items():
+                    state[key] = empty if per == ELEMENT else paddle.zeros(rule_shape(per, shard.shape), dtype)
                 state[STEP] = paddle.ones([], dtype)
                 options, _ = optimizer.values_now(optimizer.group_of(param))
                 rule = optimizer.rule(empty, empty, state, paddle.zeros([], dtype), shard=shard, **options)
@@ -269,13 +269,13 @@ def started(
 ) -> tuple[Any, Callable[..., None]]:
     """A parameter's rule, not yet run, and a function that writes its result."""
     target, dtype = optimizer.owner_of(param), compute_dtype(param)
-    kinds, stored = optimizer.state_kinds(param), optimizer.state_of(param)
-    state = {name: stored[name].astype(dtype) for name in kinds}
-    for name, kind in kinds.items():
-        if kind == ELEMENT and target.shape:
+    states, stored = optimizer.states_of(param), optimizer.state_of(param)
+    state = {name: stored[name].astype(dtype) for name in states}
+    for name, (per, _) in states.items():
+        if per == ELEMENT and target.shape:
             state[name] = shard.view(state[name])
         else:  # a number is stored as [1]
-            state[name] = state[name].reshape(rule_shape(kind, shard.shape) if target.shape else [])
+            state[name] = state[name].reshape(rule_shape(per, shard.shape) if target.shape else [])
     counted = counters(optimizer, state, count)
     state.update(counted)
     tensors = shard.view(target.astype(dtype)), shard.view(grad.astype(dtype))
@@ -285,7 +285,7 @@ def started(
         new_param, new_state = without_old(new_param, new_state, state)
         overflow = None if paddle.in_dynamic_mode() else optimizer._get_auxiliary_var("found_inf")
         for name, value in {**new_state, **counted}.items():
-            _write(value, stored[name], overflow, shard if kinds[name] == ELEMENT else None)
+            _write(value, stored[name], overflow, shard if states[name].per == ELEMENT else None)
         _write(new_param, uncounted(target), overflow, shard)
         if target is not param:
             _write(new_param, uncounted(param), overflow, shard)

@@ -11,7 +11,7 @@ from paddle import Tensor
 
 from .._checks import Option, refusal
 from .fused import FusedRule
-from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_kinds, relative_step_lr
+from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_states, relative_step_lr
 from .options import (
     CLIP_THRESHOLD,
     OWN_SCHEDULE,
@@ -150,12 +150,11 @@ class Came(FactoredOptimizer):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        kinds = factored_kinds("exp_avg_sq", shape)
+        states = factored_states("exp_avg_sq", shape)
         if options["beta1"]:
-            kinds["exp_avg"] = ELEMENT
-            kinds.update(factored_kinds("exp_avg_res", shape) if len(shape) >= 2 else {})
-        half = "float16" if options["compression"] else None
-        return {name: State(kind, half if name == "exp_avg" else None) for name, kind in kinds.items()}
+            states["exp_avg"] = State(ELEMENT, "float16" if options["compression"] else None)
+            states.update(factored_states("exp_avg_res", shape) if len(shape) >= 2 else {})
+        return states
 
     @parameters_first
     def __init__(

@@ -11,12 +11,12 @@ import paddle
 from paddle import Tensor, _C_ops
 
 from .._checks import Option
+from .base import RuleOptimizer
 from .fused import CONVOLUTIONS, FusedRule
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, passed_on, register
-from .rule_optimizer import RuleOptimizer
 from .sharded import Shard, Update
-from .states import ELEMENT, GLOBAL_STEP, STEP, State, Values
+from .states import ELEMENT, GLOBAL_STEP, STEP, State
 
 _DECAY = "[0, inf) or a function of the step"
 
@@ -130,9 +130,6 @@ class Lamb(RuleOptimizer):
     rule = staticmethod(lamb_update)
 
     fused_rule = FusedRule("lamb", ("moment1", "moment2"), aux=GLOBAL_STEP)
-
-    def fused_values(self, options: Values) -> Values:
-        return {"eps": (options["eps"], 0, 0)}
 
     def has_weight_decay(self, param: Tensor) -> bool:
         has_groups = self._parameter_list and isinstance(self._parameter_list[0], dict)

@@ -18,7 +18,7 @@ from .. import _compat
 from .._checks import checked_int, checked_number, first_few, problem, refusal, shown
 from .._compat import parameters_of
 from ..layers.decay import LayerDecay, as_decay, checked_decay
-from ..rates import LayerwiseInterface
+from ..rates import LayerwiseInterface, has_single_lr
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
 N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
@@ -165,18 +165,15 @@ class LayerRates(LayerwiseInterface, Optimizer):
         self.layers, self.decay, self.structured_names = layers, decay, layers.name_dict
         self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
 
-    def ratio_of(self, param: Tensor) -> Any:
-        ratio = self.ratios.get(param.name)
+    def layerwise_ratio(self, param: Tensor) -> Any:
+        """Return a parameter's current ratio, without the factors of groups and ParamAttr."""
+        ratio = self.ratios.get(param.name) if self.ratios else 1.0
         if ratio is None:
             name = _compat.name_before_copy(param.name, self.ratios.__contains__)
             if name not in self.ratios:
                 name = self.layers.name_of(param.name)  # raises
             ratio = self.ratios[param.name] = self.ratios[name]
         return ratio
-
-    def layerwise_ratio(self, param: Tensor) -> Any:
-        """Return a parameter's current ratio, without the factors of groups and ParamAttr."""
-        return self.ratio_of(param) if self.ratios else 1.0
 
     def _create_global_learning_rate(self) -> Any:
         if paddle.get_default_dtype() in ("float16", "bfloat16") and self._dtype != paddle.float64:
@@ -232,13 +229,13 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     if issubclass(plain, LayerRates):
         advice = "give it `layers` and `layerwise_decay` when built."
         raise refusal(ValueError, f"{name} has a layer-wise decay of its own: {advice}", f"optimizer={name}")
-    if _compat.has_single_lr(plain):
+    if has_single_lr(plain):
         wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
         raise refusal(TypeError, f"{wrong} Use another optimizer.", f"optimizer={name}")
     rates = LayerRates.__new__(LayerRates)
     rates.set_layers(layers, layerwise_decay)
     for param in parameters_of(inner):
-        rates.ratio_of(param)  # raises if the map lacks it
+        rates.layerwise_ratio(param)  # raises if the map lacks it
     warn_of_absolute_rates(inner._param_groups or [])
     inner.__class__ = _layerwise_class(plain)  # in place: wrappers and schedules already hold this object
     more = {"layerwise_decay": layerwise_decay, "n_layers": layers.n_layers, "_lr_asked": set()}

@@ -15,8 +15,8 @@ from paddle import Tensor, _C_ops
 
 from .._checks import refusal
 from .._compat import flags
-from .rule_optimizer import RuleOptimizer
-from .states import COLUMN, ELEMENT, ROW, STEP, USED_LR, Values
+from .base import RuleOptimizer
+from .states import COLUMN, ELEMENT, ROW, STEP, USED_LR, State, Values
 
 
 def ema_(old: Any, new: Any, beta: Any, one_minus_beta: Optional[Any] = None) -> Any:
@@ -44,8 +44,8 @@ def sqrt(x: Any) -> Any:
 # ---- the factored second moment
 
 
-def factored_kinds(name: str, shape: Any) -> dict[str, str]:
-    return {f"{name}_row": ROW, f"{name}_col": COLUMN} if len(shape) >= 2 else {name: ELEMENT}
+def factored_states(name: str, shape: Any) -> dict[str, State]:
+    return {f"{name}_row": State(ROW), f"{name}_col": State(COLUMN)} if len(shape) >= 2 else {name: State(ELEMENT)}
 
 
 def factored_ema(
@@ -130,9 +130,3 @@ class FactoredOptimizer(RuleOptimizer):
     def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         own = self._options["relative_step"] or self.scales_lr
         return (self.used_lr_of(param), None) if own else super().lr_now_and_peak(param, factor)
-
-    def set_lr_scheduler(self, scheduler: Any) -> None:
-        if self._options["relative_step"]:
-            wrong = "`relative_step` sets the rate from the step."
-            raise refusal(RuntimeError, wrong, scheduler=scheduler)
-        super().set_lr_scheduler(scheduler)

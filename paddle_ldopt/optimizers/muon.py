@@ -11,11 +11,11 @@ from typing import Any, Callable, ClassVar, Optional
 import paddle
 from paddle import Tensor
 
-from .._checks import Option, checked_bool, refusal
+from .._checks import Option, checked_bool, checked_callable, refusal
 from .._compat import topology
+from .base import RuleOptimizer
 from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import OWN_RATE, WEIGHT_DECAY, bool_option, decay_option, from_one, numbers, passed_on, register
-from .rule_optimizer import RuleOptimizer
 from .sharded import Shard
 from .states import ELEMENT, STEP, State
 from .step import Rows
@@ -84,7 +84,7 @@ def orthogonalized(u: Any, coefficients: tuple[float, float, float], steps: int,
 @register(
     "momentum of a matrix made orthogonal; 4 bytes in matrices of blocks, 8 elsewhere",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
-    needs_layers=True,
+    instead_of_layers="use_muon",
 )
 class Muon(RuleOptimizer):
     r"""Muon for the matrices of blocks; AdamW for embeddings, head, vectors and scalars.
@@ -176,8 +176,7 @@ class Muon(RuleOptimizer):
         use_muon: Optional[Callable[[Tensor], bool]] = None,
         **common: Any,
     ) -> None:
-        if use_muon is not None and not callable(use_muon):
-            raise refusal(TypeError, "`use_muon` must be a function of a parameter, or None.", use_muon=use_muon)
+        checked_callable(use_muon, "use_muon", "a function of a parameter, or None")
         if not paddle.in_dynamic_mode():
             raise refusal(RuntimeError, "Muon works in dygraph only.", "a static graph")
         arguments = passed_on(locals())

@@ -8,6 +8,7 @@ columns [..., 1, C]; in a stack [k, ..., R, C], of each parameter.
 import copy
 import itertools
 import math
+import weakref
 from collections.abc import Generator, Sequence
 from typing import Any, Optional, Union
 
@@ -311,13 +312,17 @@ class MissingGradients:
 
     def __init__(self, params: list[Tensor]) -> None:
         self.params = params if is_sharded() else []
-        self._here: set[str] = set()  # names of parameters that had a gradient in this process
+        self._here = here = set[str]()  # names of parameters that had a gradient in this process
         self.names = [param.name for param in self.params]  # of the last `drop_from`
         for param in self.params:
             if param.stop_gradient:  # counts as having a gradient if it is unfrozen later
-                self._here.add(param.name)
+                here.add(param.name)
             else:
-                param.register_hook(lambda _, name=param.name: self._here.add(name))
+                hook = param.register_hook(lambda _, name=param.name: here.add(name))
+                weakref.finalize(self, hook.remove).atexit = False  # or the hooks of former optimizers would stay
+
+    def __deepcopy__(self, memo: Any) -> "MissingGradients":
+        return MissingGradients(copy.deepcopy(self.params, memo))
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """All processes must call this together."""
@@ -360,27 +365,27 @@ def sharded_state(optimizer: Any, model_sharded_state_dict: dict[str, Any], shar
     for param in params:
         if (shards is not None and param.name not in shards) or param.name not in optimizer._already_create_accumulator:
             continue  # only padding, or frozen
-        owner, kinds = optimizer.owner_of(param), optimizer.state_kinds(param)
-        state = {name: (value, kinds[name]) for name, value in optimizer.state_of(param).items()}
+        owner, states = optimizer.owner_of(param), optimizer.states_of(param)
+        state = {name: (value, states[name].per) for name, value in optimizer.state_of(param).items()}
         if owner is not param:
             state["w"] = owner, ELEMENT
         weight = model_sharded_state_dict[keys[param.name]]
-        for name, (value, kind) in state.items():
+        for name, (value, per) in state.items():
             key = f"{keys[param.name]}.{name}_0"
-            sharded[key] = _sharded_weight(key, value, kind, weight, shards and shards[param.name])
+            sharded[key] = _sharded_weight(key, value, per, weight, shards and shards[param.name])
     return sharded
 
 
-def _sharded_weight(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
+def _sharded_weight(key: str, value: Any, per: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
     ShardedWeight = type(weight)
     local, whole, offset = map(tuple, (weight.local_shape, weight.global_shape, weight.global_offset))
     flat: dict[str, Any] = {}
-    kind = kind if local else SCALAR
-    if kind != ELEMENT:  # every process has that of the whole parameter
-        local = whole = {SCALAR: tuple(value.shape), ROW: whole[:-1], COLUMN: (*whole[:-2], *whole[-1:])}[kind]
+    per = per if local else SCALAR
+    if per != ELEMENT:  # every process has that of the whole parameter
+        local = whole = {SCALAR: tuple(value.shape), ROW: whole[:-1], COLUMN: (*whole[:-2], *whole[-1:])}[per]
         offset = (0,) * len(whole)
     size = math.prod(local)
-    if kind == ELEMENT and shard is not None:
+    if per == ELEMENT and shard is not None:
         size = shard[1] - shard[0]
         flat = {"is_flattened": True, "flattened_range": slice(*shard)}
         if value.shape[0] > size:

@@ -1,4 +1,4 @@
-"""The states of an optimizer: kinds, shapes, names in checkpoints, and checks of a state to load."""
+"""The states of an optimizer: shapes, names in checkpoints, and checks of a state to load."""
 
 import re
 from typing import Any, NamedTuple, Optional
@@ -33,16 +33,16 @@ _COUNTS = re.compile(r"(?<=_fp32_master_)\d+|\d+$")
 
 
 class State(NamedTuple):
-    """The kind and type of one state."""
+    """One state of a parameter: per what it has a number, and its type."""
 
-    kind: str
+    per: str  # ELEMENT, ROW, COLUMN or SCALAR
     dtype: Optional[str] = None  # None: float32 (float64 for float64 parameters)
 
 
-def rule_shape(kind: str, shape: Any) -> list[int]:
+def rule_shape(per: str, shape: Any) -> list[int]:
     """Return the shape that a rule sees: rows are [..., R, 1], columns [..., 1, C]."""
     shape = list(shape)
-    return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[kind]
+    return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[per]
 
 
 def compute_dtype(param: Tensor) -> Any:
@@ -262,12 +262,12 @@ def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], 
 
     `dtype` is the type of an array that stores its bits in another type.
     """
-    kind, shape = dtype_name(expected[0]), list(values.shape if expected[1] is None else expected[1])
+    wanted, shape = dtype_name(expected[0]), list(values.shape if expected[1] is None else expected[1])
     received = {"dtype": dtype or dtype_name(values.dtype), "shape": list(values.shape)}
-    if received != {"dtype": kind, "shape": shape}:
-        wanted = f"{label} must be {kind} of shape {shape}"
+    if received != {"dtype": wanted, "shape": shape}:
+        wrong = f"{label} must be {wanted} of shape {shape}"
         advice = "build the same model, and the optimizer with the same options"
-        raise refusal(ValueError, f"{wanted}: {advice}.", **received)
+        raise refusal(ValueError, f"{wrong}: {advice}.", **received)
     counts = np.asarray(values if state in COUNTERS else 0.0, "float64").reshape(-1)
     if not np.all(np.isfinite(counts) & (counts >= 0.0)):
         raise refusal(ValueError, f"{label} must be a finite number of at least 0.", values=counts.tolist())

@@ -45,14 +45,14 @@ Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
 class Rows(NamedTuple):
-    """The parameters of a step as columns. A kind is a set of options and a rate."""
+    """The parameters of a step as columns. A setting is a set of options and a rate."""
 
     params: list[Tensor]
     grads: list[Tensor]
     scales: list[float]  # ParamAttr's or the group's factor, times the layer's ratio
-    kinds: list[int]
-    options: list[Values]  # of each kind
-    rates: list[float]  # of each kind
+    settings: list[int]
+    options: list[Values]  # of each setting
+    rates: list[float]  # of each setting
 
     def take(self, chosen: list[int]) -> "Rows":
         columns: Any = dict(zip(self._fields[:4], self))
@@ -223,27 +223,27 @@ class OneStep(LayerRates):
         names = [param.name for param in params]
         ratios = list(map(self.ratios.get, names)) if self.ratios else [1.0] * len(params)
         if None in ratios:
-            ratios = list(map(self.ratio_of, params))
+            ratios = list(map(self.layerwise_ratio, params))
         if 0.0 in ratios:
             moving = [i for i, ratio in enumerate(ratios) if ratio != 0.0]
             params, pairs, names = ([column[i] for i in moving] for column in (params, pairs, names))
             ratios = [ratios[i] for i in moving]
         if not self._already_create_accumulator.issuperset(names):
             create_state(self, params)
-        kinds, options, rates = self._kinds(params, names)
+        settings, options, rates = self._settings(params, names)
         attrs = [param.__dict__.get("optimize_attr") or {} for param in params]
         factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
         for i, factor in enumerate(factors):
             if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
-                options.append(options[kinds[i]])
+                options.append(options[settings[i]])
                 rates.append(float(factor))
-                kinds[i], factors[i] = len(options) - 1, 1.0
+                settings[i], factors[i] = len(options) - 1, 1.0
         scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
-        return Rows(params, [grad for _, grad in pairs], scales, kinds, options, rates)
+        return Rows(params, [grad for _, grad in pairs], scales, settings, options, rates)
 
-    def _kinds(self, params: list[Tensor], names: list[str]) -> tuple[list[int], list[Values], list[float]]:
-        kinds, options, rates = list[int](), list[Values](), list[float]()
-        known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their kind
+    def _settings(self, params: list[Tensor], names: list[str]) -> tuple[list[int], list[Values], list[float]]:
+        settings, options, rates = list[int](), list[Values](), list[float]()
+        known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their setting
         decayed: Any = itertools.repeat(True)
         if type(self).has_weight_decay is not OneStep.has_weight_decay:
             decayed = map(self.has_weight_decay, params)
@@ -265,8 +265,8 @@ class OneStep(LayerRates):
                 if known[key] == len(options):
                     options.append(chosen)
                     rates.append(rate)
-            kinds.append(known[key])
-        return kinds, options, rates
+            settings.append(known[key])
+        return settings, options, rates
 
 
 def _moving(pairs: Iterable[Any]) -> Pairs:

@@ -6,6 +6,7 @@ record.
 
 import importlib
 import json
+import math
 import os
 import warnings
 from typing import Any, Callable, NoReturn, Optional
@@ -201,12 +202,25 @@ def _sharded(weights: Any, optimizer: Optimizer, names: dict[str, str]) -> dict[
     return out
 
 
+def _slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
+    """Return ``param.name`` -> range of the flattened parameter here, and fill the slices as the first step would."""
+    optimizer._collect_comm_buffers()
+    ranges = {}
+    for buffer in optimizer._comm_buffer_list:
+        for name, view in buffer._sharding_param_grad_view.items():
+            begin, end = view._param_begin, view._param_end  # in the buffer, like the parameter's index
+            if begin < end:
+                view.fill_slice_param(optimizer._slice_params[name])
+                ranges[name] = (begin - view._index, min(end - view._index, math.prod(view._param.shape)))
+    return {name: (begin, end) for name, (begin, end) in ranges.items() if begin < end}
+
+
 def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
     """Return ``param.name`` -> range of the flattened parameter here; None if whole."""
     fused, message = _compat.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
     for wrapper in wrappers(optimizer)[:-1]:
         if type(wrapper) is _compat.sharding_v2():
-            return _compat.slice_ranges(wrapper)
+            return _slice_ranges(wrapper)
         for name in ("tensor_fusion", "comm_overlap"):
             if type(wrapper) is _compat.sharding_v1() and getattr(wrapper, name):
                 fused, message = True, f"set {name}=False in the strategy's sharding_configs."

@@ -54,8 +54,7 @@ class LayerLRCallback(Callback):
 
     def on_optimizer_begin(self, *_: Any, optimizer: Any, **kwargs: Any) -> None:
         # the schedule advances before the log; reading the rates of `Adafactor` waits for the device
-        interface = layerwise_interface(optimizer)
-        reports = (interface.sets_own_lr or interface.scales_lr) and hasattr(unwrap(optimizer), "used_lr")
+        reports = layerwise_interface(optimizer).reports_lr
         self._step = optimizer, None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:

@@ -122,7 +122,7 @@ class LdoptTrainerMixin(ResumeMixin):
         args: Any = self.args
         decay, groups = decay_of_arguments(args), self.optimizer_grouped_parameters
         info = REGISTRY.get(name_of(args.optim))
-        layers = self.layer_map if decay != OFF or (info is not None and info.needs_layers) else None
+        layers = self.layer_map if decay != OFF or (info is not None and info.instead_of_layers) else None
         if layers is not None:
             self._freeze(layers, decay)
         if info is None:
@@ -151,7 +151,7 @@ class LdoptTrainerMixin(ResumeMixin):
             unified = of_formers or getattr(args, "unified_checkpoint", False)
             processes = distributed.get_world_size() if unified else 1
             params = [param for param in self.model.parameters() if not param.stop_gradient]
-            if processes > 1 and len({frozenset(self.optimizer.state_kinds(param)) for param in params}) > 1:
+            if processes > 1 and len({frozenset(self.optimizer.states_of(param)) for param in params}) > 1:
                 wrong = f"PaddleNLP cannot resume unified checkpoints of {info.cls.__name__} in several processes:"
                 given = {"unified_checkpoint": True, "processes": processes}
                 raise refusal(ValueError, f"{wrong} set unified_checkpoint=False.", **given)

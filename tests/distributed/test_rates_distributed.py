@@ -38,7 +38,12 @@ DECAYS = {
     "linear": LayerDecay(convention="linear", bound=0.3),
     "mean": LayerDecay(0.5, head_ratio=1.5, preserve_mean=True),
 }
-CASES = [*((name, "towers") for name in OPTIMIZERS), ("momentum", "towers"), ("adamwdl", "linear"), ("lamb", "mean")]
+CASES = [
+    *((name, "towers") for name in OPTIMIZERS if name != "muon"),
+    ("momentum", "towers"),
+    ("adamwdl", "linear"),
+    ("lamb", "mean"),
+]
 
 
 class Whole(Parts):

@@ -207,7 +207,7 @@ def test_bad_arguments_of_one_optimizer(cls, arguments, match):
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamwdl"])  # which is Paddle's AdamW there
 def test_parameters_that_are_added_are_refused(name):
-    early, late = (paddle.create_parameter([2], "float32") for _ in range(2))
+    early, late = (paddle.create_parameter([2, 2], "float32") for _ in range(2))
     opt = make(name, [{"params": [early]}])
     with pytest.raises(ValueError, match="another optimizer for them.*Received: 1 more parameters, such as"):
         opt._add_param_group({"params": [late]})

@@ -136,7 +136,7 @@ def test_apply_decay_param_fun(name):
 @every_optimizer
 @pytest.mark.parametrize("value", [0.0, 0.1, 1.0])
 def test_an_optimizer_knows_which_parameters_it_decays(name, value):
-    decayed, other = paddle.create_parameter([2], "float32"), paddle.create_parameter([2], "float32")
+    decayed, other = (paddle.create_parameter([2, 2], "float32") for _ in range(2))
     key = "weight_decay_rate" if name == "adamweightdecay" else "weight_decay"
     opt = make(name, [decayed, other], **{key: value}, apply_decay_param_fun=lambda known: known == decayed.name)
     assert [opt.has_nonzero_weight_decay(decayed), opt.has_nonzero_weight_decay(other)] == [value != 0.0, False]
@@ -260,7 +260,7 @@ def test_no_weight_decay_is_0(name):
 @every_optimizer
 def test_its_type_is_the_kind_of_optimizer(name):
     """As in Paddle, whose strategies name it in their messages."""
-    opt = make(name, [paddle.create_parameter([2], "float32")])
+    opt = make(name, [paddle.create_parameter([2, 2], "float32")])
     assert opt.type == ("adamw" if name == "adamwdl" else name)
 
 

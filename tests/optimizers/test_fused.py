@@ -197,22 +197,6 @@ def test_without_the_library(monkeypatch):
     same(got, want)
 
 
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_on_a_gpu_paddles_kernel_is_given_the_ratio(on_gpu, monkeypatch):
-    """There is none here: what Paddle's kernel would be called with is looked at."""
-    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
-    param = paddle.create_parameter([3], "float32")
-    opt = make("adamwdl", [param], set_param_lr_fun=lambda p: 0.25, fused=False)
-    calls = []
-    monkeypatch.setattr(paddle.optimizer.adamw._C_ops, "adamw_", lambda *given: calls.append(given) or [None] * 7)
-    place = type("Place", (), {"is_gpu_place": lambda self: on_gpu, "is_cpu_place": lambda self: not on_gpu})()
-    monkeypatch.setattr(type(param), "place", place)
-    param.grad = paddle.ones([3])
-    opt.step()
-    opt.apply_gradients([(param, param.grad)])
-    assert [(float(given[2]), given[13]) for given in calls] == [pytest.approx((0.0025, 1.0))] * 2
-
-
 @pytest.mark.representatives(count=1)
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the peak cannot be reset")
 @pytest.mark.parametrize("name", ["adafactor", "came", "lamb"])

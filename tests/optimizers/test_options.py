@@ -30,6 +30,9 @@ SIGNATURES = {
     "weight_decay_rate=0.0, include_in_weight_decay=None, exclude_from_weight_decay=None, name='AdamWeightDecay', *, "
     "lr=None, decay=0.0, clipnorm=None, clipvalue=None, global_clipnorm=None, parameters=None, weight_decay=None, "
     "grad_clip=None",
+    "muon": "learning_rate=0.001, weight_decay=0.1, momentum=0.95, nesterov=True, "
+    "ns_coefficients=(3.4445, -4.775, 2.0315), ns_steps=5, adjust_lr='match_rms_adamw', beta1=0.9, beta2=0.999, "
+    "epsilon=1e-08, parameters=None, *, ns_dtype=None, use_muon=None",
 }
 NAN, INF = float("nan"), float("inf")
 EVERY_OPTION = [(name, option) for name in OPTIMIZERS for option in REGISTRY[name].cls.OPTIONS]
@@ -44,6 +47,11 @@ def text_of(parameter):
         return parameter.name
     default = parameter.default
     return f"{parameter.name}={default.__name__ if callable(default) else repr(default)}"
+
+
+def test_every_registered_optimizer_is_in_the_table_of_these_tests():
+    """So test_batches.py runs every rule on single parameters and on stacks of them."""
+    assert OPTIMIZERS.keys() == REGISTRY.keys()
 
 
 @every_optimizer
@@ -81,15 +89,15 @@ def test_the_layerwise_arguments_are_those_of_adamwdl():
 
 def bad_values(span):
     """Return [(value, error, the message up to "Received")] for an option with this range."""
+    none = () if "None" in span else (None,)
     if "bool" in span:
-        return [(value, TypeError, "must be a bool") for value in (1, "no", None)]
+        return [(value, TypeError, "must be a bool") for value in (1, "no", *none)]
     if "int" in span:
         wrong = [(value, TypeError, "must be an integer") for value in (1.0, True, None)]
         return [(0, ValueError, "must be at least 1"), *wrong]
     limits = re.match(r"([\[(])(\S+), (\S+)([\])])", span)
     if limits is None or "function" in span or "schedule" in span or "and" in span:
         return []
-    none = () if "None" in span else (None,)
     left, low, high, right = limits.groups()
     low, high = float(low), float(high)
     outside = [NAN, INF, -INF, low - 0.1 if np.isfinite(low) else -INF, high + 0.1]
@@ -141,8 +149,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest(name):
         ldopt.create(name, model, learning_rate=0.1, layer_decay=0.5)
     with pytest.raises(TypeError, match="has no argument `rule`; the nearest is 'rules'. Received: rule="):
         ldopt.create(name, model, learning_rate=0.1, rule={"a": 1})
-    with pytest.raises(TypeError, match="momentum"):
-        make(name, one_parameter(), momentum=0.9)
+    with pytest.raises(TypeError, match="mass"):
+        make(name, one_parameter(), mass=0.9)
 
 
 def test_the_default_of_an_option_is_the_constructors():

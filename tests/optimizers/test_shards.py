@@ -8,7 +8,7 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers import base, step
+from paddle_ldopt.optimizers import base, sharded, step
 from paddle_ldopt.optimizers.sharded import PartialShard, Shard, run_locally
 from paddle_ldopt.optimizers.states import ELEMENT, STEP, rule_shape
 
@@ -38,10 +38,10 @@ def optimizer(rule, shape):
     return RULES[rule](param), param
 
 
-def tensors_of(shape, kinds, seed=0):
+def tensors_of(shape, states, seed=0):
     """Return a parameter, its gradient and its state, all random."""
     draw = np.random.default_rng(seed)
-    state = {name: draw.uniform(0.5, 1.5, rule_shape(kind, shape)) for name, kind in kinds.items()}
+    state = {name: draw.uniform(0.5, 1.5, rule_shape(one.per, shape)) for name, one in states.items()}
     param, grad = (draw.standard_normal(shape) * (1 + np.arange(math.prod(shape)).reshape(shape)) for _ in range(2))
     return param, grad, {**state, STEP: np.float64(3.0)}
 
@@ -56,9 +56,9 @@ def cut(array, shard):
 
 def start(opt, param, values, shard):
     value, grad, state = values
-    kinds = opt.state_kinds(param)
+    states = opt.states_of(param)
     tensors = [paddle.to_tensor(cut(x, shard)) for x in (value, grad)]
-    state = {n: paddle.to_tensor(cut(x, shard) if kinds.get(n) == ELEMENT else x) for n, x in state.items()}
+    state = {n: paddle.to_tensor(cut(x, shard) if states[n].per == ELEMENT else x) for n, x in state.items()}
     options = opt.values_now(opt.group_of(param))[0]
     return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), shard=shard, **options)
 
@@ -101,7 +101,7 @@ def cases():
 def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
     shape = SHAPES[shape_name]
     opt, param = optimizer(rule, shape)
-    values = tensors_of(shape, opt.state_kinds(param))
+    values = tensors_of(shape, opt.states_of(param))
     want, want_state = run_locally(start(opt, param, values, Shard(shape)))
     shards = shards_of(shape, cut_name, axis, 2)
     got = run_side_by_side([start(opt, param, values, shard) for shard in shards])
@@ -110,7 +110,7 @@ def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
         assert state.keys() == want_state.keys()
         for name, value in state.items():
             whole = want_state[name].numpy()
-            expected = cut(whole, shard) if opt.state_kinds(param)[name] == ELEMENT else whole
+            expected = cut(whole, shard) if opt.states_of(param)[name].per == ELEMENT else whole
             if 0 not in value.shape:
                 np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11, atol=1e-11, err_msg=name)
 
@@ -157,3 +157,14 @@ def test_paddles_own_placement_of_rows_and_columns_is_refused(optim):
     with pytest.raises(ValueError, match="use `paddle_ldopt.parallel.save_checkpoint`"):
         wrapper.sharded_state_dict()
     assert opt.state_dict() == {}
+
+
+def test_a_former_optimizer_leaves_no_hooks(monkeypatch):
+    monkeypatch.setattr(sharded, "is_sharded", lambda: True)
+    param = paddle.create_parameter([2], "float32")
+    missing = sharded.MissingGradients([param])
+    here = missing._here
+    for known in ({param.name}, set()):
+        param.sum().backward()
+        assert here == known
+        missing = here.clear()

@@ -44,8 +44,8 @@ def test_all_state_has_its_place(name, steps, prefix):
     for key, param in (("matrix", model.matrix), ("batch", model.batch), ("vector", model.vector)):
         shape = tuple(param.shape)
         shapes = {"element": shape, "row": shape[:-1], "column": (*shape[:-2], shape[-1]), "scalar": (1,)}
-        for state, kind in {**opt.state_kinds(param), "beta1_pow_acc": "scalar"}.items():
-            expected[f"{key}.{state}_0"] = shapes[kind]
+        for name, state in opt.states_of(param).items():
+            expected[f"{key}.{name}_0"] = shapes[state.per]
     assert {key: weight.global_shape for key, weight in found.items()} == expected
     held = {id(value) for values in opt._accumulators.values() for value in values.values()}
     for key, weight in found.items():
@@ -58,7 +58,7 @@ def test_all_state_has_its_place(name, steps, prefix):
 def test_shards_of_a_flattened_parameter(name):
     model, opt = trained(name)
     weights = model.sharded_state_dict()
-    elements = [key for key, kind in opt.state_kinds(model.vector).items() if kind == "element"]
+    elements = [key for key, state in opt.states_of(model.vector).items() if state.per == "element"]
     for state in elements:  # what sharding makes of a slice: flat, and padded
         padded = paddle.arange(4, dtype="float32")
         opt._accumulators[state][model.vector.name] = padded
@@ -78,8 +78,8 @@ def test_rows_and_columns_are_the_whole_parameters():
     weights = model.sharded_state_dict()
     matrix = weights["matrix"]
     half = ShardedWeight("matrix", matrix.local_tensor, (2, COLUMNS), (2 * ROWS, COLUMNS), (2, 0))
-    kinds = opt.state_kinds(model.matrix)
-    rows = [state for state, kind in kinds.items() if kind == "row"]
+    states = opt.states_of(model.matrix)
+    rows = [name for name, state in states.items() if state.per == "row"]
     with pytest.raises(ValueError, match=rf"'matrix\.\w+_0' .* Received: {ROWS} elements, not {2 * ROWS}"):
         opt.sharded_state_dict({**weights, "matrix": half, "tied.weight": half})
     for row in rows:
@@ -88,7 +88,7 @@ def test_rows_and_columns_are_the_whole_parameters():
     found = opt.sharded_state_dict({**weights, "matrix": whole, "tied.weight": whole})
     assert found[f"matrix.{row}_0"].local_shape == found[f"matrix.{row}_0"].global_shape == (2 * ROWS,)
     assert found[f"matrix.{row}_0"].global_offset == (0,)
-    column = next(state for state, kind in kinds.items() if kind == "column")
+    column = next(name for name, state in states.items() if state.per == "column")
     assert found[f"matrix.{column}_0"].global_shape == (COLUMNS,)
-    element = next(state for state, kind in kinds.items() if kind == "element")
+    element = next(name for name, state in states.items() if state.per == "element")
     assert found[f"matrix.{element}_0"].global_offset == (ROWS, 0)

@@ -12,6 +12,7 @@ import paddle_ldopt as ldopt
 
 SHAPES = {name: tuple(shape) for name, shape in load_index()["parameters"].items()}
 FLOAT32 = {"adamwdl": 1e-5}  # Paddle's kernel keeps the powers of the betas in float32: 1 - 0.999 loses four digits
+_MUON = {"use_muon": lambda param: len(param.shape) in (2, 4), "ns_dtype": "float32"}  # on an accelerator, too
 # name -> arguments that make it an optimizer with an external rate of 0.01, a decay of 0.1
 OPTIMIZERS = {
     "adamwdl": {"learning_rate": 0.01, "weight_decay": 0.1},
@@ -19,14 +20,13 @@ OPTIMIZERS = {
     "lamb": {"learning_rate": 0.01, "weight_decay": 0.1},
     "adafactor": {"learning_rate": 0.01, "weight_decay": 0.1, "relative_step": False, "scale_parameter": False},
     "adamweightdecay": {"learning_rate": 0.01, "weight_decay_rate": 0.1},
+    "muon": {"learning_rate": 0.01, "weight_decay": 0.1, **_MUON},
 }
-_MUON = {"use_muon": lambda param: len(param.shape) in (2, 4), "ns_dtype": "float32"}  # on an accelerator, too
 VARIANTS = {
     **OPTIMIZERS,
     "came, compressed": {**OPTIMIZERS["came"], "compression": True},
     "adafactor, relative": {"weight_decay": 0.1},
     "adafactor, momentum": {**OPTIMIZERS["adafactor"], "beta1": 0.9},
-    "muon": {"learning_rate": 0.01, "weight_decay": 0.1, **_MUON},
     "adamweightdecay, amsgrad": {**OPTIMIZERS["adamweightdecay"], "amsgrad": True},
 }
 OF_ARITHMETIC = {  # what has arithmetic of its own
@@ -45,7 +45,7 @@ OF_LIBRARY = {  # what the C library computes in a way of its own
     "adamweightdecay, clipped": {**VARIANTS["adamweightdecay"], "clipnorm": 0.5, "clipvalue": 0.3, "decay": 0.1},
     "adamweightdecay, globally clipped": {**VARIANTS["adamweightdecay"], "global_clipnorm": 0.5},
 }
-every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)  # except Muon, which is among the variants
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
