@@ -115,7 +115,7 @@ def begin_with_shares(model, counts):
 
 def build(args, options, parts):
     """Return a Trainer, and the share of the most frequent token in the test rows."""
-    count = lambda tokenizer: lambda text: len(tokenizer(text, verbose=False)["input_ids"])  # noqa: E731
+    count = lambda text, tokenizer: len(tokenizer(text, verbose=False)["input_ids"])  # noqa: E731
     tokenizer, model = load_encoder(args, options, parts.train, count, "MaskedLM")
     special = set(tokenizer.all_special_ids)
     data = parts.each(lambda texts: Rows(texts, tokenizer, options.max_length))
@@ -132,8 +132,7 @@ def run(argv):
     wanted = {"text_column": options.text_column}
 
     def texts(names, table, source, notes):
-        others = {"text_column": ("0",)} if len(names) == 1 else {}
-        return [str(text) for (text,) in rows_of_columns(names, table, wanted, source, notes, others)]
+        return [str(text) for (text,) in rows_of_columns(names, table, wanted, source, notes)]
 
     parts = load_tables(options, wanted, texts, own={"docstrings": docstring_texts}, key=str)
     trainer, baseline = build(args, options, parts)

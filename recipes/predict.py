@@ -43,7 +43,8 @@ def read_inputs(args, expected, notes):
         notes.rows = len(args.inputs) // width
         return zip(*[iter(args.inputs)] * width)
     if not path.is_file():
-        raise error("The input file does not exist.", input=path)
+        problem = "The input file does not exist or is a folder; give images as arguments, such as `FOLDER/*.png`."
+        raise error(problem, input=path)
     if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt":
         return _lines(io.StringIO(decode(path, args.encoding)), width, path, notes)
     wanted, prompts = {name: getattr(args, name) for name in COLUMNS[:width]}, ()
@@ -59,8 +60,7 @@ def read_inputs(args, expected, notes):
         names, table = with_prompts(names, table)
     for name, column in wanted.items():
         wanted[name] = trained_on[name] if column is None and trained_on.get(name) in names else column
-    others = {name: (*prompts, *([str(i)] if len(names) == width else [])) for i, name in enumerate(wanted)}
-    return [tuple(map(str, row)) for row in rows_of_columns(names, table, wanted, path, notes, others)]
+    return [tuple(map(str, row)) for row in rows_of_columns(names, table, wanted, path, notes, prompts)]
 
 
 def _lines(lines, width, source, notes):

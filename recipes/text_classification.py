@@ -59,12 +59,12 @@ class Texts(Encoded):
 
     def __init__(self, rows, tokenizer, max_length, splits):
         super().__init__()
-        self.rows, self.splits, self.scores = rows, splits, classification.of_kind(splits).scores
+        self.rows, self.splits = rows, splits
         for text, label in rows:
             self.append({**tokens_of(text, tokenizer, max_length, self), "labels": splits.target(label)})
 
     def score(self, prediction):
-        return self.scores(prediction.predictions, prediction.label_ids)
+        return classification.scores(self.splits, prediction.predictions, prediction.label_ids)
 
     def judge(self, logits, labels):
         texts = [text for text, _ in self.rows]
@@ -72,13 +72,13 @@ class Texts(Encoded):
 
 
 def build(args, options, splits):
-    count = lambda tokenizer: lambda row: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
+    count = lambda row, tokenizer: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
     tokenizer, model = load_encoder(args, options, splits.train, count, classes=splits.labels)
     by_length = {part: sorted(getattr(splits, part), key=lambda row: len(row[0])) for part in ("validation", "test")}
     rows = {"train": splits.train, **by_length}  # less padding
     data = {part: Texts(rows[part], tokenizer, options.max_length, splits) for part in rows}
     trainer = FineTuner(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
-    trainer.loss = classification.of_kind(splits).loss
+    trainer.loss = classification.LOSSES[splits.kind]
     return trainer
 
 
@@ -94,12 +94,11 @@ def run(argv):
     if options.data == "docstrings":  # two cores learn them in minutes; 99 % of the rows would be twice the tokens
         options.max_length = options.max_length or 64
         splits = dataclasses.replace(splits, train=sample(splits.train, 50, args.seed))
-    kind = classification.of_kind(splits)
-    choose_metric(args, kind.names, argv)
+    choose_metric(args, classification.METRICS[splits.kind], argv)
     trainer = build(args, options, splits)
     noted = {"pair": "text_pair_column" in splits.notes.columns, "kind": splits.kind}
     noted |= {"scale": splits.scale} if splits.kind == "scores" else {}
-    fine_tune(trainer, kind.baseline(), options, argv, splits, noted)
+    fine_tune(trainer, classification.baseline(splits), options, argv, splits, noted)
 
 
 main = entry_point(run)

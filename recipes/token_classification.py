@@ -207,9 +207,8 @@ def build(args, options, parts):
     if len(tags) < 2:
         raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=options.data)
 
-    def count(tokenizer):
-        special = tokenizer.num_special_tokens_to_add()
-        return lambda row: special + sum(map(len, pieces_of(row[0], tokenizer)))
+    def count(row, tokenizer):
+        return tokenizer.num_special_tokens_to_add() + sum(map(len, pieces_of(row[0], tokenizer)))
 
     tokenizer, model = load_encoder(args, options, parts.train, count, "TokenClassification", tags)
     data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, options.max_length))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 RECIPES = Path(__file__).resolve().parents[1]
 if Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve().parent == RECIPES:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within an import in C; `entry_point` sets a handler
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within an import in C; `start` sets a handler
 
 for text in (
     "No ccache found|Setuptools is replacing distutils|The distutils package is deprecated|No shared comm will be",

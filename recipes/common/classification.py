@@ -1,8 +1,6 @@
 """Scores of classes, sets of labels and scores, by scikit-learn and SciPy; the most confident mistakes."""
 
-import dataclasses
 from collections import Counter
-from typing import Callable
 
 import numpy as np
 from paddle.nn import functional
@@ -14,26 +12,30 @@ from . import silent
 from .fine_tuning import Score
 from .trainers import logits_of
 
-CLASSES, LABELS, SCORES = ("accuracy", "macro_f1", "matthews"), ("micro_f1", "macro_f1", "exact"), ("rmse", "pearson")
+METRICS = {  # of each kind of label; the first is the main one
+    "classes": ("accuracy", "macro_f1", "matthews"),
+    "labels": ("micro_f1", "macro_f1", "exact"),
+    "scores": ("rmse", "pearson"),
+}
+LOSSES = {
+    "classes": functional.cross_entropy,
+    "labels": functional.binary_cross_entropy_with_logits,
+    "scores": functional.mse_loss,
+}
 MISTAKES = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What belongs to one kind of label: its metrics (the first is the main one), loss, scores, baseline."""
-
-    names: tuple
-    loss: Callable
-    scores: Callable  # of logits and the labels that the loss takes
-    baseline: Callable  # Parts -> `Score` on the test rows
-
-
-def of_kind(splits):
-    return {
-        "classes": Kind(CLASSES, functional.cross_entropy, class_scores, lambda: majority_score(splits.test)),
-        "labels": Kind(LABELS, functional.binary_cross_entropy_with_logits, label_scores, lambda: _usual(splits)),
-        "scores": Kind(SCORES, functional.mse_loss, _scores_of(splits), lambda: _mean(splits)),
-    }[splits.kind]
+def baseline(splits):
+    """Return the `Score` of a constant prediction on the test rows."""
+    if splits.kind == "classes":
+        return majority_score(splits.test)
+    if splits.kind == "scores":
+        deviations = [score - splits.scale[0] for _, score in splits.test]
+        return Score("rmse", "mean score", float(np.sqrt(np.mean(np.square(deviations)))))
+    right = np.array([splits.target(label) for _, label in splits.test])
+    usual = Counter(label for _, label in splits.train).most_common(1)[0][0]
+    found = 2 * np.tile(splits.target(usual), (len(right), 1)) - 1
+    return Score("micro_f1", "most frequent set", scores(splits, found, right)["micro_f1"])
 
 
 def majority_score(rows):
@@ -41,17 +43,19 @@ def majority_score(rows):
     return Score("accuracy", "majority class", Counter(label for _, label in rows).most_common(1)[0][1] / len(rows))
 
 
-def _usual(splits):
-    """Return the score of the most frequent set of labels in the training rows."""
-    usual = Counter(label for _, label in splits.train).most_common(1)[0][0]
-    right = np.array([splits.target(label) for _, label in splits.test])
-    found = label_scores(2 * np.tile(splits.target(usual), (len(right), 1)) - 1, right)
-    return Score("micro_f1", "most frequent set", found["micro_f1"])
-
-
-def _mean(splits):
-    mean, _ = splits.scale
-    return Score("rmse", "mean score", float(np.sqrt(np.mean([(score - mean) ** 2 for _, score in splits.test]))))
+def scores(splits, logits, labels):
+    """Return the metrics of a model's logits, given the labels that the loss takes."""
+    if splits.kind == "classes":
+        return class_scores(logits, labels)
+    logits, labels = (np.asarray(values, "float64") for values in (logits_of(logits), labels))
+    if splits.kind == "labels":
+        predicted, right = logits > 0, labels > 0.5
+        f1 = lambda kind: float(metrics.f1_score(right, predicted, average=kind, zero_division=0))  # noqa: E731
+        return {"micro_f1": f1("micro"), "macro_f1": f1("macro"), "exact": float((predicted == right).all(1).mean())}
+    found, right = logits.flatten() * splits.scale[1], labels.flatten() * splits.scale[1]
+    constant = len(found) < 2 or found.std() == 0 or right.std() == 0
+    pearson = 0.0 if constant else float(stats.pearsonr(found, right).statistic)
+    return {"rmse": float(np.sqrt(np.mean((found - right) ** 2))), "pearson": pearson}
 
 
 @silent()
@@ -62,23 +66,6 @@ def class_scores(logits, labels):
         "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
         "matthews": float(metrics.matthews_corrcoef(labels, predicted)),
     }
-
-
-def label_scores(logits, labels):
-    predicted, right = np.asarray(logits_of(logits)) > 0, np.asarray(labels) > 0.5
-    f1 = lambda kind: float(metrics.f1_score(right, predicted, average=kind, zero_division=0))  # noqa: E731
-    return {"micro_f1": f1("micro"), "macro_f1": f1("macro"), "exact": float((predicted == right).all(1).mean())}
-
-
-def _scores_of(splits):
-    def scores(logits, labels):
-        deviation = splits.scale[1]
-        found, right = (np.asarray(values, "float64").flatten() * deviation for values in (logits_of(logits), labels))
-        constant = len(found) < 2 or found.std() == 0 or right.std() == 0
-        pearson = 0.0 if constant else float(stats.pearsonr(found, right).statistic)
-        return {"rmse": float(np.sqrt(np.mean((found - right) ** 2))), "pearson": pearson}
-
-    return scores
 
 
 def judge(logits, right, names, inputs, kind="classes"):
@@ -110,9 +97,9 @@ def _by_class(names, each, title):
 
 def table_of_scores(title, found, columns):
     """Return header and rows for name -> {column: score}; the last column counts, and without a count is no score."""
-    *scores, count = columns
+    *names, count = columns
     cell = lambda row, column: f"{row[column]:.3f}" if row[count] else "-"  # noqa: E731
-    rows = [(name, *(cell(row, column) for column in scores), int(row[count])) for name, row in found.items()]
+    rows = [(name, *(cell(row, column) for column in names), int(row[count])) for name, row in found.items()]
     return (title, *columns), rows
 
 

@@ -210,8 +210,7 @@ def best_rate(runs, rates, decay):
 def spread(values):
     if not all(map(math.isfinite, values)):
         return "diverged"
-    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{deviation}"
+    return f"{statistics.mean(values):.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def _print(text):

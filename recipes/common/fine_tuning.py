@@ -1,6 +1,5 @@
 """A recipe's training with its callbacks, its results and its report."""
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -8,8 +7,7 @@ from dataclasses import MISSING
 
 from paddlenlp.trainer import EarlyStoppingCallback
 
-from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
+from paddle_ldopt.trainer import LayerLRCallback
 
 from . import command
 from .arguments import LOWER_IS_BETTER
@@ -37,14 +35,6 @@ class Score:
             return f"beats the baseline ({self.baseline}) by {gain:.3f}"
         how = f"{-gain:.3f} worse" if gain else "equal"
         return f"does not beat the baseline ({self.baseline}): {how}"
-
-
-class FileSchedule(ScheduleCallback):
-    """Write the schedule's picture and table, but do not print it."""
-
-    def on_train_begin(self, *args, **kwargs):
-        with contextlib.redirect_stdout(None):
-            super().on_train_begin(*args, **kwargs)
 
 
 def rates_of(layers, args):
@@ -78,12 +68,9 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     title = f"{options.model} on {options.data}, {decay}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, title, trainer.layer_map)
     check_data(args, parts)
-    callbacks, stop = [report, LayerLRCallback(trainer.layer_map), noted_arguments], StopWithCheckpoint()
-    if args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
-        callbacks.append(FileSchedule(f"{args.output_dir}/schedule.png", layers=trainer.layer_map))  # and schedule.csv
     if args.load_best_model_at_end:
-        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    for callback in (*callbacks, stop):
+        trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
+    for callback in (report, LayerLRCallback(trainer.layer_map), noted_arguments, stop := StopWithCheckpoint()):
         trainer.add_callback(callback)
     began = time.perf_counter()
     with stop:

@@ -8,8 +8,6 @@ from .rows import Encoded, load_tables, rows_of_columns
 IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the vocabulary of bytes
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 ROLES |= {"bot": "assistant", "observation": "user", "function_call": "assistant", "tool": "user"}
-
-
 ALPACA = "instruction + input"
 
 
@@ -28,8 +26,7 @@ def load_pairs(options, own, conversations=False):
     """Return the `Parts` of (source, target) rows, or of conversations, of `options.data`."""
     given = {"source_field": options.source_field, "target_field": options.target_field}
 
-    def rows(names, table, source, notes):
-        wanted = given
+    def rows(names, table, source, notes, wanted=given):
         if {"instruction", "input", "output"} <= set(names) and options.source_field is None:
             names, table = with_prompts(names, table)
             wanted = {"source_field": ALPACA, "target_field": options.target_field or "output"}
@@ -38,8 +35,7 @@ def load_pairs(options, own, conversations=False):
             notes.drop([(place, "answer") for place, turns in talks if not answered(turns)], len(talks), source)
             notes.unread.update(name for name in ("tools", "functions") if name in names)
             return [turns for _, turns in talks if answered(turns)]
-        others = {"source_field": ("0",), "target_field": ("1",)} if len(names) == 2 else {}
-        found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes, others)]
+        found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes)]
         return [(("user", a), ("assistant", b)) for a, b in found] if conversations else found
 
     return load_tables(options, given, rows, own=own, key=lambda row: row[0] if isinstance(row[0], str) else row[0][1])

@@ -68,7 +68,7 @@ def functions():
     return sorted(rows, key=lambda function: draw(function[2]))
 
 
-def _source(what):
+def source_of(what):
     return f"{what} in Python {sys.version.split()[0]}'s library"
 
 
@@ -82,7 +82,7 @@ def tagged_docstrings():
         tags = [known.get(word, "O") for word in words]
         if "B-ARGUMENT" in tags:
             rows.append((words, tags))
-    return deal(rows[:1200], lambda row: " ".join(row[0]), _source("Words of docstrings"))
+    return deal(rows[:1200], lambda row: " ".join(row[0]), source_of("Words of docstrings"))
 
 
 def _paragraph(docstring):
@@ -101,7 +101,7 @@ def function_names():
         text = _sentence(docstring)
         if words and not name.startswith("__") and len(text) < 60:  # two cores read the short ones in minutes
             rows.append((text, " ".join(words).lower()))
-    return deal(rows, lambda row: row[0], _source("Docstrings and names of functions"))
+    return deal(rows, lambda row: row[0], source_of("Docstrings and names of functions"))
 
 
 def written_dates():
@@ -117,4 +117,4 @@ def written_dates():
 def docstring_texts():
     texts = [_sentence(docstring) for _, _, docstring in functions()]
     kept = [text for text in texts if 8 <= len(text.split()) <= 16]
-    return deal(kept[:1900], str, _source("First sentences of docstrings"))
+    return deal(kept[:1900], str, source_of("First sentences of docstrings"))

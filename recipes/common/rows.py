@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import error
 from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, placed, read_table, wrong_rows
-from .start import ON_HUB, SOURCES
+from .start import HUBS, ON_HUB
 
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 SPLITS = tuple(STEMS)
@@ -31,8 +31,8 @@ class Parts:
     def __post_init__(self):
         for split, rows in self.each(list).items():
             if not rows:
-                problem = f"No rows are left for {split}: give more rows, or a {split} file."
                 dropped = {reason: count for reason, count in self.notes.dropped.items() if count}
+                problem = f"No rows are left for {split}: give more rows, or this split."
                 raise error(problem, source=self.source, **({"dropped": dropped} if dropped else {}))
 
     def each(self, function):
@@ -51,7 +51,7 @@ class Parts:
         """A line that warns if the validation or test rows are too few to judge a model by, or ""."""
         judged = {"validation": self.validation, "test": self.test}
         few = ", ".join(f"{len(rows)} {split}" for split, rows in judged.items() if len(rows) < FEW)
-        advice = f"scores on fewer than {FEW} rows mean little; give more rows, or a file for each of these splits"
+        advice = f"scores on fewer than {FEW} rows mean little; give more rows, or each of these splits"
         return f"\nwarning: few rows to judge by ({few}): {advice}." if few else ""
 
 
@@ -115,7 +115,7 @@ def load_parts(data, *, own, read, rows_of, key, find=None):
     if ON_HUB.match(str(data)):
         return deal(hub_rows(data, lambda records, split: rows_of(records, split, notes)), key, data, notes)
     if not Path(data).exists():
-        raise error(f"The source does not exist. Accepted: {', '.join((*own, SOURCES))}.", source=data)
+        raise error(f"The source does not exist. Accepted: {', '.join(own)}, a path, {HUBS}.", source=data)
     found = find(Path(data)) if find else split_files(Path(data), SUFFIXES)
     return deal({split: read(path, notes) for split, path in found.items()}, key, data, notes)
 
@@ -149,13 +149,17 @@ def split_files(path, suffixes):
     return found
 
 
-def rows_of_columns(names, table, wanted, source, notes, others=None):
-    """Return the cells of the wanted columns of each row; drop rows without one, refuse a file with many of these."""
+def rows_of_columns(names, table, wanted, source, notes, others=()):
+    """Return the cells of the wanted columns of each row; drop rows without one, refuse a file with many of these.
+
+    A column without a usual name or one of `others` is known by its place if the file has the wanted columns alone.
+    """
     if not table:
         raise error("The file has no rows.", source=source)
-    others = others or {}
-    find = lambda option: column_of(names, option, wanted[option], source, others.get(option, ()))  # noqa: E731
-    columns = {option: find(option) for option in wanted}
+    columns = {}
+    for place, (option, column) in enumerate(wanted.items()):
+        known = (*others, str(place)) if len(names) == len(wanted) else others
+        columns[option] = column_of(names, option, column, source, known)
     if len(set(columns.values())) < len(columns):
         raise error(f"These must be different columns of {names}.", source=source, **wanted)
     rows, wrong, dropped = [], [], []

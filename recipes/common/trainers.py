@@ -1,7 +1,5 @@
 """The Trainers of the recipes, what they print while they train, and how they end on Ctrl-C and SIGTERM."""
 
-import contextlib
-import io
 import signal
 import sys
 import time
@@ -16,7 +14,7 @@ from paddle_ldopt.trainer import LdoptTrainerMixin, StopOnSigterm
 
 from . import command
 
-UNSHOWN = ("_runtime", "_per_second", "_ppl")
+UNSHOWN, SILENCE = ("_runtime", "_per_second", "_ppl"), 60  # seconds between two lines
 
 
 def logits_of(outputs):
@@ -86,29 +84,28 @@ def token_scores(prediction, lost=0):
 
 
 class ShortProgress(TrainerCallback):
-    """Print a line after each evaluation of a training."""
+    """Print a line after each evaluation of a training, and after a minute without one."""
 
-    _main, _loss = False, None
+    _main, _loss = False, ""
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._main, self._began = state.is_world_process_zero, time.perf_counter()
+        self._printed = self._began
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        logs = logs or {}
-        self._loss = logs.get("loss", self._loss)
+    def on_log(self, args, state, control, logs, **kwargs):
+        now = time.perf_counter()
+        if "loss" in logs:
+            self._loss = f"training loss {logs['loss']:.3f}"
         found = {k[5:]: v for k, v in logs.items() if k.startswith("eval_") and not k.endswith(UNSHOWN)}
-        if found and self._main:
+        if self._main and (found or ("loss" in logs and now - self._printed > SILENCE)):
             metrics = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
-            loss = "" if self._loss is None else f"training loss {self._loss:.3f}; "
-            seconds = time.perf_counter() - self._began
-            step = f"step {state.global_step}/{state.max_steps}, {seconds:.0f} s"
-            print(f"{step}: {loss}validation {metrics}", flush=True)
+            said = "; ".join(filter(None, (self._loss, f"validation {metrics}" * bool(found))))
+            print(f"step {state.global_step}/{state.max_steps}, {now - self._began:.0f} s: {said}", flush=True)
+            self._printed = now
 
     def on_train_end(self, args, state, control, **kwargs):
         """Print no later evaluations, which are of the test."""
         self._main = False
-        if kwargs.get("metrics_dumper") is not None:  # as the Trainer's own callbacks do
-            kwargs["metrics_dumper"].close()
 
 
 class Bar(ProgressCallback):
@@ -121,39 +118,33 @@ class Bar(ProgressCallback):
 class StopWithCheckpoint(StopOnSigterm):
     """End a run on Ctrl-C as `StopOnSigterm` ends it on SIGTERM, and print the command that resumes it.
 
-    The exit code is 130 after Ctrl-C, 143 after SIGTERM. A second Ctrl-C ends the process at once.
+    The exit code is 130 after Ctrl-C, 143 after SIGTERM. A second signal ends the process at once.
     """
 
-    interrupted = False
+    number = signal.SIGTERM
 
     def __enter__(self):
         super().__enter__()
-        self._before_interrupt = signal.signal(signal.SIGINT, self._interrupt)
+        self._before_interrupt = signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, kind, *rest):
         signal.signal(signal.SIGINT, self._before_interrupt)
-        if self.interrupted and kind is None:  # the run came to its end in the step that was interrupted
+        if self.number == signal.SIGINT and kind is None:  # the run came to its end in the step that was interrupted
             self.asked = False
         super().__exit__(kind, *rest)
 
-    def _note(self, *_):
+    def _note(self, number, *_):
         super()._note()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal also ends a step that hangs
-
-    def _interrupt(self, *_):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within a step that hangs
-        self.interrupted = True
-        print("\nCtrl-C: saving a checkpoint after this step; Ctrl-C again ends at once", file=sys.stderr, flush=True)
-        signal.raise_signal(signal.SIGTERM)
+        for each in (signal.SIGINT, signal.SIGTERM):  # a second signal also ends a step that hangs
+            signal.signal(each, signal.SIG_DFL)
+        self.number, name = number, "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        print(f"\n{name}: saving a checkpoint after this step; {name} again ends at once", file=sys.stderr, flush=True)
 
     def on_save(self, args, state, control, **kwargs):
         """Exit, and print the command that resumes."""
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):  # in place of its line, the command
-                super().on_save(args, state, control, **kwargs)
-        except SystemExit as ended:
+        if self._agreed:
             if args.local_rank in (-1, 0):
                 again = command(args.recipe, "--resume_from_checkpoint", args.output_dir)  # also in a sweep
                 print(f"resume: {again}", file=sys.stderr)
-            raise SystemExit(130 if self.interrupted else ended.code) from None
+            raise SystemExit(128 + self.number)

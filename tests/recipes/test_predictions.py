@@ -293,6 +293,7 @@ def test_a_closed_pipe_is_no_error(labels):
         (["run"], "either inputs or `--input FILE`"),
         (["run", "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
         (["run", "--input", "nowhere.csv"], "input file does not exist"),
+        (["run", "--input", "."], "or is a folder; give images as arguments"),
     ],
 )
 def test_what_cannot_be_labelled_is_said_in_one_line(labels, argv, says):

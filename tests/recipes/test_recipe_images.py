@@ -49,7 +49,7 @@ def test_images_of_folders(photos):
         image_data.load_images(str(photos / "dev"))
     with pytest.raises(ValueError, match="no images .* in a subfolder for each class"):
         image_data.load_images(str(photos / "train" / "red"))
-    with pytest.raises(ValueError, match="Accepted: digits, a file, a folder.*Received: source='nowhere'"):
+    with pytest.raises(ValueError, match="Accepted: digits, a path, .*Received: source='nowhere'"):
         image_data.load_images("nowhere")
 
 
