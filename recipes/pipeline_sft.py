@@ -153,7 +153,7 @@ def last_step(args):
 
 
 def run(argv):
-    (args,) = parse_line(argv, Options)
+    args = parse_line(argv, Options)
     launched(args)
     hcg = start(args)
     done = last_step(args)

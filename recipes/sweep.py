@@ -39,7 +39,7 @@ class Options:
 
 
 def run(argv):
-    (options,) = parse_line(argv, Options)
+    options = parse_line(argv, Options)
     again = command("sweep", *take(argv, "output_dir")[1], "--output_dir", options.output_dir)
     print(f"after an interruption: {again}", flush=True)
     seeds = list(range(options.first_seed, options.first_seed + options.seeds))

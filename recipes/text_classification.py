@@ -17,7 +17,7 @@ from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
 from common import classification
-from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
+from common.arguments import RecipeArguments, choose_metric, option, parse
 from common.comparison import Study
 from common.fine_tuning import fine_tune
 from common.pretrained import load_encoder
@@ -30,15 +30,10 @@ from paddlenlp.data import DataCollatorWithPadding
 
 @dataclasses.dataclass
 class Arguments(RecipeArguments):
-    """PaddleNLP's training arguments."""
+    """The recipe's own arguments and PaddleNLP's."""
 
     recipe = "text_classification"
     metrics = ("accuracy", "macro_f1", "matthews", "micro_f1", "exact", "rmse", "pearson", "loss")
-
-
-@dataclasses.dataclass
-class Options(FileOptions):
-    """Model, data, encoding and comparison."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
@@ -52,6 +47,7 @@ class Options(FileOptions):
     compare: bool = option(False, "train with uniform and with layer-wise rates; write a report, keep no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of --compare")
     compare_seeds: int = option(3, "number of seeds of --compare; the first is --seed", least=1)
+    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
 
 
 class Texts(Encoded):
@@ -71,34 +67,34 @@ class Texts(Encoded):
         return classification.judge(logits, labels, self.splits.labels, texts, self.splits.kind)
 
 
-def build(args, options, splits):
+def build(args, splits):
     count = lambda row, tokenizer: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
-    tokenizer, model = load_encoder(args, options, splits.train, count, classes=splits.labels)
+    tokenizer, model = load_encoder(args, splits.train, count, classes=splits.labels)
     by_length = {part: sorted(getattr(splits, part), key=lambda row: len(row[0])) for part in ("validation", "test")}
     rows = {"train": splits.train, **by_length}  # less padding
-    data = {part: Texts(rows[part], tokenizer, options.max_length, splits) for part in rows}
+    data = {part: Texts(rows[part], tokenizer, args.max_length, splits) for part in rows}
     trainer = FineTuner(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
     trainer.loss = classification.LOSSES[splits.kind]
     return trainer
 
 
 def run(argv):
-    options, args, argv = parse(argv, Options, Arguments)
-    if options.compare:
+    args, argv = parse(argv, Arguments)
+    if args.compare:
         unsaved = ["--evaluation_strategy=no", "--save_strategy=no", "--no_load_best_model_at_end"]
-        decays, seeds = [1.0, args.layerwise_lr_decay], range(args.seed, args.seed + options.compare_seeds)
+        decays, seeds = [1.0, args.layerwise_lr_decay], range(args.seed, args.seed + args.compare_seeds)
         given = [*argv, "--compare=False", *unsaved]  # each run adds its own rate, decay, seed and folder
-        Study(args.recipe, given, options.compare_learning_rates, decays, seeds, args.output_dir).run()
+        Study(args.recipe, given, args.compare_learning_rates, decays, seeds, args.output_dir).run()
         return
-    splits = load_splits(options.data, **{name: getattr(options, name) for name in READING})
-    if options.data == "docstrings":  # two cores learn them in minutes; 99 % of the rows would be twice the tokens
-        options.max_length = options.max_length or 64
+    splits = load_splits(args.data, **{name: getattr(args, name) for name in READING})
+    if args.data == "docstrings":  # two cores learn them in minutes; 99 % of the rows would be twice the tokens
+        args.max_length = args.max_length or 64
         splits = dataclasses.replace(splits, train=sample(splits.train, 50, args.seed))
     choose_metric(args, classification.METRICS[splits.kind], argv)
-    trainer = build(args, options, splits)
+    trainer = build(args, splits)
     noted = {"pair": "text_pair_column" in splits.notes.columns, "kind": splits.kind}
     noted |= {"scale": splits.scale} if splits.kind == "scores" else {}
-    fine_tune(trainer, classification.baseline(splits), options, argv, splits, noted)
+    fine_tune(trainer, classification.baseline(splits), argv, splits, noted)
 
 
 main = entry_point(run)

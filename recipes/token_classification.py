@@ -21,7 +21,7 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 import numpy as np
 from common import error, silent
-from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
+from common.arguments import RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
 from common.files import BETWEEN, CJK, TAGGED, placed, read_tagged, tagged_rows
 from common.fine_tuning import Score, fine_tune
@@ -39,24 +39,20 @@ IGNORED = -100  # the label of tokens that are not the first of a word, and of w
 
 @dataclasses.dataclass
 class Arguments(RecipeArguments):
-    """PaddleNLP's training arguments."""
+    """The recipe's own arguments and PaddleNLP's."""
 
     recipe = "token_classification"
     metrics = ("f1", "accuracy", "loss")
-
-    num_train_epochs: float = 2
-    metric_for_best_model: str = "f1"
-
-
-@dataclasses.dataclass
-class Options(FileOptions):
-    """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     word_column: int = option(0, "number of the word's column, from 0; negative numbers count from the end")
     tag_column: int = option(-1, "number of the tag's column")
     max_length: Optional[int] = option(None, "maximum tokens per window; by default 99 % of the sentences fit", least=4)
+    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
+
+    num_train_epochs: float = 2
+    metric_for_best_model: str = "f1"
 
 
 class TaggedWords(Encoded):
@@ -202,26 +198,26 @@ def most_frequent_tags(train, test):
     return [[usual.get(word, majority) for word in words] for words, _ in test]
 
 
-def build(args, options, parts):
+def build(args, parts):
     tags = sorted({tag for rows in parts.each(list).values() for _, row in rows for tag in row})
     if len(tags) < 2:
-        raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=options.data)
+        raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=args.data)
 
     def count(row, tokenizer):
         return tokenizer.num_special_tokens_to_add() + sum(map(len, pieces_of(row[0], tokenizer)))
 
-    tokenizer, model = load_encoder(args, options, parts.train, count, "TokenClassification", tags)
-    data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, options.max_length))
+    tokenizer, model = load_encoder(args, parts.train, count, "TokenClassification", tags)
+    data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, args.max_length))
     return FineTuner(model, args, data, DataCollatorForTokenClassification(tokenizer), tokenizer)
 
 
 def run(argv):
-    options, args, argv = parse(argv, Options, Arguments)
+    args, argv = parse(argv, Arguments)
     parts = load_parts(
-        options.data,
+        args.data,
         own={"docstrings": tagged_docstrings},
         find=lambda path: split_files(path, TAGGED),
-        read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
+        read=lambda path, notes: read_tagged(path, args.word_column, args.tag_column, args.encoding, notes),
         rows_of=lambda records, split, notes: tagged_rows(placed(records), split, notes),
         key=lambda row: " ".join(row[0]),
     )
@@ -234,7 +230,7 @@ def run(argv):
     chinese = [len(word) == 1 for word in words if re.match(f"[{CJK}]", word)]
     single = sum(chinese) > 0.9 * len(chinese) and not characters  # beside words such as 2010
     noted = {"characters": characters, "texts": parts.notes.texts or single}
-    fine_tune(build(args, options, parts), score, options, argv, parts, noted)
+    fine_tune(build(args, parts), score, argv, parts, noted)
 
 
 main = entry_point(run)

@@ -78,29 +78,19 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
             raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
 
 
-@dataclasses.dataclass
-class FileOptions:
-    """How files are read."""
-
-    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
-
-
-def parse(argv, *classes):
-    """Return one object of each dataclass, and the command line with the arguments of its config and its earlier run.
+def parse(argv, cls):
+    """Return a recipe's arguments, and the command line with those of its config and its earlier run.
 
     Arguments beside ``--config FILE`` override those of the YAML file, wherever they stand; arguments of a resume
-    override those of the run. The last class is a `RecipeArguments`.
-
-    Raises:
-        ValueError: an argument is unknown, wrong or without an effect, or the folder is another run's.
+    override those of the run.
     """
     argv = with_arguments_of_run(with_config(argv))
-    found = parse_line(argv, *classes)
-    if "early_stopping_patience" in dict(given_in(argv)) and not found[-1].load_best_model_at_end:
-        problem, patience = "Early stopping needs `load_best_model_at_end`.", found[-1].early_stopping_patience
+    args = parse_line(argv, cls)
+    if "early_stopping_patience" in dict(given_in(argv)) and not args.load_best_model_at_end:
+        problem, patience = "Early stopping needs `load_best_model_at_end`.", args.early_stopping_patience
         raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
-    check_folder(found[-1])
-    return (*found, argv)
+    check_folder(args)
+    return args, argv
 
 
 def choose_metric(args, names, argv):
@@ -113,35 +103,36 @@ def choose_metric(args, names, argv):
         raise error(f"These labels have the metrics {valid}.", metric_for_best_model=args.metric_for_best_model)
 
 
-def parse_line(argv, *classes):
-    """Return one object of each of these dataclasses, as `parse` does, without resuming a run.
+def parse_line(argv, cls):
+    """Return an object of this dataclass, as `parse` does, without resuming a run.
 
     ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` prints all.
     """
     logger.set_level("WARNING")
-    parser = PdArgumentParser(classes, allow_abbrev=False)  # `take` finds whole names
+    parser = PdArgumentParser(cls, allow_abbrev=False)  # `take` finds whole names
     text = "YAML file of arguments; the command line overrides it"
     parser.add_argument("--config", default=argparse.SUPPRESS, help=text)
     if {"-h", "--help", "--help-all", "--help_all"} & set(argv):
-        _print_help(parser, classes, everything=not {"-h", "--help"} & set(argv))
+        _print_help(parser, cls, everything=not {"-h", "--help"} & set(argv))
         sys.exit(0)
-    check(sys.modules[classes[0].__module__].__file__, argv)
-    return parser.parse_args_into_dataclasses(with_config(argv))
+    check(sys.modules[cls.__module__].__file__, argv)
+    return parser.parse_args_into_dataclasses(with_config(argv))[0]
 
 
-def _print_help(parser, classes, everything):
+def _print_help(parser, cls, everything):
     ours = {field.name: field.metadata["help"] for field in dataclasses.fields(RecipeArguments) if field.metadata}
     ours = {name: text for name, text in ours.items() if name in RecipeArguments.__annotations__}
     trainers = {field.name for field in dataclasses.fields(TrainingArguments)} - {*ours, *MOST_USED}
-    print(sys.modules[classes[0].__module__].__doc__)
-    for action in parser._actions:
+    print(sys.modules[cls.__module__].__doc__)
+    every = {field.name for field in dataclasses.fields(RecipeArguments)}
+    for action in sorted(parser._actions, key=lambda action: action.dest in every):  # the recipe's own first
         if action.option_strings[-1].startswith("--no") or (action.dest in trainers and not everything):
             continue
         if action.dest == "metric_for_best_model":
-            ours[action.dest] += f": {', '.join(classes[-1].metrics)}"
+            ours[action.dest] += f": {', '.join(cls.metrics)}"
         empty = action.default in (None, argparse.SUPPRESS, dataclasses.MISSING, "", {}) or callable(action.default)
         default = "" if empty else f" ({action.default})"
         text = f"  --{action.dest:30} {ours.get(action.dest, action.help)}{default}".replace("%%", "%")
         print(textwrap.fill(text, 100, subsequent_indent=" " * 35))
-    if len(classes) > 1:
+    if issubclass(cls, RecipeArguments):
         print("\n--help-all prints all arguments of PaddleNLP's Trainer.")

@@ -47,13 +47,13 @@ def rates_of(layers, args):
     return f"peak rates: {shown} (learning_rate {args.learning_rate:g} is {meaning})."
 
 
-def fine_tune(trainer, score, options, argv, parts, noted=None):
+def fine_tune(trainer, score, argv, parts, noted=None):
     """Train, evaluate on the test rows, write results and report; print the score and the baseline.
 
-    `options` are the recipe's, `argv` is the command line for a resume, `noted` has further facts for predictions.
+    `argv` is the command line for a resume, `noted` has further facts for predictions.
     """
     args, test, noted_arguments = trainer.args, trainer.data["test"], NoteArguments(argv)
-    lengths = {name: value for name, value in vars(options).items() if name in ("max_length", "max_target_length")}
+    lengths = {name: value for name, value in vars(args).items() if name in ("max_length", "max_target_length")}
     account = {split: data.account(split) for split, data in trainer.data.items() if hasattr(data, "account")}
     encoder = args.recipe not in ("seq2seq", "language_model_sft")
     said = parts.description + parts.warning + warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
@@ -63,9 +63,9 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
             most = ", ".join(f"{name}={value}" for name, value in lengths.items())
             print(f"{most}: {'; '.join(map(': '.join, account.items()))}.")
         print(rates_of(trainer.layer_map, args), flush=True)
-    settings = changed_settings(argv, options, args)
+    settings = changed_settings(argv, args)
     decay = f"decay {args.layerwise_lr_decay:g}" + " with preserve_mean" * args.layerwise_preserve_mean
-    title = f"{options.model} on {options.data}, {decay}, learning rate {args.learning_rate:g}"
+    title = f"{args.model} on {args.data}, {decay}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, title, trainer.layer_map)
     check_data(args, parts)
     if args.load_best_model_at_end:
@@ -105,7 +105,7 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
         **found,
     }
     trainer.save_model(args.output_dir)
-    kept = {name: value for name, value in vars(options).items() if name in ENCODING}
+    kept = {name: value for name, value in vars(args).items() if name in ENCODING}
     kept |= {"recipe": args.recipe, "columns": parts.notes.columns, **(noted or {})}
     write_json(args.output_dir, PREDICTION, kept)
     write_json(args.output_dir, "results.json", results)
@@ -129,10 +129,11 @@ def _kept(args, state):
     return f"{os.path.basename(state.best_model_checkpoint)}, {best}; {done}"
 
 
-def changed_settings(argv, *objects):
+def changed_settings(argv, args):
     """Return the settings on the command line with other values than their defaults."""
     changed = {}
-    for field, value in ((field, getattr(one, field.name)) for one in objects for field in dataclasses.fields(one)):
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
         default = field.default if field.default_factory is MISSING else field.default_factory()
         if field.name in dict(given_in(argv)) and value != default:
             changed[field.name] = getattr(value, "value", value)

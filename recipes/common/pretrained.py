@@ -64,19 +64,19 @@ def load_tokenizer(name="minilm"):
     return tokenizer
 
 
-def load_encoder(args, options, rows, count, task="SequenceClassification", classes=()):
-    """Return the tokenizer and `load_model` of `options.model`, with named classes; set or check `options.max_length`.
+def load_encoder(args, rows, count, task="SequenceClassification", classes=()):
+    """Return the tokenizer and `load_model` of `args.model`, with named classes; set or check `args.max_length`.
 
     `count(row, tokenizer)` returns the number of a row's tokens.
     """
     set_seed(args.seed)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, max(len(classes), 1), task=task)
+    tokenizer, model = load_tokenizer(args.model), load_model(args.model, max(len(classes), 1), task=task)
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
-    if (options.max_length or 0) > positions:
-        raise error(f"`max_length` must be {positions} or less for this model.", max_length=options.max_length)
+    if (args.max_length or 0) > positions:
+        raise error(f"`max_length` must be {positions} or less for this model.", max_length=args.max_length)
     if classes:
         name_classes(model, classes)
-    set_length(options, rows, lambda row: count(row, tokenizer), longest(model, tokenizer))
+    set_length(args, rows, lambda row: count(row, tokenizer), longest(model, tokenizer))
     return tokenizer, model
 
 

@@ -72,15 +72,14 @@ def fields_of(source, classes=None):
 
 
 def arguments_of(script):
-    found, ours, text = {}, Path(__file__).with_name("arguments.py"), Path(script).read_text(encoding="utf-8")
+    found, text = {}, Path(script).read_text(encoding="utf-8")
     if "RecipeArguments" in text:
         package, theirs = (Path(importlib.util.find_spec(name).origin).parent for name in ("paddle_ldopt", "paddlenlp"))
-        for path in (theirs / "trainer/training_args.py", package / "config.py", package / "trainer/arguments.py"):
+        theirs = (theirs / "trainer/training_args.py", package / "config.py", package / "trainer/arguments.py")
+        for path in (*theirs, Path(__file__).with_name("arguments.py")):
             found.update(fields_of(path))
-        found.update(fields_of(ours, ("RecipeArguments",)))
-    if "FileOptions" in text:
-        found.update(fields_of(ours, ("FileOptions",)))
-    return {**found, **fields_of(script, ("Options", "Arguments"))}
+    helps = dict.fromkeys(("help", "help-all", "help_all"), ("", None))
+    return {**found, **fields_of(script, ("Options", "Arguments")), **helps}
 
 
 def check(script, argv):
@@ -89,23 +88,21 @@ def check(script, argv):
     known, given = arguments_of(script), dict(given_in(argv))
     metrics = re.search(r"\n    metrics = (\(.*\))", Path(script).read_text(encoding="utf-8"))
     choices = {**CHOICES, **({"metric_for_best_model": ast.literal_eval(metrics[1])} if metrics else {})}
-    stray = [word for name, values in given.items() if "ist[" not in known.get(name, ("",))[0] for word in values[1:]]
-    stray = [*itertools.takewhile(lambda word: not word.startswith("--"), argv), *stray]
+    stray = list(itertools.takewhile(lambda word: not word.startswith("--"), argv))
+    stray += [word for name, values in given.items() if "ist[" not in known.get(name, [""])[0] for word in values[1:]]
     if stray:
         raise error("Arguments begin with `--`.", arguments=stray)
     first = {name: values[0] for name, values in given.items() if values}
-    for name, value in [(name, value) for name, values in given.items() for value in values or [None]]:
-        if name not in ("help", "help-all", "help_all"):
+    for name, values in given.items():
+        for value in values or [None]:
             _check_value(name, value, known, choices)
     _check_machine(given, first)
     if "weights" in known and first.get("data", "digits") != "digits" and not {"model", RESUMED} & set(first):
         problem = "Images of your own need a model, such as `--model resnet50`; `digits` is a toy for tests."
         raise error(problem, data=first["data"], model=None)
-    compares = "compare" in given and first.get("compare", "true").lower() in TRUTHS[:5]
-    if compares and (RESUMED in given or float(first.get("layerwise_lr_decay", 0)) == 1):
+    if _is_on("compare", given) and (RESUMED in given or float(first.get("layerwise_lr_decay", 0)) == 1):
         problem = "`compare` needs a `layerwise_lr_decay` below 1; to go on, give its `output_dir` again."
-        received = {name: first[name] for name in ("layerwise_lr_decay", RESUMED) if name in first}
-        raise error(problem, **received)
+        raise error(problem, **{name: first[name] for name in ("layerwise_lr_decay", RESUMED) if name in first})
     if "arguments" in known and "arguments" in first:  # a sweep has those of a recipe
         recipe, argv = first.get("recipe") or known["recipe"][1].args[0].value, shlex.split(first["arguments"])
         check(Path(script).with_name(f"{recipe}.py"), argv)
@@ -113,6 +110,10 @@ def check(script, argv):
             instead = "give `learning_rates`, `decays`, `seeds`, `first_seed` or the sweep's own `output_dir`"
             problem = f"The sweep sets {' and '.join(ours)} of each run: {instead}."
             raise error(problem, arguments=first["arguments"])
+
+
+def _is_on(name, given):
+    return name in given and (given[name] or ["true"])[0].lower() in TRUTHS[:5]
 
 
 def given_in(argv):
@@ -156,7 +157,7 @@ def with_config(argv):
 
 
 def _devices():
-    """Return the kinds of device of the installed Paddle, from its source: importing it takes seconds."""
+    """Return the kinds of device of the installed Paddle, from its source."""
     source = Path(importlib.util.find_spec("paddle").origin).with_name("version") / "__init__.py"
     found = dict(re.findall(r"^(\w+)_version *= '(\d.*)'", source.read_text(encoding="utf-8"), re.M))
     return ["cpu", *(device for device, name in (("gpu", "cuda"), ("gpu", "hip"), ("xpu", "xpu_xre")) if name in found)]
@@ -171,7 +172,7 @@ def _check_machine(given, first):
         if device.partition(":")[0] not in installed:
             raise error(f"This Paddle has no {device.upper()} support: leave `device` out.", device=device)
         for name in ("fp16", "bf16", "float16"):
-            if name in given and first.get(name, "true").lower() in TRUTHS[:5] and device.startswith("cpu"):
+            if _is_on(name, given) and device.startswith("cpu"):
                 raise error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=device)
     for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
         if int(first.get(name, 1)) > int(os.environ.get("PADDLE_TRAINERS_NUM", 1)):
@@ -181,11 +182,10 @@ def _check_machine(given, first):
 
 def _check_value(name, value, known, choices):
     """Raise ValueError for an unknown argument, or a wrong value (None without one)."""
-    if name not in known:
+    if name not in known and not (name.startswith("no_") and known.get(name[3:], ("",))[0] == "bool"):
         near = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, 1, 0.4)
         nearest = "".join(f"; the nearest is '--{one}'" for one in near)
-        if not (name.startswith("no_") and known.get(name[3:], ("",))[0] == "bool"):
-            raise error(f"'--{name}' is not a known argument{nearest}.", argument=name)
+        raise error(f"'--{name}' is not a known argument{nearest}.", argument=name)
     if name not in known or value is None:
         return
     kind, default = known[name]
@@ -195,8 +195,8 @@ def _check_value(name, value, known, choices):
             number = NUMBERS[kind](value)
         except ValueError:
             raise error(f"`{name}` must be a number ({kind}).", **{name: value}) from None
-        own = [word.value.value for word in getattr(default, "keywords", ()) if word.arg == "least"]
-        least = own[0] if own else LEAST.get(name, number)
+        own = (word.value.value for word in getattr(default, "keywords", ()) if word.arg == "least")
+        least = next(own, LEAST.get(name, number))
         if number < least:
             raise error(f"`{name}` must be {least} or more.", **{name: number})
         if number > MOST.get(name, number):

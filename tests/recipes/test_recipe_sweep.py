@@ -148,7 +148,7 @@ def test_lower_is_better_for_perplexity():
 
 def test_a_value_of_a_config_may_begin_with_dashes(tmp_path):
     (tmp_path / "c.yaml").write_text('arguments: "--no_flip"\nlearning_rates: [1e-4, 3e-4]\n')
-    (options,) = arguments.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
+    options = arguments.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
     assert options.arguments == "--no_flip" and options.learning_rates == [1e-4, 3e-4]
 
 

@@ -110,7 +110,7 @@ FILES = {"named.csv": ([(label, "7", f'{text}, "so"') for text, label in ROWS], 
 
 
 def test_the_default_data_is_docstrings(run):
-    done = run(data=recipe.Options().data, **QUICK)
+    done = run(data=recipe.Arguments.data, **QUICK)
     assert Counter(label for _, label in done.trainer.train_dataset.rows) == {0: 50, 1: 50, 2: 50}
     assert list(done.trainer.model.config.id2label.values()) == ["class", "function", "module"]
 
@@ -187,8 +187,7 @@ def test_the_commands_in_the_header_are_right():
             assert re.search(r"^finetune:.*\n\t\$\(PY\) recipes/text_cl", (ROOT / "Makefile").read_text(), re.M)
             continue
         assert (ROOT / argv[0]).samefile(recipe.__file__)
-        parser = PdArgumentParser((recipe.Options, recipe.Arguments))
-        options, args = parser.parse_args_into_dataclasses(argv[1:])
+        (args,) = PdArgumentParser(recipe.Arguments).parse_args_into_dataclasses(argv[1:])
         assert args.output_dir.startswith("runs/text_classification-")
 
 

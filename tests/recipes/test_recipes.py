@@ -18,7 +18,7 @@ import paddle
 import pytest
 import seq2seq
 import token_classification
-from common import arguments, image_data, pretrained, rows, run_report, text_data
+from common import arguments, pretrained, rows, run_report, text_data
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
@@ -58,8 +58,9 @@ def shorten(monkeypatch):
         for part in ("train", "validation", "test")
     }
     monkeypatch.setattr(text_data, "_docstring_parts", lambda: kinds)
-    few = dataclasses.replace(image_data.digits(range(5)), train=image_data.digits(range(5)).train[:64])
-    monkeypatch.setattr(image_classification, "digits", lambda _: few)  # that the model is pretrained on
+    digits = image_classification.digits
+    few = dataclasses.replace(digits(range(5)), train=digits(range(5)).train[:64])  # that the model is pretrained on
+    monkeypatch.setattr(image_classification, "digits", lambda names: few if 0 in names else digits(names))
     for recipe in (importlib.import_module(name) for name in RECIPES):
         for own, made in OWN.items():
             if hasattr(recipe, own):
@@ -127,9 +128,9 @@ def test_a_recipe_is_short_and_says_how_it_is_used(name):
 
 def arguments_of(name):
     recipe = importlib.import_module(name)
-    classes = [getattr(recipe, cls) for cls in ("Options", "Arguments") if hasattr(recipe, cls)]
     with contextlib.redirect_stdout(None):
-        return {action.dest for action in PdArgumentParser(classes)._actions}
+        parser = PdArgumentParser(getattr(recipe, "Arguments", getattr(recipe, "Options", None)))
+    return {action.dest for action in parser._actions}
 
 
 @pytest.mark.representatives(count=2)
@@ -140,8 +141,8 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
     assert [program, recipe, *argv] == ["python", f"recipes/{name}.py", "--config", path], "from the root of a clone"
     assert set(settings) <= arguments_of(name)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")  # the command is for the root of a clone
-    options = importlib.import_module(name).Options()
-    default = [f"--model={options.model}", f"--data={options.data}"]  # in place of a hub's
+    args = importlib.import_module(name).Arguments()
+    default = [f"--model={args.model}", f"--data={args.data}"]  # in place of a hub's
     out = start(name, *argv, *two_steps(tmp_path / "out"), *default)
     check_run(tmp_path / "out", out)
     assert "--config" not in json.loads((tmp_path / "out/arguments.json").read_text()), "a resume does without the file"
@@ -182,9 +183,9 @@ def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(start, tiny, tmp_pat
 def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
     (tmp_path / "c.yaml").write_text("seed: 7\nlearning_rate: 1e-3\nlr_scheduler_kwargs: {num_cycles: 2}\n")
     line = ["--seed", "8", "--config", str(tmp_path / "c.yaml"), "--lr_scheduler_type", "cosine_with_restarts"]
-    _, args, argv = arguments.parse(line, seq2seq.Options, seq2seq.Arguments)
+    args, argv = arguments.parse(line, seq2seq.Arguments)
     assert (args.seed, args.learning_rate, json.loads(args.lr_scheduler_kwargs)) == (8, 1e-3, {"num_cycles": 2})
-    again = arguments.parse(argv, seq2seq.Options, seq2seq.Arguments)[1]
+    again, _ = arguments.parse(argv, seq2seq.Arguments)
     assert (again.seed, again.learning_rate) == (8, 1e-3)
 
 
@@ -231,7 +232,7 @@ def test_scores_of_written_texts():
 def test_what_is_written_is_scored_against_the_whole_target(tiny):
     whole = "one two three four five six seven eight nine ten"
     tokenizer = pretrained.load_tokenizer("T5ForConditionalGeneration")
-    data = seq2seq.Pairs([("a", whole)] * 2, tokenizer, seq2seq.Options(max_length=8, max_target_length=8))
+    data = seq2seq.Pairs([("a", whole)] * 2, tokenizer, seq2seq.Arguments(max_length=8, max_target_length=8))
     assert data.account("test") == "2 of 2 rows cut (100.0%), scores cover 16 of 24 target tokens, 0 sources cut"
     written = np.full([2, 40], seq2seq.IGNORED)
     written[0, :6] = data[0]["labels"][1:7]  # what training has of it
